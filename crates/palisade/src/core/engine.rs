@@ -1,0 +1,231 @@
+//! `Engine`: what palisade asks of a store. Everything else is built on these verbs.
+//!
+//! The trait is small and object-safe. Futures are boxed, `Send + 'static` and own their
+//! arguments; dropping one loses nothing, though a request that was sent may still be applied.
+//! There are no default methods, so that a wrapper can't forget one. Each `# Behavior` line is a
+//! case of the conformance suite in `palisade-testkit`.
+//!
+//! An engine never renews by itself, never starts a hold, and never decides a place by a read.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::Stream;
+
+use super::capability::Capability;
+use super::claim::{Ask, Claim, ClaimId};
+use super::clock::BootTime;
+use super::error::{Error, Result};
+use super::name::Name;
+use super::report::{Finding, LineReport, Scope};
+use super::ticket::{Armed, Lease, LeaseId, Ticket};
+
+/// A boxed future that owns what it needs.
+pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
+
+/// A boxed stream that owns what it needs.
+pub type BoxStream<T> = Pin<Box<dyn Stream<Item = T> + Send + 'static>>;
+
+/// A store that keeps lines. See the module's text.
+pub trait Engine: Send + Sync + 'static {
+    /// What it can do. The same for the life of the engine.
+    fn capability(&self) -> Capability;
+
+    /// What people call it: scheme and host, never a secret (`redis://db1:6379`, `memory:`).
+    fn describe(&self) -> String;
+
+    /// Takes a place in the claim's line.
+    ///
+    /// # Behavior
+    /// - A free line is held at once, with a count greater than any before on that name.
+    /// - A claim that can't be held at once takes the last place, or, if it does not queue, leaves
+    ///   no trace and answers [`Entered::Busy`].
+    /// - The same claim id again answers with the same ticket, never with a second place, and
+    ///   says where it stands now.
+    /// - A claim that was left before it arrived (see [`Engine::leave`]) answers
+    ///   [`Entered::Busy`] and leaves no trace.
+    /// - Another capacity, or another kind, than the live line's is `CapacityMismatch`.
+    /// - `armed` counts from before the request that created or re-armed the lease was sent;
+    ///   entering extends a shared lease only if the same atomic step re-arms it.
+    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>>;
+
+    /// Sleeps until the ticket's place may have changed, `until` at the longest, then says
+    /// where it stands.
+    ///
+    /// # Behavior
+    /// - Returns soon after the place changed: pushed by the engine, not polled.
+    /// - Looks once more when `until` has come, and earlier when the lease of a claim that
+    ///   blocks it is due to end: a push can be lost and is never a grant.
+    /// - Dropping it keeps the place.
+    /// - A ticket that is no longer in the line is [`Place::Gone`].
+    /// - Fails as unreachable rather than sleeping while the engine can't be asked.
+    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>>;
+
+    /// Renews many leases with one call, and answers for each, in order.
+    ///
+    /// # Behavior
+    /// - A lease that lives is re-armed to its full ttl.
+    /// - A lease that ended, or whose ticket is another incarnation, is lost and stays lost:
+    ///   renewing never re-creates anything.
+    /// - A ticket marked for eviction answers [`Renewal::Evicted`] and is not extended.
+    /// - An outcome that is not known is [`Renewal::Unknown`], for that lease alone.
+    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>>;
+
+    /// Changes what a ticket weighs or says; its count stays.
+    ///
+    /// # Behavior
+    /// - A held whole line can become a reader; other readers in line follow at once.
+    /// - A reader becomes the whole line only as the one holder, else [`Amended::Busy`] and
+    ///   nothing changes.
+    /// - A value is replaced and shown by `survey`.
+    /// - A ticket that is no longer in the line is [`Amended::Gone`].
+    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>>;
+
+    /// Gives a place up, held or waiting.
+    ///
+    /// # Behavior
+    /// - Compares the incarnation (claim id, and the count where it is known), never just the
+    ///   name: a late or doubled leave changes nothing.
+    /// - The next in line is granted and woken.
+    /// - An unknown claim id is remembered at least for the claim's usual ttl, so that an enter
+    ///   still under way finds it was left. On shared leases [`Engine::audit`] does this instead.
+    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>>;
+
+    /// Compares what hangs on a shared lease with the claims that its client still knows, and
+    /// removes the rest. An engine whose tickets have their own leases answers an empty audit.
+    fn audit(&self, lease: LeaseId, known: Vec<ClaimId>) -> BoxFuture<Result<Audit>>;
+
+    /// Hints for the keeper that leases may be lost or marked for eviction: it renews or audits
+    /// them at once. A hint is never a verdict. Called once per client; ends never, or with the
+    /// engine.
+    fn alarms(&self) -> BoxStream<Alarm>;
+
+    /// Shows holders and waiters.
+    ///
+    /// # Behavior
+    /// - Holders first, then waiters in the order in which they will be served.
+    /// - Shows no claim whose lease has ended.
+    /// - An empty line is not shown.
+    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>>;
+
+    /// Yields after every change that a survey of `scope` could show, many at once as one.
+    /// A hint: whoever listens surveys, and re-checks now and then.
+    fn watch(&self, scope: Scope) -> BoxStream<Result<()>>;
+
+    /// Takes a place away from its owner.
+    ///
+    /// # Behavior
+    /// - [`Eviction::Mark`] leaves the place as it is, makes its renewals answer
+    ///   [`Renewal::Evicted`], and raises an alarm at its client.
+    /// - [`Eviction::Remove`] removes it at once; the next in line is granted and woken.
+    /// - An id that is not in the line answers `false`.
+    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>>;
+
+    /// Finds unsafe settings of this engine.
+    fn check(&self) -> BoxFuture<Result<Vec<Finding>>>;
+
+    /// Gives back what is shared by all claims: sessions, leases, connections. Best effort.
+    fn close(&self) -> BoxFuture<()>;
+}
+
+/// What [`Engine::enter`] answers.
+#[derive(Debug, Clone)]
+pub enum Entered {
+    /// There is no place for it now, and none was taken.
+    Busy,
+    /// A place was taken, or this claim has it already.
+    In {
+        /// The place.
+        ticket: Ticket,
+        /// When its lease was last armed.
+        armed: Armed,
+        /// Where it stands.
+        place: Place,
+    },
+}
+
+/// Where a ticket stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// It holds, and this is what the engine counted for the grant.
+    Held {
+        /// The token before the era is added.
+        counted: u64,
+    },
+    /// Others are ahead.
+    Waiting,
+    /// It is not in the line: its lease ended, or it was taken away.
+    Gone,
+}
+
+/// What a renewal of one lease answers.
+#[derive(Debug)]
+pub enum Renewal {
+    /// It lives on.
+    Held(Armed),
+    /// It is over.
+    Lost,
+    /// An operator takes it away; it is not extended.
+    Evicted,
+    /// Not known: the request or its answer was lost.
+    Unknown(Error),
+}
+
+/// A change to a ticket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Amendment {
+    /// Takes this much of the line instead.
+    Ask(Ask),
+    /// Says this instead.
+    Value(String),
+}
+
+/// What [`Engine::amend`] answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Amended {
+    /// Changed.
+    Done,
+    /// Others hold too; nothing was changed.
+    Busy,
+    /// The ticket is not in the line.
+    Gone,
+}
+
+/// What [`Engine::leave`] answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// The place was given up.
+    Done,
+    /// It was not in the line.
+    Absent,
+}
+
+/// What [`Engine::audit`] found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Audit {
+    /// How many tickets nobody knew, and were removed.
+    pub removed: usize,
+    /// Known claims that are not in their line.
+    pub missing: Vec<ClaimId>,
+    /// Known claims that an operator takes away.
+    pub evicted: Vec<ClaimId>,
+}
+
+/// A hint for the keeper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Alarm {
+    /// Look after this lease.
+    Lease(LeaseId),
+    /// Look after all of them: the connection was lost, say.
+    All,
+}
+
+/// How to take a place away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Eviction {
+    /// Tell its owner, who lets go.
+    Mark,
+    /// Remove it whether or not the owner knows.
+    Remove,
+}

@@ -1,0 +1,193 @@
+//! `Line`: the ordered claims on one name, with their leases; holders first, then waiters.
+//!
+//! For engines that keep lines themselves (in memory, in a file). It decides nothing on its own:
+//! [`admit`] does. Every method leaves the line settled only after [`Line::settle`], which
+//! removes what has expired and grants what has come to the front; an engine calls it inside the
+//! same atomic step as the change.
+
+use std::time::Duration;
+
+use super::admission::{Admission, Standing, admit, capacity};
+use super::claim::{Ask, ClaimId};
+use super::clock::BootTime;
+use super::engine::{Amended, Place};
+use super::error::{Error, Kind, Result};
+
+/// One claim's place in a line. `extra` is what the engine keeps beside it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seat<X> {
+    /// Who.
+    pub id: ClaimId,
+    /// How much of the line.
+    pub ask: Ask,
+    /// What was counted for its grant; 0 while it waits.
+    pub counted: u64,
+    /// When its lease ends.
+    pub expires: BootTime,
+    /// How long a renewal makes it last.
+    pub ttl: Duration,
+    /// Whether an operator takes it away.
+    pub evicted: bool,
+    /// The engine's own.
+    pub extra: X,
+}
+
+impl<X> Seat<X> {
+    /// Whether it holds.
+    pub fn is_held(&self) -> bool {
+        self.counted != 0
+    }
+
+    /// Where it stands.
+    pub fn place(&self) -> Place {
+        match self.counted {
+            0 => Place::Waiting,
+            counted => Place::Held { counted },
+        }
+    }
+
+    fn standing(&self) -> Standing {
+        Standing {
+            id: self.id,
+            ask: self.ask,
+        }
+    }
+}
+
+/// The seats of one line, in the order of entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line<X> {
+    /// The seats, first come first.
+    pub seats: Vec<Seat<X>>,
+}
+
+impl<X> Default for Line<X> {
+    fn default() -> Self {
+        Self { seats: Vec::new() }
+    }
+}
+
+impl<X> Line<X> {
+    /// The capacity that readers or permits in it name, if any.
+    pub fn named_capacity(&self) -> Option<u32> {
+        self.seats.iter().find_map(|seat| match seat.ask {
+            Ask::Part { capacity, .. } => Some(capacity),
+            Ask::Whole => None,
+        })
+    }
+
+    /// The seat of a claim.
+    pub fn seat(&self, id: ClaimId) -> Option<&Seat<X>> {
+        self.seats.iter().find(|seat| seat.id == id)
+    }
+
+    /// The seat of a claim, to change.
+    pub fn seat_mut(&mut self, id: ClaimId) -> Option<&mut Seat<X>> {
+        self.seats.iter_mut().find(|seat| seat.id == id)
+    }
+
+    /// Takes the last place.
+    ///
+    /// # Errors
+    /// [`Kind::CapacityMismatch`] when the line is in use with another capacity.
+    pub fn push(&mut self, seat: Seat<X>) -> Result<()> {
+        if let (Ask::Part { capacity, .. }, Some(live)) = (seat.ask, self.named_capacity())
+            && capacity != live
+        {
+            return Err(capacity_mismatch(live, capacity));
+        }
+        self.seats.push(seat);
+        Ok(())
+    }
+
+    /// Removes a seat if the incarnation matches: the id, and the count unless it is 0 (unknown).
+    pub fn remove(&mut self, id: ClaimId, counted: u64) -> Option<Seat<X>> {
+        let at = self.seats.iter().position(|seat| {
+            seat.id == id && (counted == 0 || seat.counted == 0 || seat.counted == counted)
+        })?;
+        Some(self.seats.remove(at))
+    }
+
+    /// Removes what has expired by `now`, and grants, in order, what has come to the front,
+    /// counting each grant with `mint`. Returns the ids of the new holders.
+    pub fn settle(&mut self, now: BootTime, mut mint: impl FnMut() -> u64) -> Vec<ClaimId> {
+        self.seats.retain(|seat| seat.expires > now);
+        let capacity = capacity(self.seats.iter().map(|seat| seat.ask));
+        let mut granted = Vec::new();
+        for at in 0..self.seats.len() {
+            if self.seats[at].is_held() {
+                continue;
+            }
+            let ahead = self.seats[..=at].iter().map(Seat::standing);
+            if admit(ahead, self.seats[at].id, capacity) != Admission::Held {
+                // Nobody overtakes, so nobody behind it can hold either.
+                break;
+            }
+            self.seats[at].counted = mint();
+            granted.push(self.seats[at].id);
+        }
+        granted
+    }
+
+    /// Makes a held seat weigh something else, by the rules of `Engine::amend`. Settle after it.
+    pub fn reweigh(&mut self, id: ClaimId, counted: u64, ask: Ask) -> Amended {
+        let alone = self.seats.iter().filter(|seat| seat.is_held()).count() == 1;
+        let other_parts = self.seats.iter().any(|seat| match (seat.ask, ask) {
+            (Ask::Part { capacity: live, .. }, Ask::Part { capacity: new, .. }) => {
+                seat.id != id && live != new
+            }
+            _ => false,
+        });
+        let Some(seat) = self
+            .seat_mut(id)
+            .filter(|seat| seat.counted == counted && counted != 0)
+        else {
+            return Amended::Gone;
+        };
+        let lighter = match (seat.ask, ask) {
+            (Ask::Whole, _) => true,
+            (Ask::Part { weight: old, .. }, Ask::Part { weight: new, .. }) => new <= old,
+            (_, Ask::Whole) => false,
+        };
+        if (!lighter && !alone) || other_parts {
+            return Amended::Busy;
+        }
+        seat.ask = ask;
+        Amended::Done
+    }
+
+    /// What must change before a waiting claim can be granted, for whoever sleeps on it: the
+    /// seat just ahead while that one waits too, else every holder.
+    pub fn blockers(&self, id: ClaimId) -> Vec<&Seat<X>> {
+        let Some(at) = self.seats.iter().position(|seat| seat.id == id) else {
+            return Vec::new();
+        };
+        match self.seats[..at].last() {
+            Some(ahead) if !ahead.is_held() => vec![ahead],
+            _ => self.seats[..at]
+                .iter()
+                .filter(|seat| seat.is_held())
+                .collect(),
+        }
+    }
+}
+
+/// The error for a claim whose capacity is not the live line's.
+pub fn capacity_mismatch(live: u32, asked: u32) -> Error {
+    let kind = |capacity| match (Ask::Part {
+        weight: 1,
+        capacity,
+    }) {
+        Ask::READ => "readers".to_owned(),
+        _ => format!("{capacity} permits"),
+    };
+    Error::new(
+        Kind::CapacityMismatch,
+        "enter",
+        format!(
+            "this line is in use for {}, not for {}; wait until it is empty or use another name",
+            kind(live),
+            kind(asked)
+        ),
+    )
+}

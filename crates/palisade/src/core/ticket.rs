@@ -1,0 +1,97 @@
+//! `Ticket`: the engine's record of a claim, both the hold and the place in line.
+//! `Lease`: what must be renewed to keep tickets alive.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::claim::ClaimId;
+use super::clock::BootTime;
+use super::name::Name;
+
+/// Names a lease: an etcd lease, a ZooKeeper or Consul session, or the one ticket it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseId(pub u128);
+
+impl From<ClaimId> for LeaseId {
+    /// The lease of a ticket that has its own.
+    fn from(claim: ClaimId) -> Self {
+        Self(claim.0)
+    }
+}
+
+/// A place in a line, as the engine knows it.
+#[derive(Debug, Clone)]
+pub struct Ticket {
+    /// The line.
+    pub name: Name,
+    /// The claim.
+    pub claim: ClaimId,
+    /// What keeps it alive.
+    pub lease: LeaseId,
+    /// What the engine counted for it: with the claim id, its incarnation. 0 until it is known.
+    pub counted: u64,
+    /// The engine's own key for it, where it can't be derived.
+    pub native: Option<Arc<str>>,
+}
+
+impl Ticket {
+    /// A ticket with a lease of its own that the engine has not counted yet.
+    pub fn own(name: Name, claim: ClaimId) -> Self {
+        Self {
+            name,
+            claim,
+            lease: claim.into(),
+            counted: 0,
+            native: None,
+        }
+    }
+
+    /// Whether nothing but this ticket hangs on its lease.
+    pub fn has_own_lease(&self) -> bool {
+        self.lease == self.claim.into()
+    }
+}
+
+/// A lease to be renewed.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    /// Which one.
+    pub id: LeaseId,
+    /// The one ticket that it belongs to, or `None` when many share it.
+    pub ticket: Option<Ticket>,
+}
+
+/// An acknowledged create or renew of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Armed {
+    /// Read **before** the request was sent.
+    pub sent: BootTime,
+    /// What the engine granted, not what was asked for.
+    pub ttl: Duration,
+}
+
+impl Armed {
+    /// Until when a holder may believe in it: the engine can't end the lease before
+    /// `sent + ttl`, and the margin covers drift and the time it takes to stop working.
+    pub fn deadline(&self) -> BootTime {
+        self.sent + (self.ttl - margin(self.ttl))
+    }
+}
+
+/// max(ttl/10, 50 ms), at most ttl/3: enough to stop working in, without eating a short lease.
+fn margin(ttl: Duration) -> Duration {
+    (ttl / 10).max(Duration::from_millis(50)).min(ttl / 3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_margin_is_a_tenth_but_bounded_on_both_sides() {
+        let ms = Duration::from_millis;
+        assert_eq!(margin(ms(30_000)), ms(3_000));
+        assert_eq!(margin(ms(300)), ms(50));
+        assert_eq!(margin(ms(90)), ms(30));
+    }
+}

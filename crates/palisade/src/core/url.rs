@@ -1,0 +1,360 @@
+//! `Url`: where an engine is and how it is used, and `Settings`, the options common to all.
+//!
+//! `scheme://user:password@host1,host2/path?option=value` or `scheme:path?option=value`.
+//! It is shown as scheme and hosts only, in messages and in `Debug`; option values are never
+//! echoed, because one of them may be a secret that was given the wrong name.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::duration::parse_duration;
+use super::error::{Error, Kind, Result};
+use super::token::Era;
+
+/// A parsed engine URL. Its parts are taken out one by one; what is left over is an error.
+pub struct Url {
+    /// Before the colon, in lower case.
+    pub scheme: String,
+    /// `host` or `host:port`, several by comma.
+    pub hosts: Vec<String>,
+    /// After the hosts, or all of it where there are none. Percent-decoded.
+    pub path: String,
+    /// Before the `@`.
+    pub user: Option<String>,
+    /// Between the user and the `@`. A secret.
+    pub password: Option<String>,
+    options: BTreeMap<String, String>,
+}
+
+fn config(message: impl Into<String>) -> Error {
+    Error::new(Kind::Config, "connect", message)
+}
+
+impl Url {
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// [`Kind::Config`], saying what is wrong without repeating the URL.
+    pub fn parse(text: &str) -> Result<Self> {
+        let Some((scheme, rest)) = text.split_once(':') else {
+            return Err(config(
+                "a URL starts with its scheme, as in file:/var/lib/locks",
+            ));
+        };
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut url = Self {
+            scheme: scheme.to_ascii_lowercase(),
+            hosts: Vec::new(),
+            path: String::new(),
+            user: None,
+            password: None,
+            options: parse_query(query)?,
+        };
+        let Some(authority) = place.strip_prefix("//") else {
+            url.path = decode(place)?;
+            return Ok(url);
+        };
+        let (authority, path) = match authority.find('/') {
+            Some(at) => authority.split_at(at),
+            None => (authority, ""),
+        };
+        url.path = decode(path)?;
+        let hosts = match authority.rsplit_once('@') {
+            None => authority,
+            Some((login, hosts)) => {
+                let (user, password) = match login.split_once(':') {
+                    Some((user, password)) => (user, Some(password)),
+                    None => (login, None),
+                };
+                url.user = Some(decode(user)?).filter(|user| !user.is_empty());
+                url.password = password.map(decode).transpose()?;
+                hosts
+            }
+        };
+        url.hosts = hosts
+            .split(',')
+            .filter(|host| !host.is_empty())
+            .map(str::to_owned)
+            .collect();
+        Ok(url)
+    }
+
+    /// Takes an option out.
+    pub fn take(&mut self, option: &str) -> Option<String> {
+        self.options.remove(option)
+    }
+
+    /// Takes an option that is yes or no out; absent is no.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] for anything but `true` and `false`.
+    pub fn take_flag(&mut self, option: &'static str) -> Result<bool> {
+        match self.take(option).as_deref() {
+            None | Some("false") => Ok(false),
+            Some("true" | "") => Ok(true),
+            Some(_) => Err(config(format!("option {option} must be true or false"))),
+        }
+    }
+
+    /// Takes a duration out.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] when it is none.
+    pub fn take_duration(&mut self, option: &'static str) -> Result<Option<Duration>> {
+        let Some(text) = self.take(option) else {
+            return Ok(None);
+        };
+        match parse_duration(&text) {
+            Ok(duration) if duration > Duration::ZERO => Ok(Some(duration)),
+            Ok(_) => Err(config(format!(
+                "option {option} must be longer than nothing"
+            ))),
+            Err(why) => Err(config(format!("option {option}: {why}"))),
+        }
+    }
+
+    /// Takes the options common to all engines out.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] when one can't be used.
+    pub fn take_settings(&mut self) -> Result<Settings> {
+        let era = match self.take("era").map(|era| era.parse::<u64>()) {
+            None => Era::default(),
+            Some(Ok(era)) => Era::new(era)?,
+            Some(Err(_)) => return Err(config("era must be a whole number, 0 to 127")),
+        };
+        let namespace = self
+            .take("namespace")
+            .unwrap_or_else(|| "palisade".to_owned());
+        if namespace.chars().any(char::is_control) || namespace.len() > super::name::MAX_NAME {
+            return Err(config(
+                "namespace: at most 255 bytes without control characters",
+            ));
+        }
+        Ok(Settings {
+            namespace,
+            ttl: self.take_duration("ttl")?,
+            timeout: self
+                .take_duration("timeout")?
+                .unwrap_or(Duration::from_secs(2)),
+            connect_timeout: self
+                .take_duration("connect_timeout")?
+                .unwrap_or(Duration::from_secs(2)),
+            era,
+            label: self.take("label"),
+        })
+    }
+
+    /// Refuses what nobody took. `known` are the engine's own options, for the nearest spelling.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] naming the option, never its value.
+    pub fn finish(&self, known: &[&str]) -> Result<()> {
+        let Some(unknown) = self.options.keys().next() else {
+            return Ok(());
+        };
+        let all = known.iter().chain(COMMON_OPTIONS).copied();
+        let hint = match nearest(unknown, all.clone()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("it takes {}", all.collect::<Vec<_>>().join(", ")),
+        };
+        let shown = unknown
+            .chars()
+            .take(40)
+            .filter(|c| !c.is_control())
+            .collect::<String>();
+        Err(config(format!(
+            "unknown option {shown:?} for {}:; {hint}",
+            self.scheme
+        )))
+    }
+
+    /// Scheme and hosts: all of a URL that may be shown.
+    pub fn shown(&self) -> String {
+        match self.hosts.is_empty() {
+            true => format!("{}:", self.scheme),
+            false => format!("{}://{}", self.scheme, self.hosts.join(",")),
+        }
+    }
+}
+
+impl fmt::Debug for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown())
+    }
+}
+
+const COMMON_OPTIONS: &[&str] = &[
+    "namespace",
+    "ttl",
+    "timeout",
+    "connect_timeout",
+    "era",
+    "label",
+];
+
+/// The options that every engine takes.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// What names are put under; empty means that names are used as they are.
+    pub namespace: String,
+    /// The ttl asked for, if any.
+    pub ttl: Option<Duration>,
+    /// How long one request may take.
+    pub timeout: Duration,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// What sits above the engine's count in every token.
+    pub era: Era,
+    /// Shown beside the owner.
+    pub label: Option<String>,
+}
+
+fn parse_query(query: &str) -> Result<BTreeMap<String, String>> {
+    let mut options = BTreeMap::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let key = decode(key)?;
+        if options.insert(key, decode(value)?).is_some() {
+            return Err(config("the URL gives an option twice"));
+        }
+    }
+    Ok(options)
+}
+
+fn decode(text: &str) -> Result<String> {
+    let bad = || config("the URL has a % that is not followed by two hex digits of UTF-8");
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let [high, low, tail @ ..] = rest else {
+            return Err(bad());
+        };
+        let digit = |d: u8| char::from(d).to_digit(16).ok_or_else(bad);
+        bytes.push((digit(*high)? * 16 + digit(*low)?) as u8);
+        rest = tail;
+    }
+    String::from_utf8(bytes).map_err(|_| bad())
+}
+
+/// The known word nearest to `word`, if it is near enough to be meant.
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .into_iter()
+        .map(|candidate| (distance(word, candidate), candidate))
+        .min()
+        .filter(|(distance, candidate)| *distance <= candidate.len().div_ceil(3))
+        .map(|(_, candidate)| candidate)
+}
+
+/// The edit distance of two words: insertions, deletions and replacements.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = i;
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_is_found() {
+        let mut url =
+            Url::parse("Redis://me:s%40cret@h1:1,h2:2/0?ttl=5s&namespace=&label=a%20b").unwrap();
+        assert_eq!((url.scheme.as_str(), url.path.as_str()), ("redis", "/0"));
+        assert_eq!(url.hosts, ["h1:1", "h2:2"]);
+        assert_eq!(
+            (url.user.as_deref(), url.password.as_deref()),
+            (Some("me"), Some("s@cret"))
+        );
+        let settings = url.take_settings().unwrap();
+        assert_eq!(settings.namespace, "");
+        assert_eq!(settings.ttl, Some(Duration::from_secs(5)));
+        assert_eq!(settings.label.as_deref(), Some("a b"));
+        url.finish(&[]).unwrap();
+    }
+
+    #[test]
+    fn places_without_hosts_are_paths() {
+        for (text, path) in [
+            ("file:", ""),
+            ("file:/a%3Fb", "/a?b"),
+            ("file:rel", "rel"),
+            ("file:///abs", "/abs"),
+        ] {
+            let url = Url::parse(text).unwrap();
+            assert_eq!((url.path.as_str(), url.hosts.len()), (path, 0), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_option_is_named_with_the_nearest_but_without_its_value() {
+        let mut url = Url::parse("file:/x?tll=hunter2").unwrap();
+        url.take_settings().unwrap();
+        let error = url.finish(&[]).unwrap_err();
+        assert_eq!(error.kind(), Kind::Config);
+        assert!(error.to_string().contains("did you mean ttl?"), "{error}");
+        assert!(!format!("{error:?}{url:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let url = Url::parse("redis://u:hunter2@host/0?password_file=hunter2").unwrap();
+        assert_eq!(format!("{url:?}"), "redis://host");
+    }
+
+    #[test]
+    fn bad_urls_are_refused_without_repeating_them() {
+        for bad in [
+            "hunter2",
+            "file:%zz",
+            "file:%ff",
+            "file:x?a=1&a=2",
+            "file:%e",
+        ] {
+            let error = Url::parse(bad).unwrap_err();
+            assert_eq!(error.kind(), Kind::Config);
+            assert!(!error.to_string().contains("hunter2"));
+        }
+        for bad in [
+            "era=128",
+            "era=x",
+            "ttl=0s",
+            "ttl=5",
+            "timeout=-1s",
+            "namespace=%00",
+        ] {
+            let error = Url::parse(&format!("file:x?{bad}"))
+                .unwrap()
+                .take_settings()
+                .unwrap_err();
+            assert_eq!(error.kind(), Kind::Config, "{bad}");
+        }
+    }
+
+    #[test]
+    fn nearest_is_near() {
+        assert_eq!(nearest("fiel", ["file", "memory"]), Some("file"));
+        assert_eq!(
+            nearest("zookeper", ["file", "zookeeper"]),
+            Some("zookeeper")
+        );
+        assert_eq!(nearest("bananas", ["file", "memory"]), None);
+    }
+}

@@ -1,0 +1,2 @@
+//! Distributed locks and coordination, the same everywhere.
+pub mod core;

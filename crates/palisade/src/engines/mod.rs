@@ -1,0 +1,4 @@
+//! The engines, one folder or file each, by feature. An engine knows the core and nothing else.
+
+#[cfg(feature = "memory")]
+pub mod memory;

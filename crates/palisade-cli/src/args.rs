@@ -3,8 +3,9 @@
 
 use std::ffi::{OsStr, OsString};
 
-use clap::Parser;
 use clap::builder::styling::{AnsiColor, Styles};
+use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory, Parser};
 
 use crate::exit::Failure;
 use crate::print::Printer;
@@ -30,45 +31,88 @@ const STYLES: Styles = Styles::styled()
     arg_required_else_help = true,
     after_help = "Example:\n  palisade run nightly-report -- ./report.sh"
 )]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
-    pub global: Global,
+    pub(crate) global: Global,
     #[command(subcommand)]
-    pub verb: Verb,
+    pub(crate) verb: Verb,
 }
 
 /// What every verb takes, before or after its name.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Global {
+pub(crate) struct Global {
     /// The engine that keeps the locks, such as file:DIR [default: $PALISADE_URL, then file:]
     #[arg(long, global = true, value_name = "URL")]
-    pub url: Option<String>,
+    pub(crate) url: Option<String>,
     /// Speak JSON: documents on stdout, errors on stderr
     #[arg(long, global = true)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 impl Global {
     /// What prints for these arguments.
-    pub fn printer(&self) -> Printer {
+    pub(crate) fn printer(&self) -> Printer {
         Printer { json: self.json }
     }
 }
 
 impl Args {
     /// Reads the arguments of this process.
-    pub fn read() -> Result<Self, (Failure, Printer)> {
+    pub(crate) fn read() -> Result<Self, (Failure, Printer)> {
         Self::try_parse().map_err(|error| {
-            let json = asks_for_json(std::env::args_os());
-            (Failure::Arguments(error), Printer { json })
+            let json = asks_for_json(own_arguments());
+            (Failure::Arguments(with_suggestion(error)), Printer { json })
         })
     }
 }
 
+/// The arguments that are ours and not the command's.
+fn own_arguments() -> impl Iterator<Item = OsString> {
+    std::env::args_os()
+        .skip(1)
+        .take_while(|arg| arg != OsStr::new("--"))
+}
+
 /// Whether `--json` is among arguments that could not be read.
-fn asks_for_json(args: impl Iterator<Item = OsString>) -> bool {
-    args.take_while(|arg| arg != OsStr::new("--"))
-        .any(|arg| arg == OsStr::new("--json"))
+fn asks_for_json(mut args: impl Iterator<Item = OsString>) -> bool {
+    args.any(|arg| arg == OsStr::new("--json"))
+}
+
+/// What clap says about arguments, in our voice: a URL among them may hold a secret.
+pub(crate) fn explain(text: &str) -> String {
+    let mut text = text.replacen("error:", "palisade:", 1);
+    for arg in own_arguments().filter_map(|arg| arg.into_string().ok()) {
+        if let Some((scheme, _)) = arg.split_once("://") {
+            text = text.replace(&arg, &format!("{scheme}://…"));
+        }
+    }
+    text
+}
+
+/// Adds the verb that was meant when clap sees none: it does not know swapped letters.
+fn with_suggestion(mut error: clap::Error) -> clap::Error {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
+        return error;
+    };
+    if error.get(ContextKind::SuggestedSubcommand).is_none()
+        && let Some(meant) = meant_verb(word)
+    {
+        let meant = ContextValue::Strings(vec![meant]);
+        error.insert(ContextKind::SuggestedSubcommand, meant);
+    }
+    error
+}
+
+fn meant_verb(word: &str) -> Option<String> {
+    let letters = |word: &str| {
+        let mut letters: Vec<char> = word.chars().collect();
+        letters.sort_unstable();
+        letters
+    };
+    let verbs = Args::command();
+    let mut names = verbs.get_subcommands().map(clap::Command::get_name);
+    let swapped = names.find(|name| letters(name) == letters(word));
+    swapped.map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -77,14 +121,13 @@ mod tests {
 
     #[test]
     fn the_definition_is_sound() {
-        use clap::CommandFactory;
         Args::command().debug_assert();
     }
 
     #[test]
-    fn json_after_the_dashes_belongs_to_the_command() {
-        let asks = |args: &[&str]| asks_for_json(args.iter().map(OsString::from));
-        assert!(asks(&["palisade", "ls", "--json"]));
-        assert!(!asks(&["palisade", "run", "x", "--", "jq", "--json"]));
+    fn swapped_letters_are_seen_through() {
+        assert_eq!(meant_verb("rnu").as_deref(), Some("run"));
+        assert_eq!(meant_verb("sl").as_deref(), Some("ls"));
+        assert_eq!(meant_verb("dance"), None);
     }
 }

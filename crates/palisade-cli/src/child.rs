@@ -16,7 +16,7 @@ use crate::exit::{self, Failure};
 use crate::terminal::{Stop, Terminal, stop};
 
 /// A started command.
-pub struct Child {
+pub(crate) struct Child {
     process: std::process::Child,
     group: Pid,
     terminal: Terminal,
@@ -26,7 +26,7 @@ pub struct Child {
 
 /// What became of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub(crate) enum Change {
     /// Nothing new.
     Runs,
     /// It is stopped.
@@ -40,7 +40,10 @@ pub enum Change {
 
 impl Child {
     /// Starts `command` with `environment` added to ours.
-    pub fn start(command: &[OsString], environment: &[(&str, String)]) -> Result<Self, Failure> {
+    pub(crate) fn start(
+        command: &[OsString],
+        environment: &[(&str, String)],
+    ) -> Result<Self, Failure> {
         let Some((program, arguments)) = command.split_first() else {
             return Err(Failure::Usage("there is no command to run".into()));
         };
@@ -65,13 +68,13 @@ impl Child {
     }
 
     /// Sends a signal to the whole group.
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         // It fails only when the group is empty but for its ended, unreaped leader.
         let _ = kill_process_group(self.group, signal);
     }
 
     /// What became of the child since the last time.
-    pub fn change(&self) -> Change {
+    pub(crate) fn change(&self) -> Change {
         let look = |what: WaitIdOptions| {
             let found = waitid(WaitId::Pid(self.group), what | WaitIdOptions::NOHANG);
             found.ok().flatten()
@@ -93,7 +96,7 @@ impl Child {
     /// Follows a child that was stopped: if it only wants the terminal and can have it, it may go
     /// on; else all of us stop, and go on when the shell says so. Answers whether the child is to
     /// be resumed, if the lock still allows it: without a terminal its stop is not our business.
-    pub fn follow_stop(&mut self, wants_terminal: bool) -> bool {
+    pub(crate) fn follow_stop(&mut self, wants_terminal: bool) -> bool {
         if wants_terminal && self.terminal.give(self.group) {
             return true;
         }
@@ -106,14 +109,14 @@ impl Child {
     }
 
     /// Stops the child and us, as the terminal asks.
-    pub fn stop_with_us(&mut self) {
+    pub(crate) fn stop_with_us(&mut self) {
         self.signal(Signal::TSTP);
         self.had_terminal = self.terminal.take_back();
         stop(Stop::Us);
     }
 
     /// Lets the child go on.
-    pub fn resume(&mut self) {
+    pub(crate) fn resume(&mut self) {
         if std::mem::take(&mut self.had_terminal) {
             self.terminal.give(self.group);
         }
@@ -121,13 +124,13 @@ impl Child {
     }
 
     /// Takes leave of a child that has ended, and answers with its code.
-    pub fn reap(mut self) -> u8 {
+    pub(crate) fn reap(mut self) -> u8 {
         self.terminal.take_back();
         self.process.wait().map_or(u8::MAX, code_of)
     }
 
     /// Ends all of the group at once.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.signal(Signal::KILL);
         self.terminal.take_back_and_tidy();
     }

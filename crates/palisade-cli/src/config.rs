@@ -8,7 +8,7 @@ use crate::exit::Failure;
 const EMBEDDED: &str = "file:";
 
 /// The URL of the engine to use.
-pub fn url(flag: Option<&str>) -> Result<String, Failure> {
+pub(crate) fn url(flag: Option<&str>) -> Result<String, Failure> {
     if let Some(url) = flag {
         return Ok(url.to_owned());
     }

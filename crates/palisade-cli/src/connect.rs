@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use palisade::core::url::Url;
-use palisade::{Client, Kind, Patience};
+use palisade::{Client, Kind, Patience, Url};
 use tokio::time::Instant;
 
 use crate::args::Global;
@@ -15,30 +14,33 @@ use crate::exit::Failure;
 const RETRY: Duration = Duration::from_millis(250);
 
 /// Where the locks are, not yet connected to.
-pub struct Place {
+pub(crate) struct Place {
     url: String,
 }
 
 impl Place {
     /// The engine that the arguments, the environment or the configuration name.
-    pub fn find(global: &Global) -> Result<Self, Failure> {
+    pub(crate) fn find(global: &Global) -> Result<Self, Failure> {
         let url = config::url(global.url.as_deref())?;
         Ok(Self { url })
     }
 
     /// The ttl that the URL asks for.
-    pub fn ttl(&self) -> Result<Option<Duration>, Failure> {
+    pub(crate) fn ttl(&self) -> Result<Option<Duration>, Failure> {
         Ok(Url::parse(&self.url)?.take_duration("ttl")?)
     }
 
     /// Connects, trying once.
-    pub async fn connect(&self) -> Result<Client, Failure> {
+    pub(crate) async fn connect(&self) -> Result<Client, Failure> {
         Ok(palisade::connect(&self.url).await?)
     }
 
     /// Connects, trying again while the engine can't be reached and `patience` lasts. Answers
     /// with what is left of the patience.
-    pub async fn connect_within(&self, patience: Patience) -> Result<(Client, Patience), Failure> {
+    pub(crate) async fn connect_within(
+        &self,
+        patience: Patience,
+    ) -> Result<(Client, Patience), Failure> {
         let began = Instant::now();
         loop {
             let left = match patience {

@@ -8,12 +8,14 @@ use std::io;
 
 use palisade::Kind;
 
+use crate::args::explain;
+
 /// How a verb ends.
-pub type Verdict = Result<Outcome, Failure>;
+pub(crate) type Verdict = Result<Outcome, Failure>;
 
 /// An ending that is not an error.
 #[derive(Debug)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// Done, or "yes".
     Done,
     /// The "no" of a question: nobody there, nothing to do.
@@ -26,7 +28,7 @@ pub enum Outcome {
 
 /// An ending that is reported on stderr.
 #[derive(Debug)]
-pub enum Failure {
+pub(crate) enum Failure {
     /// Refused by the library.
     Library(palisade::Error),
     /// An argument that can't be used.
@@ -58,7 +60,7 @@ pub enum Failure {
 }
 
 /// The exit code of a verdict.
-pub fn code(verdict: &Verdict) -> u8 {
+pub(crate) fn code(verdict: &Verdict) -> u8 {
     match verdict {
         Ok(Outcome::Done) => 0,
         Ok(Outcome::No) => 1,
@@ -81,7 +83,7 @@ pub fn code(verdict: &Verdict) -> u8 {
 }
 
 /// What shells answer for a process that a signal ended.
-pub fn of_signal(signal: i32) -> u8 {
+pub(crate) fn of_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
@@ -90,10 +92,7 @@ fn of_kind(kind: Kind) -> u8 {
         Kind::InvalidName | Kind::InvalidArgument => 2,
         Kind::Unreachable => 69,
         Kind::Lost => 76,
-        Kind::Denied
-        | Kind::Unsupported
-        | Kind::CapacityMismatch
-        | Kind::NotForCorrectness => 77,
+        Kind::Denied | Kind::Unsupported | Kind::CapacityMismatch | Kind::NotForCorrectness => 77,
         Kind::Config => 78,
         // Unusable, and what can only be a defect.
         _ => 70,
@@ -102,7 +101,7 @@ fn of_kind(kind: Kind) -> u8 {
 
 impl Failure {
     /// The stable word for it, as in the JSON on stderr.
-    pub fn word(&self) -> &'static str {
+    pub(crate) fn word(&self) -> &'static str {
         match self {
             Self::Library(error) => error.kind().code(),
             Self::Usage(_) | Self::Arguments(_) => Kind::InvalidArgument.code(),
@@ -116,7 +115,7 @@ impl Failure {
     }
 
     /// Whether there is nothing to say about it.
-    pub fn is_silent(&self) -> bool {
+    pub(crate) fn is_silent(&self) -> bool {
         match self {
             Self::NotAcquired { quiet, .. } => *quiet,
             Self::Output(error) => error.kind() == io::ErrorKind::BrokenPipe,
@@ -141,8 +140,8 @@ impl fmt::Display for Failure {
                 Ok(())
             }
             Self::Arguments(error) => {
-                let text = error.to_string();
-                f.write_str(text.trim_start_matches("error: ").trim_end())
+                let text = explain(&error.to_string());
+                f.write_str(text.trim_start_matches("palisade: ").trim_end())
             }
             Self::Usage(message)
             | Self::NotAcquired { message, .. }

@@ -11,13 +11,14 @@ use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::args::explain;
 use crate::exit::Failure;
 use crate::view::{ClaimView, LineView, shown};
 
 /// Says things as text or as JSON.
 #[derive(Debug, Clone, Copy)]
-pub struct Printer {
-    pub json: bool,
+pub(crate) struct Printer {
+    pub(crate) json: bool,
 }
 
 const HEADER: Style = Style::new().bold();
@@ -26,7 +27,7 @@ const ERROR: Style = AnsiColor::Red.on_default().bold();
 
 impl Printer {
     /// The answer to a question: `document` as JSON, or what `text` makes of it.
-    pub fn answer<T: Serialize>(
+    pub(crate) fn answer<T: Serialize>(
         self,
         document: &T,
         text: impl FnOnce(&T) -> String,
@@ -42,7 +43,7 @@ impl Printer {
     }
 
     /// Something that happened, on stderr: as a JSON line, or as what `text` makes of it.
-    pub fn event(self, event: serde_json::Value, text: impl FnOnce() -> Option<String>) {
+    pub(crate) fn event(self, event: serde_json::Value, text: impl FnOnce() -> Option<String>) {
         let line = match self.json {
             true => Some(event.to_string()),
             false => text().map(|text| format!("palisade: {text}")),
@@ -53,12 +54,16 @@ impl Printer {
     }
 
     /// Why palisade failed.
-    pub fn failure(self, failure: &Failure) {
+    pub(crate) fn failure(self, failure: &Failure) {
         match failure {
             silent if silent.is_silent() => {}
-            // Help and version, or a message that clap formats well.
-            Failure::Arguments(error) if !self.json || !error.use_stderr() => {
-                let _ = error.print();
+            // Help and version.
+            Failure::Arguments(text) if !text.use_stderr() => {
+                let _ = text.print();
+            }
+            Failure::Arguments(error) if !self.json => {
+                let text = explain(&error.render().ansi().to_string());
+                let _ = write!(anstream::stderr(), "{text}");
             }
             failure if self.json => {
                 let (code, message) = (failure.word(), failure.to_string());
@@ -73,9 +78,9 @@ impl Printer {
 }
 
 /// Lines as a table, one row per claim.
-pub fn table(lines: &[LineView]) -> String {
+pub(crate) fn table(lines: &[LineView]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+    table.load_style(presets::NOTHING);
     table.set_content_arrangement(ContentArrangement::Disabled);
     table.set_header([
         "NAME", "STATE", "MODE", "OWNER", "HOST", "PID", "AGE", "EXPIRES", "TOKEN", "ID",

@@ -17,18 +17,20 @@ use crate::sys;
 const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
 /// Signals that ask palisade to end. One that came is never lost.
-pub struct Endings(Vec<(Signal, Stream)>);
+pub(crate) struct Endings(Vec<(Signal, Stream)>);
 
 impl Endings {
     /// Starts listening.
-    pub fn listen() -> Result<Self, Failure> {
-        let streams = ENDING.into_iter().filter(|signal| !sys::is_ignored(*signal));
+    pub(crate) fn listen() -> Result<Self, Failure> {
+        let streams = ENDING
+            .into_iter()
+            .filter(|signal| !sys::is_ignored(*signal));
         let streams = streams.map(|signal| Ok((signal, stream(signal)?)));
         Ok(Self(streams.collect::<Result<_, Failure>>()?))
     }
 
     /// The next one.
-    pub async fn next(&mut self) -> Signal {
+    pub(crate) async fn next(&mut self) -> Signal {
         poll_fn(|cx| {
             for (signal, stream) in &mut self.0 {
                 if stream.poll_recv(cx).is_ready() {
@@ -43,7 +45,7 @@ impl Endings {
 
 /// What can happen to palisade while a child of its runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub(crate) enum Event {
     /// To be passed on to the child.
     Ending(Signal),
     /// The child ended, or was stopped.
@@ -56,7 +58,7 @@ pub enum Event {
 
 /// All signals of interest while a child runs. Listening starts before the child does, so that
 /// none of its changes is missed.
-pub struct Signals {
+pub(crate) struct Signals {
     endings: Endings,
     child: Stream,
     stop: Option<Stream>,
@@ -65,7 +67,7 @@ pub struct Signals {
 
 impl Signals {
     /// Listens to the rest of the signals too.
-    pub fn listen(endings: Endings) -> Result<Self, Failure> {
+    pub(crate) fn listen(endings: Endings) -> Result<Self, Failure> {
         let stop = match sys::is_ignored(Signal::TSTP) {
             true => None,
             false => Some(stream(Signal::TSTP)?),
@@ -79,7 +81,7 @@ impl Signals {
     }
 
     /// The next event.
-    pub async fn next(&mut self) -> Event {
+    pub(crate) async fn next(&mut self) -> Event {
         let stop = async {
             match &mut self.stop {
                 Some(stop) => stop.recv().await,

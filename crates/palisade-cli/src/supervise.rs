@@ -8,8 +8,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use palisade::core::clock::BootTime;
-use palisade::{Hold, LossReason};
+use palisade::{BootTime, Hold, LossReason};
 use rustix::process::Signal;
 
 use crate::child::{Change, Child};
@@ -25,7 +24,7 @@ const KILL_LEAD: Duration = Duration::from_millis(100);
 
 /// How a child's run under a lock ended. The child is not reaped yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub(crate) enum End {
     /// The child ended, and the lock was held all the time.
     Ended,
     /// The lock was lost, and all of the child's group was killed.
@@ -33,12 +32,12 @@ pub enum End {
 }
 
 /// How long before the end of the lease the child is asked to end.
-pub fn grace(ttl: Duration) -> Duration {
+pub(crate) fn grace(ttl: Duration) -> Duration {
     (ttl / 6).max(Duration::from_millis(200))
 }
 
 /// Looks after `child` until it has ended.
-pub async fn supervise(
+pub(crate) async fn supervise(
     child: &mut Child,
     hold: &Hold,
     ttl: Duration,
@@ -52,9 +51,11 @@ pub async fn supervise(
             biased;
             loss = &mut lost => return end(child, loss.reason, loss.lease_ends, signals).await,
             () = tokio::time::sleep(slack.min(RECHECK)) => {
-                // A renewal may have moved the deadline meanwhile.
-                if hold.remaining() <= grace {
-                    return end(child, LossReason::Expired, hold.deadline(), signals).await;
+                // A renewal may have moved the deadline meanwhile, and a loss that is known moves
+                // it to the past: the next round hears of that one.
+                let deadline = hold.deadline();
+                if deadline != BootTime::PAST && deadline.remaining() <= grace {
+                    return end(child, LossReason::Expired, deadline, signals).await;
                 }
             }
             event = signals.next() => {
@@ -106,7 +107,9 @@ async fn end(
     signals: &mut Signals,
 ) -> End {
     let time_left = || lease_ends.remaining().saturating_sub(KILL_LEAD);
-    if reason != LossReason::Taken && !time_left().is_zero() {
+    // Otherwise somebody else may hold the lock already.
+    let has_time = matches!(reason, LossReason::Expired | LossReason::Evicted);
+    if has_time && !time_left().is_zero() {
         child.signal(Signal::TERM);
         // A stopped process acts on nothing but KILL before it is resumed.
         child.signal(Signal::CONT);

@@ -11,7 +11,7 @@ use std::ptr;
 use rustix::process::Signal;
 
 /// Whether `signal` was set to be ignored, as `nohup` and `&` in a script do.
-pub fn is_ignored(signal: Signal) -> bool {
+pub(crate) fn is_ignored(signal: Signal) -> bool {
     let mut now = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: a null new action only asks; the answer goes to `now`, which has room for it, and
     // zeroes are a valid `sigaction`, so that it is initialised even if the call fails.
@@ -24,7 +24,7 @@ pub fn is_ignored(signal: Signal) -> bool {
 
 /// Runs `action` with SIGTTOU blocked on this thread: a process in the background that takes the
 /// terminal back would be stopped by it.
-pub fn without_ttou<T>(action: impl FnOnce() -> T) -> T {
+pub(crate) fn without_ttou<T>(action: impl FnOnce() -> T) -> T {
     let mut block = MaybeUninit::<libc::sigset_t>::zeroed();
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: `sigemptyset` initialises the set that the next two calls use; both sets outlive
@@ -44,7 +44,7 @@ pub fn without_ttou<T>(action: impl FnOnce() -> T) -> T {
 
 /// Runs `action` with SIGTSTP doing what it does by default, then puts its handler back. The
 /// kernel knows when stopping by default must not happen: nobody would be there to resume us.
-pub fn with_default_tstp<T>(action: impl FnOnce() -> T) -> T {
+pub(crate) fn with_default_tstp<T>(action: impl FnOnce() -> T) -> T {
     let mut default = MaybeUninit::<libc::sigaction>::zeroed();
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: zeroes are a valid `sigaction` with the action SIG_DFL, no flags and an empty mask;

@@ -16,7 +16,7 @@ use crate::sys;
 
 /// The terminal that controls this process, if there is one.
 #[derive(Default)]
-pub struct Terminal {
+pub(crate) struct Terminal {
     tty: Option<File>,
     /// Whether the child's group has it from us.
     given: bool,
@@ -26,14 +26,14 @@ pub struct Terminal {
 
 impl Terminal {
     /// Gives the terminal to a child that was just started, if nobody else can need it.
-    pub fn give_at_start(&mut self, group: Pid) {
+    pub(crate) fn give_at_start(&mut self, group: Pid) {
         if std::io::stdin().is_terminal() && std::io::stdout().is_terminal() {
             self.give(group);
         }
     }
 
     /// Gives the terminal to `group` if it is ours to give.
-    pub fn give(&mut self, group: Pid) -> bool {
+    pub(crate) fn give(&mut self, group: Pid) -> bool {
         if !self.exists() {
             return false;
         }
@@ -47,12 +47,12 @@ impl Terminal {
     }
 
     /// Whether the child's group has the terminal from us.
-    pub fn is_given(&self) -> bool {
+    pub(crate) fn is_given(&self) -> bool {
         self.given
     }
 
     /// Whether a terminal controls this process.
-    pub fn exists(&mut self) -> bool {
+    pub(crate) fn exists(&mut self) -> bool {
         if self.tty.is_none() {
             let mut how = OpenOptions::new();
             how.read(true).write(true).custom_flags(libc::O_NOCTTY);
@@ -62,7 +62,7 @@ impl Terminal {
     }
 
     /// Takes the terminal back if we gave it.
-    pub fn take_back(&mut self) -> bool {
+    pub(crate) fn take_back(&mut self) -> bool {
         if !std::mem::take(&mut self.given) {
             return false;
         }
@@ -74,7 +74,7 @@ impl Terminal {
     }
 
     /// Takes the terminal back from a child that was killed and could not tidy up.
-    pub fn take_back_and_tidy(&mut self) {
+    pub(crate) fn take_back_and_tidy(&mut self) {
         if let (true, Some(tty), Some(modes)) = (self.take_back(), &self.tty, &self.modes) {
             let _ = sys::without_ttou(|| tcsetattr(tty, OptionalActions::Now, modes));
         }
@@ -82,7 +82,7 @@ impl Terminal {
 }
 
 /// Whom to stop.
-pub enum Stop {
+pub(crate) enum Stop {
     /// This process: the others of its group were told as we were.
     Us,
     /// All of our process group, as the terminal would have done.
@@ -91,7 +91,7 @@ pub enum Stop {
 
 /// Stops as a shell expects it, and returns when resumed, or at once when there is no shell that
 /// could resume us.
-pub fn stop(whom: Stop) {
+pub(crate) fn stop(whom: Stop) {
     sys::with_default_tstp(|| {
         // A signal to oneself is delivered before the call returns.
         let _ = match whom {

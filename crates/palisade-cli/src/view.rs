@@ -6,48 +6,47 @@ use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 use palisade::core::claim::READERS;
-use palisade::core::owner::Owner;
-use palisade::{ClaimReport, Client, LineReport, Mode};
+use palisade::{ClaimReport, Client, LineReport, Mode, Owner};
 use serde::Serialize;
 
 use crate::exit::Failure;
 
 /// One line.
 #[derive(Debug, Serialize)]
-pub struct LineView {
-    pub name: String,
-    pub kind: &'static str,
-    pub capacity: u32,
-    pub holders: Vec<ClaimView>,
-    pub waiters: Vec<ClaimView>,
+pub(crate) struct LineView {
+    pub(crate) name: String,
+    pub(crate) kind: &'static str,
+    pub(crate) capacity: u32,
+    pub(crate) holders: Vec<ClaimView>,
+    pub(crate) waiters: Vec<ClaimView>,
 }
 
 /// One claim. A foreign tool's claim has no owner, host, pid and since.
 #[derive(Debug, Serialize)]
-pub struct ClaimView {
-    pub id: String,
-    pub owner: Option<String>,
-    pub host: Option<String>,
-    pub pid: Option<u32>,
-    pub label: Option<String>,
-    pub weight: u32,
-    pub mode: &'static str,
-    pub token: Option<String>,
-    pub since: Option<String>,
-    pub expires_in_ms: Option<u64>,
+pub(crate) struct ClaimView {
+    pub(crate) id: String,
+    pub(crate) owner: Option<String>,
+    pub(crate) host: Option<String>,
+    pub(crate) pid: Option<u32>,
+    pub(crate) label: Option<String>,
+    pub(crate) weight: u32,
+    pub(crate) mode: &'static str,
+    pub(crate) token: Option<String>,
+    pub(crate) since: Option<String>,
+    pub(crate) expires_in_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub position: Option<usize>,
+    pub(crate) position: Option<usize>,
     /// When it asked, for its age.
     #[serde(skip)]
-    pub asked: Option<Timestamp>,
+    pub(crate) asked: Option<Timestamp>,
     /// Whether an operator has asked it to let go.
     #[serde(skip)]
-    pub evicted: bool,
+    pub(crate) evicted: bool,
 }
 
 impl LineView {
     /// A line that nobody is in.
-    pub fn empty(name: &str) -> Self {
+    pub(crate) fn empty(name: &str) -> Self {
         Self {
             name: name.to_owned(),
             kind: "lock",
@@ -58,7 +57,7 @@ impl LineView {
     }
 
     /// What the engine reports, with tokens as users know them.
-    pub fn new(report: LineReport, client: &Client) -> Result<Self, Failure> {
+    pub(crate) fn new(report: LineReport, client: &Client) -> Result<Self, Failure> {
         let capacity = report.capacity.unwrap_or(1);
         let view = |claim, position| ClaimView::new(claim, capacity, position, client);
         let holders = report.holders.into_iter().map(|claim| view(claim, None));
@@ -113,7 +112,7 @@ impl ClaimView {
     }
 
     /// How long ago it asked, in whole seconds.
-    pub fn age(&self) -> Option<Duration> {
+    pub(crate) fn age(&self) -> Option<Duration> {
         let asked = SystemTime::from(self.asked?);
         let age = SystemTime::now().duration_since(asked).unwrap_or_default();
         Some(Duration::from_secs(age.as_secs()))
@@ -145,7 +144,7 @@ impl fmt::Display for ClaimView {
 }
 
 /// Text of others as it may be shown: what could steer the terminal is written out.
-pub fn shown(text: &str) -> String {
+pub(crate) fn shown(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         match c.is_control() {

@@ -17,7 +17,7 @@ use crate::view::{ClaimView, shown};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  palisade evict nightly-report\n  \
     palisade evict nightly-report --id 3f9a04d6c1b25e7788a0b1c2d3e4f506 --force")]
-pub struct Evict {
+pub(crate) struct Evict {
     /// The name of the lock
     name: String,
     /// Only the claim with this id (see `ls`), holding or waiting, not every holder
@@ -37,7 +37,7 @@ struct Evicted {
 }
 
 impl Evict {
-    pub async fn run(self, global: &Global) -> Verdict {
+    pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
         let client = Place::find(global)?.connect().await?;
         let line = look(&client, &name).await?;
@@ -58,7 +58,9 @@ impl Evict {
             forced: self.force,
             evicted: victims,
         };
-        global.printer().answer(&evicted, |evicted| evicted.text(done))?;
+        global
+            .printer()
+            .answer(&evicted, |evicted| evicted.text(done))?;
         Ok(if done { Outcome::Done } else { Outcome::No })
     }
 }

@@ -14,13 +14,13 @@ macro_rules! verbs {
     ($($verb:ident => $module:ident),* $(,)?) => {
         /// A verb with its arguments.
         #[derive(Debug, clap::Subcommand)]
-        pub enum Verb {
+        pub(crate) enum Verb {
             $(#[allow(missing_docs)] $verb($module::$verb),)*
         }
 
         impl Verb {
             /// Does what it says.
-            pub async fn run(self, global: &Global) -> Verdict {
+            pub(crate) async fn run(self, global: &Global) -> Verdict {
                 match self {
                     $(Self::$verb(verb) => verb.run(global).await,)*
                 }

@@ -11,13 +11,13 @@ use crate::view::LineView;
 /// Show one lock: who holds it and who waits; exit code 1 when nobody does
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  palisade show nightly-report")]
-pub struct Show {
+pub(crate) struct Show {
     /// The name of the lock
     name: String,
 }
 
 impl Show {
-    pub async fn run(self, global: &Global) -> Verdict {
+    pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
         let client = Place::find(global)?.connect().await?;
         let line = look(&client, &name).await?;
@@ -32,8 +32,10 @@ impl Show {
 }
 
 /// The line called `name`, if anyone is in it.
-pub async fn look(client: &Client, name: &Name) -> Result<Option<LineView>, Failure> {
+pub(crate) async fn look(client: &Client, name: &Name) -> Result<Option<LineView>, Failure> {
     let reports = client.survey(Scope::Line(name.clone())).await?;
     let report = reports.into_iter().next();
-    report.map(|report| LineView::new(report, client)).transpose()
+    report
+        .map(|report| LineView::new(report, client))
+        .transpose()
 }

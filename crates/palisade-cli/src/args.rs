@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser};
+use palisade::core::url::nearest;
 
 use crate::exit::Failure;
 use crate::print::Printer;
@@ -89,7 +90,7 @@ pub(crate) fn explain(text: &str) -> String {
     text
 }
 
-/// Adds the verb that was meant when clap sees none: it does not know swapped letters.
+/// Adds the verb that was meant when clap, which does not see swapped letters, has none.
 fn with_suggestion(mut error: clap::Error) -> clap::Error {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
         return error;
@@ -110,9 +111,11 @@ fn meant_verb(word: &str) -> Option<String> {
         letters
     };
     let verbs = Args::command();
-    let mut names = verbs.get_subcommands().map(clap::Command::get_name);
-    let swapped = names.find(|name| letters(name) == letters(word));
-    swapped.map(str::to_owned)
+    let names = || verbs.get_subcommands().map(clap::Command::get_name);
+    let swapped = names().find(|name| letters(name) == letters(word));
+    swapped
+        .or_else(|| nearest(word, names()))
+        .map(str::to_owned)
 }
 
 #[cfg(test)]

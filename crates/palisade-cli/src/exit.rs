@@ -140,8 +140,15 @@ impl fmt::Display for Failure {
                 Ok(())
             }
             Self::Arguments(error) => {
+                // The paragraphs that say what is wrong, as one line.
                 let text = explain(&error.to_string());
-                f.write_str(text.trim_start_matches("palisade: ").trim_end())
+                let text = text.trim_start_matches("palisade: ");
+                let said = text
+                    .split("\n\n")
+                    .take_while(|part| !part.starts_with("Usage:") && !part.starts_with("For more"))
+                    .flat_map(str::split_whitespace)
+                    .collect::<Vec<_>>();
+                f.write_str(&said.join(" "))
             }
             Self::Usage(message)
             | Self::NotAcquired { message, .. }

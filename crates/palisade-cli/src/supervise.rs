@@ -129,3 +129,6 @@ async fn end(
     }
     End::Lost(reason)
 }
+
+#[cfg(test)]
+mod tests;

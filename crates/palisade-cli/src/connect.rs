@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use palisade::{Client, Kind, Patience, Url};
+use palisade::{Client, Error, Kind, Patience, Url};
 use tokio::time::Instant;
 
 use crate::args::Global;
@@ -35,13 +35,15 @@ impl Place {
         Ok(palisade::connect(&self.url).await?)
     }
 
-    /// Connects, trying again while the engine can't be reached and `patience` lasts. Answers
-    /// with what is left of the patience.
+    /// Connects, trying again while the engine can't be reached and `patience` lasts; `complain`
+    /// hears of the first failure. Answers with what is left of the patience.
     pub(crate) async fn connect_within(
         &self,
         patience: Patience,
+        complain: impl FnOnce(&Error),
     ) -> Result<(Client, Patience), Failure> {
         let began = Instant::now();
+        let mut complain = Some(complain);
         loop {
             let left = match patience {
                 Patience::For(all) => Patience::For(all.saturating_sub(began.elapsed())),
@@ -52,7 +54,12 @@ impl Place {
                 Err(error) if error.kind() == Kind::Unreachable => match left {
                     Patience::NoWait => return Err(error.into()),
                     Patience::For(left) if left <= RETRY => return Err(error.into()),
-                    _ => tokio::time::sleep(RETRY).await,
+                    _ => {
+                        if let Some(complain) = complain.take() {
+                            complain(&error);
+                        }
+                        tokio::time::sleep(RETRY).await;
+                    }
                 },
                 Err(error) => return Err(error.into()),
             }

@@ -7,7 +7,9 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use palisade::{Ask, Client, Hold, Kind, LossReason, Name, Patience, Request, parse_duration};
+use palisade::{
+    Ask, Client, Error, Hold, Kind, LossReason, Name, Patience, Request, parse_duration,
+};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -99,17 +101,18 @@ impl Run {
         let place = Place::find(global)?;
         refuse_short("the URL's ttl", place.ttl()?)?;
 
+        let printer = global.printer();
+        let complain = |error: &Error| self.complain(error, printer);
         let mut endings = Endings::listen()?;
         let (client, patience) = tokio::select! {
             biased;
             signal = endings.next() => return Ok(Outcome::Interrupted(signal.as_raw())),
-            connected = place.connect_within(self.patience()) => connected?,
+            connected = place.connect_within(self.patience(), complain) => connected?,
         };
         let mut request = client.line(name.as_str(), self.ask())?;
         if let Some(ttl) = self.ttl {
             request = request.ttl(ttl)?;
         }
-        let printer = global.printer();
         let asked = Instant::now();
         let acquired = tokio::select! {
             biased;
@@ -199,6 +202,17 @@ impl Run {
                 format!("{name} was not free within {wait}")
             }
         }
+    }
+
+    fn complain(&self, error: &Error, printer: Printer) {
+        if self.quiet {
+            return;
+        }
+        let message = error.message();
+        printer.event(
+            json!({"event": "unreachable", "name": self.name, "message": message}),
+            || Some(format!("waiting for the engine: {message}")),
+        );
     }
 
     async fn say_waiting(&self, client: &Client, name: &Name, printer: Printer) {

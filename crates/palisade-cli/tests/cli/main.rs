@@ -8,5 +8,6 @@ mod run;
 mod signals;
 mod support;
 mod terminal;
+mod unreachable;
 mod usage;
 mod waiting;

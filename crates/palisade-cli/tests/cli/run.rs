@@ -139,9 +139,8 @@ fn a_command_that_can_not_be_started_releases_the_lock_at_once() {
 fn at_least_keeps_the_lock_and_the_command() {
     let store = Store::new();
     let began = Instant::now();
-    let mut running = store.start("x", &["--at-least", "700ms"], "echo ready");
-    // The script has ended, or is about to.
-    assert_eq!(running.line(), "");
+    let running = store.start("x", &["--at-least", "700ms"], "echo ready");
+    until_childless(&running);
     assert_eq!(code(store.run("x", &["--no-wait"], "true")), Some(75));
     assert_eq!(running.code(), Some(0));
     assert!(began.elapsed() >= Duration::from_millis(700));
@@ -151,16 +150,20 @@ fn at_least_keeps_the_lock_and_the_command() {
 #[test]
 fn a_signal_ends_at_least() {
     let store = Store::new();
-    let mut running = store.start("x", &["--at-least", "60s"], "echo ready; exit 3");
-    assert_eq!(running.line(), "");
-    // Until the child is reaped a signal goes to it and is not seen.
+    let began = Instant::now();
+    let running = store.start("x", &["--at-least", "60s"], "echo ready; exit 3");
+    until_childless(&running);
+    running.signal("TERM");
+    assert_eq!(running.code(), Some(3));
+    assert!(began.elapsed() < LIMIT);
+    store.assert_empty();
+}
+
+fn until_childless(running: &Running) {
     let children = format!("/proc/{0}/task/{0}/children", running.process.id());
     until("the child is reaped", || {
         std::fs::read_to_string(&children).unwrap().is_empty()
     });
-    running.signal("TERM");
-    assert_eq!(running.code(), Some(3));
-    store.assert_empty();
 }
 
 #[test]

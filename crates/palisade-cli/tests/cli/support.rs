@@ -1,9 +1,10 @@
 //! A store of its own for each test, and palisade processes that are ended with the test.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -92,11 +93,74 @@ impl Store {
     }
 }
 
+/// What a process writes, as it comes.
+pub(crate) struct Pipe {
+    chunks: Receiver<Vec<u8>>,
+    seen: Vec<u8>,
+}
+
+impl Pipe {
+    pub(crate) fn of(mut source: impl Read + Send + 'static) -> Self {
+        let (sender, chunks) = channel();
+        std::thread::spawn(move || {
+            let mut chunk = [0; 4096];
+            while let Ok(length @ 1..) = source.read(&mut chunk) {
+                if sender.send(chunk[..length].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        let seen = Vec::new();
+        Self { chunks, seen }
+    }
+
+    /// Waits for `text`, and answers with everything up to and with it; at the end of the pipe,
+    /// with what there is.
+    #[track_caller]
+    pub(crate) fn see(&mut self, text: &str) -> String {
+        let at = |seen: &[u8]| {
+            let found = seen
+                .windows(text.len())
+                .position(|part| part == text.as_bytes());
+            found.map(|at| at + text.len())
+        };
+        let end = loop {
+            if let Some(end) = at(&self.seen) {
+                break end;
+            }
+            match self.chunks.recv_timeout(LIMIT) {
+                Ok(chunk) => self.seen.extend(chunk),
+                Err(RecvTimeoutError::Disconnected) => break self.seen.len(),
+                Err(RecvTimeoutError::Timeout) => {
+                    let seen = String::from_utf8_lossy(&self.seen);
+                    panic!("waited in vain for {text:?} after {seen:?}");
+                }
+            }
+        };
+        let rest = self.seen.split_off(end);
+        let seen = std::mem::replace(&mut self.seen, rest);
+        String::from_utf8_lossy(&seen).into_owned()
+    }
+
+    /// Everything up to the end of the pipe.
+    #[track_caller]
+    fn rest(mut self) -> Vec<u8> {
+        loop {
+            match self.chunks.recv_timeout(LIMIT) {
+                Ok(chunk) => self.seen.extend(chunk),
+                Err(RecvTimeoutError::Disconnected) => return self.seen,
+                Err(RecvTimeoutError::Timeout) => panic!("the pipe stays open"),
+            }
+        }
+    }
+}
+
 /// A palisade in the background.
 pub(crate) struct Running {
     pub(crate) process: Child,
     stdin: Option<ChildStdin>,
-    stdout: BufReader<std::process::ChildStdout>,
+    stdout: Option<Pipe>,
+    stderr: Option<Pipe>,
 }
 
 impl Running {
@@ -109,27 +173,32 @@ impl Running {
             .unwrap();
         Self {
             stdin: process.stdin.take(),
-            stdout: BufReader::new(process.stdout.take().unwrap()),
+            stdout: process.stdout.take().map(Pipe::of),
+            stderr: process.stderr.take().map(Pipe::of),
             process,
         }
     }
 
     /// The next line of its stdout; empty at the end of it.
+    #[track_caller]
     pub(crate) fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line).unwrap();
-        line.trim_end().to_owned()
+        self.stdout
+            .as_mut()
+            .unwrap()
+            .see("\n")
+            .trim_end()
+            .to_owned()
     }
 
     /// The next line of its stderr.
+    #[track_caller]
     pub(crate) fn stderr_line(&mut self) -> String {
-        let stderr = self.process.stderr.as_mut().unwrap();
-        let mut line = Vec::new();
-        let mut byte = [0];
-        while stderr.read(&mut byte).unwrap() == 1 && byte != *b"\n" {
-            line.push(byte[0]);
-        }
-        String::from_utf8(line).unwrap()
+        self.stderr
+            .as_mut()
+            .unwrap()
+            .see("\n")
+            .trim_end()
+            .to_owned()
     }
 
     pub(crate) fn signal(&self, signal: &str) {
@@ -142,23 +211,18 @@ impl Running {
     }
 
     /// Waits for its end.
+    #[track_caller]
     pub(crate) fn end(mut self) -> Output {
         self.close_stdin();
-        let status = wait(&mut self.process);
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        // A grandchild may hold the pipes open for longer; what palisade wrote is there.
-        self.stdout.read_to_end(&mut stdout).unwrap();
-        if let Some(mut pipe) = self.process.stderr.take() {
-            pipe.read_to_end(&mut stderr).unwrap();
-        }
         Output {
-            status,
-            stdout,
-            stderr,
+            status: wait(&mut self.process),
+            stdout: self.stdout.take().unwrap().rest(),
+            stderr: self.stderr.take().unwrap().rest(),
         }
     }
 
     /// Waits for its end, and answers with its code.
+    #[track_caller]
     pub(crate) fn code(mut self) -> Option<i32> {
         self.close_stdin();
         wait(&mut self.process).code()

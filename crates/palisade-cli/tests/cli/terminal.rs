@@ -1,9 +1,8 @@
 //! With a terminal: the child reads it, Ctrl-C and Ctrl-Z work, colours are shown. `script`
 //! provides the terminal and types what it reads from its stdin.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
 
 use crate::support::*;
 
@@ -11,8 +10,7 @@ use crate::support::*;
 struct Session {
     process: Child,
     keys: ChildStdin,
-    screen: Receiver<Vec<u8>>,
-    seen: String,
+    screen: Pipe,
 }
 
 impl Session {
@@ -29,21 +27,10 @@ impl Session {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut stdout = process.stdout.take().unwrap();
-        let (sender, screen) = channel();
-        std::thread::spawn(move || {
-            let mut chunk = [0; 4096];
-            while let Ok(length @ 1..) = stdout.read(&mut chunk) {
-                if sender.send(chunk[..length].to_vec()).is_err() {
-                    break;
-                }
-            }
-        });
         Self {
             keys: process.stdin.take().unwrap(),
+            screen: Pipe::of(process.stdout.take().unwrap()),
             process,
-            screen,
-            seen: String::new(),
         }
     }
 
@@ -55,16 +42,9 @@ impl Session {
     /// Waits until `text` is on the screen, and answers with everything up to it.
     #[track_caller]
     fn see(&mut self, text: &str) -> String {
-        loop {
-            if let Some(at) = self.seen.find(text) {
-                let rest = self.seen.split_off(at + text.len());
-                return std::mem::replace(&mut self.seen, rest);
-            }
-            match self.screen.recv_timeout(LIMIT) {
-                Ok(chunk) => self.seen.push_str(&String::from_utf8_lossy(&chunk)),
-                Err(_) => panic!("waited in vain for {text:?} after {:?}", self.seen),
-            }
-        }
+        let seen = self.screen.see(text);
+        assert!(seen.ends_with(text), "{text:?} did not come: {seen:?}");
+        seen
     }
 
     fn code(mut self) -> Option<i32> {

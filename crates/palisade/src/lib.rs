@@ -21,6 +21,7 @@ mod client;
 mod connect;
 pub mod core;
 pub mod engines;
+pub mod fence;
 mod primitives;
 
 pub use client::Client;

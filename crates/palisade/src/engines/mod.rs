@@ -1,0 +1,4 @@
+//! The engines, one folder or file each, by feature.
+
+#[cfg(feature = "file")]
+pub mod file;

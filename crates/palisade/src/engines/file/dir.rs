@@ -83,7 +83,12 @@ pub(super) fn unusable_dir(path: &Path, cause: impl Into<std::io::Error>) -> Err
         ),
         _ => (Kind::Config, "it can't be created or opened"),
     };
-    Error::new(kind, "connect", format!("directory {}: {what}", path.display())).because(cause)
+    Error::new(
+        kind,
+        "connect",
+        format!("directory {}: {what}", path.display()),
+    )
+    .because(cause)
 }
 
 impl Dir {
@@ -247,7 +252,7 @@ pub(super) fn findings(dir: &Dir) -> Vec<crate::core::report::Finding> {
             ),
             _ => {}
         }
-        if stat.f_bavail as u64 * (stat.f_bsize as u64) < 16 << 20 {
+        if stat.f_bavail.saturating_mul(stat.f_bsize as u64) < 16 << 20 {
             add(
                 Severity::Warning,
                 "disk_almost_full",

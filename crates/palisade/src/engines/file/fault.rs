@@ -72,9 +72,9 @@ impl Fault {
         let unusable = |message: &str| Error::new(Kind::Unusable, operation, message);
         match self {
             Self::Error(error) => error,
-            Self::Deleted => {
-                unusable("the store's directory was deleted or replaced while in use; connect again")
-            }
+            Self::Deleted => unusable(
+                "the store's directory was deleted or replaced while in use; connect again",
+            ),
             Self::Full => unusable("the store is full and can't grow"),
             Self::Truncated | Self::Missing => unusable(CORRUPT),
             Self::Lmdb(cause) => from_lmdb(operation, cause),

@@ -162,7 +162,11 @@ pub(super) fn is_near(last: u64, ceiling: u64) -> bool {
 
 fn write_ceiling(dir: &Dir, ceiling: u64) -> Result<()> {
     let value = ceiling.to_string();
-    replace(dir, CEILING, &format!("{value} {:016x}\n", checksum(&value)))
+    replace(
+        dir,
+        CEILING,
+        &format!("{value} {:016x}\n", checksum(&value)),
+    )
 }
 
 /// FNV-1a: tells a torn or edited file from a whole one.

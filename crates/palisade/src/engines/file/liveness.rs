@@ -70,13 +70,7 @@ impl Liveness {
         // 0 and the greatest are the watcher's own keys.
         let process = rand::random_range(1..u64::MAX);
         let name = file_name(process);
-        rustix::fs::mknodat(
-            &procs,
-            &name,
-            FileType::Fifo,
-            Mode::RUSR | Mode::WUSR,
-            0,
-        )?;
+        rustix::fs::mknodat(&procs, &name, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fifo = rustix::fs::openat(&procs, &name, flags, Mode::empty())?;
         rustix::fs::flock(&fifo, FlockOperation::NonBlockingLockExclusive)?;

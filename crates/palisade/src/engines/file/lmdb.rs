@@ -73,9 +73,7 @@ impl Data {
         let txn = env.write_txn()?;
         let db = env
             .create_databases_and_commit::<_, _, (), heed::Error>(txn, |opener, txn| {
-                opener
-                    .create_database(txn, None)
-                    .map(CommitOrAbort::Commit)
+                opener.create_database(txn, None).map(CommitOrAbort::Commit)
             })?
             .commit();
         let Some(db) = db else {

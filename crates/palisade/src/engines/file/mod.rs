@@ -10,10 +10,9 @@ mod fault;
 mod layout;
 mod liveness;
 mod lmdb;
+mod marks;
 mod record;
 mod store;
-#[cfg(test)]
-mod tests;
 mod tx;
 mod verbs;
 mod watcher;

@@ -156,8 +156,8 @@ pub(super) fn read_seat(seq: u64, bytes: &[u8]) -> Result<Seat<Extra>> {
 pub(super) fn read_rest(bytes: &[u8]) -> (Option<Owner>, Option<String>) {
     let owner_len = u32_at(bytes, 60) as usize;
     let (owner, value) = bytes[HEADER..].split_at(owner_len);
-    let value = (u32_at(bytes, 56) & HAS_VALUE != 0)
-        .then(|| String::from_utf8_lossy(value).into_owned());
+    let value =
+        (u32_at(bytes, 56) & HAS_VALUE != 0).then(|| String::from_utf8_lossy(value).into_owned());
     (Owner::from_json(owner), value)
 }
 

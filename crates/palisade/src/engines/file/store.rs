@@ -77,8 +77,10 @@ impl Store {
     ) -> Result<Arc<Self>> {
         let slot = {
             let mut stores = STORES.lock();
-            stores.retain(|key, slot| *key == dir.identity || Arc::strong_count(slot) > 1 || {
-                slot.try_lock().is_none_or(|store| store.strong_count() > 0)
+            stores.retain(|key, slot| {
+                *key == dir.identity || Arc::strong_count(slot) > 1 || {
+                    slot.try_lock().is_none_or(|store| store.strong_count() > 0)
+                }
             });
             Arc::clone(stores.entry(dir.identity).or_default())
         };

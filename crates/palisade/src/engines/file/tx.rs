@@ -10,7 +10,7 @@ use super::fault::Fault;
 use super::layout;
 use super::liveness::{self, Hint};
 use super::lmdb::Data;
-use super::record::{self, COUNTERS, Counters, Extra, Saved, TOMBSTONE, WATCH};
+use super::record::{self, COUNTERS, Counters, Extra, Saved};
 use super::store::Shared;
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
@@ -34,13 +34,13 @@ pub(super) struct Hints(pub(super) Vec<(u64, Hint)>);
 
 /// See the module's text.
 pub(super) struct Tx<'a> {
-    txn: RwTxn<'a>,
-    db: heed::Database<'static, heed::types::Bytes, heed::types::Bytes>,
+    pub(super) txn: RwTxn<'a>,
+    pub(super) db: heed::Database<'static, heed::types::Bytes, heed::types::Bytes>,
     shared: &'a Shared,
     /// Read after the writer lock was had.
     pub(super) now: BootTime,
     micros: u64,
-    counters: Counters,
+    pub(super) counters: Counters,
     saved_counters: Option<Counters>,
     wrote: bool,
     hints: Hints,
@@ -100,12 +100,12 @@ impl<'a> Tx<'a> {
         self.shared.liveness.process()
     }
 
-    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+    pub(super) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.wrote = true;
         Ok(self.db.put(&mut self.txn, key, value)?)
     }
 
-    fn delete(&mut self, key: &[u8]) -> Result<bool> {
+    pub(super) fn delete(&mut self, key: &[u8]) -> Result<bool> {
         self.wrote = true;
         Ok(self.db.delete(&mut self.txn, key)?)
     }
@@ -190,7 +190,10 @@ impl<'a> Tx<'a> {
         let mut any = false;
         for process in processes {
             if !self.is_alive(process) {
-                loaded.line.seats.retain(|seat| seat.extra.process != process);
+                loaded
+                    .line
+                    .seats
+                    .retain(|seat| seat.extra.process != process);
                 any = true;
             }
         }
@@ -336,80 +339,6 @@ impl<'a> Tx<'a> {
         record::write_value(&mut record, value);
         self.put(&key, &record)?;
         self.hint_watches(&loaded.prefix)
-    }
-
-    fn hint_watches(&mut self, line_prefix: &[u8]) -> Result<()> {
-        if self.counters.watches == 0 {
-            return Ok(());
-        }
-        let mut found = Vec::new();
-        for entry in self.db.prefix_iter(&self.txn, &[WATCH])? {
-            let (key, value) = entry?;
-            let (process, wants) = record::read_watch(value, line_prefix)?;
-            if wants {
-                found.push((process, record::id_in_key(key)?));
-            }
-        }
-        for (process, id) in found {
-            match self.is_alive(process) {
-                true => self.hint(process, Hint::Changed(id)),
-                false => self.remove_watch(id)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Adds a watch of this process.
-    pub(super) fn add_watch(&mut self, id: u128, record: &[u8]) -> Result<()> {
-        self.counters.watches += 1;
-        self.put(&record::id_key(WATCH, id), record)
-    }
-
-    /// Removes a watch.
-    pub(super) fn remove_watch(&mut self, id: u128) -> Result<()> {
-        if self.delete(&record::id_key(WATCH, id))? {
-            self.counters.watches = self.counters.watches.saturating_sub(1);
-        }
-        Ok(())
-    }
-
-    /// Whether the claim was left before it came.
-    pub(super) fn was_left(&self, id: ClaimId) -> Result<bool> {
-        if self.counters.tombstones == 0 {
-            return Ok(false);
-        }
-        let found = self.db.get(&self.txn, &record::id_key(TOMBSTONE, id.0))?;
-        let ends = found.map(record::read_tombstone).transpose()?;
-        Ok(ends.is_some_and(|ends| ends > self.now))
-    }
-
-    /// Remembers until `ends` that a claim was left before it came.
-    pub(super) fn bury_claim(&mut self, id: ClaimId, ends: BootTime) -> Result<()> {
-        if self.counters.tombstones >= self.counters.sweep_at.max(64) {
-            self.sweep_tombstones()?;
-        }
-        let key = record::id_key(TOMBSTONE, id.0);
-        if self.db.get(&self.txn, &key)?.is_none() {
-            self.counters.tombstones += 1;
-        }
-        self.put(&key, &ends.as_nanos().to_le_bytes())
-    }
-
-    fn sweep_tombstones(&mut self) -> Result<()> {
-        let mut ended = Vec::new();
-        for entry in self.db.prefix_iter(&self.txn, &[TOMBSTONE])? {
-            let (key, value) = entry?;
-            if record::read_tombstone(value)? <= self.now {
-                ended.push(key.to_vec());
-            }
-        }
-        self.counters.tombstones = self.counters.tombstones.saturating_sub(ended.len() as u64);
-        // Twice what is left: each tombstone is looked at a bounded number of times.
-        self.counters.sweep_at = 2 * self.counters.tombstones;
-        for key in ended {
-            self.delete(&key)?;
-        }
-        Ok(())
     }
 }
 

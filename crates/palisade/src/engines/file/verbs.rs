@@ -284,5 +284,8 @@ pub(super) fn survey(
 
 /// Whether an error means that the store, and every ticket in it, is no more.
 pub(super) fn is_deleted(error: &crate::core::error::Error) -> bool {
-    error.kind() == Kind::Unusable && error.message().starts_with("the store's directory was deleted")
+    error.kind() == Kind::Unusable
+        && error
+            .message()
+            .starts_with("the store's directory was deleted")
 }

@@ -129,8 +129,18 @@ impl Poll {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let own = shared.liveness.fifo();
-        epoll::add(&epoll, own, epoll::EventData::new_u64(OWN), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
+        epoll::add(
+            &epoll,
+            own,
+            epoll::EventData::new_u64(OWN),
+            epoll::EventFlags::IN,
+        )?;
+        epoll::add(
+            &epoll,
+            &bell,
+            epoll::EventData::new_u64(BELL),
+            epoll::EventFlags::IN,
+        )?;
         Ok(Self {
             epoll: Arc::new(epoll),
             bell: Arc::new(bell),
@@ -215,7 +225,11 @@ impl Sleeper {
                 continue;
             }
             if let Some(peer) = poll.peers.get_mut(&process) {
-                if !peer.sleepers.iter().any(|bell| Arc::ptr_eq(bell, &self.bell)) {
+                if !peer
+                    .sleepers
+                    .iter()
+                    .any(|bell| Arc::ptr_eq(bell, &self.bell))
+                {
                     peer.sleepers.push(Arc::clone(&self.bell));
                 }
                 continue;

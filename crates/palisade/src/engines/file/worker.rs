@@ -61,7 +61,13 @@ impl Store {
             // The caller may be gone.
             let _ = answer.send(done);
         })?;
-        let gone = |_| Err(Error::new(Kind::Internal, operation, "the store's thread ended"));
+        let gone = |_| {
+            Err(Error::new(
+                Kind::Internal,
+                operation,
+                "the store's thread ended",
+            ))
+        };
         match tokio::time::timeout(timeout, &mut answered).await {
             Ok(done) => return done.unwrap_or_else(gone),
             Err(_) if caller.abandon() => return Err(busy(operation, timeout)),

@@ -1,1 +1,0 @@
-//! Tests of the embedded engine's verbs.

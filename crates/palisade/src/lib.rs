@@ -17,6 +17,8 @@
 //! The main flow, as a reader meets it: [`Mutex`] → [`core::acquire`] → an [`engines`] →
 //! [`core::admission`] → [`core::wait`] → [`core::hold`] → the keeper → leave.
 
+#[cfg(feature = "blocking")]
+pub mod blocking;
 mod client;
 mod connect;
 pub mod core;

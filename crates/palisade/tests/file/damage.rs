@@ -162,11 +162,15 @@ async fn a_file_cut_short_or_deleted_in_use_is_unusable() {
         assert_eq!(entered.unwrap_err().kind(), Kind::Unusable);
     }
     drop(engine);
+}
 
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+#[tokio::test]
+async fn a_store_deleted_in_use_is_lost() {
+    let outer = tempfile::tempdir().unwrap();
+    let dir = outer.path().join("store");
+    let engine = open(&dir).await;
     let held = hold(&engine, "a").await;
-    std::fs::remove_file(dir.path().join("lock")).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
     let entered = engine.enter(Arc::new(claim("a", Ask::Whole))).await;
     assert_eq!(entered.unwrap_err().kind(), Kind::Unusable);
     let lease = palisade::core::ticket::Lease {
@@ -178,6 +182,25 @@ async fn a_file_cut_short_or_deleted_in_use_is_unusable() {
         renewed[..],
         [palisade::core::engine::Renewal::Lost]
     ));
+    // Another process starts afresh there.
+    let second = Second::start(&dir, "hold");
+    second.says();
+}
+
+#[tokio::test]
+async fn nobody_joins_live_processes_with_another_lock_or_data_file() {
+    for file in ["lock", "boot", "lines/data.mdb"] {
+        let dir = tempfile::tempdir().unwrap();
+        let second = Second::start(dir.path(), "hold");
+        second.says();
+        std::fs::remove_file(dir.path().join(file)).unwrap();
+        for _ in 0..2 {
+            let error = refused(dir.path()).await;
+            assert_eq!(error.kind(), Kind::Unusable, "{file}: {error}");
+        }
+        drop(second);
+        hold(&open(dir.path()).await, "door").await;
+    }
 }
 
 #[tokio::test]
@@ -194,7 +217,7 @@ async fn a_place_where_no_store_can_be_is_a_matter_of_configuration() {
         Kind::Config
     );
     for url in ["file://host/x", "file:/x?bogus=1"] {
-        let mut url = palisade::core::url::Url::parse(url).unwrap();
+        let mut url = Url::parse(url).unwrap();
         let settings = url.take_settings().unwrap();
         let refused = palisade::engines::file::open(url, &settings).await;
         assert_eq!(refused.err().unwrap().kind(), Kind::Config);

@@ -77,11 +77,8 @@ impl Store {
     ) -> Result<Arc<Self>> {
         let slot = {
             let mut stores = STORES.lock();
-            stores.retain(|key, slot| {
-                *key == dir.identity || Arc::strong_count(slot) > 1 || {
-                    slot.try_lock().is_none_or(|store| store.strong_count() > 0)
-                }
-            });
+            // Forgets stores that are closed and that nobody is opening.
+            stores.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.lock().strong_count() > 0);
             Arc::clone(stores.entry(dir.identity).or_default())
         };
         let deadline = BootTime::now() + timeout;
@@ -99,7 +96,7 @@ impl Store {
     fn open_anew(dir: Dir, liveness: Option<Liveness>, deadline: BootTime) -> Result<Arc<Self>> {
         let file = dir.lock(deadline.remaining())?;
         let alive = dir.sweep(liveness.as_ref())?;
-        layout::prepare(&dir, alive)?;
+        layout::prepare(&dir, &file, alive)?;
         let liveness = match liveness {
             Some(liveness) => liveness,
             None => dir.sign_of_life()?,
@@ -256,10 +253,6 @@ impl Held<'_> {
         operation: &'static str,
         op: &mut dyn FnMut(&mut Tx<'_>) -> std::result::Result<T, Fault>,
     ) -> Result<(T, Hints)> {
-        let linked = rustix::fs::fstat(&self.gate.file).is_ok_and(|stat| stat.st_nlink > 0);
-        if !linked {
-            return Err(Fault::Deleted.into_error(operation));
-        }
         perform(&mut self.state, shared, operation, op)
     }
 }

@@ -1,3 +1,47 @@
-//! Distributed locks and coordination, the same everywhere.
+//! Distributed locks and coordination, the same everywhere: one library over an embedded store
+//! and, by changing one URL, other engines.
+//!
+//! Every exclusive lock carries a fencing [`Token`]; every holder is told that its lease runs out
+//! before anyone else can be granted ([`Hold::lost`]).
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+//! let palisade = palisade::connect("memory:").await?;
+//! let hold = palisade.mutex("charge-card-4711")?.lock().await?;
+//! let charged = hold.run(async { "charged once" }).await?;
+//! # assert_eq!(charged, "charged once");
+//! hold.release().await
+//! # }
+//! ```
+//!
+//! The main flow, as a reader meets it: [`Mutex`] → [`core::acquire`] → an [`engines`] →
+//! [`core::admission`] → [`core::wait`] → [`core::hold`] → the keeper → leave.
+
+mod client;
+mod connect;
 pub mod core;
 pub mod engines;
+pub mod fence;
+mod primitives;
+
+pub use client::Client;
+pub use connect::{connect, schemes};
+pub use core::acquire::Request;
+pub use core::capability::{Capability, Class, Permits, Tokens, TtlRange};
+pub use core::claim::{Ask, ClaimId, Mode};
+pub use core::clock::BootTime;
+pub use core::duration::parse_duration;
+pub use core::engine::Engine;
+pub use core::error::{Error, Kind, Outcome, Result};
+pub use core::hold::Hold;
+pub use core::name::Name;
+pub use core::owner::Owner;
+pub use core::pulse::{Loss, LossReason};
+pub use core::report::{ClaimReport, Finding, LineReport, Scope, Severity};
+pub use core::token::{Era, Token};
+pub use core::url::{Settings, Url};
+pub use core::wait::{Patience, Retry};
+pub use primitives::{
+    Elected, Election, Leader, Leadership, MultiHold, MultiLock, Mutex, ReentrantHold,
+    ReentrantMutex, RwLock, Semaphore,
+};

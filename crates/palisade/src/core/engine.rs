@@ -14,7 +14,7 @@ use std::sync::Arc;
 use futures_util::Stream;
 
 use super::capability::Capability;
-use super::claim::{Ask, Claim, ClaimId};
+use super::claim::{Ask, Claim};
 use super::clock::BootTime;
 use super::error::{Error, Result};
 use super::name::Name;
@@ -92,9 +92,10 @@ pub trait Engine: Send + Sync + 'static {
     ///   still under way finds it was left. On shared leases [`Engine::audit`] does this instead.
     fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>>;
 
-    /// Compares what hangs on a shared lease with the claims that its client still knows, and
-    /// removes the rest. An engine whose tickets have their own leases answers an empty audit.
-    fn audit(&self, lease: LeaseId, known: Vec<ClaimId>) -> BoxFuture<Result<Audit>>;
+    /// Lists the tickets that hang on a shared lease, so that the keeper can leave those which no
+    /// claim of its client knows (an enter whose future was dropped may still have been applied).
+    /// An engine whose tickets have their own leases answers an empty list.
+    fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>>;
 
     /// Hints for the keeper that leases may be lost or marked for eviction: it renews or audits
     /// them at once. A hint is never a verdict. Called once per client; ends never, or with the
@@ -201,15 +202,13 @@ pub enum Left {
     Absent,
 }
 
-/// What [`Engine::audit`] found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Audit {
-    /// How many tickets nobody knew, and were removed.
-    pub removed: usize,
-    /// Known claims that are not in their line.
-    pub missing: Vec<ClaimId>,
-    /// Known claims that an operator takes away.
-    pub evicted: Vec<ClaimId>,
+/// A ticket that hangs on a shared lease.
+#[derive(Debug, Clone)]
+pub struct Audited {
+    /// The ticket, complete enough to be left.
+    pub ticket: Ticket,
+    /// Whether an operator takes it away.
+    pub evicted: bool,
 }
 
 /// A hint for the keeper.

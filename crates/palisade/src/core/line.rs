@@ -12,6 +12,8 @@ use super::claim::{Ask, ClaimId};
 use super::clock::BootTime;
 use super::engine::{Amended, Place};
 use super::error::{Error, Kind, Result};
+use super::owner::Owner;
+use super::report::{ClaimReport, LineReport};
 
 /// One claim's place in a line. `extra` is what the engine keeps beside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,6 +156,35 @@ impl<X> Line<X> {
         }
         seat.ask = ask;
         Amended::Done
+    }
+
+    /// Shows the line as of `now`. `who` tells owner and value of what the engine keeps.
+    pub fn report(
+        &self,
+        name: &str,
+        now: BootTime,
+        who: impl Fn(&X) -> (Option<Owner>, Option<String>),
+    ) -> LineReport {
+        let living = self.seats.iter().filter(|seat| seat.expires > now);
+        let (holders, waiters) = living.partition::<Vec<_>, _>(|seat| seat.is_held());
+        let show = |seat: &Seat<X>| {
+            let (owner, value) = who(&seat.extra);
+            ClaimReport {
+                id: seat.id.to_string(),
+                owner,
+                ask: seat.ask,
+                value,
+                counted: seat.is_held().then_some(seat.counted),
+                expires_in: Some(seat.expires.saturating_since(now)),
+                evicted: seat.evicted,
+            }
+        };
+        LineReport {
+            name: name.to_owned(),
+            capacity: self.named_capacity(),
+            holders: holders.into_iter().map(show).collect(),
+            waiters: waiters.into_iter().map(show).collect(),
+        }
     }
 
     /// What must change before a waiting claim can be granted, for whoever sleeps on it: the

@@ -1,6 +1,10 @@
 //! The core: one primitive, a weighted place in a fair line, and what keeps and watches it.
 //! It names no engine and no primitive.
+//!
+//! The main flow: [`acquire`] enters an [`engine`], which asks [`admission`]; [`wait`] says how
+//! often to look; a granted ticket becomes a [`hold`], which the keeper renews until it is left.
 
+pub mod acquire;
 pub mod admission;
 pub mod capability;
 pub mod claim;
@@ -8,10 +12,15 @@ pub mod clock;
 pub mod duration;
 pub mod engine;
 pub mod error;
+pub mod hold;
+pub(crate) mod keeper;
+mod keeping;
 pub mod line;
 pub mod name;
 pub mod owner;
+pub mod pulse;
 pub mod report;
 pub mod ticket;
 pub mod token;
 pub mod url;
+pub mod wait;

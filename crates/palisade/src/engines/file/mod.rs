@@ -32,8 +32,8 @@ use crate::core::capability::{Capability, Class, DEFAULT_TTL, Permits, Tokens, T
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
-    Alarm, Amended, Amendment, Audit, BoxFuture, BoxStream, Engine, Entered, Eviction, Left, Place,
-    Renewal,
+    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
+    Place, Renewal,
 };
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
@@ -210,8 +210,8 @@ impl Engine for FileEngine {
         })
     }
 
-    fn audit(&self, _lease: LeaseId, _known: Vec<ClaimId>) -> BoxFuture<Result<Audit>> {
-        Box::pin(std::future::ready(Ok(Audit::default())))
+    fn audit(&self, _: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {

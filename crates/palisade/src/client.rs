@@ -1,0 +1,344 @@
+//! `Client`: one connection to an engine, from which the primitives are made.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+
+use crate::core::acquire::Request;
+use crate::core::capability::{Capability, Class, Tokens};
+use crate::core::claim::{Ask, READERS};
+use crate::core::clock::BootTime;
+use crate::core::engine::{Engine, Eviction};
+use crate::core::error::{Error, Kind, Result};
+use crate::core::hold::Hold;
+use crate::core::keeper::Keeper;
+use crate::core::name::Name;
+use crate::core::owner::Owner;
+use crate::core::report::{ClaimReport, Finding, LineReport, Scope};
+use crate::core::token::{Era, Token};
+use crate::core::url::Settings;
+use crate::core::wait::{Patience, Retry};
+use crate::primitives::{Election, MultiLock, Mutex, ReentrantMutex, RwLock, Semaphore, any};
+
+/// A client of one engine. Cheap to clone; all clones share one keeper.
+///
+/// Holds keep what they need alive, so a client may be dropped before them.
+#[derive(Clone)]
+pub struct Client {
+    keeper: Arc<Keeper>,
+    era: Era,
+    owner: Arc<Owner>,
+    ttl: Duration,
+}
+
+impl Client {
+    /// A client of an engine that is open already: for authors of engines, and for layers.
+    /// Everyone else uses [`connect`](crate::connect()).
+    ///
+    /// # Errors
+    /// [`Kind::Config`] when `settings` ask for a ttl that the engine can't keep.
+    pub fn new(engine: Arc<dyn Engine>, settings: &Settings) -> Result<Self> {
+        let capability = engine.capability();
+        let ttl = match settings.ttl {
+            None => capability.default_ttl(),
+            Some(ttl) => capability.explicit_ttl(ttl).map_err(|error| {
+                Error::new(
+                    Kind::Config,
+                    "connect",
+                    format!("option ttl: {}", error.message()),
+                )
+            })?,
+        };
+        let handle = format!("{:016x}", rand::random::<u64>());
+        Ok(Self {
+            keeper: Arc::new(Keeper::new(engine, settings.timeout)),
+            era: settings.era,
+            owner: Arc::new(Owner::here(handle, settings.label.clone())),
+            ttl,
+        })
+    }
+
+    /// The engine itself.
+    pub fn engine(&self) -> &Arc<dyn Engine> {
+        self.keeper.engine()
+    }
+
+    /// What the engine can do.
+    pub fn capability(&self) -> Capability {
+        self.engine().capability()
+    }
+
+    /// What people call the engine: scheme and host, never a secret.
+    pub fn describe(&self) -> String {
+        self.engine().describe()
+    }
+
+    /// The owner handle that claims of this client carry.
+    pub fn owner(&self) -> &str {
+        &self.owner.owner
+    }
+
+    /// How long places of this client last without renewal, unless a primitive says otherwise.
+    pub fn ttl(&self) -> Duration {
+        self.ttl
+    }
+
+    /// A client with another owner handle, sharing this one's connection.
+    #[must_use]
+    pub fn with_owner(&self, handle: impl Into<String>) -> Self {
+        let owner = Owner {
+            owner: handle.into(),
+            ..(*self.owner).clone()
+        };
+        Self {
+            owner: Arc::new(owner),
+            ..self.clone()
+        }
+    }
+
+    /// Asks for tokens that can't go back, because data depends on them.
+    ///
+    /// # Errors
+    /// [`Kind::NotForCorrectness`] on an engine of class C or without tokens, with the reason.
+    pub fn for_correctness(&self) -> Result<Self> {
+        let Capability { class, tokens, .. } = self.capability();
+        if class < Class::C && tokens != Tokens::None {
+            return Ok(self.clone());
+        }
+        let message = "this engine is of class C: its tokens and its exclusion assume sane clocks \
+                       and kept data. Use an engine of class A or B, or ask for_efficiency() \
+                       where a double run costs time and not data";
+        Err(Error::new(Kind::NotForCorrectness, "connect", message).with("engine", self.describe()))
+    }
+
+    /// Takes the engine as it is: a lock that saves double work. The default.
+    #[must_use]
+    pub fn for_efficiency(&self) -> Self {
+        self.clone()
+    }
+
+    /// A mutual exclusion lock.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`].
+    pub fn mutex(&self, name: impl AsRef<str>) -> Result<Mutex> {
+        Ok(Mutex(self.line(name, Ask::Whole)?))
+    }
+
+    /// A lock that many may read, or one write.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`].
+    pub fn rwlock(&self, name: impl AsRef<str>) -> Result<RwLock> {
+        Ok(RwLock {
+            read: self.line(&name, Ask::READ)?,
+            write: self.line(name, Ask::Whole)?,
+        })
+    }
+
+    /// A semaphore of `capacity` permits. All who use the name must agree on the capacity.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`]; [`Kind::InvalidArgument`] for a capacity of 0 or beyond
+    /// `u32::MAX - 1`.
+    pub fn semaphore(&self, name: impl AsRef<str>, capacity: u32) -> Result<Semaphore> {
+        // Readers are a line of the greatest capacity; permits stay below it.
+        if !(1..READERS).contains(&capacity) {
+            let message = format!("the capacity must be 1 to {}", READERS - 1);
+            return Err(Error::new(Kind::InvalidArgument, "permits", message));
+        }
+        Ok(Semaphore(self.line(
+            name,
+            Ask::Part {
+                weight: 1,
+                capacity,
+            },
+        )?))
+    }
+
+    /// An election of one leader.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`].
+    pub fn election(&self, name: impl AsRef<str>) -> Result<Election> {
+        Ok(Election {
+            request: self.line(name, Ask::Whole)?,
+            client: self.clone(),
+        })
+    }
+
+    /// A lock that its owner may take again while holding it. The owner is the handle that this
+    /// returns, and its clones.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`].
+    pub fn reentrant(&self, name: impl AsRef<str>) -> Result<ReentrantMutex> {
+        Ok(ReentrantMutex::new(self.line(name, Ask::Whole)?))
+    }
+
+    /// Several locks, all or nothing. Names are sorted by the library.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`]; [`Kind::InvalidArgument`] for no name at all.
+    pub fn multi_lock<N: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+    ) -> Result<MultiLock> {
+        MultiLock::new(self.wholes(names)?)
+    }
+
+    /// Locks the first of `names` that is free, skipping those that are locked: one task of many.
+    /// With patience it then waits for any of them; `None` when patience ended first.
+    ///
+    /// # Cancellation
+    /// Dropped at any await it leaves no place in any line.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`]; those of [`Request::acquire`].
+    pub async fn lock_any<N: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+        patience: Patience,
+    ) -> Result<Option<Hold>> {
+        any(self.wholes(names)?, patience).await
+    }
+
+    fn wholes<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<Vec<Request>> {
+        names
+            .into_iter()
+            .map(|name| self.line(name, Ask::Whole))
+            .collect()
+    }
+
+    /// A place in a line, by weight: what all primitives are made of.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`]; [`Kind::InvalidArgument`] for a weight of 0 or above the capacity.
+    pub fn line(&self, name: impl AsRef<str>, ask: Ask) -> Result<Request> {
+        if let Ask::Part { weight, capacity } = ask
+            && (weight == 0 || weight > capacity)
+        {
+            let message = format!("permits must be 1 to {capacity}, not {weight}");
+            return Err(Error::new(Kind::InvalidArgument, "permits", message));
+        }
+        Ok(Request {
+            keeper: Arc::clone(&self.keeper),
+            era: self.era,
+            owner: Arc::clone(&self.owner),
+            name: Name::new(name)?,
+            ask,
+            ttl: self.ttl,
+            value: None,
+            at_least: Duration::ZERO,
+            retry: Retry::default(),
+        })
+    }
+
+    /// Shows who holds and who waits.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
+        self.engine().survey(scope).await
+    }
+
+    /// The token that users see for what the engine counted, as in a survey.
+    ///
+    /// # Errors
+    /// [`Kind::Unusable`] when the engine's counter has outgrown the token.
+    pub fn token(&self, counted: u64) -> Result<Token> {
+        self.era.stamp(counted)
+    }
+
+    /// Finds unsafe settings of the engine.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub async fn check(&self) -> Result<Vec<Finding>> {
+        self.engine().check().await
+    }
+
+    /// Takes places away from their owners: the claim `id`, or every holder of the line.
+    /// Answers `false` when there is nothing to take.
+    ///
+    /// The owner is told first (its hold is lost, its child ended) and the place is removed when
+    /// it has let go, or when its lease has ended. With `force` it is removed at once: another
+    /// may be granted before the owner knows, and only the token protects the data.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] for a claim of another tool without `force`: it can't be told.
+    pub async fn evict(&self, name: &Name, id: Option<&str>, force: bool) -> Result<bool> {
+        let targets = self.targets(name, id).await?;
+        for target in &targets {
+            if force {
+                self.engine()
+                    .evict(name.clone(), target.id.clone(), Eviction::Remove)
+                    .await?;
+            } else if target.owner.is_none() {
+                let message = "this claim belongs to another tool and can't be told; use force";
+                return Err(Error::new(Kind::Unsupported, "evict", message).with("id", &target.id));
+            } else {
+                self.evict_gently(name, target).await?;
+            }
+        }
+        Ok(!targets.is_empty())
+    }
+
+    async fn targets(&self, name: &Name, id: Option<&str>) -> Result<Vec<ClaimReport>> {
+        let lines = self.survey(Scope::Line(name.clone())).await?;
+        let claims = lines.into_iter().flat_map(|line| match id {
+            None => line.holders,
+            Some(id) => {
+                let all = line.holders.into_iter().chain(line.waiters);
+                all.filter(|claim| claim.id == id).collect()
+            }
+        });
+        Ok(claims.collect())
+    }
+
+    async fn evict_gently(&self, name: &Name, target: &ClaimReport) -> Result<()> {
+        let mut changes = self.engine().watch(Scope::Line(name.clone()));
+        if !self
+            .engine()
+            .evict(name.clone(), target.id.clone(), Eviction::Mark)
+            .await?
+        {
+            return Ok(());
+        }
+        // The mark ends renewal, so the lease as it stands now is the longest it can last.
+        let mut deadline = None;
+        loop {
+            let still = self.targets(name, Some(&target.id)).await?;
+            let Some(still) = still.first() else {
+                return Ok(());
+            };
+            let left = still.expires_in.unwrap_or(self.ttl);
+            let deadline = *deadline.get_or_insert_with(|| BootTime::now() + left);
+            if deadline.has_passed() {
+                self.engine()
+                    .evict(name.clone(), target.id.clone(), Eviction::Remove)
+                    .await?;
+                return Ok(());
+            }
+            // A change can be missed; a look ten times a second while an operator waits is cheap.
+            let recheck = deadline.remaining().min(Duration::from_millis(100));
+            let _ = tokio::time::timeout(recheck, changes.next()).await;
+        }
+    }
+
+    /// Waits until every release that was left to the background is done.
+    /// Holds that live on are not touched.
+    pub async fn close(&self) {
+        self.keeper.drain().await;
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("engine", &self.describe())
+            .finish()
+    }
+}

@@ -1,0 +1,63 @@
+//! `connect`: from a URL to a client. The only place that names all engines.
+
+use std::sync::Arc;
+
+use crate::client::Client;
+use crate::core::engine::Engine;
+use crate::core::error::{Error, Kind, Result};
+use crate::core::url::{Settings, Url, nearest};
+
+/// Connects to the engine that the URL's scheme names.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+/// let palisade = palisade::connect("memory:?ttl=10s").await?;
+/// assert!(palisade.mutex("x")?.try_lock().await?.is_some());
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`Kind::Config`] for a URL, scheme or option that can't be used, with the nearest spelling and
+/// never with the value; [`Kind::Unreachable`] and [`Kind::Unusable`] from the engine.
+pub async fn connect(url: &str) -> Result<Client> {
+    let mut url = Url::parse(url)?;
+    let settings = url.take_settings()?;
+    let engine = open(url, &settings).await?;
+    Client::new(engine, &settings)
+}
+
+/// The schemes that this build knows.
+pub fn schemes() -> Vec<&'static str> {
+    vec![
+        #[cfg(feature = "file")]
+        "file",
+        #[cfg(feature = "memory")]
+        "memory",
+    ]
+}
+
+async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
+    match url.scheme.as_str() {
+        #[cfg(feature = "file")]
+        "file" => crate::engines::file::open(url, settings).await,
+        #[cfg(feature = "memory")]
+        "memory" => crate::engines::memory::open(url, settings),
+        scheme => Err(unknown(scheme)),
+    }
+}
+
+fn unknown(scheme: &str) -> Error {
+    // Someone may have pasted a secret where the URL belongs: show only what could be a scheme.
+    let is_word = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
+    let shown = match scheme.len() <= 20 && scheme.chars().all(is_word) {
+        true => format!("scheme {scheme:?}"),
+        false => "scheme".to_owned(),
+    };
+    let hint = match nearest(scheme, schemes()) {
+        Some(near) => format!("did you mean {near}:? "),
+        None => String::new(),
+    };
+    let known = schemes().join(":, ");
+    let message = format!("unknown {shown}; {hint}this build has {known}:");
+    Error::new(Kind::Config, "connect", message)
+}

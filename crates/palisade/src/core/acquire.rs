@@ -1,0 +1,212 @@
+//! `Request`: an ask for a place, and the way from enter to hold.
+//!
+//! enter → (held | wait → held) → hold. Unknown outcomes are answered by asking again with the
+//! same claim id; a claim whose lease ended while it waited starts over as a new claim. Whatever
+//! happens, a future dropped at any await leaves no place behind: [`Occupied`] sees to that.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::claim::{Ask, Claim, ClaimId};
+use super::clock::BootTime;
+use super::engine::{Entered, Place};
+use super::error::{Error, Kind, Outcome, Result};
+use super::hold::{Hold, Occupied};
+use super::keeper::Keeper;
+use super::name::Name;
+use super::owner::Owner;
+use super::pulse::{LossReason, Pulse};
+use super::ticket::{Armed, Ticket};
+use super::token::Era;
+use super::wait::{Backoff, Patience, Retry, recheck_at};
+
+/// An ask for a place in a line; what every primitive is made of. Reusable.
+#[derive(Clone)]
+pub struct Request {
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) era: Era,
+    pub(crate) owner: Arc<Owner>,
+    pub(crate) name: Name,
+    pub(crate) ask: Ask,
+    pub(crate) ttl: Duration,
+    pub(crate) value: Option<String>,
+    pub(crate) at_least: Duration,
+    pub(crate) retry: Retry,
+}
+
+impl Request {
+    /// Sets how long the place lasts without renewal.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`] when the engine can't keep such a ttl; the message has the range.
+    pub fn ttl(mut self, ttl: Duration) -> Result<Self> {
+        self.ttl = self.keeper.engine().capability().explicit_ttl(ttl)?;
+        Ok(self)
+    }
+
+    /// Sets what a candidate stands for.
+    #[must_use]
+    pub fn value(mut self, value: String) -> Self {
+        self.value = Some(value);
+        self
+    }
+
+    /// Keeps what is granted for at least this long, so that a quick run on one machine is not
+    /// followed by another on a machine whose clock is a little late. A release waits for it; a
+    /// dropped hold is kept in the background, while its process lives.
+    #[must_use]
+    pub fn at_least(mut self, at_least: Duration) -> Self {
+        self.at_least = at_least;
+        self
+    }
+
+    /// Sets how to try again when the engine can't be reached or has no line to wait in.
+    #[must_use]
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Acquires: `None` when patience ended first.
+    ///
+    /// # Cancellation
+    /// Dropped at any await it leaves no place behind: at once if the engine answers, by the ttl
+    /// if it doesn't.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] before any I/O when the engine can't do it;
+    /// [`Kind::CapacityMismatch`]; [`Kind::Unreachable`] when patience ended without an answer
+    /// (at once with [`Patience::NoWait`]); [`Kind::Lost`] when an operator evicted the waiting
+    /// claim; [`Kind::Unusable`] and [`Kind::Denied`] from the engine.
+    pub async fn acquire(&self, patience: Patience) -> Result<Option<Hold>> {
+        self.keeper.engine().capability().allows(self.ask)?;
+        self.keeper.start()?;
+        let deadline = patience.deadline();
+        let mut backoff = Backoff::new(self.retry);
+        loop {
+            match self.attempt(patience, deadline, &mut backoff).await? {
+                Attempt::Held(hold) => return Ok(Some(hold)),
+                Attempt::OutOfPatience => return Ok(None),
+                Attempt::Again => {
+                    if !backoff.sleep(deadline).await {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// One claim, from enter to its end.
+    async fn attempt(
+        &self,
+        patience: Patience,
+        deadline: BootTime,
+        backoff: &mut Backoff,
+    ) -> Result<Attempt> {
+        let claim = Arc::new(self.claim(patience != Patience::NoWait));
+        let ticket = Ticket::own(self.name.clone(), claim.id);
+        let mut occupied = Occupied::entering(&self.keeper, ticket, self.ttl);
+
+        let (armed, mut place) = loop {
+            let called = BootTime::now();
+            match self.keeper.engine().enter(Arc::clone(&claim)).await {
+                Ok(Entered::Busy) => {
+                    occupied.never_was();
+                    return Ok(Attempt::Again);
+                }
+                Ok(Entered::In {
+                    ticket,
+                    armed,
+                    place,
+                }) => {
+                    let own = ticket.has_own_lease();
+                    occupied.entered(ticket);
+                    // An own lease can't have been armed before this call: whatever the engine
+                    // says, the earlier time is the safe one.
+                    let sent = if own {
+                        armed.sent.min(called)
+                    } else {
+                        armed.sent
+                    };
+                    break (Armed { sent, ..armed }, place);
+                }
+                Err(error) if error.is_transient() && backoff.sleep(deadline).await => {}
+                Err(error) => {
+                    if error.outcome() == Outcome::NotApplied {
+                        occupied.never_was();
+                    }
+                    return Err(error.with("name", &self.name));
+                }
+            }
+        };
+
+        let pulse = self.keeper.watch_over(occupied.ticket(), armed);
+        loop {
+            match place {
+                // A grant counts only while our own lease is still good.
+                Place::Held { counted } if pulse.is_valid() => {
+                    let token = self.era.stamp(counted)?;
+                    occupied.granted(counted, self.at_least);
+                    return Ok(Attempt::Held(Hold::new(occupied, token, pulse)));
+                }
+                Place::Held { .. } | Place::Gone => return Ok(Attempt::Again),
+                Place::Waiting if deadline.has_passed() => return Ok(Attempt::OutOfPatience),
+                Place::Waiting => {
+                    place = self
+                        .wait(occupied.ticket(), &pulse, deadline, backoff)
+                        .await?;
+                }
+            }
+        }
+    }
+
+    /// Sleeps until the place may have changed, the re-check is due, or the deadline has come.
+    async fn wait(
+        &self,
+        ticket: &Ticket,
+        pulse: &Pulse,
+        deadline: BootTime,
+        backoff: &mut Backoff,
+    ) -> Result<Place> {
+        let waited = tokio::select! {
+            biased;
+            loss = pulse.lost() => match loss.reason {
+                LossReason::Evicted => Err(Error::new(
+                    Kind::Lost,
+                    "wait",
+                    "an operator evicted this claim while it was waiting",
+                )),
+                LossReason::Expired | LossReason::Taken => Ok(Place::Gone),
+            },
+            place = self.keeper.engine().wait(ticket.clone(), recheck_at(deadline)) => place,
+        };
+        match waited {
+            Ok(place) => Ok(place),
+            // The place is kept as long as its lease; only the look failed.
+            Err(error) if error.is_transient() && backoff.sleep(deadline).await => {
+                Ok(Place::Waiting)
+            }
+            Err(error) => Err(error.with("name", &self.name)),
+        }
+    }
+
+    fn claim(&self, queue: bool) -> Claim {
+        Claim {
+            id: ClaimId::random(),
+            name: self.name.clone(),
+            ask: self.ask,
+            ttl: self.ttl,
+            queue,
+            owner: self.owner.asking_now(),
+            value: self.value.clone(),
+        }
+    }
+}
+
+/// How one claim ended.
+enum Attempt {
+    Held(Hold),
+    OutOfPatience,
+    /// Busy without a place, or the place was lost: try as a new claim while patience lasts.
+    Again,
+}

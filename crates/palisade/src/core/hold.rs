@@ -1,0 +1,276 @@
+//! `Hold`: a granted ticket in the user's hands.
+//!
+//! Loss is a signal on it, never only a log line: [`Hold::lost`], [`Hold::is_valid`] and
+//! [`Hold::run`]. When a lease expires the signal comes before the engine may grant to another.
+//! When the lock is taken away at once (an operator's force, a wiped store) nobody can be told
+//! before: the signal comes as soon as it is known, and the token protects the data.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::claim::{Ask, ClaimId};
+use super::clock::BootTime;
+use super::engine::{Amended, Amendment, Left};
+use super::error::{Error, Kind, Result};
+use super::keeper::Keeper;
+use super::name::Name;
+use super::pulse::{Loss, LossReason, Pulse};
+use super::ticket::Ticket;
+use super::token::Token;
+
+/// A granted place: the lock is held while this lives and [`Hold::is_valid`].
+///
+/// It is owned, `Send + 'static` and not `Clone`. Dropping it gives the place up in the
+/// background; [`Hold::release`] does so and says how it went.
+#[must_use = "dropping the hold releases the lock"]
+pub struct Hold {
+    place: Occupied,
+    token: Token,
+    pulse: Arc<Pulse>,
+}
+
+impl Hold {
+    pub(super) fn new(place: Occupied, token: Token, pulse: Arc<Pulse>) -> Self {
+        Self {
+            place,
+            token,
+            pulse,
+        }
+    }
+
+    /// The name of the line.
+    pub fn name(&self) -> &Name {
+        &self.place.ticket.name
+    }
+
+    /// The fencing token: strictly greater for every later exclusive grant of this name.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// The claim that was granted.
+    pub fn claim(&self) -> ClaimId {
+        self.place.ticket.claim
+    }
+
+    /// Whether the lock is held now. Costs nanoseconds: one clock read and one atomic load.
+    ///
+    /// A pause can come right after the answer, so this narrows the window and does not close
+    /// it; the token, checked by the storage, does.
+    pub fn is_valid(&self) -> bool {
+        self.pulse.is_valid()
+    }
+
+    /// How long it stays valid without a further renewal; zero when it is lost.
+    pub fn remaining(&self) -> Duration {
+        self.pulse.deadline().remaining()
+    }
+
+    /// Until when it is valid. Moves on with every renewal; in the past when it is lost.
+    pub fn deadline(&self) -> BootTime {
+        self.pulse.deadline()
+    }
+
+    /// Resolves when the hold is lost, and never otherwise.
+    ///
+    /// # Cancellation
+    /// Can be dropped and called again; a loss is remembered.
+    pub async fn lost(&self) -> Loss {
+        self.pulse.lost().await
+    }
+
+    /// Does `work` while the lock is held, and drops it unfinished at the moment of a loss.
+    ///
+    /// # Errors
+    /// [`Kind::Lost`] when the hold was lost before the work was done, also if it was found out
+    /// only at the end.
+    pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        let done = tokio::select! {
+            biased;
+            _ = self.pulse.lost() => None,
+            done = work => Some(done),
+        };
+        match done {
+            Some(done) if self.is_valid() => Ok(done),
+            _ => Err(self.lost_error("run")),
+        }
+    }
+
+    /// Gives the place up: stops renewing first, then leaves. Waits for the end of
+    /// [`at_least`](super::acquire::Request::at_least) before that.
+    ///
+    /// # Cancellation
+    /// A release that is dropped half-way goes on in the background.
+    ///
+    /// # Errors
+    /// [`Kind::Lost`] when the hold had been lost before, so that the end of the work may have
+    /// gone unprotected. [`Kind::Unreachable`] when the engine did not answer: the release is
+    /// then tried on in the background, and the ttl ends it at the latest.
+    pub async fn release(self) -> Result<()> {
+        let Self {
+            place,
+            token,
+            pulse,
+        } = self;
+        // Even a sleep for no time costs a timer's tick.
+        if !place.not_before.has_passed() {
+            tokio::select! {
+                biased;
+                _ = pulse.lost() => {}
+                () = tokio::time::sleep(place.not_before.remaining()) => {}
+            }
+        }
+        let was_valid = pulse.is_valid();
+        let name = place.ticket.name.clone();
+        match place.leave().await? {
+            Left::Done if was_valid => Ok(()),
+            Left::Done | Left::Absent => Err(lost_error("release", &name, token, &pulse)),
+        }
+    }
+
+    /// Makes an exclusive hold a reader, without letting anyone write in between. The token
+    /// stays; readers that wait next in line hold at once.
+    ///
+    /// # Cancellation
+    /// The hold stays a hold; whether it was downgraded is not known.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] where the engine has no readers; [`Kind::CapacityMismatch`] when
+    /// permits wait in the line; [`Kind::Lost`]; those of the engine. The hold is kept.
+    pub async fn downgrade(&mut self) -> Result<()> {
+        match self.reweigh(Ask::READ, "downgrade").await? {
+            true => Ok(()),
+            false => Err(Error::new(
+                Kind::CapacityMismatch,
+                "downgrade",
+                "permits wait for this name, so it can't become a line of readers",
+            )),
+        }
+    }
+
+    /// Makes a reader the one writer, if nobody else reads: `false` otherwise, and the hold goes
+    /// on reading. The token stays. It never waits: two readers waiting for each other to leave
+    /// would wait for ever.
+    ///
+    /// # Cancellation
+    /// The hold stays a hold; whether it was upgraded is not known.
+    ///
+    /// # Errors
+    /// [`Kind::Lost`]; those of the engine. The hold is kept.
+    pub async fn try_upgrade(&mut self) -> Result<bool> {
+        self.reweigh(Ask::Whole, "upgrade").await
+    }
+
+    async fn reweigh(&mut self, ask: Ask, operation: &'static str) -> Result<bool> {
+        self.place.keeper.engine().capability().allows(ask)?;
+        match self.amend(Amendment::Ask(ask)).await? {
+            _ if !self.is_valid() => Err(self.lost_error(operation)),
+            Amended::Done => Ok(true),
+            Amended::Busy => Ok(false),
+            Amended::Gone => Err(self.lost_error(operation)),
+        }
+    }
+
+    pub(crate) async fn amend(&self, amendment: Amendment) -> Result<Amended> {
+        self.place
+            .keeper
+            .engine()
+            .amend(self.place.ticket.clone(), amendment)
+            .await
+    }
+
+    pub(crate) fn lost_error(&self, operation: &'static str) -> Error {
+        lost_error(operation, self.name(), self.token, &self.pulse)
+    }
+}
+
+fn lost_error(operation: &'static str, name: &Name, token: Token, pulse: &Pulse) -> Error {
+    let why = pulse
+        .loss()
+        .map_or(LossReason::Expired, |loss| loss.reason)
+        .code();
+    Error::new(
+        Kind::Lost,
+        operation,
+        format!("the lock was lost while it was held: {why}"),
+    )
+    .with("name", name)
+    .with("token", token)
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold")
+            .field("name", self.name())
+            .field("token", &self.token.0)
+            .field("valid", &self.is_valid())
+            .finish()
+    }
+}
+
+/// A place that is left when this is dropped, whatever became of it: entering, waiting or held.
+pub(super) struct Occupied {
+    keeper: Arc<Keeper>,
+    ticket: Ticket,
+    ttl: Duration,
+    /// Kept at least until then.
+    not_before: BootTime,
+    /// Cleared when there is nothing left to leave.
+    taken: bool,
+}
+
+impl Occupied {
+    /// A place that is about to be asked for. From here on a drop at any await leaves it.
+    pub(super) fn entering(keeper: &Arc<Keeper>, ticket: Ticket, ttl: Duration) -> Self {
+        keeper.entering(ticket.claim);
+        Self {
+            keeper: Arc::clone(keeper),
+            ticket,
+            ttl,
+            not_before: BootTime::PAST,
+            taken: true,
+        }
+    }
+
+    pub(super) fn ticket(&self) -> &Ticket {
+        &self.ticket
+    }
+
+    /// Takes the ticket that the engine answered with.
+    pub(super) fn entered(&mut self, ticket: Ticket) {
+        self.ticket = ticket;
+    }
+
+    /// Takes what the engine counted for the grant, which is to be kept for at least so long.
+    pub(super) fn granted(&mut self, counted: u64, at_least: Duration) {
+        self.ticket.counted = counted;
+        self.not_before = BootTime::now() + at_least;
+        self.keeper.granted(&self.ticket);
+    }
+
+    /// Says that no place was taken after all.
+    pub(super) fn never_was(mut self) {
+        self.taken = false;
+    }
+
+    async fn leave(mut self) -> Result<Left> {
+        self.keeper.forget(&self.ticket);
+        let left = self.keeper.engine().leave(self.ticket.clone()).await;
+        // On an error the drop leaves again, in the background.
+        self.taken = left.is_err();
+        left
+    }
+}
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        if self.taken {
+            self.keeper
+                .leave_later(self.ticket.clone(), self.not_before, self.ttl);
+        } else {
+            self.keeper.forget(&self.ticket);
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! The keeper's loop: what is due, what came back, what is over.
+//!
+//! Requests run beside the loop and never hold it up: a deadline that passes while a renewal
+//! hangs is told at that moment, not when the request gives up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::{sleep, timeout};
+
+use super::claim::ClaimId;
+use super::clock::BootTime;
+use super::engine::{Alarm, Audited, Renewal};
+use super::error::{Error, Kind, Result};
+use super::keeper::{Departure, Kept, Shared, State, renewal_due};
+use super::pulse::LossReason;
+use super::ticket::{Armed, Lease, LeaseId, Ticket};
+use super::wait::{Backoff, Retry};
+
+/// Timers of the runtime stand still while the machine sleeps; leases don't. Looking once a
+/// second bounds how late a sleeper is told after it wakes. (`is_valid` is right at once.)
+const TICK: Duration = Duration::from_secs(1);
+
+/// The most leases in one call: large enough to be cheap, small enough to answer in time.
+const BATCH: usize = 1024;
+
+/// What a request beside the loop came back with.
+enum Answer {
+    Renewed {
+        sent: BootTime,
+        leases: Vec<LeaseId>,
+        answers: Vec<Renewal>,
+    },
+    Audited {
+        sent: BootTime,
+        lease: LeaseId,
+        answer: Result<Vec<Audited>>,
+    },
+    Left,
+}
+
+type Requests = FuturesUnordered<BoxFuture<'static, Answer>>;
+
+pub(super) async fn keep(shared: Arc<Shared>) {
+    let mut alarms = shared.engine.alarms();
+    let mut alarms_open = true;
+    let mut requests = Requests::new();
+    while let Some(looks_at) = shared.look(&mut requests) {
+        tokio::select! {
+            () = shared.wake.notified() => {}
+            Some(answer) = requests.next(), if !requests.is_empty() => shared.take(answer),
+            alarm = alarms.next(), if alarms_open => match alarm {
+                Some(alarm) => shared.state.lock().hurry(alarm),
+                None => alarms_open = false,
+            },
+            () = sleep(looks_at.remaining()), if looks_at < BootTime::NEVER => {}
+        }
+    }
+    shared.engine.close().await;
+}
+
+impl Shared {
+    /// Tells what is over, sends what is due, and says when to look again; `None` at the end.
+    fn look(&self, requests: &mut Requests) -> Option<BootTime> {
+        let now = BootTime::now();
+        let mut state = self.state.lock();
+        state.expire(now);
+        let due = state.take_due(now);
+        let leaving = state.take_leaving(now);
+        state.departing += leaving.len();
+        if state.departing == 0 && state.leaving.is_empty() {
+            self.drained.notify_waiters();
+            if state.closing {
+                return None;
+            }
+        }
+        state.looks_at = match state.leases.is_empty() && state.leaving.is_empty() {
+            true => BootTime::NEVER,
+            false => state.next_event().min(now + TICK),
+        };
+        let looks_at = state.looks_at;
+        drop(state);
+
+        for lease in due.iter().filter(|lease| lease.ticket.is_none()) {
+            requests.push(self.audit(lease.id));
+        }
+        let mut due = due.into_iter().peekable();
+        while due.peek().is_some() {
+            requests.push(self.renew(due.by_ref().take(BATCH).collect()));
+        }
+        requests.extend(leaving.into_iter().map(|departure| self.leave(departure)));
+        Some(looks_at)
+    }
+
+    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<'static, Answer> {
+        let ids: Vec<LeaseId> = leases.iter().map(|lease| lease.id).collect();
+        let limit = self.timeout;
+        let sent = BootTime::now();
+        let renewal = self.engine.renew(leases);
+        Box::pin(async move {
+            let answers = timeout(limit, renewal).await.unwrap_or_default();
+            Answer::Renewed {
+                sent,
+                leases: ids,
+                answers,
+            }
+        })
+    }
+
+    fn audit(&self, lease: LeaseId) -> BoxFuture<'static, Answer> {
+        let limit = self.timeout;
+        let sent = BootTime::now();
+        let audit = self.engine.audit(lease);
+        Box::pin(async move {
+            let answer = timeout(limit, audit).await.unwrap_or_else(|_| {
+                Err(Error::new(Kind::Unreachable, "audit", "no answer in time"))
+            });
+            Answer::Audited {
+                sent,
+                lease,
+                answer,
+            }
+        })
+    }
+
+    /// Leaves, again and again until it is known to be done or the ttl has done it.
+    fn leave(&self, departure: Departure) -> BoxFuture<'static, Answer> {
+        let engine = Arc::clone(&self.engine);
+        let limit = self.timeout;
+        Box::pin(async move {
+            let mut backoff = Backoff::new(Retry::default());
+            loop {
+                match timeout(limit, engine.leave(departure.ticket.clone())).await {
+                    Ok(Ok(_)) => break,
+                    Ok(Err(error)) if !error.is_transient() => break,
+                    Ok(Err(_)) | Err(_) => {}
+                }
+                if !backoff.sleep(departure.give_up).await {
+                    break;
+                }
+            }
+            Answer::Left
+        })
+    }
+
+    fn take(&self, answer: Answer) {
+        let mut state = self.state.lock();
+        match answer {
+            Answer::Left => state.departing -= 1,
+            Answer::Audited {
+                sent,
+                lease,
+                answer: Ok(found),
+            } => {
+                let strangers = state.compare(sent, lease, found);
+                state.leaving.extend(strangers);
+            }
+            Answer::Audited { answer: Err(_), .. } => {}
+            Answer::Renewed {
+                sent,
+                leases,
+                answers,
+            } => {
+                let mut answers = answers.into_iter();
+                for id in leases {
+                    // An engine that answers for fewer leases than asked leaves the rest unknown.
+                    state.take_renewal(id, sent, answers.next());
+                }
+            }
+        }
+    }
+}
+
+impl State {
+    /// Ends every lease whose deadline has passed.
+    fn expire(&mut self, now: BootTime) {
+        self.leases.retain(|_, kept| {
+            let alive = kept.armed.deadline() > now;
+            if !alive {
+                kept.lose(LossReason::Expired);
+            }
+            alive
+        });
+    }
+
+    /// The leases to renew now. What is due soon goes along, so that leases taken one by one
+    /// are renewed together after a while.
+    fn take_due(&mut self, now: BootTime) -> Vec<Lease> {
+        if !self
+            .leases
+            .values()
+            .any(|kept| kept.due <= now && !kept.renewing)
+        {
+            return Vec::new();
+        }
+        let mut due = Vec::new();
+        for (id, kept) in &mut self.leases {
+            if !kept.renewing && kept.due <= now + kept.armed.ttl / 20 {
+                kept.renewing = true;
+                due.push(Lease {
+                    id: *id,
+                    ticket: kept.ticket.clone(),
+                });
+            }
+        }
+        due
+    }
+
+    /// The tickets to leave now; what must be kept a little longer stays, and is renewed.
+    fn take_leaving(&mut self, now: BootTime) -> Vec<Departure> {
+        let leaving = std::mem::take(&mut self.leaving);
+        let (now, later) = leaving
+            .into_iter()
+            .partition(|departure| departure.not_before <= now);
+        self.leaving = later;
+        for departure in &now {
+            self.forget(&departure.ticket);
+        }
+        now
+    }
+
+    /// Stops renewing for a claim. A shared lease goes on living.
+    pub(super) fn forget(&mut self, ticket: &Ticket) {
+        self.entering.remove(&ticket.claim);
+        let Some(kept) = self.leases.get_mut(&ticket.lease) else {
+            return;
+        };
+        kept.claims.remove(&ticket.claim);
+        if ticket.has_own_lease() {
+            self.leases.remove(&ticket.lease);
+        }
+    }
+
+    /// The earliest moment at which a lease is due or over, or a ticket may be left.
+    fn next_event(&self) -> BootTime {
+        let event = |kept: &Kept| match kept.renewing {
+            true => kept.armed.deadline(),
+            false => kept.due.min(kept.armed.deadline()),
+        };
+        let leases = self.leases.values().map(event);
+        let departures = self.leaving.iter().map(|departure| departure.not_before);
+        leases.chain(departures).min().unwrap_or(BootTime::NEVER)
+    }
+
+    fn hurry(&mut self, alarm: Alarm) {
+        match alarm {
+            Alarm::All => self
+                .leases
+                .values_mut()
+                .for_each(|kept| kept.due = BootTime::PAST),
+            Alarm::Lease(id) => {
+                if let Some(kept) = self.leases.get_mut(&id) {
+                    kept.due = BootTime::PAST;
+                }
+            }
+        }
+    }
+
+    fn take_renewal(&mut self, id: LeaseId, sent: BootTime, answer: Option<Renewal>) {
+        // Released meanwhile: a late answer changes nothing.
+        let Some(kept) = self.leases.get_mut(&id) else {
+            return;
+        };
+        kept.renewing = false;
+        let reason = match answer {
+            Some(Renewal::Held(armed)) => {
+                // The keeper's own time from before the call can't be later than the sending.
+                let armed = Armed {
+                    sent: sent.min(armed.sent),
+                    ..armed
+                };
+                if kept.armed.deadline().has_passed() {
+                    LossReason::Expired
+                } else {
+                    if armed.sent > kept.armed.sent {
+                        kept.armed = armed;
+                    }
+                    kept.due = renewal_due(kept.armed);
+                    kept.claims.values().for_each(|pulse| {
+                        pulse.extend(kept.armed);
+                    });
+                    return;
+                }
+            }
+            Some(Renewal::Lost) => LossReason::Taken,
+            Some(Renewal::Evicted) => LossReason::Evicted,
+            Some(Renewal::Unknown(_)) | None => {
+                // Soon again, but not in a hot loop; the deadline ends it.
+                kept.due = BootTime::now() + (kept.armed.ttl / 12).max(Duration::from_millis(10));
+                return;
+            }
+        };
+        kept.lose(reason);
+        self.leases.remove(&id);
+    }
+
+    /// Compares what hangs on a shared lease with what is known, and returns the strangers.
+    ///
+    /// A claim is registered before its enter is sent, so whatever the list shows was known
+    /// before the list was made: if it is not known now, it was dropped and must be left.
+    fn compare(&mut self, sent: BootTime, lease: LeaseId, found: Vec<Audited>) -> Vec<Departure> {
+        let Some(kept) = self.leases.get_mut(&lease) else {
+            return Vec::new();
+        };
+        kept.claims.retain(|claim, pulse| {
+            match found.iter().find(|audited| audited.ticket.claim == *claim) {
+                Some(audited) => {
+                    // Its place stays until its owner lets go.
+                    if audited.evicted {
+                        pulse.lose(LossReason::Evicted);
+                    }
+                    true
+                }
+                // Entered after the list was asked for.
+                None if pulse.since() >= sent => true,
+                None => {
+                    pulse.lose(LossReason::Taken);
+                    false
+                }
+            }
+        });
+        let give_up = BootTime::now() + kept.armed.ttl;
+        let known =
+            |claim: &ClaimId| kept.claims.contains_key(claim) || self.entering.contains(claim);
+        found
+            .into_iter()
+            .map(|audited| audited.ticket)
+            .filter(|ticket| !known(&ticket.claim))
+            .map(|ticket| Departure {
+                ticket,
+                not_before: BootTime::PAST,
+                give_up,
+            })
+            .collect()
+    }
+}

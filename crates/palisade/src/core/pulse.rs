@@ -1,0 +1,167 @@
+//! `Pulse`: whether one claim is still alive, shared by its hold and the keeper.
+//!
+//! The keeper alone writes it. Reading it is one clock read and one atomic load. A loss is final:
+//! a deadline that has passed is never moved again, so a holder that once saw itself invalid
+//! never sees itself valid afterwards.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::Notify;
+
+use super::clock::BootTime;
+use super::ticket::Armed;
+
+/// Why a hold is over although nobody released it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossReason {
+    /// No renewal was acknowledged in time. Nobody else has been granted yet.
+    Expired,
+    /// The engine no longer knows it: another may hold already. The fence protects the data.
+    Taken,
+    /// An operator asks for it. The place is kept until the hold is dropped, or its lease ends.
+    Evicted,
+}
+
+impl LossReason {
+    /// The stable word for it.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::Taken => "taken",
+            Self::Evicted => "evicted",
+        }
+    }
+}
+
+/// The end of a hold that nobody released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Loss {
+    /// Why.
+    pub reason: LossReason,
+    /// When the engine may grant to another, as far as the holder knows: work must have stopped
+    /// by then. Already past unless the reason is [`LossReason::Evicted`].
+    pub lease_ends: BootTime,
+}
+
+/// The life sign of one claim.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    since: BootTime,
+    deadline: AtomicU64,
+    loss: OnceLock<Loss>,
+    told: Notify,
+}
+
+impl Pulse {
+    pub(crate) fn new(armed: Armed) -> Self {
+        Self {
+            since: BootTime::now(),
+            deadline: AtomicU64::new(armed.deadline().as_nanos()),
+            loss: OnceLock::new(),
+            told: Notify::new(),
+        }
+    }
+
+    /// When it was acknowledged.
+    pub(crate) fn since(&self) -> BootTime {
+        self.since
+    }
+
+    /// Until when it is valid; in the past once it is lost.
+    pub(crate) fn deadline(&self) -> BootTime {
+        BootTime::from_nanos(self.deadline.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn is_valid(&self) -> bool {
+        !self.deadline().has_passed()
+    }
+
+    /// Moves the deadline after an acknowledged renewal. Refuses once it has passed.
+    pub(crate) fn extend(&self, armed: Armed) -> bool {
+        if self.deadline().has_passed() {
+            return false;
+        }
+        self.deadline
+            .fetch_max(armed.deadline().as_nanos(), Ordering::AcqRel);
+        true
+    }
+
+    /// Ends it. The first reason stands.
+    pub(crate) fn lose(&self, reason: LossReason) {
+        let deadline = self.deadline();
+        let lease_ends = match reason {
+            LossReason::Evicted => deadline,
+            LossReason::Expired | LossReason::Taken => deadline.min(BootTime::now()),
+        };
+        if self.loss.set(Loss { reason, lease_ends }).is_ok() {
+            self.deadline
+                .store(BootTime::PAST.as_nanos(), Ordering::Release);
+            self.told.notify_waiters();
+        }
+    }
+
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        self.loss.get().copied()
+    }
+
+    /// Resolves when it is lost; never otherwise.
+    pub(crate) async fn lost(&self) -> Loss {
+        loop {
+            let told = self.told.notified();
+            if let Some(loss) = self.loss() {
+                return loss;
+            }
+            told.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn armed(ttl: Duration) -> Armed {
+        Armed {
+            sent: BootTime::now(),
+            ttl,
+        }
+    }
+
+    #[test]
+    fn a_passed_deadline_is_never_moved_again() {
+        let pulse = Pulse::new(Armed {
+            sent: BootTime::PAST,
+            ttl: Duration::from_secs(1),
+        });
+        assert!(!pulse.is_valid());
+        assert!(!pulse.extend(armed(Duration::from_secs(60))));
+        assert!(!pulse.is_valid());
+    }
+
+    #[test]
+    fn the_first_reason_stands_and_a_late_acknowledgement_changes_nothing() {
+        let pulse = Pulse::new(armed(Duration::from_secs(60)));
+        assert!(pulse.is_valid());
+        pulse.lose(LossReason::Evicted);
+        pulse.lose(LossReason::Taken);
+        assert!(!pulse.extend(armed(Duration::from_secs(60))));
+        let loss = pulse.loss().unwrap();
+        assert_eq!(loss.reason, LossReason::Evicted);
+        assert!(
+            !loss.lease_ends.has_passed(),
+            "an evicted hold may wind down"
+        );
+    }
+
+    #[test]
+    fn a_late_answer_to_an_early_renewal_never_shortens_it() {
+        let pulse = Pulse::new(armed(Duration::from_secs(60)));
+        let before = pulse.deadline();
+        assert!(pulse.extend(armed(Duration::from_secs(1))));
+        assert_eq!(pulse.deadline(), before);
+    }
+}

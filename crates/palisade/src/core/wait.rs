@@ -1,0 +1,155 @@
+//! How long to wait and how often to look: `Patience` and `Backoff`.
+//!
+//! Every wait is a push from the engine plus a bounded re-check, because a push can be lost;
+//! where an engine has no line to wait in, or can't be reached, a jittered exponential backoff.
+//! Either way there is one last try when the deadline comes.
+
+use std::time::Duration;
+
+use super::clock::BootTime;
+
+/// How long an acquire may wait, both for others and for an engine that can't be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// Not at all.
+    NoWait,
+    /// This long.
+    For(Duration),
+    /// As long as it takes.
+    Forever,
+}
+
+impl Patience {
+    /// When patience ends, counted from now.
+    pub(crate) fn deadline(self) -> BootTime {
+        match self {
+            Self::NoWait => BootTime::PAST,
+            Self::For(wait) => BootTime::now() + wait,
+            Self::Forever => BootTime::NEVER,
+        }
+    }
+
+    /// What is left of it, when it ends at `deadline`.
+    pub(crate) fn rest(self, deadline: BootTime) -> Self {
+        match self {
+            Self::For(_) => Self::For(deadline.remaining()),
+            Self::NoWait | Self::Forever => self,
+        }
+    }
+}
+
+/// A push can be lost, and then this is how late the waiter is. Shorter would load the engine
+/// with look-ups that nearly always find nothing.
+const RECHECK: Duration = Duration::from_secs(1);
+
+/// When a waiter looks again though nothing was pushed: within a second, spread out so that many
+/// waiters don't look together, and at its deadline.
+pub(crate) fn recheck_at(deadline: BootTime) -> BootTime {
+    let jittered = RECHECK.mul_f64(rand::random_range(0.75..1.0));
+    (BootTime::now() + jittered).min(deadline)
+}
+
+/// How an acquire tries again, while its patience lasts, when the engine can't be reached or has
+/// no line to wait in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// Not at all: the first failure is the answer.
+    None,
+    /// After this long each time.
+    Fixed(Duration),
+    /// After a random time between `min` and a bound that doubles from `min` to `max`.
+    Exponential {
+        /// The shortest delay.
+        min: Duration,
+        /// The longest delay.
+        max: Duration,
+    },
+}
+
+impl Default for Retry {
+    /// 10 ms is a few round trips to a near engine; half a second is the longest that a freed
+    /// lock, or an engine that is back, should go unnoticed.
+    fn default() -> Self {
+        Self::Exponential {
+            min: Duration::from_millis(10),
+            max: Duration::from_millis(500),
+        }
+    }
+}
+
+/// The delays of one acquire, by its [`Retry`].
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    retry: Retry,
+    tries: u32,
+}
+
+impl Backoff {
+    pub(crate) const fn new(retry: Retry) -> Self {
+        Self { retry, tries: 0 }
+    }
+
+    fn next_delay(&mut self) -> Option<Duration> {
+        self.tries += 1;
+        match self.retry {
+            Retry::None => None,
+            Retry::Fixed(delay) => Some(delay),
+            Retry::Exponential { min, max } => {
+                let bound = min
+                    .saturating_mul(1 << (self.tries - 1).min(16))
+                    .min(max)
+                    .max(min);
+                Some(rand::random_range(min..=bound))
+            }
+        }
+    }
+
+    /// Sleeps, but not beyond `deadline`. Says whether another try is due: `false` only without
+    /// retries, or when the deadline had passed before, so that the last try comes at the
+    /// deadline itself.
+    pub(crate) async fn sleep(&mut self, deadline: BootTime) -> bool {
+        let remaining = deadline.remaining();
+        let Some(delay) = self.next_delay().filter(|_| !remaining.is_zero()) else {
+            return false;
+        };
+        tokio::time::sleep(delay.min(remaining)).await;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn delays_grow_to_the_cap_and_are_jittered() {
+        let mut backoff = Backoff::new(Retry::default());
+        let delays: Vec<_> = (0..40).filter_map(|_| backoff.next_delay()).collect();
+        assert_eq!(delays.len(), 40);
+        assert!(
+            delays
+                .iter()
+                .all(|delay| (ms(10)..=ms(500)).contains(delay))
+        );
+        assert!(delays[0] < ms(11));
+        assert!(delays.iter().any(|delay| *delay > ms(100)));
+        assert!(delays[10..].windows(2).any(|pair| pair[0] != pair[1]));
+    }
+
+    #[tokio::test]
+    async fn there_is_one_last_try_at_the_deadline() {
+        let deadline = BootTime::now() + ms(5);
+        let mut backoff = Backoff::new(Retry::Fixed(ms(3)));
+        assert!(backoff.sleep(deadline).await);
+        assert!(backoff.sleep(deadline).await, "the try at the deadline");
+        while !deadline.has_passed() {
+            backoff.sleep(deadline).await;
+        }
+        assert!(!backoff.sleep(deadline).await, "no try after it");
+        assert!(!Backoff::new(Retry::None).sleep(BootTime::NEVER).await);
+    }
+}

@@ -1,0 +1,438 @@
+//! `memory:` — lines of this process, kept in a map. The readable reference for engines.
+//!
+//! One mutex makes every verb atomic. `memory:` is one store per process, `memory:NAME` another;
+//! clients of the same store exclude each other. Nothing survives the process (class C): its
+//! tokens are a counter floored by the clock.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::{FutureExt, StreamExt, stream};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, broadcast};
+
+use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
+use crate::core::claim::{Claim, ClaimId};
+use crate::core::clock::BootTime;
+use crate::core::engine::{
+    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
+    Place, Renewal,
+};
+use crate::core::error::{Error, Kind, Result};
+use crate::core::line::{Line, Seat};
+use crate::core::name::Name;
+use crate::core::report::{Finding, LineReport, Scope};
+use crate::core::ticket::{Armed, Lease, LeaseId, Ticket};
+use crate::core::url::{Settings, Url};
+
+/// How long a claim that was left before it arrived is remembered: far longer than a request
+/// can be under way, short enough that the memory stays small.
+const TOMBSTONE: Duration = Duration::from_secs(300);
+
+static STORES: LazyLock<Mutex<HashMap<String, Arc<Store>>>> = LazyLock::new(Mutex::default);
+
+/// Opens the store that the URL's path names.
+///
+/// # Errors
+/// [`Kind::Config`] for hosts or options that it does not have.
+pub fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
+    url.finish(&[])?;
+    if !url.hosts.is_empty() {
+        return Err(Error::new(
+            Kind::Config,
+            "connect",
+            "memory: has no host; use memory:NAME",
+        ));
+    }
+    let store = Arc::clone(STORES.lock().entry(url.path).or_default());
+    Ok(Arc::new(MemoryEngine {
+        store,
+        namespace: settings.namespace.clone(),
+    }))
+}
+
+/// A namespace of one store of this process.
+struct MemoryEngine {
+    store: Arc<Store>,
+    namespace: String,
+}
+
+/// Namespace and name.
+type Key = (String, Name);
+
+struct Store {
+    state: Mutex<State>,
+    changes: broadcast::Sender<Key>,
+    alarms: broadcast::Sender<Alarm>,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self {
+            state: Mutex::default(),
+            changes: broadcast::channel(64).0,
+            alarms: broadcast::channel(64).0,
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    lines: HashMap<Key, Line<Extra>>,
+    /// Claims that were left before they arrived, and until when that is remembered.
+    tombstones: HashMap<ClaimId, BootTime>,
+    last_counted: u64,
+}
+
+/// What a seat keeps beside its place.
+struct Extra {
+    claim: Arc<Claim>,
+    value: Option<String>,
+    /// Rung when the seat is granted or taken away.
+    bell: Arc<Notify>,
+}
+
+impl State {
+    fn line(&mut self, key: &Key) -> &mut Line<Extra> {
+        self.lines.entry(key.clone()).or_default()
+    }
+
+    /// Removes what has expired, grants what has come to the front, and rings.
+    fn settle(&mut self, key: &Key, now: BootTime) {
+        let Some(line) = self.lines.get_mut(key) else {
+            return;
+        };
+        for expired in line.seats.iter().filter(|seat| seat.expires <= now) {
+            expired.extra.bell.notify_one();
+        }
+        let last = &mut self.last_counted;
+        for granted in line.settle(now, || count_on(last)) {
+            if let Some(seat) = line.seat(granted) {
+                seat.extra.bell.notify_one();
+            }
+        }
+        if line.seats.is_empty() {
+            self.lines.remove(key);
+        }
+    }
+
+    fn place(&self, key: &Key, claim: ClaimId) -> Place {
+        let seat = self.lines.get(key).and_then(|line| line.seat(claim));
+        seat.map_or(Place::Gone, Seat::place)
+    }
+}
+
+/// The next count: never back, and beyond that of an earlier process while the clock is sane.
+fn count_on(last: &mut u64) -> u64 {
+    let micros = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_micros() as u64);
+    *last = micros.max(*last + 1);
+    *last
+}
+
+impl MemoryEngine {
+    fn key(&self, name: &Name) -> Key {
+        (self.namespace.clone(), name.clone())
+    }
+
+    /// Runs one verb: atomic, and followed by a settled line.
+    fn change<T: Send + 'static>(
+        &self,
+        name: &Name,
+        verb: impl FnOnce(&mut State, &Key, BootTime) -> T + Send + 'static,
+    ) -> BoxFuture<T> {
+        let store = Arc::clone(&self.store);
+        let key = self.key(name);
+        Box::pin(async move { store.change(&key, verb) })
+    }
+}
+
+impl Store {
+    fn change<T>(&self, key: &Key, verb: impl FnOnce(&mut State, &Key, BootTime) -> T) -> T {
+        let mut state = self.state.lock();
+        let now = BootTime::now();
+        state.settle(key, now);
+        let done = verb(&mut state, key, now);
+        state.settle(key, now);
+        drop(state);
+        // Nobody listening is no error.
+        let _ = self.changes.send(key.clone());
+        done
+    }
+
+    /// The bell of a waiting claim, and when a lease that blocks it is due to end; `None` when
+    /// it does not wait.
+    fn blocked(&self, key: &Key, claim: ClaimId) -> Option<(Arc<Notify>, BootTime)> {
+        let mut state = self.state.lock();
+        state.settle(key, BootTime::now());
+        let line = state.lines.get(key)?;
+        let seat = line.seat(claim).filter(|seat| !seat.is_held())?;
+        let due = line
+            .blockers(claim)
+            .iter()
+            .map(|blocker| blocker.expires)
+            .min()?;
+        Some((Arc::clone(&seat.extra.bell), due))
+    }
+}
+
+impl Engine for MemoryEngine {
+    fn capability(&self) -> Capability {
+        Capability {
+            class: Class::C,
+            shared: true,
+            permits: Permits::Weighted,
+            fair: true,
+            waiters_visible: true,
+            tokens: Tokens::Floored,
+            early_loss: true,
+            detached: true,
+            ttl: TtlRange {
+                min: Duration::from_millis(100),
+                max: Duration::from_secs(24 * 3600),
+                step: Duration::from_millis(1),
+            },
+            reentrant_session: false,
+        }
+    }
+
+    fn describe(&self) -> String {
+        "memory:".to_owned()
+    }
+
+    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
+        let name = claim.name.clone();
+        self.change(&name, move |state, key, now| {
+            if state
+                .tombstones
+                .get(&claim.id)
+                .is_some_and(|until| *until > now)
+            {
+                return Ok(Entered::Busy);
+            }
+            if state.line(key).seat(claim.id).is_none() {
+                state.line(key).push(Seat {
+                    id: claim.id,
+                    ask: claim.ask,
+                    counted: 0,
+                    expires: now + claim.ttl,
+                    ttl: claim.ttl,
+                    evicted: false,
+                    extra: Extra {
+                        claim: Arc::clone(&claim),
+                        value: claim.value.clone(),
+                        bell: Arc::new(Notify::new()),
+                    },
+                })?;
+                state.settle(key, now);
+            }
+            let line = state.line(key);
+            let Some(seat) = line.seat(claim.id) else {
+                return Ok(Entered::Busy);
+            };
+            if !claim.queue && !seat.is_held() {
+                line.remove(claim.id, 0);
+                return Ok(Entered::Busy);
+            }
+            let (place, counted) = (seat.place(), seat.counted);
+            // Entering again extends nothing, so the lease counts from what is left of it.
+            let left = seat.expires.saturating_since(now);
+            let ticket = Ticket {
+                counted,
+                ..Ticket::own(claim.name.clone(), claim.id)
+            };
+            Ok(Entered::In {
+                ticket,
+                armed: Armed {
+                    sent: now,
+                    ttl: left,
+                },
+                place,
+            })
+        })
+    }
+
+    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
+        let store = Arc::clone(&self.store);
+        let key = self.key(&ticket.name);
+        Box::pin(async move {
+            if let Some((bell, due)) = store.blocked(&key, ticket.claim) {
+                tokio::select! {
+                    () = bell.notified() => {}
+                    () = tokio::time::sleep(due.min(until).remaining()) => {}
+                }
+            }
+            let mut state = store.state.lock();
+            state.settle(&key, BootTime::now());
+            Ok(state.place(&key, ticket.claim))
+        })
+    }
+
+    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+        let store = Arc::clone(&self.store);
+        let namespace = self.namespace.clone();
+        Box::pin(async move {
+            let renew = |lease: Lease| {
+                let Some(ticket) = lease.ticket else {
+                    return Renewal::Lost;
+                };
+                let key = (namespace.clone(), ticket.name);
+                let mut state = store.state.lock();
+                let now = BootTime::now();
+                state.settle(&key, now);
+                let seat = state
+                    .lines
+                    .get_mut(&key)
+                    .and_then(|line| line.seat_mut(ticket.claim));
+                match seat {
+                    None => Renewal::Lost,
+                    Some(seat) if ticket.counted != 0 && seat.counted != ticket.counted => {
+                        Renewal::Lost
+                    }
+                    Some(seat) if seat.evicted => Renewal::Evicted,
+                    Some(seat) => {
+                        seat.expires = now + seat.ttl;
+                        Renewal::Held(Armed {
+                            sent: now,
+                            ttl: seat.ttl,
+                        })
+                    }
+                }
+            };
+            leases.into_iter().map(renew).collect()
+        })
+    }
+
+    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
+        let name = ticket.name.clone();
+        self.change(&name, move |state, key, _| {
+            let line = state.line(key);
+            let amended = match amendment {
+                Amendment::Ask(ask) => line.reweigh(ticket.claim, ticket.counted, ask),
+                Amendment::Value(value) => match line.seat_mut(ticket.claim) {
+                    Some(seat) if seat.counted == ticket.counted => {
+                        seat.extra.value = Some(value);
+                        Amended::Done
+                    }
+                    _ => Amended::Gone,
+                },
+            };
+            Ok(amended)
+        })
+    }
+
+    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
+        let name = ticket.name.clone();
+        self.change(&name, move |state, key, now| {
+            if state
+                .line(key)
+                .remove(ticket.claim, ticket.counted)
+                .is_some()
+            {
+                return Ok(Left::Done);
+            }
+            if ticket.counted == 0 {
+                state.tombstones.retain(|_, until| *until > now);
+                state.tombstones.insert(ticket.claim, now + TOMBSTONE);
+            }
+            Ok(Left::Absent)
+        })
+    }
+
+    fn audit(&self, _: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
+        async { Ok(Vec::new()) }.boxed()
+    }
+
+    fn alarms(&self) -> BoxStream<Alarm> {
+        listen(self.store.alarms.subscribe(), |alarm| {
+            Some(alarm.unwrap_or(Alarm::All))
+        })
+    }
+
+    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
+        let store = Arc::clone(&self.store);
+        let namespace = self.namespace.clone();
+        Box::pin(async move {
+            let mut state = store.state.lock();
+            let now = BootTime::now();
+            let mut keys: Vec<Key> = state.lines.keys().cloned().collect();
+            keys.retain(|(space, name)| *space == namespace && scope.includes(name.as_str()));
+            keys.sort();
+            let reports = keys.iter().filter_map(|key| {
+                state.settle(key, now);
+                let line = state.lines.get(key)?;
+                Some(line.report(key.1.as_str(), now, |extra| {
+                    (Some(extra.claim.owner.clone()), extra.value.clone())
+                }))
+            });
+            Ok(reports.collect())
+        })
+    }
+
+    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
+        let namespace = self.namespace.clone();
+        listen(
+            self.store.changes.subscribe(),
+            move |changed| match changed {
+                Some((space, name)) if space != namespace || !scope.includes(name.as_str()) => None,
+                _ => Some(Ok(())),
+            },
+        )
+    }
+
+    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
+        let alarms = self.store.alarms.clone();
+        self.change(&name, move |state, key, _| {
+            let Ok(claim) = id.parse::<ClaimId>() else {
+                return Ok(false);
+            };
+            let line = state.line(key);
+            match eviction {
+                Eviction::Mark => {
+                    let Some(seat) = line.seat_mut(claim) else {
+                        return Ok(false);
+                    };
+                    seat.evicted = true;
+                }
+                Eviction::Remove => {
+                    let Some(seat) = line.remove(claim, 0) else {
+                        return Ok(false);
+                    };
+                    seat.extra.bell.notify_one();
+                }
+            }
+            let _ = alarms.send(Alarm::Lease(claim.into()));
+            Ok(true)
+        })
+    }
+
+    fn check(&self) -> BoxFuture<Result<Vec<Finding>>> {
+        async { Ok(Vec::new()) }.boxed()
+    }
+
+    fn close(&self) -> BoxFuture<()> {
+        async {}.boxed()
+    }
+}
+
+/// What `pick` makes of each message; of `None` when some were missed.
+fn listen<T: Clone + Send + 'static, U: Send + 'static>(
+    receiver: broadcast::Receiver<T>,
+    pick: impl Fn(Option<T>) -> Option<U> + Send + 'static,
+) -> BoxStream<U> {
+    stream::unfold((receiver, pick), |(mut receiver, pick)| async move {
+        loop {
+            let heard = match receiver.recv().await {
+                Ok(message) => Some(message),
+                Err(broadcast::error::RecvError::Lagged(_)) => None,
+                Err(broadcast::error::RecvError::Closed) => return None,
+            };
+            if let Some(picked) = pick(heard) {
+                return Some((picked, (receiver, pick)));
+            }
+        }
+    })
+    .boxed()
+}

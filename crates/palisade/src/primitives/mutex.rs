@@ -1,0 +1,67 @@
+//! `Mutex`: the whole line, one holder at a time.
+
+use std::time::Duration;
+
+use super::{forever, now, within};
+use crate::core::acquire::Request;
+use crate::core::error::Result;
+use crate::core::hold::Hold;
+
+/// A mutual exclusion lock among everyone who uses the same engine and name.
+///
+/// Waiters are served in the order in which they came where the engine is
+/// [fair](crate::Capability::fair). Not reentrant: a second `lock` by the same client waits.
+///
+/// # Example
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+/// let palisade = palisade::connect("memory:").await?;
+/// let hold = palisade.mutex("nightly-report")?.lock().await?;
+/// // Give the token to the storage with every write; it refuses the write of a stale holder.
+/// println!("holding {} with token {}", hold.name(), hold.token());
+/// hold.run(async { /* the work, dropped at once if the lock is lost */ }).await?;
+/// hold.release().await
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Mutex(pub(crate) Request);
+
+impl Mutex {
+    /// Sets how long the lock lasts without renewal, which the library does by itself.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`](crate::Kind::InvalidArgument) outside the engine's range.
+    pub fn ttl(self, ttl: Duration) -> Result<Self> {
+        Ok(Self(self.0.ttl(ttl)?))
+    }
+
+    /// Waits for the lock as long as it takes, also for an engine that can't be reached.
+    ///
+    /// # Cancellation
+    /// Dropped at any await it leaves no place in the line.
+    ///
+    /// # Errors
+    /// Those of [`Request::acquire`].
+    pub async fn lock(&self) -> Result<Hold> {
+        forever(&self.0).await
+    }
+
+    /// Takes the lock if it is free now; `None` when it is not.
+    ///
+    /// # Errors
+    /// Those of [`Request::acquire`]; an engine that can't be reached is an error at once.
+    pub async fn try_lock(&self) -> Result<Option<Hold>> {
+        now(&self.0).await
+    }
+
+    /// Waits for the lock at most this long; `None` when it did not come free.
+    ///
+    /// # Cancellation
+    /// Dropped at any await it leaves no place in the line.
+    ///
+    /// # Errors
+    /// Those of [`Request::acquire`].
+    pub async fn lock_timeout(&self, wait: Duration) -> Result<Option<Hold>> {
+        within(&self.0, wait).await
+    }
+}

@@ -1,8 +1,6 @@
 //! The embedded engine through its verbs: lines, real second processes, and damaged stores.
 #![allow(clippy::unwrap_used)] // A step that fails is a test that fails.
 
-#![allow(clippy::unwrap_used)]
-
 mod child;
 mod damage;
 mod lines;

@@ -138,7 +138,14 @@ fn garbled(dir: &Dir, file: &str) -> Error {
     Error::new(
         Kind::Unusable,
         "connect",
-        format!("{} is garbled", dir.path.join(file).display()),
+        format!(
+            "{} is garbled; {}",
+            dir.path.join(file).display(),
+            match file {
+                BOOT => "remove it: lines start empty then, tokens go on above the ceiling",
+                _ => "restore it, or use another directory: tokens could go back",
+            }
+        ),
     )
 }
 

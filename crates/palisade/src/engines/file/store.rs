@@ -18,7 +18,7 @@ use rustix::process::{Pid, getpid};
 use super::dir::{Dir, LINES};
 use super::fault::Fault;
 use super::layout;
-use super::liveness::{self, Liveness};
+use super::liveness::{self, Liveness, Peer};
 use super::lmdb::Data;
 use super::tx::{Hints, Tx};
 use super::watcher::Watcher;
@@ -186,15 +186,23 @@ impl Store {
 
     /// Sends hints to whom they concern. Not under the writer lock: whoever is woken wants it.
     pub(super) fn deliver(&self, hints: Hints) {
-        let mut hints = hints.0;
-        hints.sort_by_key(|(process, _)| *process);
-        for of_one in hints.chunk_by(|(a, _), (b, _)| a == b) {
-            let process = of_one[0].0;
-            let of_one = of_one.iter().map(|(_, hint)| *hint);
+        let Hints { list, mut ends } = hints;
+        for (process, hint) in list {
             if process == self.shared.liveness.process() {
-                of_one.for_each(|hint| self.watcher.hand(hint));
-            } else {
-                liveness::send(self.shared.liveness.procs(), process, of_one);
+                self.watcher.hand(hint);
+                continue;
+            }
+            let known = ends.iter().position(|(known, _)| *known == process);
+            let at = known.unwrap_or_else(|| {
+                let end = match liveness::open_to_wake(self.shared.liveness.procs(), process) {
+                    Peer::Alive(end) => Some(end),
+                    Peer::Dead | Peer::Unknown => None,
+                };
+                ends.push((process, end));
+                ends.len() - 1
+            });
+            if let Some(end) = &ends[at].1 {
+                liveness::send(end, hint);
             }
         }
     }

@@ -139,6 +139,28 @@ async fn act() {
             }
             wait_for_end();
         }
+        "churn" => {
+            let engine = open(dir).await;
+            let mut held = std::collections::VecDeque::new();
+            for at in 0usize.. {
+                let value = "v".repeat(at * 7919 % 20_000);
+                let name = format!("{}{}", "n".repeat(at % 60), at * 31 % 97);
+                let entered = Claim {
+                    value: Some(value),
+                    ..claim(&name, Ask::READ)
+                };
+                held.push_back(enter(&engine, entered).await.0);
+                if held.len() > 200 - at % 150 {
+                    engine
+                        .leave(held.remove(at % held.len()).unwrap())
+                        .await
+                        .unwrap();
+                }
+                if at == 300 {
+                    say("busy");
+                }
+            }
+        }
         "count" => count(&open(dir).await, dir).await,
         "stop in the lock" => {
             let lock = std::fs::File::open(dir.join("lock")).unwrap();

@@ -11,6 +11,7 @@ use super::claim::{Ask, Claim, ClaimId};
 use super::clock::BootTime;
 use super::engine::{Entered, Place};
 use super::error::{Error, Kind, Outcome, Result};
+use super::events::{Ending, Event};
 use super::hold::{Hold, Occupied};
 use super::keeper::Keeper;
 use super::name::Name;
@@ -18,7 +19,7 @@ use super::owner::Owner;
 use super::pulse::{LossReason, Pulse};
 use super::ticket::{Armed, Ticket};
 use super::token::Era;
-use super::wait::{Backoff, Patience, recheck_at};
+use super::wait::{Backoff, Patience, Retry, recheck_at};
 
 /// An ask for a place in a line; what every primitive is made of. Reusable.
 #[derive(Clone)]
@@ -30,6 +31,8 @@ pub struct Request {
     pub(crate) ask: Ask,
     pub(crate) ttl: Duration,
     pub(crate) value: Option<String>,
+    pub(crate) at_least: Duration,
+    pub(crate) retry: Retry,
 }
 
 impl Request {
@@ -49,6 +52,22 @@ impl Request {
         self
     }
 
+    /// Keeps what is granted for at least this long, so that a quick run on one machine is not
+    /// followed by another on a machine whose clock is a little late. A release waits for it; a
+    /// dropped hold is kept in the background, while its process lives.
+    #[must_use]
+    pub fn at_least(mut self, at_least: Duration) -> Self {
+        self.at_least = at_least;
+        self
+    }
+
+    /// Sets how to try again when the engine can't be reached or has no line to wait in.
+    #[must_use]
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.retry = retry;
+        self
+    }
+
     /// Acquires: `None` when patience ended first.
     ///
     /// # Cancellation
@@ -63,8 +82,19 @@ impl Request {
     pub async fn acquire(&self, patience: Patience) -> Result<Option<Hold>> {
         self.keeper.engine().capability().allows(self.ask)?;
         self.keeper.start()?;
+        let mut acquiring = Acquiring::begin(self);
+        let acquired = self.acquire_by(patience).await;
+        acquiring.ending = match &acquired {
+            Ok(Some(hold)) => Ending::Held(hold.token()),
+            Ok(None) => Ending::Busy,
+            Err(_) => Ending::Failed,
+        };
+        acquired
+    }
+
+    async fn acquire_by(&self, patience: Patience) -> Result<Option<Hold>> {
         let deadline = patience.deadline();
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(self.retry);
         loop {
             match self.attempt(patience, deadline, &mut backoff).await? {
                 Attempt::Held(hold) => return Ok(Some(hold)),
@@ -87,7 +117,7 @@ impl Request {
     ) -> Result<Attempt> {
         let claim = Arc::new(self.claim(patience != Patience::NoWait));
         let ticket = Ticket::own(self.name.clone(), claim.id);
-        let mut occupied = Occupied::entering(&self.keeper, ticket, self.ttl);
+        let mut occupied = Occupied::entering(&self.keeper, ticket, self.ttl, self.ask.mode());
 
         let (armed, mut place) = loop {
             let called = BootTime::now();
@@ -128,7 +158,8 @@ impl Request {
                 // A grant counts only while our own lease is still good.
                 Place::Held { counted } if pulse.is_valid() => {
                     let token = self.era.stamp(counted)?;
-                    occupied.granted(counted);
+                    pulse.grant();
+                    occupied.granted(counted, self.at_least);
                     return Ok(Attempt::Held(Hold::new(occupied, token, pulse)));
                 }
                 Place::Held { .. } | Place::Gone => return Ok(Attempt::Again),
@@ -182,6 +213,41 @@ impl Request {
             owner: self.owner.asking_now(),
             value: self.value.clone(),
         }
+    }
+}
+
+/// An acquire under way, which tells its end, also when its future is dropped.
+struct Acquiring<'a> {
+    request: &'a Request,
+    since: BootTime,
+    ending: Ending,
+}
+
+impl<'a> Acquiring<'a> {
+    fn begin(request: &'a Request) -> Self {
+        let (name, mode) = (&request.name, request.ask.mode());
+        let observers = request.keeper.observers();
+        observers.tell(|engine| Event::Acquiring { engine, name, mode });
+        Self {
+            request,
+            since: BootTime::now(),
+            ending: Ending::Cancelled,
+        }
+    }
+}
+
+impl Drop for Acquiring<'_> {
+    fn drop(&mut self) {
+        let (name, mode, ending) = (&self.request.name, self.request.ask.mode(), self.ending);
+        let took = BootTime::now().saturating_since(self.since);
+        let observers = self.request.keeper.observers();
+        observers.tell(|engine| Event::Acquired {
+            engine,
+            name,
+            mode,
+            ending,
+            took,
+        });
     }
 }
 

@@ -8,7 +8,7 @@
 //! Registering and forgetting take one short mutex and wake nobody, unless something is due
 //! earlier than the thread would look by itself.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use super::claim::ClaimId;
 use super::clock::BootTime;
 use super::engine::Engine;
 use super::error::{Error, Kind, Result};
+use super::events::{Event, Observers};
 use super::keeping;
 use super::pulse::{LossReason, Pulse};
 use super::ticket::{Armed, LeaseId, Ticket};
@@ -29,6 +30,7 @@ pub(crate) struct Keeper(Arc<Shared>);
 
 pub(super) struct Shared {
     pub(super) engine: Arc<dyn Engine>,
+    pub(super) observers: Observers,
     /// How long one request may take.
     pub(super) timeout: Duration,
     pub(super) state: Mutex<State>,
@@ -43,7 +45,7 @@ pub(super) struct State {
     /// Claims whose enter is under way: an audit must not take them for strangers.
     pub(super) entering: HashSet<ClaimId>,
     /// Tickets to be left in the background.
-    pub(super) leaving: VecDeque<Departure>,
+    pub(super) leaving: Vec<Departure>,
     /// How many background leaves are under way.
     pub(super) departing: usize,
     /// When the thread looks next by itself.
@@ -65,14 +67,30 @@ pub(super) struct Kept {
 
 impl Kept {
     /// Ends every claim on it.
-    pub(super) fn lose(&self, reason: LossReason) {
-        self.claims.values().for_each(|pulse| pulse.lose(reason));
+    pub(super) fn lose(&self, reason: LossReason, observers: &Observers) {
+        self.claims
+            .values()
+            .for_each(|pulse| lose(pulse, reason, observers));
+    }
+}
+
+/// Ends one claim, and tells if it was a hold.
+pub(super) fn lose(pulse: &Pulse, reason: LossReason, observers: &Observers) {
+    if pulse.lose(reason) && pulse.is_granted() {
+        let name = pulse.name();
+        observers.tell(|engine| Event::Lost {
+            engine,
+            name,
+            reason,
+        });
     }
 }
 
 /// A ticket to be left, and how long it is worth trying: after its ttl it is gone anyway.
 pub(super) struct Departure {
     pub(super) ticket: Ticket,
+    /// Until then it is kept, and renewed.
+    pub(super) not_before: BootTime,
     pub(super) give_up: BootTime,
 }
 
@@ -84,12 +102,13 @@ pub(super) fn renewal_due(armed: Armed) -> BootTime {
 impl Keeper {
     pub(crate) fn new(engine: Arc<dyn Engine>, timeout: Duration) -> Self {
         Self(Arc::new(Shared {
+            observers: Observers::new(&engine.describe()),
             engine,
             timeout,
             state: Mutex::new(State {
                 leases: HashMap::new(),
                 entering: HashSet::new(),
-                leaving: VecDeque::new(),
+                leaving: Vec::new(),
                 departing: 0,
                 looks_at: BootTime::NEVER,
                 running: false,
@@ -102,6 +121,10 @@ impl Keeper {
 
     pub(crate) fn engine(&self) -> &Arc<dyn Engine> {
         &self.0.engine
+    }
+
+    pub(crate) fn observers(&self) -> &Observers {
+        &self.0.observers
     }
 
     /// Starts the thread unless it runs. Nothing may enter before.
@@ -152,7 +175,7 @@ impl Keeper {
         if armed.sent > kept.armed.sent {
             kept.armed = armed;
         }
-        let pulse = Arc::new(Pulse::new(kept.armed));
+        let pulse = Arc::new(Pulse::new(ticket.name.clone(), kept.armed));
         kept.claims.insert(ticket.claim, Arc::clone(&pulse));
         let due = kept.due.min(pulse.deadline());
         if due < state.looks_at {
@@ -171,25 +194,24 @@ impl Keeper {
 
     /// Stops renewing for a claim, before its place is left. A shared lease goes on living.
     pub(crate) fn forget(&self, ticket: &Ticket) {
-        let mut state = self.0.state.lock();
-        state.entering.remove(&ticket.claim);
-        let Some(kept) = state.leases.get_mut(&ticket.lease) else {
-            return;
-        };
-        kept.claims.remove(&ticket.claim);
-        if ticket.has_own_lease() {
-            state.leases.remove(&ticket.lease);
-        }
+        self.0.state.lock().forget(ticket);
     }
 
-    /// Leaves in the background. Never blocks, never spawns, needs no runtime.
-    pub(crate) fn leave_later(&self, ticket: Ticket, ttl: Duration) {
+    /// Leaves in the background, not before `not_before`; until then it goes on renewing.
+    /// Never blocks, never spawns, needs no runtime.
+    pub(crate) fn leave_later(&self, ticket: Ticket, not_before: BootTime, ttl: Duration) {
         let mut state = self.0.state.lock();
+        let now = BootTime::now();
+        if not_before <= now {
+            state.forget(&ticket);
+        }
         // Without the thread there is no one to do it, and the ttl ends it.
         if state.running {
-            state.leaving.push_back(Departure {
+            let give_up = now.max(not_before) + ttl;
+            state.leaving.push(Departure {
                 ticket,
-                give_up: BootTime::now() + ttl,
+                not_before,
+                give_up,
             });
             self.0.wake.notify_one();
         }
@@ -228,7 +250,7 @@ impl Drop for Ended {
         state
             .leases
             .drain()
-            .for_each(|(_, kept)| kept.lose(LossReason::Expired));
+            .for_each(|(_, kept)| kept.lose(LossReason::Expired, &self.0.observers));
         state.leaving.clear();
         state.departing = 0;
         self.0.drained.notify_waiters();

@@ -15,10 +15,11 @@ use super::claim::ClaimId;
 use super::clock::BootTime;
 use super::engine::{Alarm, Audited, Renewal};
 use super::error::{Error, Kind, Result};
-use super::keeper::{Departure, Kept, Shared, State, renewal_due};
+use super::events::{Event, Observers, Renewed};
+use super::keeper::{Departure, Kept, Shared, State, lose, renewal_due};
 use super::pulse::LossReason;
-use super::ticket::{Armed, Lease, LeaseId};
-use super::wait::Backoff;
+use super::ticket::{Armed, Lease, LeaseId, Ticket};
+use super::wait::{Backoff, Retry};
 
 /// Timers of the runtime stand still while the machine sleeps; leases don't. Looking once a
 /// second bounds how late a sleeper is told after it wakes. (`is_valid` is right at once.)
@@ -67,17 +68,17 @@ impl Shared {
     fn look(&self, requests: &mut Requests) -> Option<BootTime> {
         let now = BootTime::now();
         let mut state = self.state.lock();
-        state.expire(now);
+        state.expire(now, &self.observers);
         let due = state.take_due(now);
-        let leaving = std::mem::take(&mut state.leaving);
+        let leaving = state.take_leaving(now);
         state.departing += leaving.len();
-        if state.departing == 0 {
+        if state.departing == 0 && state.leaving.is_empty() {
             self.drained.notify_waiters();
             if state.closing {
                 return None;
             }
         }
-        state.looks_at = match state.leases.is_empty() {
+        state.looks_at = match state.leases.is_empty() && state.leaving.is_empty() {
             true => BootTime::NEVER,
             false => state.next_event().min(now + TICK),
         };
@@ -131,7 +132,7 @@ impl Shared {
         let engine = Arc::clone(&self.engine);
         let limit = self.timeout;
         Box::pin(async move {
-            let mut backoff = Backoff::new();
+            let mut backoff = Backoff::new(Retry::default());
             loop {
                 match timeout(limit, engine.leave(departure.ticket.clone())).await {
                     Ok(Ok(_)) => break,
@@ -155,7 +156,7 @@ impl Shared {
                 lease,
                 answer: Ok(found),
             } => {
-                let strangers = state.compare(sent, lease, found);
+                let strangers = state.compare(sent, lease, found, &self.observers);
                 state.leaving.extend(strangers);
             }
             Answer::Audited { answer: Err(_), .. } => {}
@@ -167,20 +168,37 @@ impl Shared {
                 let mut answers = answers.into_iter();
                 for id in leases {
                     // An engine that answers for fewer leases than asked leaves the rest unknown.
-                    state.take_renewal(id, sent, answers.next());
+                    let answer = answers.next();
+                    let outcome = outcome(answer.as_ref());
+                    let took = BootTime::now().saturating_since(sent);
+                    self.observers.tell(|engine| Event::Renewed {
+                        engine,
+                        outcome,
+                        took,
+                    });
+                    state.take_renewal(id, sent, answer, &self.observers);
                 }
             }
         }
     }
 }
 
+fn outcome(answer: Option<&Renewal>) -> Renewed {
+    match answer {
+        Some(Renewal::Held(_)) => Renewed::Held,
+        Some(Renewal::Lost) => Renewed::Lost,
+        Some(Renewal::Evicted) => Renewed::Evicted,
+        Some(Renewal::Unknown(_)) | None => Renewed::Unknown,
+    }
+}
+
 impl State {
     /// Ends every lease whose deadline has passed.
-    fn expire(&mut self, now: BootTime) {
+    fn expire(&mut self, now: BootTime, observers: &Observers) {
         self.leases.retain(|_, kept| {
             let alive = kept.armed.deadline() > now;
             if !alive {
-                kept.lose(LossReason::Expired);
+                kept.lose(LossReason::Expired, observers);
             }
             alive
         });
@@ -209,17 +227,40 @@ impl State {
         due
     }
 
-    /// The earliest moment at which a lease is due or over.
+    /// The tickets to leave now; what must be kept a little longer stays, and is renewed.
+    fn take_leaving(&mut self, now: BootTime) -> Vec<Departure> {
+        let leaving = std::mem::take(&mut self.leaving);
+        let (now, later) = leaving
+            .into_iter()
+            .partition(|departure| departure.not_before <= now);
+        self.leaving = later;
+        for departure in &now {
+            self.forget(&departure.ticket);
+        }
+        now
+    }
+
+    /// Stops renewing for a claim. A shared lease goes on living.
+    pub(super) fn forget(&mut self, ticket: &Ticket) {
+        self.entering.remove(&ticket.claim);
+        let Some(kept) = self.leases.get_mut(&ticket.lease) else {
+            return;
+        };
+        kept.claims.remove(&ticket.claim);
+        if ticket.has_own_lease() {
+            self.leases.remove(&ticket.lease);
+        }
+    }
+
+    /// The earliest moment at which a lease is due or over, or a ticket may be left.
     fn next_event(&self) -> BootTime {
         let event = |kept: &Kept| match kept.renewing {
             true => kept.armed.deadline(),
             false => kept.due.min(kept.armed.deadline()),
         };
-        self.leases
-            .values()
-            .map(event)
-            .min()
-            .unwrap_or(BootTime::NEVER)
+        let leases = self.leases.values().map(event);
+        let departures = self.leaving.iter().map(|departure| departure.not_before);
+        leases.chain(departures).min().unwrap_or(BootTime::NEVER)
     }
 
     fn hurry(&mut self, alarm: Alarm) {
@@ -236,7 +277,13 @@ impl State {
         }
     }
 
-    fn take_renewal(&mut self, id: LeaseId, sent: BootTime, answer: Option<Renewal>) {
+    fn take_renewal(
+        &mut self,
+        id: LeaseId,
+        sent: BootTime,
+        answer: Option<Renewal>,
+        observers: &Observers,
+    ) {
         // Released meanwhile: a late answer changes nothing.
         let Some(kept) = self.leases.get_mut(&id) else {
             return;
@@ -270,7 +317,7 @@ impl State {
                 return;
             }
         };
-        kept.lose(reason);
+        kept.lose(reason, observers);
         self.leases.remove(&id);
     }
 
@@ -278,7 +325,13 @@ impl State {
     ///
     /// A claim is registered before its enter is sent, so whatever the list shows was known
     /// before the list was made: if it is not known now, it was dropped and must be left.
-    fn compare(&mut self, sent: BootTime, lease: LeaseId, found: Vec<Audited>) -> Vec<Departure> {
+    fn compare(
+        &mut self,
+        sent: BootTime,
+        lease: LeaseId,
+        found: Vec<Audited>,
+        observers: &Observers,
+    ) -> Vec<Departure> {
         let Some(kept) = self.leases.get_mut(&lease) else {
             return Vec::new();
         };
@@ -287,14 +340,14 @@ impl State {
                 Some(audited) => {
                     // Its place stays until its owner lets go.
                     if audited.evicted {
-                        pulse.lose(LossReason::Evicted);
+                        lose(pulse, LossReason::Evicted, observers);
                     }
                     true
                 }
                 // Entered after the list was asked for.
                 None if pulse.since() >= sent => true,
                 None => {
-                    pulse.lose(LossReason::Taken);
+                    lose(pulse, LossReason::Taken, observers);
                     false
                 }
             }
@@ -306,7 +359,11 @@ impl State {
             .into_iter()
             .map(|audited| audited.ticket)
             .filter(|ticket| !known(&ticket.claim))
-            .map(|ticket| Departure { ticket, give_up })
+            .map(|ticket| Departure {
+                ticket,
+                not_before: BootTime::PAST,
+                give_up,
+            })
             .collect()
     }
 }

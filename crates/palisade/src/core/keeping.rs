@@ -48,10 +48,7 @@ pub(super) async fn keep(shared: Arc<Shared>) {
     let mut alarms = shared.engine.alarms();
     let mut alarms_open = true;
     let mut requests = Requests::new();
-    loop {
-        let Some(looks_at) = shared.look(&mut requests) else {
-            break;
-        };
+    while let Some(looks_at) = shared.look(&mut requests) {
         tokio::select! {
             () = shared.wake.notified() => {}
             Some(answer) = requests.next(), if !requests.is_empty() => shared.take(answer),

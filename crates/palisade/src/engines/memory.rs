@@ -161,6 +161,21 @@ impl Store {
         let _ = self.changes.send(key.clone());
         done
     }
+
+    /// The bell of a waiting claim, and when a lease that blocks it is due to end; `None` when
+    /// it does not wait.
+    fn blocked(&self, key: &Key, claim: ClaimId) -> Option<(Arc<Notify>, BootTime)> {
+        let mut state = self.state.lock();
+        state.settle(key, BootTime::now());
+        let line = state.lines.get(key)?;
+        let seat = line.seat(claim).filter(|seat| !seat.is_held())?;
+        let due = line
+            .blockers(claim)
+            .iter()
+            .map(|blocker| blocker.expires)
+            .min()?;
+        Some((Arc::clone(&seat.extra.bell), due))
+    }
 }
 
 impl Engine for MemoryEngine {
@@ -243,30 +258,15 @@ impl Engine for MemoryEngine {
         let store = Arc::clone(&self.store);
         let key = self.key(&ticket.name);
         Box::pin(async move {
-            let look = || {
-                let mut state = store.state.lock();
-                state.settle(&key, BootTime::now());
-                let place = state.place(&key, ticket.claim);
-                let line = state.lines.get(&key);
-                let bell = line
-                    .filter(|_| place == Place::Waiting)
-                    .and_then(|line| line.seat(ticket.claim))
-                    .map(|seat| Arc::clone(&seat.extra.bell));
-                let blockers = line
-                    .map(|line| line.blockers(ticket.claim))
-                    .unwrap_or_default();
-                let due = blockers.iter().map(|seat| seat.expires).min();
-                (place, bell, due.map_or(until, |due| due.min(until)))
-            };
-            let (place, Some(bell), due) = look() else {
-                return Ok(look().0);
-            };
-            debug_assert_eq!(place, Place::Waiting);
-            tokio::select! {
-                () = bell.notified() => {}
-                () = tokio::time::sleep(due.remaining()) => {}
+            if let Some((bell, due)) = store.blocked(&key, ticket.claim) {
+                tokio::select! {
+                    () = bell.notified() => {}
+                    () = tokio::time::sleep(due.min(until).remaining()) => {}
+                }
             }
-            Ok(look().0)
+            let mut state = store.state.lock();
+            state.settle(&key, BootTime::now());
+            Ok(state.place(&key, ticket.claim))
         })
     }
 

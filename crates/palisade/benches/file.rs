@@ -1,0 +1,174 @@
+//! What a lock on `file:` costs, beside the raw operation of the same run. Prints ratios.
+//!
+//! - uncontended: lock + release in one process, beside open + flock + close;
+//! - hand-over: from the call of release in one process to the grant in another, beside a
+//!   blocking flock passed between two processes.
+//!
+//! Machines are noisy: raw and ours take turns, and the medians are compared.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use palisade::BootTime;
+use rustix::fs::{FlockOperation, flock};
+
+const ROUNDS: usize = 40;
+const BATCH: usize = 500;
+const PASSES: usize = 400;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    if let [_, role, dir, start] = arguments.as_slice()
+        && role.starts_with("pass-")
+    {
+        return pass(role, dir, start.parse().unwrap());
+    }
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    uncontended(dir.path());
+    hand_over(dir.path());
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+fn uncontended(dir: &Path) {
+    let runtime = runtime();
+    let url = format!("file:{}", dir.join("store").display());
+    let client = runtime.block_on(palisade::connect(&url)).unwrap();
+    let mutex = client.mutex("bench").unwrap();
+    let raw_path = dir.join("raw");
+    let (mut raw, mut ours) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        raw.push(per_call(|| {
+            let file = OpenOptions::new()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .open(&raw_path);
+            flock(file.unwrap(), FlockOperation::LockExclusive).unwrap();
+        }));
+        let begin = Instant::now();
+        runtime.block_on(async {
+            for _ in 0..BATCH {
+                mutex.lock().await.unwrap().release().await.unwrap();
+            }
+        });
+        ours.push(begin.elapsed() / BATCH as u32);
+    }
+    print(
+        "uncontended lock + release",
+        "open + flock + close",
+        median(raw),
+        median(ours),
+    );
+}
+
+fn per_call(call: impl Fn()) -> Duration {
+    let begin = Instant::now();
+    (0..BATCH).for_each(|_| call());
+    begin.elapsed() / BATCH as u32
+}
+
+fn hand_over(dir: &Path) {
+    let raw = passes("pass-raw", dir);
+    let ours = passes("pass-ours", dir);
+    print(
+        "hand-over between processes",
+        "blocking flock",
+        median(raw),
+        median(ours),
+    );
+}
+
+/// Runs two processes that pass the lock to each other, and returns how long each pass took.
+fn passes(role: &str, dir: &Path) -> Vec<Duration> {
+    let start = (BootTime::now() + Duration::from_millis(300))
+        .as_nanos()
+        .to_string();
+    let spawn = || -> Child {
+        Command::new(std::env::current_exe().unwrap())
+            .args([role, dir.to_str().unwrap(), &start])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let mut turns: Vec<(u64, u64, usize)> = Vec::new();
+    let children = [spawn(), spawn()];
+    for (who, child) in children.into_iter().enumerate() {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success());
+        for line in BufReader::new(output.stdout.as_slice()).lines() {
+            let line = line.unwrap();
+            let (granted, released) = line.split_once(' ').unwrap();
+            turns.push((granted.parse().unwrap(), released.parse().unwrap(), who));
+        }
+    }
+    turns.sort_unstable();
+    let pass = |pair: &[(u64, u64, usize)]| {
+        (pair[0].2 != pair[1].2).then(|| Duration::from_nanos(pair[1].0 - pair[0].1))
+    };
+    turns.windows(2).filter_map(pass).collect()
+}
+
+/// One of the two processes: takes its turns and prints when each was granted and released.
+fn pass(role: &str, dir: &str, start: u64) {
+    std::thread::sleep(BootTime::from_nanos(start).remaining());
+    let mut out = std::io::BufWriter::new(std::io::stdout());
+    let mut turn = |granted: BootTime, released: BootTime| {
+        writeln!(out, "{} {}", granted.as_nanos(), released.as_nanos()).unwrap();
+    };
+    // Long enough that the other process is asleep in the queue when its turn comes.
+    let hold = || std::thread::sleep(Duration::from_millis(1));
+    if role == "pass-raw" {
+        let file = File::create(Path::new(dir).join("raw")).unwrap();
+        for _ in 0..PASSES {
+            flock(&file, FlockOperation::LockExclusive).unwrap();
+            let granted = BootTime::now();
+            hold();
+            let released = BootTime::now();
+            flock(&file, FlockOperation::Unlock).unwrap();
+            turn(granted, released);
+            // flock is not fair: stay away until the other has it.
+            hold();
+        }
+        return;
+    }
+    runtime().block_on(async {
+        let client = palisade::connect(&format!("file:{dir}/store"))
+            .await
+            .unwrap();
+        let mutex = client.mutex("pass").unwrap();
+        for _ in 0..PASSES {
+            let held = mutex.lock().await.unwrap();
+            let granted = BootTime::now();
+            hold();
+            let released = BootTime::now();
+            held.release().await.unwrap();
+            turn(granted, released);
+        }
+    });
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn print(what: &str, raw_is: &str, raw: Duration, ours: Duration) {
+    let micros = |time: Duration| time.as_nanos() as f64 / 1e3;
+    println!(
+        "{what:<30} {:>8.1} µs   {raw_is:<22} {:>8.1} µs   ratio {:.2}",
+        micros(ours),
+        micros(raw),
+        micros(ours) / micros(raw)
+    );
+}

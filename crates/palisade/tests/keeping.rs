@@ -1,0 +1,381 @@
+//! The keeper and the hold under faults of the engine: what is renewed, what is told, what is
+//! left. Each test names the rule that it breaks if it fails.
+
+mod support;
+
+use std::time::Duration;
+
+use palisade::{BootTime, Kind, LossReason, Patience};
+use support::{Fault, Faulty, within};
+
+const SOON: Duration = Duration::from_secs(5);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+#[tokio::test]
+async fn a_hold_outlives_its_ttl_because_it_is_renewed() {
+    let (engine, client) = Faulty::client(ms(150)).await;
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let first = hold.deadline();
+    within(SOON, async {
+        while engine.renew.calls() < 6 {
+            tokio::time::sleep(ms(5)).await;
+        }
+    })
+    .await;
+    assert!(hold.is_valid() && hold.deadline() > first);
+    hold.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_failed_renewal_is_no_loss() {
+    let (engine, client) = Faulty::client(ms(300)).await;
+    engine
+        .renew
+        .set([Fault::Refuse, Fault::EatReply], Fault::Pass);
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    within(SOON, async {
+        while engine.renew.calls() < 6 {
+            tokio::time::sleep(ms(5)).await;
+        }
+    })
+    .await;
+    assert!(hold.is_valid());
+    hold.release().await.unwrap();
+}
+
+/// The loss comes by the local deadline though the request hangs, and before the engine can grant.
+#[tokio::test]
+async fn a_hung_renewal_is_told_before_anyone_else_is_granted() {
+    let (engine, client) = Faulty::client(ms(400)).await;
+    engine.renew.set([], Fault::Hang);
+    let mutex = client.mutex("x").unwrap();
+    let hold = mutex.lock().await.unwrap();
+    let next = tokio::spawn(async move {
+        let next = mutex.lock().await.unwrap();
+        (BootTime::now(), next)
+    });
+    let loss = within(SOON, hold.lost()).await;
+    let told = BootTime::now();
+    assert_eq!(loss.reason, LossReason::Expired);
+    assert!(!hold.is_valid() && hold.remaining().is_zero());
+    // The second claim is not renewed either, so it may have to start over.
+    engine.renew.set([], Fault::Pass);
+    let (granted, next) = within(SOON, next).await.unwrap();
+    assert!(told < granted, "told {told:?}, granted {granted:?}");
+    assert!(next.token() > hold.token());
+    assert_eq!(hold.release().await.unwrap_err().kind(), Kind::Lost);
+    assert!(
+        next.is_valid(),
+        "the late release of a lost hold left another's place alone"
+    );
+}
+
+/// An answer that comes after the deadline must not revive what was told to be over.
+#[tokio::test]
+async fn a_late_acknowledgement_does_not_revive_a_hold() {
+    let (engine, client) = Faulty::client(ms(300)).await;
+    engine.renew.set([Fault::Late(ms(350))], Fault::Hang);
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    within(SOON, hold.lost()).await;
+    tokio::time::sleep(ms(400)).await;
+    assert!(!hold.is_valid());
+}
+
+/// The deadline counts from before the request was sent, not from its answer.
+#[tokio::test]
+async fn the_deadline_counts_from_before_the_request() {
+    let (engine, client) = Faulty::client(ms(2_000)).await;
+    engine.enter.set([Fault::Late(ms(300))], Fault::Pass);
+    let before = BootTime::now();
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    assert!(
+        hold.deadline() <= before + ms(1_805),
+        "ttl less the margin, from before the call"
+    );
+}
+
+#[tokio::test]
+async fn a_grant_whose_answer_took_longer_than_the_ttl_is_not_held() {
+    let (engine, client) = Faulty::client(ms(200)).await;
+    engine.enter.set([Fault::Late(ms(250))], Fault::Pass);
+    let mutex = client.mutex("x").unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    engine.until_in_line("x", 0).await;
+}
+
+#[tokio::test]
+async fn a_lost_reply_is_answered_by_asking_again_with_the_same_id() {
+    let (engine, client) = Faulty::client(ms(2_000)).await;
+    engine
+        .enter
+        .set([Fault::EatReply, Fault::EatReply], Fault::Pass);
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    assert_eq!(engine.in_line("x").await, 1, "one claim, not three");
+    hold.release().await.unwrap();
+    assert_eq!(engine.in_line("x").await, 0);
+}
+
+#[tokio::test]
+async fn an_unknown_enter_that_is_given_up_is_left_in_the_background() {
+    let (engine, client) = Faulty::client(ms(20_000)).await;
+    engine.enter.set([], Fault::EatReply);
+    let error = client.mutex("x").unwrap().try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unreachable);
+    engine.until_in_line("x", 0).await;
+}
+
+#[tokio::test]
+async fn an_unreachable_engine_is_retried_until_patience_ends() {
+    let (engine, client) = Faulty::client(ms(20_000)).await;
+    engine
+        .enter
+        .set([Fault::Refuse, Fault::Refuse, Fault::Refuse], Fault::Pass);
+    let mutex = client.mutex("x").unwrap();
+    within(SOON, mutex.lock())
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+
+    engine.enter.set([], Fault::Refuse);
+    let error = within(SOON, mutex.lock_timeout(ms(100))).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unreachable);
+    let calls = engine.enter.calls();
+    assert_eq!(
+        mutex.try_lock().await.unwrap_err().kind(),
+        Kind::Unreachable
+    );
+    assert_eq!(engine.enter.calls(), calls + 1, "no patience, one try");
+}
+
+#[tokio::test]
+async fn dropping_a_hold_leaves_in_the_background_until_it_is_done() {
+    let (engine, client) = Faulty::client(ms(20_000)).await;
+    engine
+        .leave
+        .set([Fault::Refuse, Fault::Refuse], Fault::Pass);
+    drop(client.mutex("x").unwrap().lock().await.unwrap());
+    within(SOON, client.close()).await;
+    assert_eq!(engine.in_line("x").await, 0);
+    assert_eq!(engine.leave.calls(), 3);
+}
+
+/// Dropped at every await, and in between: nothing stays in the line.
+#[tokio::test]
+async fn a_dropped_acquire_leaves_no_place() {
+    let (engine, client) = Faulty::client(ms(20_000)).await;
+    let mutex = client.mutex("x").unwrap();
+    let hold = mutex.lock().await.unwrap();
+    // While waiting.
+    assert!(tokio::time::timeout(ms(30), mutex.lock()).await.is_err());
+    engine.until_in_line("x", 1).await;
+    // While the enter hangs, having been applied.
+    engine.enter.set([Fault::Late(SOON)], Fault::Pass);
+    assert!(tokio::time::timeout(ms(30), mutex.lock()).await.is_err());
+    engine.until_in_line("x", 1).await;
+    hold.release().await.unwrap();
+    assert_eq!(engine.in_line("x").await, 0);
+}
+
+#[tokio::test]
+async fn a_release_that_is_dropped_half_way_goes_on() {
+    let (engine, client) = Faulty::client(ms(20_000)).await;
+    engine.leave.set([Fault::Hang], Fault::Pass);
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    assert!(tokio::time::timeout(ms(20), hold.release()).await.is_err());
+    engine.until_in_line("x", 0).await;
+}
+
+#[tokio::test]
+async fn no_renewal_outlives_its_release() {
+    let (engine, client) = Faulty::client(ms(150)).await;
+    let mutex = client.mutex("x").unwrap();
+    for _ in 0..20 {
+        mutex.lock().await.unwrap().release().await.unwrap();
+    }
+    let after = engine.renew.calls();
+    tokio::time::sleep(ms(300)).await;
+    assert_eq!(engine.renew.calls(), after);
+}
+
+/// A panic in the engine ends the keeper; its holds must not believe on.
+#[tokio::test]
+async fn a_panic_in_the_engine_is_a_loss_and_the_next_claim_starts_afresh() {
+    let (engine, client) = Faulty::client(ms(300)).await;
+    engine.renew.set([Fault::Panic], Fault::Pass);
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    assert_eq!(within(SOON, hold.lost()).await.reason, LossReason::Expired);
+    drop(hold);
+    let again = within(SOON, client.mutex("x").unwrap().lock())
+        .await
+        .unwrap();
+    assert!(again.is_valid());
+}
+
+/// The keeper has a thread of its own: holds live on, and are released, without the runtime that
+/// they were taken on.
+#[test]
+fn holds_survive_the_runtime_that_took_them() {
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    let (engine, client, hold) = {
+        let first = runtime();
+        let (engine, client) = first.block_on(Faulty::client(ms(200)));
+        let hold = first.block_on(client.mutex("x").unwrap().lock()).unwrap();
+        (engine, client, hold)
+    };
+    let before = hold.deadline();
+    runtime().block_on(within(SOON, async {
+        while hold.deadline() == before {
+            tokio::time::sleep(ms(5)).await;
+        }
+    }));
+    assert!(hold.is_valid());
+    drop(hold);
+    runtime().block_on(async {
+        within(SOON, client.close()).await;
+        assert_eq!(engine.in_line("x").await, 0);
+    });
+}
+
+#[tokio::test]
+async fn work_is_dropped_at_the_moment_of_a_loss() {
+    let (engine, client) = Faulty::client(ms(200)).await;
+    engine.renew.set([], Fault::Refuse);
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let worked = within(SOON, hold.run(std::future::pending::<()>())).await;
+    assert_eq!(worked.unwrap_err().kind(), Kind::Lost);
+}
+
+#[tokio::test]
+async fn work_that_ends_after_the_loss_is_not_called_done() {
+    let (engine, client) = Faulty::client(ms(200)).await;
+    engine.renew.set([], Fault::Refuse);
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    // Blocks the runtime, as a paused process would: nothing can be told meanwhile.
+    let worked = hold.run(async { std::thread::sleep(ms(300)) }).await;
+    assert_eq!(worked.unwrap_err().kind(), Kind::Lost);
+}
+
+#[tokio::test]
+async fn a_lease_that_ends_while_waiting_starts_over_and_is_never_granted() {
+    let (engine, client) = Faulty::client(ms(300)).await;
+    let mutex = client.mutex("x").unwrap();
+    let hold = mutex.clone().ttl(SOON).unwrap().lock().await.unwrap();
+    engine.renew.set([], Fault::Refuse);
+    let waiter = tokio::spawn({
+        let mutex = mutex.clone();
+        async move { mutex.lock().await }
+    });
+    let enters = engine.enter.calls();
+    within(SOON, async {
+        while engine.enter.calls() < enters + 2 {
+            tokio::time::sleep(ms(5)).await;
+        }
+    })
+    .await;
+    engine.renew.set([], Fault::Pass);
+    hold.release().await.unwrap();
+    let next = within(SOON, waiter).await.unwrap().unwrap();
+    assert!(next.is_valid());
+    assert_eq!(engine.in_line("x").await, 1, "the dead claim is gone");
+}
+
+#[tokio::test]
+async fn a_failed_look_keeps_the_place() {
+    let (engine, client) = Faulty::client(ms(5_000)).await;
+    let mutex = client.mutex("x").unwrap();
+    let hold = mutex.lock().await.unwrap();
+    engine.wait.set([Fault::Refuse, Fault::Refuse], Fault::Pass);
+    let waiter = tokio::spawn({
+        let mutex = mutex.clone();
+        async move { mutex.lock().await }
+    });
+    within(SOON, async {
+        while engine.wait.calls() < 3 {
+            tokio::time::sleep(ms(5)).await;
+        }
+    })
+    .await;
+    assert_eq!(engine.enter.calls(), 2, "it did not enter again");
+    hold.release().await.unwrap();
+    assert!(within(SOON, waiter).await.unwrap().unwrap().is_valid());
+}
+
+#[tokio::test]
+async fn an_evicted_waiter_is_told_and_does_not_come_back() {
+    let (engine, client) = Faulty::client(ms(5_000)).await;
+    let mutex = client.mutex("x").unwrap();
+    let _hold = mutex.lock().await.unwrap();
+    let waiter = tokio::spawn({
+        let mutex = mutex.clone();
+        async move { mutex.lock().await }
+    });
+    engine.until_in_line("x", 2).await;
+    let name = palisade::Name::new("x").unwrap();
+    let lines = client
+        .survey(palisade::Scope::Line(name.clone()))
+        .await
+        .unwrap();
+    let id = lines[0].waiters[0].id.clone();
+    assert!(
+        within(SOON, client.evict(&name, Some(&id), false))
+            .await
+            .unwrap()
+    );
+    assert_eq!(
+        within(SOON, waiter).await.unwrap().unwrap_err().kind(),
+        Kind::Lost
+    );
+    assert_eq!(engine.in_line("x").await, 1);
+}
+
+#[tokio::test]
+async fn many_leases_are_renewed_with_few_calls() {
+    let (engine, client) = Faulty::client(ms(600)).await;
+    let mut holds = Vec::new();
+    for n in 0..500 {
+        holds.push(client.mutex(format!("x{n}")).unwrap().lock().await.unwrap());
+    }
+    let before = engine.renew.calls();
+    let deadlines: Vec<_> = holds.iter().map(|hold| hold.deadline()).collect();
+    within(SOON, async {
+        while holds
+            .iter()
+            .zip(&deadlines)
+            .any(|(hold, was)| hold.deadline() == *was)
+        {
+            tokio::time::sleep(ms(5)).await;
+        }
+    })
+    .await;
+    let calls = engine.renew.calls() - before;
+    assert!(calls <= 25, "{calls} calls for 500 leases");
+    assert!(holds.iter().all(|hold| hold.is_valid()));
+}
+
+#[tokio::test]
+async fn patience_ends_on_time() {
+    let (_engine, client) = Faulty::client(ms(5_000)).await;
+    let mutex = client.mutex("x").unwrap();
+    let _hold = mutex.lock().await.unwrap();
+    let before = BootTime::now();
+    let request = client.line("x", palisade::Ask::Whole).unwrap();
+    assert!(
+        request
+            .acquire(Patience::For(ms(80)))
+            .await
+            .unwrap()
+            .is_none()
+    );
+    let took = BootTime::now().saturating_since(before);
+    assert!(took >= ms(80) && took < ms(80 + 100), "{took:?}");
+}

@@ -1,0 +1,35 @@
+# The list of commands. `just` shows it.
+
+[private]
+default:
+    @just --list
+
+# Everything: what CI runs.
+test:
+    ./test
+
+# Format, lints, tests, without release builds.
+quick:
+    ./test quick
+
+# The conformance suite on chosen engines, with the table.
+conformance engines="memory,file":
+    rm -f target/conformance.jsonl
+    PALISADE_TEST_ENGINES={{engines}} PALISADE_TEST_REPORT=target/conformance.jsonl cargo test -p palisade-testkit --test conformance
+    cargo run -q -p palisade-testkit -- table target/conformance.jsonl
+
+# Ratios to the raw operations, in one run.
+bench:
+    cargo bench -p palisade --bench file
+
+# Format in place.
+fmt:
+    cargo fmt --all
+
+# The library's documentation in a browser.
+doc:
+    cargo doc -p palisade --no-deps --open
+
+# Licences, bans and sources of dependencies.
+deny:
+    cargo deny check bans licenses sources

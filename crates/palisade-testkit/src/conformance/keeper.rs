@@ -1,14 +1,12 @@
 //! What the keeper promises: renewal, loss in time, and no place left behind. The faults are
 //! played by a wrapper around the engine.
 
-use std::time::Duration;
-
 use palisade::core::clock::BootTime;
 use palisade::{Kind, LossReason, Outcome, Patience};
 
 use super::bed::held;
 use super::failure::{ensure, ensure_eq, inside};
-use super::{Bed, Check, Failure, SOON, cases, needs, within};
+use super::{Bed, Check, SOON, cases, needs, within};
 use crate::wrap::{Enters, Verb};
 
 cases! { pub(super) CASES, "keeper";

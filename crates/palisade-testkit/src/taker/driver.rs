@@ -1,6 +1,7 @@
 //! `Taker`: drives a second process. It is killed and reaped when dropped.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
@@ -189,17 +190,20 @@ impl Drop for Taker {
 }
 
 /// Adds one to the number in `file` with a read and a write apart, `pause` between them, so that
-/// two at a time lose an update.
+/// two at a time lose an update. Each write replaces the digits in place: a number is always there.
 ///
 /// # Errors
 /// Those of the file.
 pub fn increment(file: &Path, pause: Duration) -> io::Result<u64> {
-    let text = std::fs::read_to_string(file)?;
+    let mut file = File::options().read(true).write(true).open(file)?;
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
     let seen: u64 = text
         .trim()
         .parse()
         .map_err(|_| io::ErrorKind::InvalidData)?;
     std::thread::sleep(pause);
-    std::fs::write(file, format!("{}\n", seen + 1))?;
+    file.rewind()?;
+    file.write_all(format!("{:020}\n", seen + 1).as_bytes())?;
     Ok(seen + 1)
 }

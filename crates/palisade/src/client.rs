@@ -12,13 +12,15 @@ use crate::core::claim::{Ask, READERS};
 use crate::core::clock::BootTime;
 use crate::core::engine::{Engine, Eviction};
 use crate::core::error::{Error, Kind, Result};
+use crate::core::hold::Hold;
 use crate::core::keeper::Keeper;
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 use crate::core::report::{ClaimReport, Finding, LineReport, Scope};
 use crate::core::token::{Era, Token};
 use crate::core::url::Settings;
-use crate::primitives::{Election, Mutex, RwLock, Semaphore};
+use crate::core::wait::{Patience, Retry};
+use crate::primitives::{Election, MultiLock, Mutex, ReentrantMutex, RwLock, Semaphore, any};
 
 /// A client of one engine. Cheap to clone; all clones share one keeper.
 ///
@@ -167,6 +169,49 @@ impl Client {
         })
     }
 
+    /// A lock that its owner may take again while holding it. The owner is the handle that this
+    /// returns, and its clones.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`].
+    pub fn reentrant(&self, name: impl AsRef<str>) -> Result<ReentrantMutex> {
+        Ok(ReentrantMutex::new(self.line(name, Ask::Whole)?))
+    }
+
+    /// Several locks, all or nothing. Names are sorted by the library.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`]; [`Kind::InvalidArgument`] for no name at all.
+    pub fn multi_lock<N: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+    ) -> Result<MultiLock> {
+        MultiLock::new(self.wholes(names)?)
+    }
+
+    /// Locks the first of `names` that is free, skipping those that are locked: one task of many.
+    /// With patience it then waits for any of them; `None` when patience ended first.
+    ///
+    /// # Cancellation
+    /// Dropped at any await it leaves no place in any line.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`]; those of [`Request::acquire`].
+    pub async fn lock_any<N: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+        patience: Patience,
+    ) -> Result<Option<Hold>> {
+        any(self.wholes(names)?, patience).await
+    }
+
+    fn wholes<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<Vec<Request>> {
+        names
+            .into_iter()
+            .map(|name| self.line(name, Ask::Whole))
+            .collect()
+    }
+
     /// A place in a line, by weight: what all primitives are made of.
     ///
     /// # Errors
@@ -186,6 +231,8 @@ impl Client {
             ask,
             ttl: self.ttl,
             value: None,
+            at_least: Duration::ZERO,
+            retry: Retry::default(),
         })
     }
 

@@ -21,6 +21,7 @@ mod client;
 mod connect;
 pub mod core;
 pub mod engines;
+pub mod fence;
 mod primitives;
 
 pub use client::Client;
@@ -39,5 +40,8 @@ pub use core::pulse::{Loss, LossReason};
 pub use core::report::{ClaimReport, Finding, LineReport, Scope, Severity};
 pub use core::token::{Era, Token};
 pub use core::url::{Settings, Url};
-pub use core::wait::Patience;
-pub use primitives::{Election, Leader, Leadership, Mutex, RwLock, Semaphore};
+pub use core::wait::{Patience, Retry};
+pub use primitives::{
+    Elected, Election, Leader, Leadership, MultiHold, MultiLock, Mutex, ReentrantHold,
+    ReentrantMutex, RwLock, Semaphore,
+};

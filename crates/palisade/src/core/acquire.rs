@@ -18,7 +18,7 @@ use super::owner::Owner;
 use super::pulse::{LossReason, Pulse};
 use super::ticket::{Armed, Ticket};
 use super::token::Era;
-use super::wait::{Backoff, Patience, recheck_at};
+use super::wait::{Backoff, Patience, Retry, recheck_at};
 
 /// An ask for a place in a line; what every primitive is made of. Reusable.
 #[derive(Clone)]
@@ -30,6 +30,8 @@ pub struct Request {
     pub(crate) ask: Ask,
     pub(crate) ttl: Duration,
     pub(crate) value: Option<String>,
+    pub(crate) at_least: Duration,
+    pub(crate) retry: Retry,
 }
 
 impl Request {
@@ -49,6 +51,22 @@ impl Request {
         self
     }
 
+    /// Keeps what is granted for at least this long, so that a quick run on one machine is not
+    /// followed by another on a machine whose clock is a little late. A release waits for it; a
+    /// dropped hold is kept in the background, while its process lives.
+    #[must_use]
+    pub fn at_least(mut self, at_least: Duration) -> Self {
+        self.at_least = at_least;
+        self
+    }
+
+    /// Sets how to try again when the engine can't be reached or has no line to wait in.
+    #[must_use]
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.retry = retry;
+        self
+    }
+
     /// Acquires: `None` when patience ended first.
     ///
     /// # Cancellation
@@ -64,7 +82,7 @@ impl Request {
         self.keeper.engine().capability().allows(self.ask)?;
         self.keeper.start()?;
         let deadline = patience.deadline();
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(self.retry);
         loop {
             match self.attempt(patience, deadline, &mut backoff).await? {
                 Attempt::Held(hold) => return Ok(Some(hold)),
@@ -128,7 +146,7 @@ impl Request {
                 // A grant counts only while our own lease is still good.
                 Place::Held { counted } if pulse.is_valid() => {
                     let token = self.era.stamp(counted)?;
-                    occupied.granted(counted);
+                    occupied.granted(counted, self.at_least);
                     return Ok(Attempt::Held(Hold::new(occupied, token, pulse)));
                 }
                 Place::Held { .. } | Place::Gone => return Ok(Attempt::Again),

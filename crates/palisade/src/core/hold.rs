@@ -10,13 +10,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::claim::ClaimId;
+use super::claim::{Ask, ClaimId};
 use super::clock::BootTime;
 use super::engine::{Amended, Amendment, Left};
 use super::error::{Error, Kind, Result};
 use super::keeper::Keeper;
 use super::name::Name;
-use super::pulse::{Loss, Pulse};
+use super::pulse::{Loss, LossReason, Pulse};
 use super::ticket::Ticket;
 use super::token::Token;
 
@@ -98,7 +98,8 @@ impl Hold {
         }
     }
 
-    /// Gives the place up: stops renewing first, then leaves.
+    /// Gives the place up: stops renewing first, then leaves. Waits for the end of
+    /// [`at_least`](super::acquire::Request::at_least) before that.
     ///
     /// # Cancellation
     /// A release that is dropped half-way goes on in the background.
@@ -108,11 +109,64 @@ impl Hold {
     /// gone unprotected. [`Kind::Unreachable`] when the engine did not answer: the release is
     /// then tried on in the background, and the ttl ends it at the latest.
     pub async fn release(self) -> Result<()> {
-        let was_valid = self.is_valid();
-        let lost = self.lost_error("release");
-        match self.place.leave().await? {
+        let Self {
+            place,
+            token,
+            pulse,
+        } = self;
+        tokio::select! {
+            biased;
+            _ = pulse.lost() => {}
+            () = tokio::time::sleep(place.not_before.remaining()) => {}
+        }
+        let was_valid = pulse.is_valid();
+        let name = place.ticket.name.clone();
+        match place.leave().await? {
             Left::Done if was_valid => Ok(()),
-            Left::Done | Left::Absent => Err(lost),
+            Left::Done | Left::Absent => Err(lost_error("release", &name, token, &pulse)),
+        }
+    }
+
+    /// Makes an exclusive hold a reader, without letting anyone write in between. The token
+    /// stays; readers that wait next in line hold at once.
+    ///
+    /// # Cancellation
+    /// The hold stays a hold; whether it was downgraded is not known.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] where the engine has no readers; [`Kind::CapacityMismatch`] when
+    /// permits wait in the line; [`Kind::Lost`]; those of the engine. The hold is kept.
+    pub async fn downgrade(&mut self) -> Result<()> {
+        match self.reweigh(Ask::READ, "downgrade").await? {
+            true => Ok(()),
+            false => Err(Error::new(
+                Kind::CapacityMismatch,
+                "downgrade",
+                "permits wait for this name, so it can't become a line of readers",
+            )),
+        }
+    }
+
+    /// Makes a reader the one writer, if nobody else reads: `false` otherwise, and the hold goes
+    /// on reading. The token stays. It never waits: two readers waiting for each other to leave
+    /// would wait for ever.
+    ///
+    /// # Cancellation
+    /// The hold stays a hold; whether it was upgraded is not known.
+    ///
+    /// # Errors
+    /// [`Kind::Lost`]; those of the engine. The hold is kept.
+    pub async fn try_upgrade(&mut self) -> Result<bool> {
+        self.reweigh(Ask::Whole, "upgrade").await
+    }
+
+    async fn reweigh(&mut self, ask: Ask, operation: &'static str) -> Result<bool> {
+        self.place.keeper.engine().capability().allows(ask)?;
+        match self.amend(Amendment::Ask(ask)).await? {
+            _ if !self.is_valid() => Err(self.lost_error(operation)),
+            Amended::Done => Ok(true),
+            Amended::Busy => Ok(false),
+            Amended::Gone => Err(self.lost_error(operation)),
         }
     }
 
@@ -125,18 +179,22 @@ impl Hold {
     }
 
     pub(crate) fn lost_error(&self, operation: &'static str) -> Error {
-        let why = match self.pulse.loss() {
-            Some(loss) => loss.reason.code(),
-            None => "expired",
-        };
-        Error::new(
-            Kind::Lost,
-            operation,
-            format!("the lock was lost while it was held: {why}"),
-        )
-        .with("name", self.name())
-        .with("token", self.token)
+        lost_error(operation, self.name(), self.token, &self.pulse)
     }
+}
+
+fn lost_error(operation: &'static str, name: &Name, token: Token, pulse: &Pulse) -> Error {
+    let why = pulse
+        .loss()
+        .map_or(LossReason::Expired, |loss| loss.reason)
+        .code();
+    Error::new(
+        Kind::Lost,
+        operation,
+        format!("the lock was lost while it was held: {why}"),
+    )
+    .with("name", name)
+    .with("token", token)
 }
 
 impl fmt::Debug for Hold {
@@ -154,6 +212,8 @@ pub(super) struct Occupied {
     keeper: Arc<Keeper>,
     ticket: Ticket,
     ttl: Duration,
+    /// Kept at least until then.
+    not_before: BootTime,
     /// Cleared when there is nothing left to leave.
     taken: bool,
 }
@@ -166,6 +226,7 @@ impl Occupied {
             keeper: Arc::clone(keeper),
             ticket,
             ttl,
+            not_before: BootTime::PAST,
             taken: true,
         }
     }
@@ -179,9 +240,10 @@ impl Occupied {
         self.ticket = ticket;
     }
 
-    /// Takes what the engine counted for the grant.
-    pub(super) fn granted(&mut self, counted: u64) {
+    /// Takes what the engine counted for the grant, which is to be kept for at least so long.
+    pub(super) fn granted(&mut self, counted: u64, at_least: Duration) {
         self.ticket.counted = counted;
+        self.not_before = BootTime::now() + at_least;
         self.keeper.granted(&self.ticket);
     }
 
@@ -201,9 +263,11 @@ impl Occupied {
 
 impl Drop for Occupied {
     fn drop(&mut self) {
-        self.keeper.forget(&self.ticket);
         if self.taken {
-            self.keeper.leave_later(self.ticket.clone(), self.ttl);
+            self.keeper
+                .leave_later(self.ticket.clone(), self.not_before, self.ttl);
+        } else {
+            self.keeper.forget(&self.ticket);
         }
     }
 }

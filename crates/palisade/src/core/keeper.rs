@@ -8,7 +8,7 @@
 //! Registering and forgetting take one short mutex and wake nobody, unless something is due
 //! earlier than the thread would look by itself.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub(super) struct State {
     /// Claims whose enter is under way: an audit must not take them for strangers.
     pub(super) entering: HashSet<ClaimId>,
     /// Tickets to be left in the background.
-    pub(super) leaving: VecDeque<Departure>,
+    pub(super) leaving: Vec<Departure>,
     /// How many background leaves are under way.
     pub(super) departing: usize,
     /// When the thread looks next by itself.
@@ -73,6 +73,8 @@ impl Kept {
 /// A ticket to be left, and how long it is worth trying: after its ttl it is gone anyway.
 pub(super) struct Departure {
     pub(super) ticket: Ticket,
+    /// Until then it is kept, and renewed.
+    pub(super) not_before: BootTime,
     pub(super) give_up: BootTime,
 }
 
@@ -89,7 +91,7 @@ impl Keeper {
             state: Mutex::new(State {
                 leases: HashMap::new(),
                 entering: HashSet::new(),
-                leaving: VecDeque::new(),
+                leaving: Vec::new(),
                 departing: 0,
                 looks_at: BootTime::NEVER,
                 running: false,
@@ -177,25 +179,24 @@ impl Keeper {
 
     /// Stops renewing for a claim, before its place is left. A shared lease goes on living.
     pub(crate) fn forget(&self, ticket: &Ticket) {
-        let mut state = self.0.state.lock();
-        state.entering.remove(&ticket.claim);
-        let Some(kept) = state.leases.get_mut(&ticket.lease) else {
-            return;
-        };
-        kept.claims.remove(&ticket.claim);
-        if ticket.has_own_lease() {
-            state.leases.remove(&ticket.lease);
-        }
+        self.0.state.lock().forget(ticket);
     }
 
-    /// Leaves in the background. Never blocks, never spawns, needs no runtime.
-    pub(crate) fn leave_later(&self, ticket: Ticket, ttl: Duration) {
+    /// Leaves in the background, not before `not_before`; until then it goes on renewing.
+    /// Never blocks, never spawns, needs no runtime.
+    pub(crate) fn leave_later(&self, ticket: Ticket, not_before: BootTime, ttl: Duration) {
         let mut state = self.0.state.lock();
+        let now = BootTime::now();
+        if not_before <= now {
+            state.forget(&ticket);
+        }
         // Without the thread there is no one to do it, and the ttl ends it.
         if state.running {
-            state.leaving.push_back(Departure {
+            let give_up = now.max(not_before) + ttl;
+            state.leaving.push(Departure {
                 ticket,
-                give_up: BootTime::now() + ttl,
+                not_before,
+                give_up,
             });
             self.0.wake.notify_one();
         }

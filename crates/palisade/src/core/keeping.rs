@@ -17,8 +17,8 @@ use super::engine::{Alarm, Audited, BoxStream, Renewal};
 use super::error::{Error, Kind, Result};
 use super::keeper::{Departure, Kept, Shared, State, renewal_due};
 use super::pulse::LossReason;
-use super::ticket::{Armed, Lease, LeaseId};
-use super::wait::Backoff;
+use super::ticket::{Armed, Lease, LeaseId, Ticket};
+use super::wait::{Backoff, Retry};
 
 /// Timers of the runtime stand still while the machine sleeps; leases don't. Looking once a
 /// second bounds how late a sleeper is told after it wakes. (`is_valid` is right at once.)
@@ -68,15 +68,15 @@ impl Shared {
         let mut state = self.state.lock();
         state.expire(now);
         let due = state.take_due(now);
-        let leaving = std::mem::take(&mut state.leaving);
+        let leaving = state.take_leaving(now);
         state.departing += leaving.len();
-        if state.departing == 0 {
+        if state.departing == 0 && state.leaving.is_empty() {
             self.drained.notify_waiters();
             if state.closing {
                 return None;
             }
         }
-        state.looks_at = match state.leases.is_empty() {
+        state.looks_at = match state.leases.is_empty() && state.leaving.is_empty() {
             true => BootTime::NEVER,
             false => state.next_event().min(now + TICK),
         };
@@ -130,7 +130,7 @@ impl Shared {
         let engine = Arc::clone(&self.engine);
         let limit = self.timeout;
         Box::pin(async move {
-            let mut backoff = Backoff::new();
+            let mut backoff = Backoff::new(Retry::default());
             loop {
                 match timeout(limit, engine.leave(departure.ticket.clone())).await {
                     Ok(Ok(_)) => break,
@@ -208,17 +208,40 @@ impl State {
         due
     }
 
-    /// The earliest moment at which a lease is due or over.
+    /// The tickets to leave now; what must be kept a little longer stays, and is renewed.
+    fn take_leaving(&mut self, now: BootTime) -> Vec<Departure> {
+        let leaving = std::mem::take(&mut self.leaving);
+        let (now, later) = leaving
+            .into_iter()
+            .partition(|departure| departure.not_before <= now);
+        self.leaving = later;
+        for departure in &now {
+            self.forget(&departure.ticket);
+        }
+        now
+    }
+
+    /// Stops renewing for a claim. A shared lease goes on living.
+    pub(super) fn forget(&mut self, ticket: &Ticket) {
+        self.entering.remove(&ticket.claim);
+        let Some(kept) = self.leases.get_mut(&ticket.lease) else {
+            return;
+        };
+        kept.claims.remove(&ticket.claim);
+        if ticket.has_own_lease() {
+            self.leases.remove(&ticket.lease);
+        }
+    }
+
+    /// The earliest moment at which a lease is due or over, or a ticket may be left.
     fn next_event(&self) -> BootTime {
         let event = |kept: &Kept| match kept.renewing {
             true => kept.armed.deadline(),
             false => kept.due.min(kept.armed.deadline()),
         };
-        self.leases
-            .values()
-            .map(event)
-            .min()
-            .unwrap_or(BootTime::NEVER)
+        let leases = self.leases.values().map(event);
+        let departures = self.leaving.iter().map(|departure| departure.not_before);
+        leases.chain(departures).min().unwrap_or(BootTime::NEVER)
     }
 
     fn hurry(&mut self, alarm: Alarm) {
@@ -305,7 +328,11 @@ impl State {
             .into_iter()
             .map(|audited| audited.ticket)
             .filter(|ticket| !known(&ticket.claim))
-            .map(|ticket| Departure { ticket, give_up })
+            .map(|ticket| Departure {
+                ticket,
+                not_before: BootTime::PAST,
+                give_up,
+            })
             .collect()
     }
 }

@@ -28,6 +28,14 @@ impl Patience {
             Self::Forever => BootTime::NEVER,
         }
     }
+
+    /// What is left of it, when it ends at `deadline`.
+    pub(crate) fn rest(self, deadline: BootTime) -> Self {
+        match self {
+            Self::For(_) => Self::For(deadline.remaining()),
+            Self::NoWait | Self::Forever => self,
+        }
+    }
 }
 
 /// A push can be lost, and then this is how late the waiter is. Shorter would load the engine
@@ -41,42 +49,70 @@ pub(crate) fn recheck_at(deadline: BootTime) -> BootTime {
     (BootTime::now() + jittered).min(deadline)
 }
 
-/// Delays that double from `min` to `max`, each with full jitter above `min`.
+/// How an acquire tries again, while its patience lasts, when the engine can't be reached or has
+/// no line to wait in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// Not at all: the first failure is the answer.
+    None,
+    /// After this long each time.
+    Fixed(Duration),
+    /// After a random time between `min` and a bound that doubles from `min` to `max`.
+    Exponential {
+        /// The shortest delay.
+        min: Duration,
+        /// The longest delay.
+        max: Duration,
+    },
+}
+
+impl Default for Retry {
+    /// 10 ms is a few round trips to a near engine; half a second is the longest that a freed
+    /// lock, or an engine that is back, should go unnoticed.
+    fn default() -> Self {
+        Self::Exponential {
+            min: Duration::from_millis(10),
+            max: Duration::from_millis(500),
+        }
+    }
+}
+
+/// The delays of one acquire, by its [`Retry`].
 #[derive(Debug)]
 pub(crate) struct Backoff {
-    min: Duration,
-    max: Duration,
+    retry: Retry,
     tries: u32,
 }
 
 impl Backoff {
-    /// 10 ms is a few round trips to a near engine; half a second is the longest that a freed
-    /// lock, or an engine that is back, should go unnoticed.
-    pub(crate) const fn new() -> Self {
-        Self {
-            min: Duration::from_millis(10),
-            max: Duration::from_millis(500),
-            tries: 0,
+    pub(crate) const fn new(retry: Retry) -> Self {
+        Self { retry, tries: 0 }
+    }
+
+    fn next_delay(&mut self) -> Option<Duration> {
+        self.tries += 1;
+        match self.retry {
+            Retry::None => None,
+            Retry::Fixed(delay) => Some(delay),
+            Retry::Exponential { min, max } => {
+                let bound = min
+                    .saturating_mul(1 << (self.tries - 1).min(16))
+                    .min(max)
+                    .max(min);
+                Some(rand::random_range(min..=bound))
+            }
         }
     }
 
-    fn next_delay(&mut self) -> Duration {
-        let ceiling = self
-            .min
-            .saturating_mul(1 << self.tries.min(16))
-            .min(self.max);
-        self.tries += 1;
-        rand::random_range(self.min..=ceiling.max(self.min))
-    }
-
-    /// Sleeps, but not beyond `deadline`. Says whether another try is due: `false` only when the
-    /// deadline had passed before, so that the last try comes at the deadline itself.
+    /// Sleeps, but not beyond `deadline`. Says whether another try is due: `false` only without
+    /// retries, or when the deadline had passed before, so that the last try comes at the
+    /// deadline itself.
     pub(crate) async fn sleep(&mut self, deadline: BootTime) -> bool {
         let remaining = deadline.remaining();
-        if remaining.is_zero() {
+        let Some(delay) = self.next_delay().filter(|_| !remaining.is_zero()) else {
             return false;
-        }
-        tokio::time::sleep(self.next_delay().min(remaining)).await;
+        };
+        tokio::time::sleep(delay.min(remaining)).await;
         true
     }
 }
@@ -85,32 +121,35 @@ impl Backoff {
 mod tests {
     use super::*;
 
+    const fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
     #[test]
     fn delays_grow_to_the_cap_and_are_jittered() {
-        let mut backoff = Backoff::new();
-        let delays: Vec<_> = (0..40).map(|_| backoff.next_delay()).collect();
+        let mut backoff = Backoff::new(Retry::default());
+        let delays: Vec<_> = (0..40).filter_map(|_| backoff.next_delay()).collect();
+        assert_eq!(delays.len(), 40);
         assert!(
             delays
                 .iter()
-                .all(|delay| (backoff.min..=backoff.max).contains(delay))
+                .all(|delay| (ms(10)..=ms(500)).contains(delay))
         );
-        assert!(delays[0] < Duration::from_millis(11));
-        assert!(
-            delays
-                .iter()
-                .any(|delay| *delay > Duration::from_millis(100))
-        );
+        assert!(delays[0] < ms(11));
+        assert!(delays.iter().any(|delay| *delay > ms(100)));
         assert!(delays[10..].windows(2).any(|pair| pair[0] != pair[1]));
     }
 
     #[tokio::test]
     async fn there_is_one_last_try_at_the_deadline() {
-        let deadline = BootTime::now() + Duration::from_millis(5);
-        let mut backoff = Backoff::new();
+        let deadline = BootTime::now() + ms(5);
+        let mut backoff = Backoff::new(Retry::Fixed(ms(3)));
+        assert!(backoff.sleep(deadline).await);
         assert!(backoff.sleep(deadline).await, "the try at the deadline");
         while !deadline.has_passed() {
             backoff.sleep(deadline).await;
         }
         assert!(!backoff.sleep(deadline).await, "no try after it");
+        assert!(!Backoff::new(Retry::None).sleep(BootTime::NEVER).await);
     }
 }

@@ -1,5 +1,7 @@
 //! `Election`: the whole line, with a value that the leader stands for.
 
+use std::future::Future;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
@@ -21,11 +23,11 @@ use crate::core::token::Token;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
 /// let palisade = palisade::connect("memory:").await?;
 /// let election = palisade.election("scheduler")?;
-/// let leadership = election.campaign("10.0.0.7:8080").await?;
+/// let elected = election.campaign("10.0.0.7:8080").await?;
 /// let leader = election.leader().await?.expect("we lead");
 /// assert_eq!(leader.value.as_deref(), Some("10.0.0.7:8080"));
-/// leadership.proclaim("10.0.0.7:8081").await?;
-/// leadership.resign().await
+/// elected.proclaim("10.0.0.7:8081").await?;
+/// elected.resign().await
 /// # }
 /// ```
 #[derive(Clone)]
@@ -61,16 +63,16 @@ impl Election {
     ///
     /// # Errors
     /// Those of [`Request::acquire`].
-    pub async fn campaign(&self, value: impl Into<String>) -> Result<Leadership> {
-        Ok(Leadership(forever(&self.standing_for(value)).await?))
+    pub async fn campaign(&self, value: impl Into<String>) -> Result<Elected> {
+        Ok(Elected(forever(&self.standing_for(value)).await?))
     }
 
     /// Leads if nobody does.
     ///
     /// # Errors
     /// As [`Election::campaign`].
-    pub async fn try_campaign(&self, value: impl Into<String>) -> Result<Option<Leadership>> {
-        Ok(now(&self.standing_for(value)).await?.map(Leadership))
+    pub async fn try_campaign(&self, value: impl Into<String>) -> Result<Option<Elected>> {
+        Ok(now(&self.standing_for(value)).await?.map(Elected))
     }
 
     /// Waits to lead at most this long.
@@ -81,10 +83,43 @@ impl Election {
         &self,
         value: impl Into<String>,
         wait: Duration,
-    ) -> Result<Option<Leadership>> {
-        Ok(within(&self.standing_for(value), wait)
-            .await?
-            .map(Leadership))
+    ) -> Result<Option<Elected>> {
+        Ok(within(&self.standing_for(value), wait).await?.map(Elected))
+    }
+
+    /// Waits to lead, does `work` while leading, and gives the leadership up only after the work
+    /// has ended. On a loss the work is dropped unfinished, before another can lead.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let term = palisade
+    ///     .election("scheduler")?
+    ///     .lead("10.0.0.7:8080", |leadership| async move { leadership.token() })
+    ///     .await?;
+    /// # let _ = term; Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Request::acquire`]; [`Kind::Lost`] when the leadership was lost before the work
+    /// was done.
+    pub async fn lead<F: Future>(
+        &self,
+        value: impl Into<String>,
+        work: impl FnOnce(Leadership) -> F,
+    ) -> Result<F::Output> {
+        let hold = Arc::new(forever(&self.standing_for(value)).await?);
+        let leadership = Leadership {
+            token: hold.token(),
+            hold: Arc::downgrade(&hold),
+        };
+        let done = hold.run(work(leadership)).await;
+        // Unless a clone is being asked this very moment: then the drop of the last one resigns.
+        if let Some(hold) = Arc::into_inner(hold) {
+            // The work is done and counts, also when the release has to go on in the background.
+            let _ = hold.release().await;
+        }
+        done
     }
 
     /// Who leads now.
@@ -160,11 +195,11 @@ impl Watching {
 }
 
 /// A won election: leads while it lives and its hold is valid. Dropping it resigns.
-#[must_use = "dropping the leadership resigns"]
+#[must_use = "dropping it resigns"]
 #[derive(Debug)]
-pub struct Leadership(Hold);
+pub struct Elected(Hold);
 
-impl Leadership {
+impl Elected {
     /// The hold: token, deadline, loss.
     pub fn hold(&self) -> &Hold {
         &self.0
@@ -175,18 +210,7 @@ impl Leadership {
     /// # Errors
     /// [`Kind::Lost`] when the leadership is over; those of the engine.
     pub async fn proclaim(&self, value: impl Into<String>) -> Result<()> {
-        if !self.0.is_valid() {
-            return Err(self.0.lost_error("proclaim"));
-        }
-        match self.0.amend(Amendment::Value(value.into())).await? {
-            Amended::Done => Ok(()),
-            Amended::Gone => Err(self.0.lost_error("proclaim")),
-            Amended::Busy => Err(Error::new(
-                Kind::Internal,
-                "proclaim",
-                "a value can't be in anyone's way",
-            )),
-        }
+        proclaim(&self.0, value.into()).await
     }
 
     /// Gives the leadership up.
@@ -195,5 +219,50 @@ impl Leadership {
     /// As [`Hold::release`].
     pub async fn resign(self) -> Result<()> {
         self.0.release().await
+    }
+}
+
+/// The leadership during [`Election::lead`]: to look at and to proclaim with, but not to resign.
+#[derive(Debug, Clone)]
+pub struct Leadership {
+    token: Token,
+    hold: Weak<Hold>,
+}
+
+impl Leadership {
+    /// The term: greater for every later leader.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// Whether it leads now.
+    pub fn is_valid(&self) -> bool {
+        self.hold.upgrade().is_some_and(|hold| hold.is_valid())
+    }
+
+    /// Stands for something else, without a new election.
+    ///
+    /// # Errors
+    /// [`Kind::Lost`] when the leadership is over; those of the engine.
+    pub async fn proclaim(&self, value: impl Into<String>) -> Result<()> {
+        match self.hold.upgrade() {
+            Some(hold) => proclaim(&hold, value.into()).await,
+            None => Err(Error::new(Kind::Lost, "proclaim", "the leadership is over")),
+        }
+    }
+}
+
+async fn proclaim(hold: &Hold, value: String) -> Result<()> {
+    if !hold.is_valid() {
+        return Err(hold.lost_error("proclaim"));
+    }
+    match hold.amend(Amendment::Value(value)).await? {
+        Amended::Done => Ok(()),
+        Amended::Gone => Err(hold.lost_error("proclaim")),
+        Amended::Busy => Err(Error::new(
+            Kind::Internal,
+            "proclaim",
+            "a value can't be in anyone's way",
+        )),
     }
 }

@@ -2,12 +2,17 @@
 //! [`core::acquire`](crate::core::acquire).
 
 mod election;
+mod multi;
 mod mutex;
+mod reentrant;
 mod rwlock;
 mod semaphore;
 
-pub use election::{Election, Leader, Leadership};
+pub use election::{Elected, Election, Leader, Leadership};
+pub(crate) use multi::any;
+pub use multi::{MultiHold, MultiLock};
 pub use mutex::Mutex;
+pub use reentrant::{ReentrantHold, ReentrantMutex};
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 

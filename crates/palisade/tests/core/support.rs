@@ -1,8 +1,6 @@
 //! A fault layer over an engine, for tests of the core: each verb can be made to fail, to hang,
 //! to lose its answer, or to lie about a lease, by switches that a test turns.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;

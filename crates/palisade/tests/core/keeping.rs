@@ -1,12 +1,10 @@
 //! The keeper and the hold under faults of the engine: what is renewed, what is told, what is
 //! left. Each test names the rule that it breaks if it fails.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Fault, Faulty, within};
 use palisade::{BootTime, Kind, LossReason, Patience};
-use support::{Fault, Faulty, within};
 
 const SOON: Duration = Duration::from_secs(5);
 

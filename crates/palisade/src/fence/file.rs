@@ -1,0 +1,253 @@
+//! `FileFence`: fenced files. Each resource is a plain data file that any program can read, with
+//! its token in a file beside it.
+//!
+//! The token is made durable **before** the data is put in place: a crash between the two leaves
+//! the old data under the new token, so that nothing stale can follow. Writers of one resource
+//! take turns by an flock that the kernel frees when one dies; one that is stopped inside a write
+//! makes the others fail as unreachable, never overtake it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{Fence, Fenced, Rule, Verdict};
+use crate::core::clock::BootTime;
+use crate::core::engine::BoxFuture;
+use crate::core::error::{Error, Kind, Result};
+use crate::core::name::Name;
+use crate::core::token::Token;
+
+/// How long to wait for another writer of the same resource.
+const TURN: Duration = Duration::from_secs(2);
+
+/// Fenced files in one directory.
+#[derive(Debug, Clone)]
+pub struct FileFence {
+    dir: PathBuf,
+    rule: Rule,
+}
+
+impl FileFence {
+    /// A fence over the files in `dir`, which is created if need be.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] when the directory can't be made.
+    pub fn open(dir: impl Into<PathBuf>) -> Result<Self> {
+        let dir = dir.into();
+        let made = fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir);
+        made.map_err(|error| {
+            Error::new(
+                Kind::Config,
+                "fence",
+                "the directory of the fence can't be made",
+            )
+            .with("dir", dir.display())
+            .because(error)
+        })?;
+        Ok(Self {
+            dir,
+            rule: Rule::default(),
+        })
+    }
+
+    /// The same, taking each token once.
+    #[must_use]
+    pub fn strict(self) -> Self {
+        Self {
+            rule: Rule::Newer,
+            ..self
+        }
+    }
+
+    /// The plain file that holds a resource's data.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`] for a name that is too long for a file, once encoded.
+    pub fn data_path(&self, resource: &Name) -> Result<PathBuf> {
+        Ok(self.files(resource)?.data)
+    }
+
+    fn files(&self, resource: &Name) -> Result<Files> {
+        let stem = encode(resource.as_str());
+        if stem.len() > 240 {
+            let message = "this name is too long for a file once it is encoded; use a shorter one";
+            return Err(Error::new(Kind::InvalidName, "fence", message));
+        }
+        Ok(Files {
+            dir: self.dir.clone(),
+            data: self.dir.join(format!("{stem}.data")),
+            token: self.dir.join(format!("{stem}.fence")),
+            turn: self.dir.join(format!("{stem}.lock")),
+        })
+    }
+
+    /// Runs file work where it may block.
+    fn blocking<T: Send + 'static>(
+        &self,
+        resource: &Name,
+        work: impl FnOnce(Files, Rule) -> Result<T> + Send + 'static,
+    ) -> BoxFuture<Result<T>> {
+        let (files, rule) = (self.files(resource), self.rule);
+        Box::pin(async move {
+            let files = files?;
+            let joined = tokio::task::spawn_blocking(move || work(files, rule)).await;
+            joined.unwrap_or_else(|error| {
+                Err(Error::new(
+                    Kind::Internal,
+                    "fence",
+                    "the work on the file was cut short",
+                )
+                .maybe_applied()
+                .because(error))
+            })
+        })
+    }
+}
+
+impl Fence for FileFence {
+    fn write(&self, resource: &Name, token: Token, data: Vec<u8>) -> BoxFuture<Result<Verdict>> {
+        self.blocking(resource, move |files, rule| {
+            let _turn = files.take_turn()?;
+            let highest = files.highest()?;
+            let verdict = rule.judge(highest, token);
+            if verdict == Verdict::Accepted {
+                if highest != Some(token) {
+                    files.put(&files.token, token_line(token).as_bytes())?;
+                }
+                files.put(&files.data, &data)?;
+            }
+            Ok(verdict)
+        })
+    }
+
+    fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
+        self.blocking(resource, |files, _| {
+            let _turn = files.take_turn()?;
+            let Some(token) = files.highest()? else {
+                return Ok(None);
+            };
+            let data = read(&files.data)
+                .map_err(broken("read"))?
+                .unwrap_or_default();
+            Ok(Some(Fenced { token, data }))
+        })
+    }
+
+    fn check(&self, resource: &Name, token: Token) -> BoxFuture<Result<Verdict>> {
+        self.blocking(resource, move |files, rule| {
+            Ok(rule.judge(files.highest()?, token))
+        })
+    }
+}
+
+/// The three files of one resource.
+struct Files {
+    dir: PathBuf,
+    data: PathBuf,
+    token: PathBuf,
+    turn: PathBuf,
+}
+
+impl Files {
+    /// Waits for the other writers. The file is never removed, so that everyone locks the same.
+    fn take_turn(&self) -> Result<File> {
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&self.turn);
+        let file = file.map_err(broken("lock"))?;
+        let deadline = BootTime::now() + TURN;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(fs::TryLockError::WouldBlock) if !deadline.has_passed() => {
+                    // A turn takes a few syncs; looking every millisecond loses little.
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(fs::TryLockError::WouldBlock) => {
+                    let message = "another writer is stuck inside a write of this resource";
+                    return Err(Error::new(Kind::Unreachable, "fence", message));
+                }
+                Err(fs::TryLockError::Error(error)) => return Err(broken("lock")(error)),
+            }
+        }
+    }
+
+    fn highest(&self) -> Result<Option<Token>> {
+        let Some(line) = read(&self.token).map_err(broken("read"))? else {
+            return Ok(None);
+        };
+        let token = std::str::from_utf8(&line).ok().and_then(parse_token);
+        token.map(Some).ok_or_else(|| {
+            let message = "the token file is damaged; restore it, or set a token above all before";
+            Error::new(Kind::Unusable, "fence", message).with("file", self.token.display())
+        })
+    }
+
+    /// Puts `content` in place durably and at once: readers see the old or the new, never a part.
+    fn put(&self, path: &Path, content: &[u8]) -> Result<()> {
+        let temporary = path.with_extension("new");
+        let write = || -> io::Result<()> {
+            let mut file = File::create(&temporary)?;
+            file.write_all(content)?;
+            file.sync_all()?;
+            fs::rename(&temporary, path)?;
+            File::open(&self.dir)?.sync_all()
+        };
+        write().map_err(|error| broken("write")(error).maybe_applied())
+    }
+}
+
+const HEADER: &str = "palisade-fence 1 ";
+
+fn token_line(token: Token) -> String {
+    format!("{HEADER}{token}\n")
+}
+
+fn parse_token(line: &str) -> Option<Token> {
+    line.strip_prefix(HEADER)?
+        .strip_suffix('\n')?
+        .parse()
+        .ok()
+        .map(Token)
+}
+
+fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Ok(content) => Ok(Some(content)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn broken(what: &'static str) -> impl Fn(io::Error) -> Error {
+    move |error| {
+        let kind = match error.kind() {
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => Kind::Denied,
+            _ => Kind::Unusable,
+        };
+        Error::new(
+            kind,
+            "fence",
+            format!("can't {what} the fenced file: {error}"),
+        )
+        .because(error)
+    }
+}
+
+/// Keeps letters, digits, `-` and `_`; everything else as `%` and two hex digits per byte.
+fn encode(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    name.bytes()
+        .map(|byte| match plain(byte) {
+            true => char::from(byte).to_string(),
+            false => format!("%{byte:02x}"),
+        })
+        .collect()
+}

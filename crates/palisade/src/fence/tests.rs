@@ -1,0 +1,145 @@
+//! Both stores against the same behaviours, and what only files can suffer.
+
+use super::*;
+use crate::core::error::Kind;
+
+fn name() -> Name {
+    Name::new("a/b c").unwrap()
+}
+
+async fn refuses_what_is_older(fence: &dyn Fence) {
+    let write = |token, data: &str| fence.write(&name(), Token(token), data.into());
+    assert_eq!(fence.read(&name()).await.unwrap(), None);
+    assert_eq!(write(5, "five").await.unwrap(), Verdict::Accepted);
+    assert_eq!(write(5, "five again").await.unwrap(), Verdict::Accepted);
+    assert_eq!(write(7, "seven").await.unwrap(), Verdict::Accepted);
+    let stale = Verdict::Stale { highest: Token(7) };
+    assert_eq!(write(6, "six").await.unwrap(), stale);
+    assert_eq!(fence.check(&name(), Token(6)).await.unwrap(), stale);
+    assert_eq!(
+        fence.check(&name(), Token(9)).await.unwrap(),
+        Verdict::Accepted
+    );
+    assert_eq!(
+        write(7, "seven again").await.unwrap(),
+        Verdict::Accepted,
+        "a check is no write"
+    );
+    let kept = fence.read(&name()).await.unwrap().unwrap();
+    assert_eq!(
+        (kept.token, kept.data.as_slice()),
+        (Token(7), b"seven again".as_slice())
+    );
+}
+
+async fn takes_each_token_once(fence: &dyn Fence) {
+    let write = |token| fence.write(&name(), Token(token), Vec::new());
+    assert_eq!(write(5).await.unwrap(), Verdict::Accepted);
+    assert_eq!(
+        write(5).await.unwrap(),
+        Verdict::Stale { highest: Token(5) }
+    );
+    assert_eq!(write(6).await.unwrap(), Verdict::Accepted);
+}
+
+fn files() -> (tempfile::TempDir, FileFence) {
+    let dir = tempfile::tempdir().unwrap();
+    let fence = FileFence::open(dir.path().join("fenced")).unwrap();
+    (dir, fence)
+}
+
+#[tokio::test]
+async fn memory_refuses_what_is_older() {
+    refuses_what_is_older(&MemoryFence::default()).await;
+    takes_each_token_once(&MemoryFence::strict()).await;
+}
+
+#[tokio::test]
+async fn files_refuse_what_is_older_also_when_opened_again() {
+    let (dir, fence) = files();
+    refuses_what_is_older(&fence).await;
+    assert_eq!(
+        std::fs::read(fence.data_path(&name()).unwrap()).unwrap(),
+        b"seven again"
+    );
+    let again = FileFence::open(dir.path().join("fenced")).unwrap();
+    let verdict = again.write(&name(), Token(6), b"six".into()).await.unwrap();
+    assert_eq!(verdict, Verdict::Stale { highest: Token(7) });
+}
+
+#[tokio::test]
+async fn strict_files_take_each_token_once() {
+    let (_dir, fence) = files();
+    takes_each_token_once(&fence.strict()).await;
+}
+
+/// The crash between token and data: the new token stands, the old data too, and what is older
+/// than the token stays out.
+#[tokio::test]
+async fn a_crash_between_token_and_data_lets_nothing_stale_in() {
+    let (_dir, fence) = files();
+    fence
+        .write(&name(), Token(5), b"five".into())
+        .await
+        .unwrap();
+    let data = fence.data_path(&name()).unwrap();
+    // The data can't be put in place: a directory that is not empty has its name.
+    std::fs::remove_file(&data).unwrap();
+    std::fs::create_dir_all(data.join("in the way")).unwrap();
+    let failed = fence
+        .write(&name(), Token(8), b"eight".into())
+        .await
+        .unwrap_err();
+    assert_eq!(failed.kind(), Kind::Unusable);
+    let late = fence
+        .write(&name(), Token(7), b"seven".into())
+        .await
+        .unwrap();
+    assert_eq!(late, Verdict::Stale { highest: Token(8) });
+}
+
+#[tokio::test]
+async fn a_damaged_token_is_an_error_and_never_free() {
+    for damage in ["", "palisade-fence 1 12", "palisade-fence 1 x\n", "garbage"] {
+        let (_dir, fence) = files();
+        fence.write(&name(), Token(5), Vec::new()).await.unwrap();
+        let token = fence.data_path(&name()).unwrap().with_extension("fence");
+        std::fs::write(token, damage).unwrap();
+        let error = fence
+            .write(&name(), Token(9), Vec::new())
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), Kind::Unusable, "{damage:?}");
+    }
+}
+
+#[tokio::test]
+async fn concurrent_writers_leave_the_data_of_the_highest_token() {
+    let (_dir, fence) = files();
+    let writers = (1..=20u64).rev().map(|token| {
+        let fence = fence.clone();
+        tokio::spawn(async move {
+            let data = token.to_string().into_bytes();
+            fence.write(&name(), Token(token), data).await.unwrap()
+        })
+    });
+    for writer in writers.collect::<Vec<_>>() {
+        writer.await.unwrap();
+    }
+    let kept = fence.read(&name()).await.unwrap().unwrap();
+    assert_eq!((kept.token, kept.data), (Token(20), b"20".to_vec()));
+}
+
+#[tokio::test]
+async fn an_unusable_directory_is_a_clear_error() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    let error = FileFence::open(dir.path().join("file/below")).unwrap_err();
+    assert_eq!(error.kind(), Kind::Config);
+    let (_dir, fence) = files();
+    let long = Name::new("/".repeat(100)).unwrap();
+    assert_eq!(
+        fence.data_path(&long).unwrap_err().kind(),
+        Kind::InvalidName
+    );
+}

@@ -1,0 +1,198 @@
+//! `MultiLock`: several names at once, all or nothing.
+//!
+//! Names are taken one after another in sorted order, the same for everyone, so that two
+//! multi-locks never wait for each other in a circle.
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use crate::core::acquire::Request;
+use crate::core::clock::BootTime;
+use crate::core::error::{Error, Kind, Result};
+use crate::core::hold::Hold;
+use crate::core::pulse::Loss;
+use crate::core::wait::Patience;
+
+/// Several locks taken together. See [`Client::multi_lock`](crate::Client::multi_lock).
+///
+/// # Example
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+/// let palisade = palisade::connect("memory:").await?;
+/// let holds = palisade.multi_lock(["account-7", "account-4"])?.lock().await?;
+/// assert!(holds.is_valid());
+/// holds.release().await
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct MultiLock(Vec<Request>);
+
+impl MultiLock {
+    pub(crate) fn new(mut requests: Vec<Request>) -> Result<Self> {
+        requests.sort_by(|a, b| a.name.cmp(&b.name));
+        requests.dedup_by(|a, b| a.name == b.name);
+        match requests.is_empty() {
+            true => Err(Error::new(
+                Kind::InvalidArgument,
+                "lock",
+                "give at least one name",
+            )),
+            false => Ok(Self(requests)),
+        }
+    }
+
+    /// Sets how long the locks last without renewal.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`] outside the engine's range.
+    pub fn ttl(self, ttl: Duration) -> Result<Self> {
+        self.0
+            .into_iter()
+            .map(|request| request.ttl(ttl))
+            .collect::<Result<_>>()
+            .map(Self)
+    }
+
+    /// Waits for all of them. Those already taken are held meanwhile.
+    ///
+    /// # Cancellation
+    /// Dropped at any await it leaves no place in any line.
+    ///
+    /// # Errors
+    /// Those of [`Request::acquire`]; what was taken is given up.
+    pub async fn lock(&self) -> Result<MultiHold> {
+        let holds = self.acquire(Patience::Forever).await?;
+        holds.ok_or_else(|| Error::new(Kind::Internal, "lock", "endless patience came to an end"))
+    }
+
+    /// Takes all of them if all are free now; `None`, and nothing taken, otherwise.
+    ///
+    /// # Errors
+    /// As [`MultiLock::lock`].
+    pub async fn try_lock(&self) -> Result<Option<MultiHold>> {
+        self.acquire(Patience::NoWait).await
+    }
+
+    /// Waits for all of them, at most this long in all.
+    ///
+    /// # Errors
+    /// As [`MultiLock::lock`].
+    pub async fn lock_timeout(&self, wait: Duration) -> Result<Option<MultiHold>> {
+        self.acquire(Patience::For(wait)).await
+    }
+
+    async fn acquire(&self, patience: Patience) -> Result<Option<MultiHold>> {
+        let deadline = patience.deadline();
+        let mut holds = Vec::with_capacity(self.0.len());
+        for request in &self.0 {
+            // One deadline for all. On `None` or an error the holds so far are dropped, and
+            // thereby released.
+            let rest = patience.rest(deadline);
+            let Some(hold) = request.acquire(rest).await? else {
+                return Ok(None);
+            };
+            holds.push(hold);
+        }
+        let holds = MultiHold(holds);
+        // While waiting for the last, the first may have been lost.
+        match holds.is_valid() {
+            true => Ok(Some(holds)),
+            false => Err(Error::new(
+                Kind::Lost,
+                "lock",
+                "a lock was lost while waiting for another",
+            )),
+        }
+    }
+}
+
+/// Several locks held together: valid while all of them are.
+#[must_use = "dropping the holds releases the locks"]
+#[derive(Debug)]
+pub struct MultiHold(Vec<Hold>);
+
+impl MultiHold {
+    /// The holds, sorted by name, each with its own token.
+    pub fn holds(&self) -> &[Hold] {
+        &self.0
+    }
+
+    /// Whether all of them are held now.
+    pub fn is_valid(&self) -> bool {
+        self.0.iter().all(Hold::is_valid)
+    }
+
+    /// Until when all of them are valid.
+    pub fn deadline(&self) -> BootTime {
+        self.0
+            .iter()
+            .map(Hold::deadline)
+            .min()
+            .unwrap_or(BootTime::PAST)
+    }
+
+    /// Resolves when one of them is lost.
+    pub async fn lost(&self) -> Loss {
+        let mut losses: FuturesUnordered<_> = self.0.iter().map(Hold::lost).collect();
+        match losses.next().await {
+            Some(loss) => loss,
+            // There is always at least one hold.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Does `work` while all are held, and drops it unfinished when one is lost.
+    ///
+    /// # Errors
+    /// [`Kind::Lost`] when one was lost before the work was done.
+    pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        let done = tokio::select! {
+            biased;
+            _ = self.lost() => None,
+            done = work => Some(done),
+        };
+        done.filter(|_| self.is_valid())
+            .ok_or_else(|| Error::new(Kind::Lost, "run", "one of the locks was lost while held"))
+    }
+
+    /// Gives all of them up, last taken first.
+    ///
+    /// # Errors
+    /// The first that a [`Hold::release`] gives; the others are released all the same.
+    pub async fn release(mut self) -> Result<()> {
+        let mut first = Ok(());
+        while let Some(hold) = self.0.pop() {
+            first = first.and(hold.release().await);
+        }
+        first
+    }
+}
+
+/// Takes the first of `requests` that is free, in their order. With patience it then waits for
+/// any of them.
+pub(crate) async fn any(requests: Vec<Request>, patience: Patience) -> Result<Option<Hold>> {
+    let deadline = patience.deadline();
+    for request in &requests {
+        if let Some(hold) = request.acquire(Patience::NoWait).await? {
+            return Ok(Some(hold));
+        }
+    }
+    if patience == Patience::NoWait {
+        return Ok(None);
+    }
+    let rest = patience.rest(deadline);
+    let mut waits: FuturesUnordered<_> = requests
+        .iter()
+        .map(|request| request.acquire(rest))
+        .collect();
+    while let Some(waited) = waits.next().await {
+        // The others are dropped with `waits`: they leave their lines, or release what they got.
+        if let Some(hold) = waited? {
+            return Ok(Some(hold));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,139 @@
+//! `ReentrantMutex`: a lock that its owner may take again while holding it.
+//!
+//! The owner is this handle and its clones, never a thread: tasks move between threads, and two
+//! tasks of one thread are not one owner.
+
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::core::acquire::Request;
+use crate::core::error::{Error, Kind, Result};
+use crate::core::hold::Hold;
+use crate::core::wait::Patience;
+
+/// A lock that the same handle may take again at once, with the same token. It is free again
+/// when everything that was taken is given back.
+///
+/// # Example
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+/// let palisade = palisade::connect("memory:").await?;
+/// let mine = palisade.reentrant("inventory")?;
+/// let outer = mine.lock().await?;
+/// let inner = mine.lock().await?; // at once
+/// assert_eq!(outer.token(), inner.token());
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct ReentrantMutex {
+    request: Request,
+    /// What this handle holds. Locked across an acquire, so that two tasks of one handle make
+    /// one claim.
+    held: Arc<tokio::sync::Mutex<Weak<Hold>>>,
+}
+
+impl ReentrantMutex {
+    pub(crate) fn new(request: Request) -> Self {
+        Self {
+            request,
+            held: Arc::default(),
+        }
+    }
+
+    /// Sets how long the lock lasts without renewal.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`] outside the engine's range.
+    pub fn ttl(self, ttl: Duration) -> Result<Self> {
+        Ok(Self {
+            request: self.request.ttl(ttl)?,
+            ..self
+        })
+    }
+
+    /// Takes the lock, at once when this handle holds it.
+    ///
+    /// # Errors
+    /// [`Kind::Lost`] when this handle's hold was lost and is not given back yet; those of
+    /// [`Request::acquire`].
+    pub async fn lock(&self) -> Result<ReentrantHold> {
+        let hold = self.acquire(Patience::Forever).await?;
+        hold.ok_or_else(|| Error::new(Kind::Internal, "lock", "endless patience came to an end"))
+    }
+
+    /// Takes the lock if it is free, or this handle's, now.
+    ///
+    /// # Errors
+    /// As [`ReentrantMutex::lock`].
+    pub async fn try_lock(&self) -> Result<Option<ReentrantHold>> {
+        self.acquire(Patience::NoWait).await
+    }
+
+    /// Waits for the lock at most this long.
+    ///
+    /// # Errors
+    /// As [`ReentrantMutex::lock`].
+    pub async fn lock_timeout(&self, wait: Duration) -> Result<Option<ReentrantHold>> {
+        self.acquire(Patience::For(wait)).await
+    }
+
+    async fn acquire(&self, patience: Patience) -> Result<Option<ReentrantHold>> {
+        let deadline = patience.deadline();
+        let mut held = match patience {
+            Patience::Forever => self.held.lock().await,
+            Patience::NoWait => match self.held.try_lock() {
+                Ok(held) => held,
+                Err(_) => return Ok(None),
+            },
+            Patience::For(wait) => match tokio::time::timeout(wait, self.held.lock()).await {
+                Ok(held) => held,
+                Err(_) => return Ok(None),
+            },
+        };
+        if let Some(hold) = held.upgrade() {
+            return match hold.is_valid() {
+                true => Ok(Some(ReentrantHold(hold))),
+                false => Err(hold.lost_error("lock")),
+            };
+        }
+        let Some(hold) = self.request.acquire(patience.rest(deadline)).await? else {
+            return Ok(None);
+        };
+        let hold = Arc::new(hold);
+        *held = Arc::downgrade(&hold);
+        Ok(Some(ReentrantHold(hold)))
+    }
+}
+
+/// One taking of a reentrant lock; all of one handle share one [`Hold`]. The last one that is
+/// dropped releases in the background.
+#[must_use = "dropping it gives this taking back"]
+#[derive(Debug)]
+pub struct ReentrantHold(Arc<Hold>);
+
+impl ReentrantHold {
+    /// How often the handle holds the lock now.
+    pub fn depth(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
+    /// Gives this taking back; the last one releases the lock.
+    ///
+    /// # Errors
+    /// As [`Hold::release`].
+    pub async fn release(self) -> Result<()> {
+        match Arc::into_inner(self.0) {
+            Some(hold) => hold.release().await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl Deref for ReentrantHold {
+    type Target = Hold;
+
+    fn deref(&self) -> &Hold {
+        &self.0
+    }
+}

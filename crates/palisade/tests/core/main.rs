@@ -1,0 +1,6 @@
+//! Tests of the core through its public face, with an engine that fails on demand.
+#![allow(clippy::unwrap_used)]
+
+mod keeping;
+mod primitives;
+mod support;

@@ -11,6 +11,7 @@ mod needs;
 
 mod amend;
 mod client;
+mod composed;
 mod election;
 mod enter;
 mod evict;
@@ -91,6 +92,7 @@ pub fn all() -> Vec<Case> {
         rwlock::CASES,
         semaphore::CASES,
         election::CASES,
+        composed::CASES,
         hold::CASES,
         keeper::CASES,
         client::CASES,

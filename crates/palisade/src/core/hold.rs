@@ -114,10 +114,13 @@ impl Hold {
             token,
             pulse,
         } = self;
-        tokio::select! {
-            biased;
-            _ = pulse.lost() => {}
-            () = tokio::time::sleep(place.not_before.remaining()) => {}
+        // Even a sleep for no time costs a timer's tick.
+        if !place.not_before.has_passed() {
+            tokio::select! {
+                biased;
+                _ = pulse.lost() => {}
+                () = tokio::time::sleep(place.not_before.remaining()) => {}
+            }
         }
         let was_valid = pulse.is_valid();
         let name = place.ticket.name.clone();

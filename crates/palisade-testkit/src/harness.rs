@@ -39,7 +39,7 @@ impl Sites {
 /// `PALISADE_TEST_ENGINES` chooses among them, `PALISADE_TEST_REPORT` collects the results.
 pub fn main(table: &[Subject]) -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
-    if let Some(code) = taker::process::main(arguments.get(1..).unwrap_or_default()) {
+    if let Some(code) = taker::process::main(arguments.get(1..).unwrap_or_default(), table) {
         return code;
     }
     let names = std::env::var("PALISADE_TEST_ENGINES").ok();

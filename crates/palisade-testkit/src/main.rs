@@ -3,6 +3,7 @@
 
 use std::process::ExitCode;
 
+use palisade_testkit::subject::SUBJECTS;
 use palisade_testkit::{conformance, report, taker};
 
 const USAGE: &str = "usage:
@@ -12,7 +13,7 @@ const USAGE: &str = "usage:
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let Some(code) = taker::process::main(&arguments) {
+    if let Some(code) = taker::process::main(&arguments, SUBJECTS) {
         return code;
     }
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {

@@ -15,6 +15,9 @@ use palisade::core::engine::BoxFuture;
 /// How a subject's URL becomes a client.
 pub type Connect = fn(String) -> BoxFuture<palisade::Result<Client>>;
 
+/// Through `palisade::connect`.
+pub const CONNECT: Connect = |url| Box::pin(async move { palisade::connect(&url).await });
+
 /// An engine under test.
 #[derive(Clone, Copy)]
 pub struct Subject {
@@ -34,7 +37,7 @@ impl Subject {
         Self {
             name,
             start,
-            connect: |url| Box::pin(async move { palisade::connect(&url).await }),
+            connect: CONNECT,
             installed: false,
         }
     }

@@ -1,6 +1,8 @@
 //! `admit` and `Line` against a line as a child would explain it, over random lines and random
 //! operations.
 
+#![allow(clippy::unwrap_used)]
+
 use std::time::Duration;
 
 use palisade::core::admission::{Admission, Standing, admit, capacity};

@@ -1,6 +1,8 @@
 //! The suite can see: engines that are wrong in one way each, and the case that must catch them.
 //! An engine of this list that passes is a hole in the suite.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use super::Failure;
 use super::failure::inside;
 use crate::subject::{Site, Subject};
-use crate::taker::{Taker, TakerArgs};
+use crate::taker::{Second, Taker, TakerArgs};
 use crate::wrap::Spy;
 
 /// How long an event may take that is due at once. Far more than it takes on a quiet machine, and
@@ -188,12 +188,15 @@ impl Bed {
     /// # Errors
     /// When it can't be started.
     pub fn taker(&self, name: &Name, args: TakerArgs) -> std::io::Result<Taker> {
-        Taker::spawn(&self.0.program, self.url(), name.as_str(), &args)
+        self.second().taker(self.url(), name.as_str(), &args)
     }
 
-    /// The program that second processes run.
-    pub fn program(&self) -> &std::path::Path {
-        &self.0.program
+    /// How second processes are started.
+    pub fn second(&self) -> Second {
+        Second {
+            program: self.0.program.clone(),
+            subject: self.0.subject.name,
+        }
     }
 
     /// Adds a measured number to the report of this case.

@@ -5,7 +5,7 @@ use palisade::core::claim::Ask;
 use super::bed::held;
 use super::failure::{ensure, ensure_eq};
 use super::{Bed, Check, Failure, SOON, cases, needs, permits};
-use crate::taker::{Taker, TakerArgs, What};
+use crate::taker::{TakerArgs, What};
 
 cases! { pub(super) CASES, "processes";
     "Processes exclude each other." => [
@@ -58,7 +58,7 @@ async fn counted(bed: &Bed, unlocked: bool) -> Result<u64, Failure> {
     let mut all = Vec::new();
     for _ in 0..PROCESSES {
         let line = (bed.url(), "counter");
-        all.push(Taker::counter(bed.program(), line, &file, TIMES, unlocked)?);
+        all.push(bed.second().counter(line, &file, TIMES, unlocked)?);
     }
     for taker in &mut all {
         taker.until(What::Counted, SOON * 4).await?;

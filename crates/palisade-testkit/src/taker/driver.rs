@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
@@ -10,25 +10,31 @@ use palisade::core::claim::{Ask, READERS};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::mpsc;
 
-use super::{Event, TakerArgs, What};
+use super::{Event, TakerArgs, What, process};
 use crate::conformance::{Failure, within};
 
-/// A second process.
-#[derive(Debug)]
-pub struct Taker {
-    child: Child,
-    stdin: Option<ChildStdin>,
-    events: mpsc::UnboundedReceiver<Event>,
-    seen: Vec<Event>,
+/// How second processes are started: the program, and the engine that it connects to.
+#[derive(Debug, Clone)]
+pub struct Second {
+    /// The testkit's command, or a conformance binary.
+    pub program: PathBuf,
+    /// The name of the subject whose `connect` the program uses, if it knows it.
+    pub subject: &'static str,
 }
 
-impl Taker {
-    /// Starts `program taker URL NAME …`.
+impl Second {
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env(process::SUBJECT, self.subject);
+        command
+    }
+
+    /// Starts `taker URL NAME …`.
     ///
     /// # Errors
     /// When it can't be started.
-    pub fn spawn(program: &Path, url: &str, name: &str, args: &TakerArgs) -> io::Result<Self> {
-        let mut command = Command::new(program);
+    pub fn taker(&self, url: &str, name: &str, args: &TakerArgs) -> io::Result<Taker> {
+        let mut command = self.command();
         command.args(["taker", url, name]);
         if let Some(ttl) = args.ttl {
             command.args(["--ttl", &format!("{}ms", ttl.as_millis())]);
@@ -47,21 +53,21 @@ impl Taker {
         if args.no_release {
             command.arg("--no-release");
         }
-        Self::start(command)
+        Taker::start(command)
     }
 
-    /// Starts `program counter URL NAME FILE TIMES`, without the lock if `unlocked`.
+    /// Starts `counter URL NAME FILE TIMES`, without the lock if `unlocked`.
     ///
     /// # Errors
     /// When it can't be started.
     pub fn counter(
-        program: &Path,
+        &self,
         (url, name): (&str, &str),
         file: &Path,
         times: u32,
         unlocked: bool,
-    ) -> io::Result<Self> {
-        let mut command = Command::new(program);
+    ) -> io::Result<Taker> {
+        let mut command = self.command();
         command
             .args(["counter", url, name])
             .arg(file)
@@ -69,9 +75,20 @@ impl Taker {
         if unlocked {
             command.arg("--unlocked");
         }
-        Self::start(command)
+        Taker::start(command)
     }
+}
 
+/// A second process.
+#[derive(Debug)]
+pub struct Taker {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    events: mpsc::UnboundedReceiver<Event>,
+    seen: Vec<Event>,
+}
+
+impl Taker {
     fn start(mut command: Command) -> io::Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())

@@ -7,7 +7,7 @@
 mod driver;
 pub mod process;
 
-pub use driver::{Taker, increment};
+pub use driver::{Second, Taker, increment};
 
 use std::time::Duration;
 

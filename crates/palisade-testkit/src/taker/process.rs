@@ -10,15 +10,23 @@ use palisade::core::clock::BootTime;
 use palisade::{Hold, Patience};
 
 use super::{Event, TakerArgs, What};
+use crate::subject::{CONNECT, Connect, Subject};
 
-/// Runs a subcommand of the second process if the arguments name one.
-pub fn main(arguments: &[String]) -> Option<ExitCode> {
+/// The environment variable that names the subject to connect to.
+pub const SUBJECT: &str = "PALISADE_TEST_SUBJECT";
+
+/// Runs a subcommand of the second process if the arguments name one. It connects as the subject
+/// of `table` does that [`SUBJECT`] names, else through `palisade::connect`.
+pub fn main(arguments: &[String], table: &[Subject]) -> Option<ExitCode> {
     let (verb, rest) = arguments.split_first()?;
+    let named = std::env::var(SUBJECT).unwrap_or_default();
+    let subject = table.iter().find(|subject| subject.name == named);
+    let connect = subject.map_or(CONNECT, |subject| subject.connect);
     let done = match verb.as_str() {
         "taker" => parse_taker(rest).and_then(|(url, name, args)| {
-            block_on(take(&url, &name, args)).map_err(|error| error.to_string())
+            block_on(take(connect, &url, &name, args)).map_err(|error| error.to_string())
         }),
-        "counter" => parse_counter(rest).and_then(|counter| block_on(count(counter))),
+        "counter" => parse_counter(rest).and_then(|counter| block_on(count(connect, counter))),
         _ => return None,
     };
     Some(match done {
@@ -61,8 +69,8 @@ fn say_of(hold: &Hold, event: What, detail: Option<String>) {
     say(event, Some(hold.token().0), Some(valid), detail);
 }
 
-async fn take(url: &str, name: &str, args: TakerArgs) -> palisade::Result<()> {
-    let client = palisade::connect(url).await?;
+async fn take(connect: Connect, url: &str, name: &str, args: TakerArgs) -> palisade::Result<()> {
+    let client = connect(url.to_owned()).await?;
     let mut request = client.line(name, args.ask)?;
     if let Some(ttl) = args.ttl {
         request = request.ttl(ttl)?;
@@ -128,9 +136,9 @@ struct Counter {
     unlocked: bool,
 }
 
-async fn count(counter: Counter) -> Result<(), String> {
+async fn count(connect: Connect, counter: Counter) -> Result<(), String> {
     let words = |error: palisade::Error| error.to_string();
-    let client = palisade::connect(&counter.url).await.map_err(words)?;
+    let client = connect(counter.url.clone()).await.map_err(words)?;
     let mutex = client.mutex(&counter.name).map_err(words)?;
     for _ in 0..counter.times {
         let hold = match counter.unlocked {

@@ -143,11 +143,17 @@ impl Keeper {
             .build()
             .map_err(failed)?;
         let shared = Arc::clone(&self.0);
+        // Listening begins before anything can enter: an alarm in between would be lost, and an
+        // eviction told only by the next renewal.
+        let alarms = {
+            let _entered = runtime.enter();
+            shared.engine.alarms()
+        };
         std::thread::Builder::new()
             .name("palisade-keeper".into())
             .spawn(move || {
                 let ended = Ended(Arc::clone(&shared));
-                runtime.block_on(keeping::keep(shared));
+                runtime.block_on(keeping::keep(shared, alarms));
                 drop(ended);
             })
             .map_err(failed)?;

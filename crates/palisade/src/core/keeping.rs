@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::claim::ClaimId;
 use super::clock::BootTime;
-use super::engine::{Alarm, Audited, Renewal};
+use super::engine::{Alarm, Audited, BoxStream, Renewal};
 use super::error::{Error, Kind, Result};
 use super::events::{Event, Observers, Renewed};
 use super::keeper::{Departure, Kept, Shared, State, lose, renewal_due};
@@ -45,8 +45,7 @@ enum Answer {
 
 type Requests = FuturesUnordered<BoxFuture<'static, Answer>>;
 
-pub(super) async fn keep(shared: Arc<Shared>) {
-    let mut alarms = shared.engine.alarms();
+pub(super) async fn keep(shared: Arc<Shared>, mut alarms: BoxStream<Alarm>) {
     let mut alarms_open = true;
     let mut requests = Requests::new();
     while let Some(looks_at) = shared.look(&mut requests) {

@@ -178,9 +178,7 @@ async fn act() {
 /// Holds with a sign of life that another process shares, as a fork would.
 async fn guarded(dir: &Path) {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-    let mut url = Url::parse(&format!("file:{}", dir.display())).unwrap();
-    let settings = url.take_settings().unwrap();
-    let liveness = palisade::engines::file::sign_of_life(&mut url, &settings).unwrap();
+    let prepared = palisade::prepare(&format!("file:{}", dir.display())).unwrap();
     let procs = dir.canonicalize().unwrap().join("procs");
     let is_fifo = |fd: &i32| {
         let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
@@ -195,9 +193,8 @@ async fn guarded(dir: &Path) {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let engine = palisade::engines::file::open_with(url, &settings, Some(liveness));
-    let engine = engine.await.unwrap();
-    hold(&engine, "door").await;
+    let client = prepared.connect().await.unwrap();
+    hold(client.engine(), "door").await;
     say(&guard.id().to_string());
     wait_for_end();
     let _ = guard.wait();

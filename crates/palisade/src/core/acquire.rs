@@ -13,10 +13,11 @@ use super::engine::{Entered, Place};
 use super::error::{Error, Kind, Outcome, Result};
 use super::hold::{Hold, Occupied};
 use super::keeper::Keeper;
+use super::known_bad::{self, Bad};
 use super::name::Name;
 use super::owner::Owner;
 use super::pulse::{LossReason, Pulse};
-use super::ticket::{Armed, Ticket};
+use super::ticket::Ticket;
 use super::token::Era;
 use super::wait::{Backoff, Patience, Retry, recheck_at};
 
@@ -121,14 +122,9 @@ impl Request {
                 }) => {
                     let own = ticket.has_own_lease();
                     occupied.entered(ticket);
-                    // An own lease can't have been armed before this call: whatever the engine
-                    // says, the earlier time is the safe one.
-                    let sent = if own {
-                        armed.sent.min(called)
-                    } else {
-                        armed.sent
-                    };
-                    break (Armed { sent, ..armed }, place);
+                    // A shared lease may have been armed by another claim, before or after.
+                    let armed = if own { armed.not_after(called) } else { armed };
+                    break (armed, place);
                 }
                 Err(error) if error.is_transient() && backoff.sleep(deadline).await => {}
                 Err(error) => {
@@ -144,7 +140,9 @@ impl Request {
         loop {
             match place {
                 // A grant counts only while our own lease is still good.
-                Place::Held { counted } if pulse.is_valid() => {
+                Place::Held { counted }
+                    if pulse.is_valid() || known_bad::is(Bad::GrantUnchecked) =>
+                {
                     let token = self.era.stamp(counted)?;
                     occupied.granted(counted, self.at_least);
                     return Ok(Attempt::Held(Hold::new(occupied, token, pulse)));

@@ -29,6 +29,8 @@ pub async fn connect(url: &str) -> Result<Client> {
 /// The schemes that this build knows.
 pub fn schemes() -> Vec<&'static str> {
     vec![
+        #[cfg(feature = "file")]
+        "file",
         #[cfg(feature = "memory")]
         "memory",
     ]
@@ -36,6 +38,8 @@ pub fn schemes() -> Vec<&'static str> {
 
 async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
     match url.scheme.as_str() {
+        #[cfg(feature = "file")]
+        "file" => crate::engines::file::open(url, settings).await,
         #[cfg(feature = "memory")]
         "memory" => crate::engines::memory::open(url, settings),
         scheme => Err(unknown(scheme)),

@@ -1,4 +1,6 @@
 //! The engines, one folder or file each, by feature. An engine knows the core and nothing else.
 
+#[cfg(feature = "file")]
+pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;

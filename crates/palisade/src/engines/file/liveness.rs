@@ -1,0 +1,212 @@
+//! `Liveness`: a process's sign of life, and the way to wake it.
+//!
+//! Each process has a FIFO in the store that it alone keeps open for reading, with an exclusive
+//! `flock` on it. Both hang on one open file description, also across a fork, so that the kernel
+//! drops them together when the last process that has it is gone. **The flock decides** who is
+//! dead; a write end that reports an error only tells whoever sleeps to look. Bytes in the FIFO
+//! are hints: a lost one is made up for by the next look.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::core::claim::ClaimId;
+
+/// What a hint is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hint {
+    /// This waiting claim should look at its place.
+    Look(ClaimId),
+    /// This claim's keeper should renew it now.
+    Alarm(ClaimId),
+    /// This watch should survey.
+    Changed(u128),
+}
+
+/// The length of a hint. Shorter than PIPE_BUF, so that writes are never torn.
+pub(super) const HINT: usize = 17;
+
+impl Hint {
+    fn to_bytes(self) -> [u8; HINT] {
+        let (kind, id) = match self {
+            Self::Look(claim) => (1, claim.0),
+            Self::Alarm(claim) => (2, claim.0),
+            Self::Changed(watch) => (3, watch),
+        };
+        let mut bytes = [kind; HINT];
+        bytes[1..].copy_from_slice(&id.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a hint; `None` when it is none of ours.
+    pub(super) fn from_bytes(bytes: &[u8; HINT]) -> Option<Self> {
+        let mut id = [0; 16];
+        id.copy_from_slice(&bytes[1..]);
+        let id = u128::from_le_bytes(id);
+        match bytes[0] {
+            1 => Some(Self::Look(ClaimId(id))),
+            2 => Some(Self::Alarm(ClaimId(id))),
+            3 => Some(Self::Changed(id)),
+            _ => None,
+        }
+    }
+}
+
+/// The sign of life of this process in one store. It lasts until the last copy of its file
+/// descriptor is closed: made before a fork, until both processes are gone.
+#[derive(Debug)]
+pub struct Liveness {
+    process: u64,
+    procs: OwnedFd,
+    fifo: OwnedFd,
+    maker: rustix::process::Pid,
+}
+
+impl Liveness {
+    /// Makes a FIFO in `procs`. The caller holds the writer lock, since others sweep what is not
+    /// flocked yet.
+    pub(super) fn create(procs: OwnedFd) -> Result<Self, Errno> {
+        // 0 and the greatest are the watcher's own keys.
+        let process = rand::random_range(1..u64::MAX);
+        let name = file_name(process);
+        rustix::fs::mknodat(&procs, &name, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fifo = rustix::fs::openat(&procs, &name, flags, Mode::empty())?;
+        rustix::fs::flock(&fifo, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Self {
+            process,
+            procs,
+            fifo,
+            maker: rustix::process::getpid(),
+        })
+    }
+
+    /// What tickets of this process carry.
+    pub(super) fn process(&self) -> u64 {
+        self.process
+    }
+
+    /// Where hints arrive.
+    pub(super) fn fifo(&self) -> BorrowedFd<'_> {
+        self.fifo.as_fd()
+    }
+
+    /// The folder of all signs of life.
+    pub(super) fn procs(&self) -> BorrowedFd<'_> {
+        self.procs.as_fd()
+    }
+}
+
+impl Drop for Liveness {
+    fn drop(&mut self) {
+        // A forked child closes its copy, which ends nothing.
+        if rustix::process::getpid() == self.maker {
+            remove(self.procs.as_fd(), self.process);
+        }
+    }
+}
+
+fn file_name(process: u64) -> String {
+    format!("{process:016x}")
+}
+
+/// Removes the FIFO of a process that is gone.
+pub(super) fn remove(procs: BorrowedFd<'_>, process: u64) {
+    // Left behind, it is swept when the store is opened next.
+    let _ = rustix::fs::unlinkat(procs, file_name(process), AtFlags::empty());
+}
+
+/// Whether the process lives. What can't be told (no file descriptors left, say) counts as
+/// alive: its leases still end by their ttl.
+pub(super) fn is_alive(procs: BorrowedFd<'_>, process: u64) -> bool {
+    open_to_watch(procs, process) != Peer::Dead
+}
+
+/// What became of opening a process's FIFO.
+#[derive(Debug)]
+pub(super) enum Peer {
+    /// It is gone.
+    Dead,
+    /// It lives; the write end reports an error when that ends.
+    Alive(OwnedFd),
+    /// It can't be told now.
+    Unknown,
+}
+
+impl PartialEq for Peer {
+    fn eq(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+}
+
+/// Opens a write end that nothing is ever written to.
+pub(super) fn open_to_watch(procs: BorrowedFd<'_>, process: u64) -> Peer {
+    open(procs, process, OFlags::WRONLY)
+}
+
+fn open(procs: BorrowedFd<'_>, process: u64, access: OFlags) -> Peer {
+    let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    match rustix::fs::openat(procs, file_name(process), flags, Mode::empty()) {
+        Err(Errno::NXIO | Errno::NOENT) => Peer::Dead,
+        Err(_) => Peer::Unknown,
+        // A stray reader may keep the FIFO open; the flock decides.
+        Ok(end) => match rustix::fs::flock(&end, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Peer::Dead,
+            Err(Errno::WOULDBLOCK) => Peer::Alive(end),
+            Err(_) => Peer::Unknown,
+        },
+    }
+}
+
+/// Sends hints to another process.
+///
+/// The FIFO is opened for reading too, for the moment: a write could otherwise raise SIGPIPE if
+/// the process died just now. A full FIFO loses the hint; the sleeper's own look makes up for it.
+pub(super) fn send(procs: BorrowedFd<'_>, process: u64, hints: impl Iterator<Item = Hint>) {
+    if let Peer::Alive(end) = open(procs, process, OFlags::RDWR) {
+        for hint in hints {
+            let _ = rustix::io::write(&end, &hint.to_bytes());
+        }
+    }
+}
+
+/// Reads what has arrived and hands each hint on.
+pub(super) fn receive(fifo: BorrowedFd<'_>, mut hand: impl FnMut(Hint)) {
+    // A multiple of whole hints, so that a read never ends inside one.
+    let mut buffer = [0; HINT * 64];
+    while let Ok(length) = rustix::io::read(fifo, &mut buffer) {
+        for bytes in buffer[..length].as_chunks().0 {
+            if let Some(hint) = Hint::from_bytes(bytes) {
+                hand(hint);
+            }
+        }
+        if length < buffer.len() {
+            return;
+        }
+    }
+}
+
+/// Removes the FIFOs of dead processes; says whether any process but `mine` lives. The
+/// caller holds the writer lock.
+pub(super) fn sweep(procs: BorrowedFd<'_>, mine: Option<u64>) -> Result<bool, Errno> {
+    let mut alive = false;
+    for entry in rustix::fs::Dir::read_from(procs)? {
+        let entry = entry?;
+        let Some(process) = entry
+            .file_name()
+            .to_str()
+            .ok()
+            .filter(|name| name.len() == 16)
+            .and_then(|name| u64::from_str_radix(name, 16).ok())
+        else {
+            continue;
+        };
+        match is_alive(procs, process) {
+            true if mine == Some(process) => {}
+            true => alive = true,
+            false => remove(procs, process),
+        }
+    }
+    Ok(alive)
+}

@@ -1,0 +1,284 @@
+//! `Watcher`: who sleeps in this process, and the thread that wakes them.
+//!
+//! The thread sits in epoll on this process's FIFO, where hints of others arrive, and on write
+//! ends of the FIFOs of processes that someone sleeps on, which report an error when those die.
+//! It starts with the first sleeper. It decides nothing: whoever is woken looks for itself.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use rustix::event::epoll;
+use rustix::event::{EventfdFlags, eventfd};
+use tokio::sync::{Notify, mpsc};
+
+use super::liveness::{self, Hint, Peer};
+use super::store::Shared;
+use crate::core::engine::Alarm;
+
+/// The epoll key of this process's own FIFO; no process has it as its id.
+const OWN: u64 = 0;
+/// The epoll key of the bell; no process has it as its id.
+const BELL: u64 = u64::MAX;
+
+/// See the module's text.
+pub(super) struct Watcher {
+    inner: Arc<Inner>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    sleepers: Mutex<HashMap<u128, Vec<Arc<Notify>>>>,
+    alarms: Mutex<Vec<mpsc::UnboundedSender<Alarm>>>,
+    poll: Mutex<Option<Poll>>,
+    stopping: AtomicBool,
+}
+
+/// What the thread looks at.
+struct Poll {
+    epoll: Arc<OwnedFd>,
+    bell: Arc<OwnedFd>,
+    peers: HashMap<u64, PeerEnd>,
+}
+
+/// A write end of another process's FIFO and who sleeps on it.
+struct PeerEnd {
+    end: OwnedFd,
+    sleepers: Vec<Arc<Notify>>,
+}
+
+impl Watcher {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                shared,
+                sleepers: Mutex::default(),
+                alarms: Mutex::default(),
+                poll: Mutex::default(),
+                stopping: AtomicBool::new(false),
+            }),
+            thread: Mutex::default(),
+        }
+    }
+
+    /// Somebody who sleeps under `id`, a claim or a watch. Hints from now on wake it, also those
+    /// that come before it sleeps.
+    pub(super) fn sleeper(&self, id: u128) -> Sleeper {
+        let bell = Arc::new(Notify::new());
+        let mut sleepers = self.inner.sleepers.lock();
+        sleepers.entry(id).or_default().push(Arc::clone(&bell));
+        Sleeper {
+            id,
+            bell,
+            inner: Arc::clone(&self.inner),
+        }
+    }
+
+    /// Hands a hint to whom it concerns in this process.
+    pub(super) fn hand(&self, hint: Hint) {
+        self.inner.hand(hint);
+    }
+
+    /// Where alarms go from now on.
+    pub(super) fn alarms(&self) -> mpsc::UnboundedReceiver<Alarm> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.inner.alarms.lock().push(sender);
+        receiver
+    }
+
+    /// Starts the thread unless it runs. Without it everything works by looking again now and
+    /// then, so that a failure is not an error.
+    pub(super) fn start(&self) {
+        let mut thread = self.thread.lock();
+        if thread.is_some() || self.inner.stopping.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(poll) = Poll::new(&self.inner.shared) else {
+            return;
+        };
+        let epoll = Arc::clone(&poll.epoll);
+        *self.inner.poll.lock() = Some(poll);
+        let inner = Arc::clone(&self.inner);
+        *thread = std::thread::Builder::new()
+            .name("palisade-wake".into())
+            .spawn(move || inner.watch(&epoll))
+            .ok();
+    }
+
+    /// Ends the thread and waits for that.
+    pub(super) fn stop(&self) {
+        self.inner.stopping.store(true, Ordering::Release);
+        let bell = self.inner.poll.lock().as_ref().map(|p| Arc::clone(&p.bell));
+        if let Some(bell) = bell {
+            // An eventfd that was rung already rings.
+            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
+        }
+        if let Some(thread) = self.thread.lock().take() {
+            // It does not panic; and there is nothing to be done about it here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Poll {
+    fn new(shared: &Shared) -> rustix::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let own = shared.liveness.fifo();
+        epoll::add(
+            &epoll,
+            own,
+            epoll::EventData::new_u64(OWN),
+            epoll::EventFlags::IN,
+        )?;
+        epoll::add(
+            &epoll,
+            &bell,
+            epoll::EventData::new_u64(BELL),
+            epoll::EventFlags::IN,
+        )?;
+        Ok(Self {
+            epoll: Arc::new(epoll),
+            bell: Arc::new(bell),
+            peers: HashMap::new(),
+        })
+    }
+
+    fn forget(&mut self, process: u64) -> Vec<Arc<Notify>> {
+        let Some(peer) = self.peers.remove(&process) else {
+            return Vec::new();
+        };
+        // Closing it would do, were it not for a copy in a child that is being forked.
+        let _ = epoll::delete(&self.epoll, &peer.end);
+        peer.sleepers
+    }
+}
+
+impl Inner {
+    fn hand(&self, hint: Hint) {
+        let id = match hint {
+            Hint::Look(claim) => claim.0,
+            Hint::Changed(watch) => watch,
+            Hint::Alarm(claim) => {
+                let alarm = Alarm::Lease(claim.into());
+                // A keeper that is gone takes no more alarms.
+                self.alarms
+                    .lock()
+                    .retain(|alarms| alarms.send(alarm).is_ok());
+                claim.0
+            }
+        };
+        if let Some(sleepers) = self.sleepers.lock().get(&id) {
+            sleepers.iter().for_each(|bell| bell.notify_one());
+        }
+    }
+
+    fn watch(&self, epoll: &OwnedFd) {
+        let mut events = Vec::with_capacity(64);
+        while !self.stopping.load(Ordering::Acquire) {
+            events.clear();
+            // EINTR is the only error that can come here, and means to look again.
+            let _ = epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), None);
+            for event in &events {
+                match event.data.u64() {
+                    BELL => {}
+                    OWN => liveness::receive(self.shared.liveness.fifo(), |hint| self.hand(hint)),
+                    process => self.died(process),
+                }
+            }
+        }
+    }
+
+    fn died(&self, process: u64) {
+        let mut poll = self.poll.lock();
+        let sleepers = poll.as_mut().map(|poll| poll.forget(process));
+        for bell in sleepers.into_iter().flatten() {
+            bell.notify_one();
+        }
+    }
+}
+
+/// Somebody who sleeps; dropped, it is forgotten.
+pub(super) struct Sleeper {
+    id: u128,
+    bell: Arc<Notify>,
+    inner: Arc<Inner>,
+}
+
+impl Sleeper {
+    /// Sleeps until a hint comes, or one has come since the last time.
+    pub(super) async fn rung(&self) {
+        self.bell.notified().await;
+    }
+
+    /// Also wakes it when one of these processes dies. One that is dead already wakes it now.
+    pub(super) fn mind(&self, processes: &[u64]) {
+        let mut poll = self.inner.poll.lock();
+        let Some(poll) = poll.as_mut() else { return };
+        self.unmind(poll, processes);
+        for &process in processes {
+            if process == self.inner.shared.liveness.process() {
+                continue;
+            }
+            if let Some(peer) = poll.peers.get_mut(&process) {
+                if !peer
+                    .sleepers
+                    .iter()
+                    .any(|bell| Arc::ptr_eq(bell, &self.bell))
+                {
+                    peer.sleepers.push(Arc::clone(&self.bell));
+                }
+                continue;
+            }
+            match liveness::open_to_watch(self.inner.shared.liveness.procs(), process) {
+                Peer::Dead => self.bell.notify_one(),
+                Peer::Unknown => {}
+                Peer::Alive(end) => {
+                    let data = epoll::EventData::new_u64(process);
+                    // Errors are always reported; nothing else is of interest.
+                    let added =
+                        epoll::add(&poll.epoll, end.as_fd(), data, epoll::EventFlags::empty());
+                    if added.is_ok() {
+                        let sleepers = vec![Arc::clone(&self.bell)];
+                        poll.peers.insert(process, PeerEnd { end, sleepers });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Stops minding all processes but these.
+    fn unmind(&self, poll: &mut Poll, but: &[u64]) {
+        let mut lonely = Vec::new();
+        for (process, peer) in &mut poll.peers {
+            if !but.contains(process) {
+                peer.sleepers.retain(|bell| !Arc::ptr_eq(bell, &self.bell));
+            }
+            if peer.sleepers.is_empty() {
+                lonely.push(*process);
+            }
+        }
+        for process in lonely {
+            poll.forget(process);
+        }
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        if let Some(poll) = self.inner.poll.lock().as_mut() {
+            self.unmind(poll, &[]);
+        }
+        let mut sleepers = self.inner.sleepers.lock();
+        if let Some(of_id) = sleepers.get_mut(&self.id) {
+            of_id.retain(|bell| !Arc::ptr_eq(bell, &self.bell));
+            if of_id.is_empty() {
+                sleepers.remove(&self.id);
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! A second process: this test binary again, told by its environment what to do.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc;
+
+use palisade::core::claim::Ask;
+use palisade::core::engine::{Engine, Left, Place, Renewal};
+use palisade::core::ticket::Lease;
+
+use super::*;
+
+/// A process that is killed when it is dropped.
+pub(crate) struct Second {
+    child: Child,
+    /// Closing it lets a child end by itself.
+    stdin: Option<ChildStdin>,
+    said: mpsc::Receiver<String>,
+}
+
+impl Second {
+    pub(crate) fn start(dir: &Path, role: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child::act", "--ignored", "--nocapture"])
+            .env("PALISADE_TEST_ROLE", role)
+            .env("PALISADE_TEST_DIR", dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (say, said) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in lines.map_while(std::result::Result::ok) {
+                // The harness's own line comes before, without its end.
+                if let Some((_, line)) = line.split_once("say: ") {
+                    let _ = say.send(line.to_owned());
+                }
+            }
+        });
+        Self {
+            stdin: child.stdin.take(),
+            child,
+            said,
+        }
+    }
+
+    /// The next thing it says.
+    pub(crate) fn says(&self) -> String {
+        self.said.recv_timeout(PATIENCE).expect("it says something")
+    }
+
+    pub(crate) fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.child)
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Waits until the kernel says that it is stopped.
+    pub(crate) fn wait_stopped(&self) {
+        let stat = format!("/proc/{}/stat", self.child.id());
+        let until = BootTime::now() + PATIENCE;
+        while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+            assert!(!until.has_passed(), "it stops");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Lets it end by itself, and waits for that.
+    pub(crate) fn end(mut self) {
+        drop(self.stdin.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn say(what: &str) {
+    println!("say: {what}");
+}
+
+fn wait_for_end() {
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
+
+/// What the second process does. Not a test by itself.
+#[tokio::test]
+#[ignore = "run as a second process by other tests"]
+async fn act() {
+    let Some(dir) = std::env::var_os("PALISADE_TEST_DIR") else {
+        return;
+    };
+    let dir = Path::new(&dir);
+    match std::env::var("PALISADE_TEST_ROLE").unwrap().as_str() {
+        "hold" => {
+            let engine = open(dir).await;
+            say(&hold(&engine, "door").await.counted.to_string());
+            wait_for_end();
+        }
+        "read" => {
+            let engine = open(dir).await;
+            let (_, counted) = enter(&engine, claim("door", Ask::READ)).await;
+            say(&format!("{}", counted.unwrap()));
+            wait_for_end();
+        }
+        "wait" => {
+            let engine = open(dir).await;
+            let (ticket, counted) = enter(&engine, claim("door", Ask::Whole)).await;
+            assert_eq!(counted, None);
+            say("waiting");
+            let Place::Held { counted } = pushed(&engine, &ticket).await else {
+                panic!("granted");
+            };
+            say(&counted.to_string());
+            wait_for_end();
+        }
+        "victim" => {
+            use futures_util::StreamExt;
+            let engine = open(dir).await;
+            let mut alarms = engine.alarms();
+            let ticket = hold(&engine, "door").await;
+            say(&ticket.claim.to_string());
+            alarms.next().await.unwrap();
+            let lease = Lease {
+                id: ticket.lease,
+                ticket: Some(ticket),
+            };
+            match &engine.renew(vec![lease]).await[..] {
+                [Renewal::Evicted] => say("evicted"),
+                other => say(&format!("{other:?}")),
+            }
+            wait_for_end();
+        }
+        "count" => count(&open(dir).await, dir).await,
+        "stop in the lock" => {
+            let lock = std::fs::File::open(dir.join("lock")).unwrap();
+            lock.lock().unwrap();
+            say("locked");
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)
+                .unwrap();
+            wait_for_end();
+        }
+        other => panic!("no such role: {other}"),
+    }
+}
+
+/// Adds to a file under the lock, not atomically: two at once would lose updates. Also proves
+/// that counts rise from grant to grant.
+async fn count(engine: &Arc<dyn Engine>, dir: &Path) {
+    let file = dir.join("count");
+    for _ in 0..ROUNDS {
+        let (mut ticket, counted) = enter(engine, claim("count", Ask::Whole)).await;
+        let counted = match counted {
+            Some(counted) => counted,
+            None => match pushed_or_looked(engine, &ticket).await {
+                Place::Held { counted } => counted,
+                other => panic!("{other:?}"),
+            },
+        };
+        ticket.counted = counted;
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        let (sum, last) = text.split_once(' ').unwrap_or(("0", "0"));
+        assert!(counted > last.parse::<u64>().unwrap());
+        let sum = sum.parse::<u64>().unwrap() + 1;
+        std::fs::write(&file, format!("{sum} {counted}")).unwrap();
+        assert_eq!(engine.leave(ticket).await.unwrap(), Left::Done);
+    }
+    say("done");
+}
+
+async fn pushed_or_looked(engine: &Arc<dyn Engine>, ticket: &Ticket) -> Place {
+    let until = BootTime::now() + PATIENCE;
+    engine.wait(ticket.clone(), until).await.unwrap()
+}
+
+/// How often each counting process counts.
+pub(crate) const ROUNDS: u64 = 300;

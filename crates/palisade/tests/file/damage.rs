@@ -1,0 +1,214 @@
+//! Stores of another boot, damaged, or where none can be.
+
+use std::os::unix::fs::PermissionsExt;
+
+use palisade::core::error::{Error, Kind};
+use palisade::core::report::Scope;
+
+use super::child::Second;
+use super::*;
+
+async fn refused(dir: &Path) -> Error {
+    match try_open(dir, "").await {
+        Ok(_) => panic!("it can't be used"),
+        Err(error) => error,
+    }
+}
+
+fn edit(dir: &Path, file: &str, change: impl FnOnce(String) -> String) {
+    let path = dir.join(file);
+    std::fs::write(&path, change(std::fs::read_to_string(&path).unwrap())).unwrap();
+}
+
+fn ceiling(dir: &Path) -> u64 {
+    let text = std::fs::read_to_string(dir.join("ceiling")).unwrap();
+    text.split_once(' ').unwrap().0.parse().unwrap()
+}
+
+/// Pretends that the machine was booted since.
+fn reboot(dir: &Path) {
+    edit(dir, "boot", |boot| {
+        let mut lines: Vec<_> = boot.lines().collect();
+        lines[1] = "00000000-0000-0000-0000-000000000000";
+        lines.join("\n")
+    });
+}
+
+#[tokio::test]
+async fn all_is_for_its_owner_only() {
+    let outer = tempfile::tempdir().unwrap();
+    let dir = outer.path().join("a/b");
+    let engine = open(&dir).await;
+    hold(&engine, "a").await;
+    for (file, mode) in [
+        ("", 0o700),
+        ("../", 0o700),
+        ("lines", 0o700),
+        ("procs", 0o700),
+        ("lock", 0o600),
+        ("boot", 0o600),
+        ("ceiling", 0o600),
+        ("lines/data.mdb", 0o600),
+    ] {
+        let found = dir.join(file).metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(found, mode, "{file}");
+    }
+    let sign = std::fs::read_dir(dir.join("procs"))
+        .unwrap()
+        .next()
+        .unwrap();
+    let mode = sign.unwrap().metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[tokio::test]
+async fn after_a_reboot_lines_are_empty_and_tokens_above_the_ceiling() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let before = hold(&engine, "a").await.counted;
+    drop(engine);
+    let old = ceiling(dir.path());
+    assert!(old >= before + 3_600_000_000, "an hour ahead");
+    reboot(dir.path());
+    let engine = open(dir.path()).await;
+    let lines = engine.survey(Scope::Prefix(String::new())).await.unwrap();
+    assert_eq!(lines, []);
+    let after = hold(&engine, "a").await.counted;
+    assert!(after > old, "{after} is above {old}");
+    assert!(ceiling(dir.path()) >= after + 3_600_000_000);
+}
+
+#[tokio::test]
+async fn tokens_go_on_when_the_data_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let before = hold(&engine, "a").await.counted;
+    drop(engine);
+    std::fs::remove_file(dir.path().join("lines/data.mdb")).unwrap();
+    let engine = open(dir.path()).await;
+    assert!(hold(&engine, "a").await.counted > before);
+}
+
+#[tokio::test]
+async fn a_store_of_live_processes_of_another_boot_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let second = Second::start(dir.path(), "hold");
+    second.says();
+    reboot(dir.path());
+    assert_eq!(refused(dir.path()).await.kind(), Kind::Config);
+    drop(second);
+    hold(&open(dir.path()).await, "door").await;
+}
+
+#[tokio::test]
+async fn another_layout_is_refused_and_a_bad_ceiling_is_never_reset() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path()).await);
+    let good = std::fs::read_to_string(dir.path().join("boot")).unwrap();
+    edit(dir.path(), "boot", |boot| {
+        boot.replace("store 1", "store 2")
+    });
+    let error = refused(dir.path()).await;
+    assert_eq!(error.kind(), Kind::Config);
+    assert!(error.to_string().contains("layout 2"), "{error}");
+    edit(dir.path(), "boot", |_| "garbage".into());
+    assert_eq!(refused(dir.path()).await.kind(), Kind::Unusable);
+    edit(dir.path(), "boot", |_| good);
+    reboot(dir.path());
+    edit(dir.path(), "ceiling", |ceiling| format!("9{ceiling}"));
+    assert_eq!(refused(dir.path()).await.kind(), Kind::Unusable);
+    std::fs::remove_file(dir.path().join("ceiling")).unwrap();
+    assert_eq!(refused(dir.path()).await.kind(), Kind::Unusable);
+}
+
+#[tokio::test]
+async fn a_damaged_data_file_is_unusable() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    for name in 0..200 {
+        hold(&engine, &format!("line-{name}")).await;
+    }
+    drop(engine);
+    let data = dir.path().join("lines/data.mdb");
+    let good = std::fs::read(&data).unwrap();
+    let mut garbage = good.clone();
+    garbage.fill(0xa5);
+    for bad in [
+        &good[..100],
+        &good[..5000],
+        &good[..good.len() / 2],
+        &garbage,
+    ] {
+        std::fs::write(&data, bad).unwrap();
+        let error = refused(dir.path()).await;
+        assert_eq!(error.kind(), Kind::Unusable, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_cut_short_or_deleted_in_use_is_unusable() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    for name in 0..200 {
+        hold(&engine, &format!("line-{name}")).await;
+    }
+    let data = std::fs::OpenOptions::new()
+        .write(true)
+        .open(dir.path().join("lines/data.mdb"))
+        .unwrap();
+    for length in [20_000, 4096, 0] {
+        data.set_len(length).unwrap();
+        let entered = engine.enter(Arc::new(claim("a", Ask::Whole))).await;
+        assert_eq!(entered.unwrap_err().kind(), Kind::Unusable);
+    }
+    drop(engine);
+
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let held = hold(&engine, "a").await;
+    std::fs::remove_file(dir.path().join("lock")).unwrap();
+    let entered = engine.enter(Arc::new(claim("a", Ask::Whole))).await;
+    assert_eq!(entered.unwrap_err().kind(), Kind::Unusable);
+    let lease = palisade::core::ticket::Lease {
+        id: held.lease,
+        ticket: Some(held),
+    };
+    let renewed = engine.renew(vec![lease]).await;
+    assert!(matches!(
+        renewed[..],
+        [palisade::core::engine::Renewal::Lost]
+    ));
+}
+
+#[tokio::test]
+async fn a_place_where_no_store_can_be_is_a_matter_of_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    for path in [dir.path().join("file"), dir.path().join("file/below")] {
+        let error = refused(&path).await;
+        assert_eq!(error.kind(), Kind::Config, "{error:?}");
+    }
+    // Even root can't write there.
+    assert_eq!(
+        refused(Path::new("/proc/palisade")).await.kind(),
+        Kind::Config
+    );
+    for url in ["file://host/x", "file:/x?bogus=1"] {
+        let mut url = Url::parse(url).unwrap();
+        let settings = url.take_settings().unwrap();
+        let refused = palisade::engines::file::open(url, &settings).await;
+        assert_eq!(refused.err().unwrap().kind(), Kind::Config);
+    }
+}
+
+#[tokio::test]
+async fn a_directory_is_one_store_under_all_its_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let link = dir.path().join("link");
+    let real = dir.path().join("real");
+    let engine = open(&real).await;
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    hold(&engine, "a").await;
+    let (_, counted) = enter(&open(&link).await, claim("a", Ask::Whole)).await;
+    assert_eq!(counted, None);
+}

@@ -1,0 +1,278 @@
+//! Lines, within one process.
+
+use futures_util::StreamExt;
+use palisade::core::engine::{Alarm, Amended, Amendment, Eviction, Left, Renewal};
+use palisade::core::error::Kind;
+use palisade::core::report::Scope;
+use palisade::core::ticket::Lease;
+
+use super::*;
+
+fn lease(ticket: &Ticket) -> Lease {
+    Lease {
+        id: ticket.lease,
+        ticket: Some(ticket.clone()),
+    }
+}
+
+#[tokio::test]
+async fn a_line_is_served_in_order_with_rising_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let mut holder = hold(&engine, "a").await;
+    let mut last = holder.counted;
+    let mut waiters = Vec::new();
+    for _ in 0..5 {
+        let (ticket, counted) = enter(&engine, claim("a", Ask::Whole)).await;
+        assert_eq!(counted, None);
+        waiters.push(ticket);
+    }
+    for waiter in waiters {
+        let wait = pushed(&engine, &waiter);
+        let leave = engine.leave(holder);
+        let (place, left) = tokio::join!(wait, leave);
+        assert_eq!(left.unwrap(), Left::Done);
+        let Place::Held { counted } = place else {
+            panic!("{place:?}");
+        };
+        assert!(counted > last);
+        last = counted;
+        holder = Ticket { counted, ..waiter };
+    }
+    assert_eq!(engine.leave(holder.clone()).await.unwrap(), Left::Done);
+    assert_eq!(engine.leave(holder).await.unwrap(), Left::Absent);
+    let lines = engine.survey(Scope::Prefix(String::new())).await.unwrap();
+    assert_eq!(lines, []);
+}
+
+#[tokio::test]
+async fn a_claim_that_does_not_queue_leaves_no_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let held = hold(&engine, "a").await;
+    let impatient = Claim {
+        queue: false,
+        ..claim("a", Ask::Whole)
+    };
+    let answer = engine.enter(Arc::new(impatient)).await.unwrap();
+    assert!(matches!(answer, Entered::Busy));
+    let lines = engine.survey(Scope::Line(held.name)).await.unwrap();
+    assert_eq!((lines[0].holders.len(), lines[0].waiters.len()), (1, 0));
+}
+
+#[tokio::test]
+async fn the_same_claim_has_one_place_and_one_that_was_left_has_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let same = claim("a", Ask::Whole);
+    let first = enter(&engine, same.clone()).await;
+    let again = enter(&engine, same).await;
+    assert_eq!(first.1, again.1);
+    let late = claim("a", Ask::Whole);
+    let unknown = Ticket::own(late.name.clone(), late.id);
+    assert_eq!(engine.leave(unknown).await.unwrap(), Left::Absent);
+    let answer = engine.enter(Arc::new(late)).await.unwrap();
+    assert!(matches!(answer, Entered::Busy));
+    // Another incarnation is not left.
+    let other = Ticket {
+        counted: first.0.counted + 1,
+        ..first.0.clone()
+    };
+    assert_eq!(engine.leave(other).await.unwrap(), Left::Absent);
+    assert_eq!(engine.leave(first.0).await.unwrap(), Left::Done);
+}
+
+#[tokio::test]
+async fn readers_and_permits_share_but_not_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let permit = |weight| Ask::Part {
+        weight,
+        capacity: 3,
+    };
+    assert!(enter(&engine, claim("r", Ask::READ)).await.1.is_some());
+    assert!(enter(&engine, claim("r", Ask::READ)).await.1.is_some());
+    assert!(enter(&engine, claim("r", Ask::Whole)).await.1.is_none());
+    assert!(enter(&engine, claim("r", Ask::READ)).await.1.is_none());
+    let error = engine
+        .enter(Arc::new(claim("r", permit(1))))
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), Kind::CapacityMismatch);
+    assert!(enter(&engine, claim("p", permit(2))).await.1.is_some());
+    assert!(enter(&engine, claim("p", permit(2))).await.1.is_none());
+    assert!(enter(&engine, claim("p", permit(1))).await.1.is_none());
+}
+
+#[tokio::test]
+async fn a_lease_that_is_not_renewed_ends_and_stays_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let short = Claim {
+        ttl: Duration::from_millis(150),
+        ..claim("a", Ask::Whole)
+    };
+    let (held, _) = enter(&engine, short).await;
+    let (waiter, _) = enter(&engine, claim("a", Ask::Whole)).await;
+    assert!(matches!(
+        engine.renew(vec![lease(&held)]).await[..],
+        [Renewal::Held(_)]
+    ));
+    let before = BootTime::now();
+    let place = pushed(&engine, &waiter).await;
+    assert!(matches!(place, Place::Held { .. }), "{place:?}");
+    let waited = BootTime::now().saturating_since(before);
+    assert!(waited >= Duration::from_millis(140), "{waited:?}");
+    assert!(waited < Duration::from_secs(2), "{waited:?}");
+    assert!(matches!(
+        engine.renew(vec![lease(&held), lease(&waiter)]).await[..],
+        [Renewal::Lost, Renewal::Held(_)]
+    ));
+    let until = BootTime::now();
+    assert_eq!(engine.wait(held, until).await.unwrap(), Place::Gone);
+}
+
+#[tokio::test]
+async fn a_hold_is_amended() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let writer = hold(&engine, "a").await;
+    let (reader, counted) = enter(&engine, claim("a", Ask::READ)).await;
+    assert_eq!(counted, None);
+    let downgrade = engine.amend(writer.clone(), Amendment::Ask(Ask::READ));
+    assert_eq!(downgrade.await.unwrap(), Amended::Done);
+    assert!(matches!(pushed(&engine, &reader).await, Place::Held { .. }));
+    let upgrade = || engine.amend(writer.clone(), Amendment::Ask(Ask::Whole));
+    assert_eq!(upgrade().await.unwrap(), Amended::Busy);
+    engine.leave(reader).await.unwrap();
+    assert_eq!(upgrade().await.unwrap(), Amended::Done);
+    let say = |value: &str| engine.amend(writer.clone(), Amendment::Value(value.into()));
+    assert_eq!(say("first, and rather long").await.unwrap(), Amended::Done);
+    assert_eq!(say("second").await.unwrap(), Amended::Done);
+    let lines = engine
+        .survey(Scope::Line(writer.name.clone()))
+        .await
+        .unwrap();
+    let holder = &lines[0].holders[0];
+    assert_eq!(holder.value.as_deref(), Some("second"));
+    assert_eq!(holder.counted, Some(writer.counted));
+    assert_eq!(holder.owner.as_ref().unwrap().owner, "tester");
+    engine.leave(writer.clone()).await.unwrap();
+    assert_eq!(say("third").await.unwrap(), Amended::Gone);
+}
+
+#[tokio::test]
+async fn an_operator_marks_or_removes() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let mut alarms = engine.alarms();
+    let held = hold(&engine, "a").await;
+    let (waiter, _) = enter(&engine, claim("a", Ask::Whole)).await;
+    let evict = |id: String, how| engine.evict(held.name.clone(), id, how);
+    assert!(
+        !evict(ClaimId::random().to_string(), Eviction::Mark)
+            .await
+            .unwrap()
+    );
+    assert!(!evict("not an id".into(), Eviction::Remove).await.unwrap());
+    assert!(evict(held.claim.to_string(), Eviction::Mark).await.unwrap());
+    assert_eq!(alarms.next().await, Some(Alarm::Lease(held.lease)));
+    assert!(matches!(
+        engine.renew(vec![lease(&held)]).await[..],
+        [Renewal::Evicted]
+    ));
+    let wait = pushed(&engine, &waiter);
+    let remove = evict(held.claim.to_string(), Eviction::Remove);
+    let (place, removed) = tokio::join!(wait, remove);
+    assert!(removed.unwrap());
+    assert!(matches!(place, Place::Held { .. }), "{place:?}");
+    assert!(matches!(
+        engine.renew(vec![lease(&held)]).await[..],
+        [Renewal::Lost]
+    ));
+}
+
+#[tokio::test]
+async fn a_waiter_that_is_removed_hears_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let held = hold(&engine, "a").await;
+    let (waiter, _) = enter(&engine, claim("a", Ask::Whole)).await;
+    let wait = pushed(&engine, &waiter);
+    let remove = engine.evict(held.name, waiter.claim.to_string(), Eviction::Remove);
+    let (place, removed) = tokio::join!(wait, remove);
+    assert!(removed.unwrap());
+    assert_eq!(place, Place::Gone);
+}
+
+#[tokio::test]
+async fn a_watch_yields_for_its_scope_and_not_for_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let mut watch = engine.watch(Scope::Prefix("jobs/".into()));
+    let mut other = engine.watch(Scope::Line(Name::new("elsewhere").unwrap()));
+    watch.next().await.unwrap().unwrap();
+    other.next().await.unwrap().unwrap();
+    let (changed, held) = tokio::join!(watch.next(), hold(&engine, "jobs/a"));
+    changed.unwrap().unwrap();
+    let (changed, _) = tokio::join!(watch.next(), engine.leave(held));
+    changed.unwrap().unwrap();
+    let silence = tokio::time::timeout(Duration::from_millis(50), other.next()).await;
+    assert!(silence.is_err());
+}
+
+#[tokio::test]
+async fn a_survey_shows_its_namespace_and_prefix_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let bare = try_open(dir.path(), "namespace=").await.unwrap();
+    for name in ["jobs/a", "jobs/b", "jobs"] {
+        hold(&engine, name).await;
+    }
+    hold(&bare, "jobs/a").await;
+    let names = |lines: Vec<palisade::core::report::LineReport>| {
+        lines.into_iter().map(|line| line.name).collect::<Vec<_>>()
+    };
+    let scope = Scope::Prefix("jobs/".into());
+    let lines = engine.survey(scope.clone()).await.unwrap();
+    assert_eq!(names(lines), ["jobs/a", "jobs/b"]);
+    assert_eq!(names(bare.survey(scope).await.unwrap()), ["jobs/a"]);
+    let lines = engine.survey(Scope::Prefix(String::new())).await.unwrap();
+    assert_eq!(lines.len(), 3);
+}
+
+#[tokio::test]
+async fn the_longest_names_fit_and_the_map_grows() {
+    let dir = tempfile::tempdir().unwrap();
+    let namespace = "n".repeat(255);
+    let engine = try_open(dir.path(), &format!("namespace={namespace}"))
+        .await
+        .unwrap();
+    let long = "x".repeat(255);
+    let held = hold(&engine, &long).await;
+    let data = dir.path().join("lines/data.mdb");
+    let value = "v".repeat(1 << 20);
+    for at in 0..24 {
+        let big = Claim {
+            value: Some(value.clone()),
+            ..claim(&format!("{at}"), Ask::Whole)
+        };
+        enter(&engine, big).await;
+    }
+    assert!(data.metadata().unwrap().len() > 24 << 20);
+    let lines = engine.survey(Scope::Prefix(String::new())).await.unwrap();
+    assert_eq!(lines.len(), 25);
+    assert_eq!(engine.leave(held).await.unwrap(), Left::Done);
+}
+
+#[tokio::test]
+async fn many_tombstones_are_swept_when_they_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let name = Name::new("a").unwrap();
+    for _ in 0..500 {
+        let unknown = Ticket::own(name.clone(), ClaimId::random());
+        assert_eq!(engine.leave(unknown).await.unwrap(), Left::Absent);
+    }
+    hold(&engine, "a").await;
+}

@@ -1,0 +1,75 @@
+//! The embedded engine through its verbs: lines, real second processes, and damaged stores.
+
+#![allow(clippy::unwrap_used)]
+
+mod child;
+mod damage;
+mod lines;
+mod processes;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use palisade::core::claim::{Ask, Claim, ClaimId};
+use palisade::core::clock::BootTime;
+use palisade::core::engine::{Engine, Entered, Place};
+use palisade::core::error::Result;
+use palisade::core::name::Name;
+use palisade::core::owner::Owner;
+use palisade::core::ticket::Ticket;
+use palisade::core::url::Url;
+
+/// Longer than anything here takes, shorter than a person's patience.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+async fn try_open(dir: &Path, options: &str) -> Result<Arc<dyn Engine>> {
+    let mut url = Url::parse(&format!("file:{}?{options}", dir.display()))?;
+    let settings = url.take_settings()?;
+    palisade::engines::file::open(url, &settings).await
+}
+
+async fn open(dir: &Path) -> Arc<dyn Engine> {
+    try_open(dir, "").await.unwrap()
+}
+
+fn claim(name: &str, ask: Ask) -> Claim {
+    Claim {
+        id: ClaimId::random(),
+        name: Name::new(name).unwrap(),
+        ask,
+        ttl: Duration::from_secs(30),
+        queue: true,
+        owner: Owner::here("tester", None),
+        value: None,
+    }
+}
+
+/// Enters and says where: the count, or `None` while it waits.
+async fn enter(engine: &Arc<dyn Engine>, claim: Claim) -> (Ticket, Option<u64>) {
+    match engine.enter(Arc::new(claim)).await.unwrap() {
+        Entered::Busy => panic!("it queues"),
+        Entered::In { ticket, place, .. } => match place {
+            Place::Held { counted } => (ticket, Some(counted)),
+            Place::Waiting => (ticket, None),
+            Place::Gone => panic!("it is in"),
+        },
+    }
+}
+
+async fn hold(engine: &Arc<dyn Engine>, name: &str) -> Ticket {
+    let (ticket, counted) = enter(engine, claim(name, Ask::Whole)).await;
+    assert!(counted.is_some(), "{name} is free");
+    ticket
+}
+
+/// Waits with the only look at the end far away, so that only a push can bring the answer.
+async fn pushed(engine: &Arc<dyn Engine>, ticket: &Ticket) -> Place {
+    let until = BootTime::now() + PATIENCE;
+    let place = engine.wait(ticket.clone(), until).await.unwrap();
+    assert!(
+        !until.has_passed(),
+        "pushed, not found by looking: {place:?}"
+    );
+    place
+}

@@ -1,0 +1,191 @@
+//! Several processes: exclusion, death, and one that is stopped.
+
+use palisade::core::engine::{Eviction, Left};
+use palisade::core::error::{Kind, Outcome};
+use palisade::core::report::Scope;
+use rustix::process::Signal;
+
+use super::child::{ROUNDS, Second};
+use super::*;
+
+/// What a hand-over may take after the death of a holder: the kernel tells, not the ttl.
+const AT_ONCE: Duration = Duration::from_millis(500);
+
+#[tokio::test]
+async fn processes_that_create_at_once_exclude_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("made/by/them");
+    let seconds: Vec<_> = (0..4).map(|_| Second::start(&store, "count")).collect();
+    for second in &seconds {
+        assert_eq!(second.says(), "done");
+    }
+    let text = std::fs::read_to_string(store.join("count")).unwrap();
+    assert_eq!(text.split_once(' ').unwrap().0, (4 * ROUNDS).to_string());
+    seconds.into_iter().for_each(Second::end);
+    let left_behind = std::fs::read_dir(store.join("procs")).unwrap().count();
+    assert_eq!(left_behind, 0);
+}
+
+#[tokio::test]
+async fn a_killed_holder_is_replaced_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let second = Second::start(dir.path(), "hold");
+    let theirs: u64 = second.says().parse().unwrap();
+    let engine = open(dir.path()).await;
+    let (ticket, counted) = enter(&engine, claim("door", Ask::Whole)).await;
+    assert_eq!(counted, None);
+    let wait = tokio::spawn(engine.wait(ticket, BootTime::now() + PATIENCE));
+    // Let it fall asleep; if it has not, the test is easier, not wrong.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let killed = BootTime::now();
+    second.signal(Signal::KILL);
+    let place = wait.await.unwrap().unwrap();
+    let took = BootTime::now().saturating_since(killed);
+    let Place::Held { counted } = place else {
+        panic!("{place:?}");
+    };
+    assert!(counted > theirs);
+    assert!(took < AT_ONCE, "{took:?}");
+    println!("hand-over after kill -9: {took:?}");
+}
+
+#[tokio::test]
+async fn the_dead_make_nobody_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    for role in ["hold", "read"] {
+        let second = Second::start(dir.path(), role);
+        second.says();
+        drop(second);
+        // Neither a claim that does not queue, nor one of another capacity.
+        let permit = Ask::Part {
+            weight: 1,
+            capacity: 5,
+        };
+        let impatient = Claim {
+            queue: false,
+            ..claim("door", permit)
+        };
+        let (ticket, counted) = enter(&engine, impatient).await;
+        assert!(counted.is_some(), "{role}");
+        engine.leave(ticket).await.unwrap();
+    }
+    let second = Second::start(dir.path(), "hold");
+    second.says();
+    drop(second);
+    let lines = engine.survey(Scope::Prefix(String::new())).await.unwrap();
+    assert_eq!(lines, []);
+}
+
+#[tokio::test]
+async fn a_dead_waiter_is_passed_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let held = hold(&engine, "door").await;
+    let second = Second::start(dir.path(), "wait");
+    assert_eq!(second.says(), "waiting");
+    let (ticket, _) = enter(&engine, claim("door", Ask::Whole)).await;
+    drop(second);
+    let (place, left) = tokio::join!(pushed(&engine, &ticket), engine.leave(held));
+    assert_eq!(left.unwrap(), Left::Done);
+    assert!(matches!(place, Place::Held { .. }), "{place:?}");
+}
+
+#[tokio::test]
+async fn a_waiter_hears_of_the_holder_it_came_to_stand_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let holder = Second::start(dir.path(), "hold");
+    holder.says();
+    let (ahead, _) = enter(&engine, claim("door", Ask::Whole)).await;
+    let (ticket, _) = enter(&engine, claim("door", Ask::Whole)).await;
+    let wait = tokio::spawn(engine.wait(ticket, BootTime::now() + PATIENCE));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    // It slept on `ahead` alone; now only the other process is before it.
+    engine.leave(ahead).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let killed = BootTime::now();
+    holder.signal(Signal::KILL);
+    let place = wait.await.unwrap().unwrap();
+    assert!(matches!(place, Place::Held { .. }), "{place:?}");
+    assert!(BootTime::now().saturating_since(killed) < AT_ONCE);
+}
+
+#[tokio::test]
+async fn another_process_is_granted_by_a_push() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let held = hold(&engine, "door").await;
+    let second = Second::start(dir.path(), "wait");
+    assert_eq!(second.says(), "waiting");
+    let counted = held.counted;
+    engine.leave(held).await.unwrap();
+    assert!(second.says().parse::<u64>().unwrap() > counted);
+}
+
+#[tokio::test]
+async fn another_process_hears_that_it_is_evicted() {
+    let dir = tempfile::tempdir().unwrap();
+    let second = Second::start(dir.path(), "victim");
+    let id = second.says();
+    let engine = open(dir.path()).await;
+    let door = Name::new("door").unwrap();
+    assert!(engine.evict(door, id, Eviction::Mark).await.unwrap());
+    assert_eq!(second.says(), "evicted");
+}
+
+#[tokio::test]
+async fn a_process_stopped_in_the_store_makes_it_unreachable_and_nothing_is_applied_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = try_open(dir.path(), "timeout=200ms").await.unwrap();
+    let held = hold(&engine, "mine").await;
+    let second = Second::start(dir.path(), "stop in the lock");
+    assert_eq!(second.says(), "locked");
+    second.wait_stopped();
+
+    let before = BootTime::now();
+    let entering = engine.enter(Arc::new(claim("door", Ask::Whole)));
+    let leaving = engine.leave(held.clone());
+    let (entered, left) = tokio::join!(entering, leaving);
+    let took = BootTime::now().saturating_since(before);
+    for error in [entered.unwrap_err(), left.unwrap_err()] {
+        assert_eq!(error.kind(), Kind::Unreachable);
+        assert_eq!(error.outcome(), Outcome::NotApplied);
+    }
+    assert!(took >= Duration::from_millis(200) && took < Duration::from_secs(2));
+    let refused = try_open(&dir.path().join("."), "connect_timeout=100ms").await;
+    // The same store of this process needs no lock to be opened.
+    assert!(refused.is_ok());
+
+    // One that is dropped while it waits in the queue.
+    let entering = engine.enter(Arc::new(claim("door", Ask::Whole)));
+    let dropped = tokio::time::timeout(Duration::from_millis(20), entering).await;
+    assert!(dropped.is_err());
+
+    second.signal(Signal::CONT);
+    second.end();
+    let until = BootTime::now() + PATIENCE;
+    let lines = loop {
+        match engine.survey(Scope::Prefix(String::new())).await {
+            Err(_) if !until.has_passed() => {}
+            done => break done.unwrap(),
+        }
+    };
+    let names: Vec<_> = lines.iter().map(|line| line.name.as_str()).collect();
+    assert_eq!(names, ["mine"]);
+    assert_eq!(engine.leave(held).await.unwrap(), Left::Done);
+}
+
+#[tokio::test]
+async fn a_new_process_does_not_hang_behind_a_stopped_one() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path()).await);
+    let second = Second::start(dir.path(), "stop in the lock");
+    assert_eq!(second.says(), "locked");
+    second.wait_stopped();
+    let error = match try_open(dir.path(), "connect_timeout=200ms").await {
+        Ok(_) => panic!("the lock is taken"),
+        Err(error) => error,
+    };
+    assert_eq!(error.kind(), Kind::Unreachable);
+}

@@ -17,7 +17,7 @@ use super::owner::Owner;
 use super::report::{ClaimReport, LineReport};
 
 /// One claim's place in a line. `extra` is what the engine keeps beside it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Seat<X> {
     /// Who.
     pub id: ClaimId,
@@ -58,7 +58,7 @@ impl<X> Seat<X> {
 }
 
 /// The seats of one line, in the order of entry.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Line<X> {
     /// The seats, first come first.
     pub seats: Vec<Seat<X>>,

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use palisade::core::capability::Capability;
@@ -60,6 +61,8 @@ pub enum Enters {
     Answered,
     /// The next one is applied, but its answer is an unreachable engine.
     ReplyLost,
+    /// The next one is applied, and answered only after this long.
+    ReplyDelayed(Duration),
     /// They are applied, and never answered.
     Hang,
     /// They are applied only after [`Spy::deliver`], even when nobody waits for them any more.
@@ -173,7 +176,9 @@ impl Engine for Spy {
         let enters = {
             let mut enters = self.enters.lock();
             match *enters {
-                Enters::ReplyLost => std::mem::replace(&mut *enters, Enters::Answered),
+                Enters::ReplyLost | Enters::ReplyDelayed(_) => {
+                    std::mem::replace(&mut *enters, Enters::Answered)
+                }
                 other => other,
             }
         };
@@ -185,6 +190,12 @@ impl Engine for Spy {
                 request.await?;
                 applied.send_modify(|count| *count += 1);
                 Err(lost("enter"))
+            }),
+            Enters::ReplyDelayed(delay) => Box::pin(async move {
+                let entered = request.await;
+                applied.send_modify(|count| *count += 1);
+                tokio::time::sleep(delay).await;
+                entered
             }),
             Enters::Hang => Box::pin(async move {
                 request.await?;

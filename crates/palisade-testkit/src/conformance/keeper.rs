@@ -20,6 +20,9 @@ cases! { pub(super) CASES, "keeper";
         expiry_is_told_before_the_next_grant if needs::early_loss,
         the_deadline_counts_from_the_last_answer if needs::early_loss,
     ],
+    "A grant counts only while its own lease is good." => [
+        a_grant_that_comes_too_late_is_no_hold,
+    ],
     "A release stops the renewal first." => [
         no_renewal_after_a_release,
         close_waits_for_background_releases,
@@ -156,6 +159,22 @@ async fn the_deadline_counts_from_the_last_answer(bed: Bed) -> Check {
         hold.deadline() < answered + ttl,
         "believed beyond the lease"
     );
+    Ok(())
+}
+
+async fn a_grant_that_comes_too_late_is_no_hold(bed: Bed) -> Check {
+    let (spy, client) = bed.spied_client()?;
+    let ttl = bed.short_ttl();
+    let line = client.line("late", palisade::Ask::Whole)?.ttl(ttl)?;
+    // The answer says that it holds, but the lease has ended before the answer comes.
+    spy.set_enters(Enters::ReplyDelayed(ttl));
+    let answer = within(ttl + SOON, "an answer", line.acquire(Patience::NoWait)).await??;
+    ensure!(answer.is_none(), "a hold whose lease has ended");
+    spy.set_enters(Enters::ReplyDelayed(ttl));
+    let hold = within(ttl + SOON, "a hold", line.acquire(Patience::Forever)).await??;
+    let hold = held(hold)?;
+    ensure!(hold.is_valid(), "a hold whose lease has ended");
+    hold.release().await?;
     Ok(())
 }
 

@@ -12,6 +12,7 @@ use crate::core::claim::{Ask, READERS};
 use crate::core::clock::BootTime;
 use crate::core::engine::{Engine, Eviction};
 use crate::core::error::{Error, Kind, Result};
+use crate::core::events::Observer;
 use crate::core::hold::Hold;
 use crate::core::keeper::Keeper;
 use crate::core::name::Name;
@@ -96,6 +97,13 @@ impl Client {
             owner: Arc::new(owner),
             ..self.clone()
         }
+    }
+
+    /// Tells `observer` what happens to the claims of this client and all its clones.
+    #[must_use]
+    pub fn observed_by(self, observer: impl Observer) -> Self {
+        self.keeper.observers().add(Arc::new(observer));
+        self
     }
 
     /// Asks for tokens that can't go back, because data depends on them.

@@ -17,11 +17,14 @@
 //! The main flow, as a reader meets it: [`Mutex`] → [`core::acquire`] → an [`engines`] →
 //! [`core::admission`] → [`core::wait`] → [`core::hold`] → the keeper → leave.
 
+#[cfg(feature = "blocking")]
+pub mod blocking;
 mod client;
 mod connect;
 pub mod core;
 pub mod engines;
 pub mod fence;
+pub mod layers;
 mod primitives;
 
 pub use client::Client;
@@ -33,6 +36,7 @@ pub use core::clock::BootTime;
 pub use core::duration::parse_duration;
 pub use core::engine::Engine;
 pub use core::error::{Error, Kind, Outcome, Result};
+pub use core::events::{Ending, Event, Observer, Renewed};
 pub use core::hold::Hold;
 pub use core::name::Name;
 pub use core::owner::Owner;

@@ -11,6 +11,7 @@ use super::claim::{Ask, Claim, ClaimId};
 use super::clock::BootTime;
 use super::engine::{Entered, Place};
 use super::error::{Error, Kind, Outcome, Result};
+use super::events::{Ending, Event};
 use super::hold::{Hold, Occupied};
 use super::keeper::Keeper;
 use super::name::Name;
@@ -81,6 +82,17 @@ impl Request {
     pub async fn acquire(&self, patience: Patience) -> Result<Option<Hold>> {
         self.keeper.engine().capability().allows(self.ask)?;
         self.keeper.start()?;
+        let mut acquiring = Acquiring::begin(self);
+        let acquired = self.acquire_by(patience).await;
+        acquiring.ending = match &acquired {
+            Ok(Some(hold)) => Ending::Held(hold.token()),
+            Ok(None) => Ending::Busy,
+            Err(_) => Ending::Failed,
+        };
+        acquired
+    }
+
+    async fn acquire_by(&self, patience: Patience) -> Result<Option<Hold>> {
         let deadline = patience.deadline();
         let mut backoff = Backoff::new(self.retry);
         loop {
@@ -105,7 +117,7 @@ impl Request {
     ) -> Result<Attempt> {
         let claim = Arc::new(self.claim(patience != Patience::NoWait));
         let ticket = Ticket::own(self.name.clone(), claim.id);
-        let mut occupied = Occupied::entering(&self.keeper, ticket, self.ttl);
+        let mut occupied = Occupied::entering(&self.keeper, ticket, self.ttl, self.ask.mode());
 
         let (armed, mut place) = loop {
             let called = BootTime::now();
@@ -146,6 +158,7 @@ impl Request {
                 // A grant counts only while our own lease is still good.
                 Place::Held { counted } if pulse.is_valid() => {
                     let token = self.era.stamp(counted)?;
+                    pulse.grant();
                     occupied.granted(counted, self.at_least);
                     return Ok(Attempt::Held(Hold::new(occupied, token, pulse)));
                 }
@@ -200,6 +213,41 @@ impl Request {
             owner: self.owner.asking_now(),
             value: self.value.clone(),
         }
+    }
+}
+
+/// An acquire under way, which tells its end, also when its future is dropped.
+struct Acquiring<'a> {
+    request: &'a Request,
+    since: BootTime,
+    ending: Ending,
+}
+
+impl<'a> Acquiring<'a> {
+    fn begin(request: &'a Request) -> Self {
+        let (name, mode) = (&request.name, request.ask.mode());
+        let observers = request.keeper.observers();
+        observers.tell(|engine| Event::Acquiring { engine, name, mode });
+        Self {
+            request,
+            since: BootTime::now(),
+            ending: Ending::Cancelled,
+        }
+    }
+}
+
+impl Drop for Acquiring<'_> {
+    fn drop(&mut self) {
+        let (name, mode, ending) = (&self.request.name, self.request.ask.mode(), self.ending);
+        let took = BootTime::now().saturating_since(self.since);
+        let observers = self.request.keeper.observers();
+        observers.tell(|engine| Event::Acquired {
+            engine,
+            name,
+            mode,
+            ending,
+            took,
+        });
     }
 }
 

@@ -33,8 +33,8 @@ pub enum Kind {
     NotForCorrectness,
     /// The hold was lost before the operation could be done.
     Lost,
-    /// The client was closed.
-    Closed,
+    /// The call would block the only thread of a runtime.
+    WouldBlock,
     /// A defect in palisade.
     Internal,
 }
@@ -53,7 +53,7 @@ impl Kind {
             Self::CapacityMismatch => "capacity_mismatch",
             Self::NotForCorrectness => "not_for_correctness",
             Self::Lost => "lost",
-            Self::Closed => "closed",
+            Self::WouldBlock => "would_block",
             Self::Internal => "internal",
         }
     }

@@ -10,10 +10,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::claim::{Ask, ClaimId};
+use super::claim::{Ask, ClaimId, Mode};
 use super::clock::BootTime;
 use super::engine::{Amended, Amendment, Left};
 use super::error::{Error, Kind, Result};
+use super::events::Event;
 use super::keeper::Keeper;
 use super::name::Name;
 use super::pulse::{Loss, LossReason, Pulse};
@@ -215,6 +216,9 @@ pub(super) struct Occupied {
     keeper: Arc<Keeper>,
     ticket: Ticket,
     ttl: Duration,
+    mode: Mode,
+    /// Since when it is held.
+    held_since: Option<BootTime>,
     /// Kept at least until then.
     not_before: BootTime,
     /// Cleared when there is nothing left to leave.
@@ -223,12 +227,19 @@ pub(super) struct Occupied {
 
 impl Occupied {
     /// A place that is about to be asked for. From here on a drop at any await leaves it.
-    pub(super) fn entering(keeper: &Arc<Keeper>, ticket: Ticket, ttl: Duration) -> Self {
+    pub(super) fn entering(
+        keeper: &Arc<Keeper>,
+        ticket: Ticket,
+        ttl: Duration,
+        mode: Mode,
+    ) -> Self {
         keeper.entering(ticket.claim);
         Self {
             keeper: Arc::clone(keeper),
             ticket,
             ttl,
+            mode,
+            held_since: None,
             not_before: BootTime::PAST,
             taken: true,
         }
@@ -245,8 +256,10 @@ impl Occupied {
 
     /// Takes what the engine counted for the grant, which is to be kept for at least so long.
     pub(super) fn granted(&mut self, counted: u64, at_least: Duration) {
+        let now = BootTime::now();
         self.ticket.counted = counted;
-        self.not_before = BootTime::now() + at_least;
+        self.held_since = Some(now);
+        self.not_before = now + at_least;
         self.keeper.granted(&self.ticket);
     }
 
@@ -266,6 +279,17 @@ impl Occupied {
 
 impl Drop for Occupied {
     fn drop(&mut self) {
+        if let Some(since) = self.held_since {
+            let held = BootTime::now().saturating_since(since);
+            let (name, mode) = (&self.ticket.name, self.mode);
+            let released = |engine| Event::Released {
+                engine,
+                name,
+                mode,
+                held,
+            };
+            self.keeper.observers().tell(released);
+        }
         if self.taken {
             self.keeper
                 .leave_later(self.ticket.clone(), self.not_before, self.ttl);

@@ -19,6 +19,7 @@ use super::claim::ClaimId;
 use super::clock::BootTime;
 use super::engine::Engine;
 use super::error::{Error, Kind, Result};
+use super::events::{Event, Observers};
 use super::keeping;
 use super::pulse::{LossReason, Pulse};
 use super::ticket::{Armed, LeaseId, Ticket};
@@ -29,6 +30,7 @@ pub(crate) struct Keeper(Arc<Shared>);
 
 pub(super) struct Shared {
     pub(super) engine: Arc<dyn Engine>,
+    pub(super) observers: Observers,
     /// How long one request may take.
     pub(super) timeout: Duration,
     pub(super) state: Mutex<State>,
@@ -65,8 +67,22 @@ pub(super) struct Kept {
 
 impl Kept {
     /// Ends every claim on it.
-    pub(super) fn lose(&self, reason: LossReason) {
-        self.claims.values().for_each(|pulse| pulse.lose(reason));
+    pub(super) fn lose(&self, reason: LossReason, observers: &Observers) {
+        self.claims
+            .values()
+            .for_each(|pulse| lose(pulse, reason, observers));
+    }
+}
+
+/// Ends one claim, and tells if it was a hold.
+pub(super) fn lose(pulse: &Pulse, reason: LossReason, observers: &Observers) {
+    if pulse.lose(reason) && pulse.is_granted() {
+        let name = pulse.name();
+        observers.tell(|engine| Event::Lost {
+            engine,
+            name,
+            reason,
+        });
     }
 }
 
@@ -86,6 +102,7 @@ pub(super) fn renewal_due(armed: Armed) -> BootTime {
 impl Keeper {
     pub(crate) fn new(engine: Arc<dyn Engine>, timeout: Duration) -> Self {
         Self(Arc::new(Shared {
+            observers: Observers::new(&engine.describe()),
             engine,
             timeout,
             state: Mutex::new(State {
@@ -104,6 +121,10 @@ impl Keeper {
 
     pub(crate) fn engine(&self) -> &Arc<dyn Engine> {
         &self.0.engine
+    }
+
+    pub(crate) fn observers(&self) -> &Observers {
+        &self.0.observers
     }
 
     /// Starts the thread unless it runs. Nothing may enter before.
@@ -160,7 +181,7 @@ impl Keeper {
         if armed.sent > kept.armed.sent {
             kept.armed = armed;
         }
-        let pulse = Arc::new(Pulse::new(kept.armed));
+        let pulse = Arc::new(Pulse::new(ticket.name.clone(), kept.armed));
         kept.claims.insert(ticket.claim, Arc::clone(&pulse));
         let due = kept.due.min(pulse.deadline());
         if due < state.looks_at {
@@ -235,7 +256,7 @@ impl Drop for Ended {
         state
             .leases
             .drain()
-            .for_each(|(_, kept)| kept.lose(LossReason::Expired));
+            .for_each(|(_, kept)| kept.lose(LossReason::Expired, &self.0.observers));
         state.leaving.clear();
         state.departing = 0;
         self.0.drained.notify_waiters();

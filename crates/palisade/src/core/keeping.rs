@@ -15,7 +15,8 @@ use super::claim::ClaimId;
 use super::clock::BootTime;
 use super::engine::{Alarm, Audited, BoxStream, Renewal};
 use super::error::{Error, Kind, Result};
-use super::keeper::{Departure, Kept, Shared, State, renewal_due};
+use super::events::{Event, Observers, Renewed};
+use super::keeper::{Departure, Kept, Shared, State, lose, renewal_due};
 use super::pulse::LossReason;
 use super::ticket::{Armed, Lease, LeaseId, Ticket};
 use super::wait::{Backoff, Retry};
@@ -66,7 +67,7 @@ impl Shared {
     fn look(&self, requests: &mut Requests) -> Option<BootTime> {
         let now = BootTime::now();
         let mut state = self.state.lock();
-        state.expire(now);
+        state.expire(now, &self.observers);
         let due = state.take_due(now);
         let leaving = state.take_leaving(now);
         state.departing += leaving.len();
@@ -154,7 +155,7 @@ impl Shared {
                 lease,
                 answer: Ok(found),
             } => {
-                let strangers = state.compare(sent, lease, found);
+                let strangers = state.compare(sent, lease, found, &self.observers);
                 state.leaving.extend(strangers);
             }
             Answer::Audited { answer: Err(_), .. } => {}
@@ -166,20 +167,37 @@ impl Shared {
                 let mut answers = answers.into_iter();
                 for id in leases {
                     // An engine that answers for fewer leases than asked leaves the rest unknown.
-                    state.take_renewal(id, sent, answers.next());
+                    let answer = answers.next();
+                    let outcome = outcome(answer.as_ref());
+                    let took = BootTime::now().saturating_since(sent);
+                    self.observers.tell(|engine| Event::Renewed {
+                        engine,
+                        outcome,
+                        took,
+                    });
+                    state.take_renewal(id, sent, answer, &self.observers);
                 }
             }
         }
     }
 }
 
+fn outcome(answer: Option<&Renewal>) -> Renewed {
+    match answer {
+        Some(Renewal::Held(_)) => Renewed::Held,
+        Some(Renewal::Lost) => Renewed::Lost,
+        Some(Renewal::Evicted) => Renewed::Evicted,
+        Some(Renewal::Unknown(_)) | None => Renewed::Unknown,
+    }
+}
+
 impl State {
     /// Ends every lease whose deadline has passed.
-    fn expire(&mut self, now: BootTime) {
+    fn expire(&mut self, now: BootTime, observers: &Observers) {
         self.leases.retain(|_, kept| {
             let alive = kept.armed.deadline() > now;
             if !alive {
-                kept.lose(LossReason::Expired);
+                kept.lose(LossReason::Expired, observers);
             }
             alive
         });
@@ -258,7 +276,13 @@ impl State {
         }
     }
 
-    fn take_renewal(&mut self, id: LeaseId, sent: BootTime, answer: Option<Renewal>) {
+    fn take_renewal(
+        &mut self,
+        id: LeaseId,
+        sent: BootTime,
+        answer: Option<Renewal>,
+        observers: &Observers,
+    ) {
         // Released meanwhile: a late answer changes nothing.
         let Some(kept) = self.leases.get_mut(&id) else {
             return;
@@ -292,7 +316,7 @@ impl State {
                 return;
             }
         };
-        kept.lose(reason);
+        kept.lose(reason, observers);
         self.leases.remove(&id);
     }
 
@@ -300,7 +324,13 @@ impl State {
     ///
     /// A claim is registered before its enter is sent, so whatever the list shows was known
     /// before the list was made: if it is not known now, it was dropped and must be left.
-    fn compare(&mut self, sent: BootTime, lease: LeaseId, found: Vec<Audited>) -> Vec<Departure> {
+    fn compare(
+        &mut self,
+        sent: BootTime,
+        lease: LeaseId,
+        found: Vec<Audited>,
+        observers: &Observers,
+    ) -> Vec<Departure> {
         let Some(kept) = self.leases.get_mut(&lease) else {
             return Vec::new();
         };
@@ -309,14 +339,14 @@ impl State {
                 Some(audited) => {
                     // Its place stays until its owner lets go.
                     if audited.evicted {
-                        pulse.lose(LossReason::Evicted);
+                        lose(pulse, LossReason::Evicted, observers);
                     }
                     true
                 }
                 // Entered after the list was asked for.
                 None if pulse.since() >= sent => true,
                 None => {
-                    pulse.lose(LossReason::Taken);
+                    lose(pulse, LossReason::Taken, observers);
                     false
                 }
             }

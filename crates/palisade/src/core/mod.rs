@@ -12,6 +12,7 @@ pub mod clock;
 pub mod duration;
 pub mod engine;
 pub mod error;
+pub mod events;
 pub mod hold;
 pub(crate) mod keeper;
 mod keeping;

@@ -5,11 +5,12 @@
 //! never sees itself valid afterwards.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
 use super::clock::BootTime;
+use super::name::Name;
 use super::ticket::Armed;
 
 /// Why a hold is over although nobody released it.
@@ -48,20 +49,38 @@ pub struct Loss {
 /// The life sign of one claim.
 #[derive(Debug)]
 pub(crate) struct Pulse {
+    name: Name,
     since: BootTime,
+    /// Whether it is a hold, and not a claim that waits.
+    granted: AtomicBool,
     deadline: AtomicU64,
     loss: OnceLock<Loss>,
     told: Notify,
 }
 
 impl Pulse {
-    pub(crate) fn new(armed: Armed) -> Self {
+    pub(crate) fn new(name: Name, armed: Armed) -> Self {
         Self {
+            name,
+            granted: AtomicBool::new(false),
             since: BootTime::now(),
             deadline: AtomicU64::new(armed.deadline().as_nanos()),
             loss: OnceLock::new(),
             told: Notify::new(),
         }
+    }
+
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// Says that it is a hold from now on.
+    pub(crate) fn grant(&self) {
+        self.granted.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_granted(&self) -> bool {
+        self.granted.load(Ordering::Acquire)
     }
 
     /// When it was acknowledged.
@@ -88,18 +107,20 @@ impl Pulse {
         true
     }
 
-    /// Ends it. The first reason stands.
-    pub(crate) fn lose(&self, reason: LossReason) {
+    /// Ends it, and says whether it was not ended before. The first reason stands.
+    pub(crate) fn lose(&self, reason: LossReason) -> bool {
         let deadline = self.deadline();
         let lease_ends = match reason {
             LossReason::Evicted => deadline,
             LossReason::Expired | LossReason::Taken => deadline.min(BootTime::now()),
         };
-        if self.loss.set(Loss { reason, lease_ends }).is_ok() {
+        let first = self.loss.set(Loss { reason, lease_ends }).is_ok();
+        if first {
             self.deadline
                 .store(BootTime::PAST.as_nanos(), Ordering::Release);
             self.told.notify_waiters();
         }
+        first
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {
@@ -124,6 +145,10 @@ mod tests {
 
     use super::*;
 
+    fn name() -> Name {
+        Name::new("x").unwrap()
+    }
+
     fn armed(ttl: Duration) -> Armed {
         Armed {
             sent: BootTime::now(),
@@ -133,10 +158,13 @@ mod tests {
 
     #[test]
     fn a_passed_deadline_is_never_moved_again() {
-        let pulse = Pulse::new(Armed {
-            sent: BootTime::PAST,
-            ttl: Duration::from_secs(1),
-        });
+        let pulse = Pulse::new(
+            name(),
+            Armed {
+                sent: BootTime::PAST,
+                ttl: Duration::from_secs(1),
+            },
+        );
         assert!(!pulse.is_valid());
         assert!(!pulse.extend(armed(Duration::from_secs(60))));
         assert!(!pulse.is_valid());
@@ -144,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_first_reason_stands_and_a_late_acknowledgement_changes_nothing() {
-        let pulse = Pulse::new(armed(Duration::from_secs(60)));
+        let pulse = Pulse::new(name(), armed(Duration::from_secs(60)));
         assert!(pulse.is_valid());
         pulse.lose(LossReason::Evicted);
         pulse.lose(LossReason::Taken);
@@ -159,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_late_answer_to_an_early_renewal_never_shortens_it() {
-        let pulse = Pulse::new(armed(Duration::from_secs(60)));
+        let pulse = Pulse::new(name(), armed(Duration::from_secs(60)));
         let before = pulse.deadline();
         assert!(pulse.extend(armed(Duration::from_secs(1))));
         assert_eq!(pulse.deadline(), before);

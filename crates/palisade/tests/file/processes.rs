@@ -112,6 +112,27 @@ async fn a_waiter_hears_of_the_holder_it_came_to_stand_behind() {
 }
 
 #[tokio::test]
+async fn a_hold_lives_until_all_who_share_its_sign_of_life_are_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let second = Second::start(dir.path(), "guarded");
+    let guard = second.says().parse().unwrap();
+    let guard = rustix::process::Pid::from_raw(guard).unwrap();
+    drop(second);
+    let engine = open(dir.path()).await;
+    let (ticket, counted) = enter(&engine, claim("door", Ask::Whole)).await;
+    assert_eq!(counted, None);
+    let soon = BootTime::now() + Duration::from_millis(200);
+    let place = engine.wait(ticket.clone(), soon).await.unwrap();
+    assert_eq!(place, Place::Waiting);
+    let wait = tokio::spawn(engine.wait(ticket, BootTime::now() + PATIENCE));
+    rustix::process::kill_process(guard, Signal::KILL).unwrap();
+    let killed = BootTime::now();
+    let place = wait.await.unwrap().unwrap();
+    assert!(matches!(place, Place::Held { .. }), "{place:?}");
+    assert!(BootTime::now().saturating_since(killed) < AT_ONCE);
+}
+
+#[tokio::test]
 async fn another_process_is_granted_by_a_push() {
     let dir = tempfile::tempdir().unwrap();
     let engine = open(dir.path()).await;

@@ -16,8 +16,8 @@ pub(super) enum Fault {
     Full,
     /// The store was deleted under us.
     Deleted,
-    /// The file was cut short.
-    Truncated,
+    /// The file is damaged.
+    Damaged,
     /// A record that was just there is missing.
     Missing,
     /// LMDB's own.
@@ -41,7 +41,7 @@ impl From<Refusal> for Fault {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Deleted => Self::Deleted,
-            Refusal::Truncated => Self::Truncated,
+            Refusal::Damaged => Self::Damaged,
             Refusal::Lmdb(error) => error.into(),
         }
     }
@@ -76,7 +76,7 @@ impl Fault {
                 "the store's directory was deleted or replaced while in use; connect again",
             ),
             Self::Full => unusable("the store is full and can't grow"),
-            Self::Truncated | Self::Missing => unusable(CORRUPT),
+            Self::Damaged | Self::Missing => unusable(CORRUPT),
             Self::Lmdb(cause) => from_lmdb(operation, cause),
             Self::Commit(cause) => from_lmdb(operation, cause).maybe_applied(),
         }

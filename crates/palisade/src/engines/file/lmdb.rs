@@ -12,6 +12,8 @@ use std::path::Path;
 use heed::types::Bytes;
 use heed::{CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, MdbError, RwTxn, WithoutTls};
 
+use super::pages;
+
 /// Room for about 50 000 tickets; the file itself is only as long as what was ever used.
 const FIRST_MAP: usize = 16 << 20;
 
@@ -30,8 +32,8 @@ pub(super) struct Data {
 
 /// Why a transaction can't begin.
 pub(super) enum Refusal {
-    /// The file is shorter than its own records say: reading it would be a bus error.
-    Truncated,
+    /// The file is shorter than it says, or its pages can't be read without a crash.
+    Damaged,
     /// The file was deleted.
     Deleted,
     /// LMDB's own.
@@ -49,11 +51,11 @@ impl Data {
     /// writer lock.
     pub(super) fn open(folder: &Path) -> Result<Self, Refusal> {
         let page = rustix::param::page_size() as u64;
-        if let Ok(found) = folder.join(FILE).metadata()
-            && found.len() > 0
-            && found.len() < 2 * page
-        {
-            return Err(Refusal::Truncated);
+        match std::fs::read(folder.join(FILE)) {
+            Ok(file) if file.is_empty() => {}
+            Ok(file) => pages::check(&file, page as usize).map_err(|_| Refusal::Damaged)?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(heed::Error::Io(error).into()),
         }
         let mut options = EnvOpenOptions::new().read_txn_without_tls();
         options.map_size(FIRST_MAP).max_dbs(0);
@@ -120,7 +122,7 @@ fn check_length(file: &File, env: &Env<WithoutTls>, page: u64) -> Result<(), Ref
         return Err(Refusal::Deleted);
     }
     if length < 2 * page || length < (env.info().last_page_number as u64 + 1) * page {
-        return Err(Refusal::Truncated);
+        return Err(Refusal::Damaged);
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ mod layout;
 mod liveness;
 mod lmdb;
 mod marks;
+mod pages;
 mod record;
 mod store;
 mod tx;

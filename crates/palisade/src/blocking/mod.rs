@@ -1,0 +1,28 @@
+//! The same verbs for code without a runtime.
+//!
+//! Every call blocks its thread. It works in plain threads, in `spawn_blocking`, and on the
+//! workers of a multi-threaded tokio runtime (which moves its other tasks away first). On the
+//! only thread of a current-thread runtime it would stop everything that thread has to do, maybe
+//! the very task that holds the lock: there it is refused with
+//! [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+//!
+//! ```
+//! fn main() -> palisade::Result<()> {
+//!     let palisade = palisade::blocking::connect("memory:")?;
+//!     let hold = palisade.mutex("nightly-report")?.lock()?;
+//!     println!("token {}", hold.token());
+//!     hold.release()
+//! }
+//! ```
+
+mod client;
+mod hold;
+mod primitives;
+mod runtime;
+
+pub use client::{Client, connect};
+pub use hold::Hold;
+pub use primitives::{
+    Elected, Election, Leaders, MultiHold, MultiLock, Mutex, ReentrantHold, ReentrantMutex, RwLock,
+    Semaphore,
+};

@@ -1,0 +1,174 @@
+//! The blocking primitives: each wraps the async one of the same name and waits.
+
+use std::time::Duration;
+
+use super::hold::Hold;
+use super::runtime::wait;
+use crate::core::engine::BoxStream;
+use crate::core::error::Result;
+use crate::primitives::{self, Leader};
+
+/// Writes a wrapper whose methods wait for the async method of the same name.
+macro_rules! blocking {
+    ($(#[$doc:meta])* $name:ident { $($method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $wrap:expr;)* }) => {
+        $(#[$doc])*
+        #[derive(Clone)]
+        pub struct $name(pub(super) primitives::$name);
+
+        impl $name {
+            /// Sets how long it lasts without renewal.
+            ///
+            /// # Errors
+            /// [`Kind::InvalidArgument`](crate::Kind::InvalidArgument) outside the engine's range.
+            pub fn ttl(self, ttl: Duration) -> Result<Self> {
+                self.0.ttl(ttl).map(Self)
+            }
+            $(
+                #[doc = concat!(
+                    "As [`", stringify!($method), "`](crate::", stringify!($name), "::",
+                    stringify!($method), "), blocking."
+                )]
+                ///
+                /// # Errors
+                /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+                pub fn $method(&self $(, $arg: $type)*) -> Result<$answer> {
+                    wait(self.0.$method($($arg),*))?.map($wrap)
+                }
+            )*
+        }
+    };
+}
+
+blocking!(
+    /// A mutual exclusion lock; see [`palisade::Mutex`](crate::Mutex).
+    Mutex {
+        lock() -> Hold = Hold;
+        try_lock() -> Option<Hold> = |hold| hold.map(Hold);
+        lock_timeout(limit: Duration) -> Option<Hold> = |hold| hold.map(Hold);
+    }
+);
+
+blocking!(
+    /// A lock that many may read, or one write; see [`palisade::RwLock`](crate::RwLock).
+    RwLock {
+        read() -> Hold = Hold;
+        try_read() -> Option<Hold> = |hold| hold.map(Hold);
+        read_timeout(limit: Duration) -> Option<Hold> = |hold| hold.map(Hold);
+        write() -> Hold = Hold;
+        try_write() -> Option<Hold> = |hold| hold.map(Hold);
+        write_timeout(limit: Duration) -> Option<Hold> = |hold| hold.map(Hold);
+    }
+);
+
+blocking!(
+    /// Permits; see [`palisade::Semaphore`](crate::Semaphore).
+    Semaphore {
+        acquire() -> Hold = Hold;
+        try_acquire() -> Option<Hold> = |hold| hold.map(Hold);
+        acquire_timeout(limit: Duration) -> Option<Hold> = |hold| hold.map(Hold);
+        acquire_many(permits: u32) -> Hold = Hold;
+        try_acquire_many(permits: u32) -> Option<Hold> = |hold| hold.map(Hold);
+        acquire_many_timeout(permits: u32, limit: Duration) -> Option<Hold> = |hold| hold.map(Hold);
+    }
+);
+
+blocking!(
+    /// Several locks, all or nothing; see [`palisade::MultiLock`](crate::MultiLock).
+    MultiLock {
+        lock() -> MultiHold = MultiHold;
+        try_lock() -> Option<MultiHold> = |holds| holds.map(MultiHold);
+        lock_timeout(limit: Duration) -> Option<MultiHold> = |holds| holds.map(MultiHold);
+    }
+);
+
+blocking!(
+    /// A lock that its owner may take again; see [`palisade::ReentrantMutex`](crate::ReentrantMutex).
+    ReentrantMutex {
+        lock() -> ReentrantHold = ReentrantHold;
+        try_lock() -> Option<ReentrantHold> = |hold| hold.map(ReentrantHold);
+        lock_timeout(limit: Duration) -> Option<ReentrantHold> = |hold| hold.map(ReentrantHold);
+    }
+);
+
+blocking!(
+    /// An election of one leader; see [`palisade::Election`](crate::Election).
+    Election {
+        campaign(value: &str) -> Elected = Elected;
+        try_campaign(value: &str) -> Option<Elected> = |elected| elected.map(Elected);
+        campaign_timeout(value: &str, limit: Duration) -> Option<Elected> = |elected| elected.map(Elected);
+        leader() -> Option<Leader> = |leader| leader;
+    }
+);
+
+impl Election {
+    /// Who leads, now and after every change; see [`observe`](crate::Election::observe).
+    /// Never ends.
+    pub fn observe(&self) -> Leaders {
+        Leaders(Box::pin(self.0.observe()))
+    }
+}
+
+/// The leaders of an election, one after another. Each `next` blocks.
+pub struct Leaders(BoxStream<Result<Option<Leader>>>);
+
+impl Iterator for Leaders {
+    type Item = Result<Option<Leader>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match wait(futures_util::StreamExt::next(&mut self.0)) {
+            Ok(next) => next,
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+/// Writes what is given back, and looked at, like the async one.
+macro_rules! held {
+    ($(#[$doc:meta])* $name:ident $end:ident) => {
+        $(#[$doc])*
+        #[must_use = "dropping it lets go"]
+        #[derive(Debug)]
+        pub struct $name(primitives::$name);
+
+        impl $name {
+            #[doc = concat!("As [`", stringify!($end), "`](crate::", stringify!($name), "::", stringify!($end), "), blocking.")]
+            ///
+            /// # Errors
+            /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+            pub fn $end(self) -> Result<()> {
+                wait(self.0.$end())?
+            }
+        }
+
+        impl std::ops::Deref for $name {
+            type Target = primitives::$name;
+
+            fn deref(&self) -> &Self::Target {
+                &self.0
+            }
+        }
+    };
+}
+
+held!(
+    /// Several locks held together; see [`palisade::MultiHold`](crate::MultiHold).
+    MultiHold release
+);
+held!(
+    /// One taking of a reentrant lock; see [`palisade::ReentrantHold`](crate::ReentrantHold).
+    ReentrantHold release
+);
+held!(
+    /// A won election; see [`palisade::Elected`](crate::Elected).
+    Elected resign
+);
+
+impl Elected {
+    /// As [`proclaim`](crate::Elected::proclaim), blocking.
+    ///
+    /// # Errors
+    /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    pub fn proclaim(&self, value: &str) -> Result<()> {
+        wait(self.0.proclaim(value))?
+    }
+}

@@ -1,0 +1,130 @@
+//! `Metrics`: counts what happens through the `metrics` facade; the program chooses the exporter.
+//!
+//! | name | kind | labels |
+//! |---|---|---|
+//! | `palisade_acquire_total` | counter | engine, kind, outcome: held, busy, failed, cancelled |
+//! | `palisade_wait_seconds` | histogram | engine, kind |
+//! | `palisade_hold_seconds` | histogram | engine, kind |
+//! | `palisade_renew_total` | counter | engine, outcome: held, lost, evicted, unknown |
+//! | `palisade_renew_seconds` | histogram | engine |
+//! | `palisade_lost_total` | counter | engine, reason: expired, taken, evicted |
+//! | `palisade_held`, `palisade_waiting` | gauge | engine |
+//! | `palisade_fence_rejected_total` | counter | – |
+//!
+//! Never the name of a lock as a label: there are as many as there are users.
+
+use metrics::{counter, gauge, histogram};
+
+use crate::core::claim::Mode;
+use crate::core::engine::BoxFuture;
+use crate::core::error::Result;
+use crate::core::events::{Ending, Event, Observer};
+use crate::core::name::Name;
+use crate::core::token::Token;
+use crate::fence::{Fence, Fenced, Verdict};
+
+/// Records the metrics of a client. See the module's table.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+/// let palisade = palisade::connect("memory:").await?.observed_by(palisade::layers::Metrics);
+/// palisade.mutex("x")?.lock().await?.release().await
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Metrics;
+
+impl Observer for Metrics {
+    fn see(&self, event: &Event<'_>) {
+        match *event {
+            Event::Acquiring { engine, .. } => {
+                gauge!("palisade_waiting", "engine" => engine.to_owned()).increment(1);
+            }
+            Event::Acquired {
+                engine,
+                mode,
+                ending,
+                took,
+                ..
+            } => {
+                let (engine, kind) = (engine.to_owned(), kind(mode));
+                gauge!("palisade_waiting", "engine" => engine.clone()).decrement(1);
+                if let Ending::Held(_) = ending {
+                    gauge!("palisade_held", "engine" => engine.clone()).increment(1);
+                }
+                histogram!("palisade_wait_seconds", "engine" => engine.clone(), "kind" => kind)
+                    .record(took);
+                counter!(
+                    "palisade_acquire_total",
+                    "engine" => engine, "kind" => kind, "outcome" => ending.code()
+                )
+                .increment(1);
+            }
+            Event::Released {
+                engine, mode, held, ..
+            } => {
+                let engine = engine.to_owned();
+                gauge!("palisade_held", "engine" => engine.clone()).decrement(1);
+                histogram!("palisade_hold_seconds", "engine" => engine, "kind" => kind(mode))
+                    .record(held);
+            }
+            Event::Renewed {
+                engine,
+                outcome,
+                took,
+            } => {
+                let engine = engine.to_owned();
+                histogram!("palisade_renew_seconds", "engine" => engine.clone()).record(took);
+                counter!(
+                    "palisade_renew_total", "engine" => engine, "outcome" => outcome.code()
+                )
+                .increment(1);
+            }
+            Event::Lost { engine, reason, .. } => {
+                counter!(
+                    "palisade_lost_total",
+                    "engine" => engine.to_owned(), "reason" => reason.code()
+                )
+                .increment(1);
+            }
+        }
+    }
+}
+
+fn kind(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Permits => "permits",
+    }
+}
+
+/// A fence that counts what it refuses, as `palisade_fence_rejected_total`.
+#[derive(Debug, Clone)]
+pub struct FenceMetrics<F>(pub F);
+
+impl<F: Fence> FenceMetrics<F> {
+    fn count(verdict: BoxFuture<Result<Verdict>>) -> BoxFuture<Result<Verdict>> {
+        Box::pin(async move {
+            let verdict = verdict.await;
+            if matches!(verdict, Ok(Verdict::Stale { .. })) {
+                counter!("palisade_fence_rejected_total").increment(1);
+            }
+            verdict
+        })
+    }
+}
+
+impl<F: Fence> Fence for FenceMetrics<F> {
+    fn write(&self, resource: &Name, token: Token, data: Vec<u8>) -> BoxFuture<Result<Verdict>> {
+        Self::count(self.0.write(resource, token, data))
+    }
+
+    fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
+        self.0.read(resource)
+    }
+
+    fn check(&self, resource: &Name, token: Token) -> BoxFuture<Result<Verdict>> {
+        Self::count(self.0.check(resource, token))
+    }
+}

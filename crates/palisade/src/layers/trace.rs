@@ -1,0 +1,182 @@
+//! `Traced`: an engine whose every verb is a `tracing` span. `Trace`: an event for everything
+//! that happens to a client's claims.
+//!
+//! Names, claim ids and tokens are fields; URLs and values are not, because a secret may be in
+//! them. Lay `Traced` innermost, over the engine itself: over another layer it would count that
+//! layer's own time and retries as the engine's.
+
+use std::sync::Arc;
+
+use tracing::{Instrument, Span, debug, debug_span, info, trace_span, warn};
+
+use crate::core::capability::Capability;
+use crate::core::claim::Claim;
+use crate::core::clock::BootTime;
+use crate::core::engine::{
+    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
+    Place, Renewal,
+};
+use crate::core::error::Result;
+use crate::core::events::{Ending, Event, Observer};
+use crate::core::name::Name;
+use crate::core::report::{Finding, LineReport, Scope};
+use crate::core::ticket::{Lease, LeaseId, Ticket};
+
+/// Tells what happens to a client's claims as `tracing` events with the target `palisade`.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+/// let palisade = palisade::connect("memory:").await?.observed_by(palisade::layers::Trace);
+/// palisade.mutex("x")?.lock().await?.release().await
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Trace;
+
+impl Observer for Trace {
+    fn see(&self, event: &Event<'_>) {
+        match *event {
+            Event::Acquiring { engine, name, mode } => {
+                debug!(target: "palisade", engine, %name, %mode, "acquiring");
+            }
+            Event::Acquired {
+                engine,
+                name,
+                mode,
+                ending: Ending::Held(token),
+                took,
+            } => {
+                info!(target: "palisade", engine, %name, %mode, %token, ?took, "acquired");
+            }
+            Event::Acquired {
+                engine,
+                name,
+                mode,
+                ending,
+                took,
+            } => {
+                let outcome = ending.code();
+                info!(target: "palisade", engine, %name, %mode, outcome, ?took, "not acquired");
+            }
+            Event::Released {
+                engine,
+                name,
+                mode,
+                held,
+            } => {
+                info!(target: "palisade", engine, %name, %mode, ?held, "released");
+            }
+            Event::Renewed {
+                engine,
+                outcome,
+                took,
+            } => {
+                debug!(target: "palisade", engine, outcome = outcome.code(), ?took, "renewed");
+            }
+            Event::Lost {
+                engine,
+                name,
+                reason,
+            } => {
+                warn!(target: "palisade", engine, %name, reason = reason.code(), "lost");
+            }
+        }
+    }
+}
+
+/// An engine whose verbs are spans: `enter`, `wait`, `renew`, `amend`, `leave`, `audit`,
+/// `survey`, `evict`, `check`, `close`, each with the target `palisade::engine`.
+pub struct Traced(Arc<dyn Engine>);
+
+impl Traced {
+    /// Lays spans over `engine`.
+    pub fn over(engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
+        Arc::new(Self(engine))
+    }
+}
+
+fn within<T: Send + 'static>(span: Span, call: BoxFuture<Result<T>>) -> BoxFuture<Result<T>> {
+    let answer = async move {
+        let answer = call.await;
+        if let Err(error) = &answer {
+            debug!(target: "palisade::engine", kind = error.kind().code(), %error, "failed");
+        }
+        answer
+    };
+    Box::pin(answer.instrument(span))
+}
+
+fn verb(name: &'static str, ticket: &Ticket) -> Span {
+    debug_span!(
+        target: "palisade::engine", "verb", verb = name, name = %ticket.name, claim = %ticket.claim
+    )
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl Engine for Traced {
+    fn capability(&self) -> Capability {
+        self.0.capability()
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
+        let span = verb("enter", &Ticket::own(claim.name.clone(), claim.id));
+        within(span, self.0.enter(claim))
+    }
+
+    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
+        within(verb("wait", &ticket), self.0.wait(ticket, until))
+    }
+
+    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+        let count = leases.len();
+        let span = trace_span!(target: "palisade::engine", "verb", verb = "renew", leases = count);
+        Box::pin(self.0.renew(leases).instrument(span))
+    }
+
+    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
+        within(verb("amend", &ticket), self.0.amend(ticket, amendment))
+    }
+
+    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
+        within(verb("leave", &ticket), self.0.leave(ticket))
+    }
+
+    fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
+        let span = trace_span!(target: "palisade::engine", "verb", verb = "audit");
+        within(span, self.0.audit(lease))
+    }
+
+    fn alarms(&self) -> BoxStream<Alarm> {
+        self.0.alarms()
+    }
+
+    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
+        let span = debug_span!(target: "palisade::engine", "verb", verb = "survey", ?scope);
+        within(span, self.0.survey(scope))
+    }
+
+    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
+        self.0.watch(scope)
+    }
+
+    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
+        let span = debug_span!(
+            target: "palisade::engine", "verb", verb = "evict", %name, claim = id, ?eviction
+        );
+        within(span, self.0.evict(name, id, eviction))
+    }
+
+    fn check(&self) -> BoxFuture<Result<Vec<Finding>>> {
+        let span = debug_span!(target: "palisade::engine", "verb", verb = "check");
+        within(span, self.0.check())
+    }
+
+    fn close(&self) -> BoxFuture<()> {
+        let span = debug_span!(target: "palisade::engine", "verb", verb = "close");
+        Box::pin(self.0.close().instrument(span))
+    }
+}

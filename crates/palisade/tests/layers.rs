@@ -1,0 +1,222 @@
+//! Metrics and traces, read back by recorders. Recorders are global: the keeper tells from its
+//! own thread; so this is a binary of its own, and its tests use lines of their own modes.
+#![cfg(all(feature = "metrics", feature = "trace"))]
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use palisade::fence::{Fence, MemoryFence};
+use palisade::layers::{FenceMetrics, Metrics, Trace, Traced};
+use palisade::{Client, Name, Settings, Token, Url};
+use tracing::field::{Field, Visit};
+use tracing_subscriber::layer::{Context, SubscriberExt};
+
+static METRICS: LazyLock<Snapshotter> = LazyLock::new(|| {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    recorder.install().unwrap();
+    snapshotter
+});
+
+/// Adds up what was recorded since the last call: `name{label=value,…}` to a number. Histograms
+/// count their entries.
+fn recorded(into: &mut BTreeMap<String, f64>) {
+    for (key, _, _, value) in METRICS.snapshot().into_vec() {
+        let key = key.key();
+        let labels: Vec<_> = key
+            .labels()
+            .map(|label| format!("{}={}", label.key(), label.value()))
+            .collect();
+        let value = match value {
+            DebugValue::Counter(count) => count as f64,
+            DebugValue::Gauge(level) => level.into_inner(),
+            DebugValue::Histogram(entries) => entries.len() as f64,
+        };
+        let name = format!("{}{{{}}}", key.name(), labels.join(","));
+        *into.entry(name).or_default() += value;
+    }
+}
+
+async fn until(mut done: impl FnMut() -> bool) {
+    let waited = tokio::time::timeout(Duration::from_secs(5), async {
+        while !done() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    waited.await.expect("did not come in time");
+}
+
+#[tokio::test]
+async fn everything_that_happens_is_counted_under_its_name() {
+    LazyLock::force(&METRICS);
+    let client = palisade::connect("memory:metrics?ttl=150ms")
+        .await
+        .unwrap()
+        .observed_by(Metrics);
+    let mutex = client.mutex("x").unwrap();
+    let hold = mutex.lock().await.unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    assert!(
+        tokio::time::timeout(Duration::from_millis(10), mutex.lock())
+            .await
+            .is_err()
+    );
+
+    let mut seen = BTreeMap::new();
+    let renewed = "palisade_renew_total{engine=memory,outcome=held}";
+    until(|| {
+        recorded(&mut seen);
+        seen.get(renewed).is_some_and(|count| *count >= 2.0)
+    })
+    .await;
+    assert_eq!(seen["palisade_held{engine=memory}"], 1.0);
+
+    let name = Name::new("x").unwrap();
+    client.evict(&name, None, true).await.unwrap();
+    hold.lost().await;
+    drop(hold);
+    let permits = client.semaphore("s", 2).unwrap();
+    permits.acquire().await.unwrap().release().await.unwrap();
+    let other_capacity = client.semaphore("s", 3).unwrap();
+    let _two = permits.acquire().await.unwrap();
+    other_capacity.acquire().await.unwrap_err();
+
+    let fence = FenceMetrics(MemoryFence::default());
+    fence.write(&name, Token(2), Vec::new()).await.unwrap();
+    fence.write(&name, Token(1), Vec::new()).await.unwrap();
+
+    recorded(&mut seen);
+    for (name, count) in [
+        (
+            "palisade_acquire_total{engine=memory,kind=exclusive,outcome=held}",
+            1.0,
+        ),
+        (
+            "palisade_acquire_total{engine=memory,kind=exclusive,outcome=busy}",
+            1.0,
+        ),
+        (
+            "palisade_acquire_total{engine=memory,kind=exclusive,outcome=cancelled}",
+            1.0,
+        ),
+        (
+            "palisade_acquire_total{engine=memory,kind=permits,outcome=held}",
+            2.0,
+        ),
+        (
+            "palisade_acquire_total{engine=memory,kind=permits,outcome=failed}",
+            1.0,
+        ),
+        ("palisade_wait_seconds{engine=memory,kind=exclusive}", 3.0),
+        ("palisade_hold_seconds{engine=memory,kind=exclusive}", 1.0),
+        ("palisade_hold_seconds{engine=memory,kind=permits}", 1.0),
+        ("palisade_lost_total{engine=memory,reason=taken}", 1.0),
+        ("palisade_fence_rejected_total{}", 1.0),
+    ] {
+        assert_eq!(seen.get(name), Some(&count), "{name} in {seen:#?}");
+    }
+    assert!(seen.contains_key("palisade_renew_seconds{engine=memory}"));
+    assert_eq!(seen["palisade_waiting{engine=memory}"], 0.0);
+    assert_eq!(
+        seen["palisade_held{engine=memory}"], 1.0,
+        "the second permit"
+    );
+    assert!(
+        seen.keys().all(|key| !key.contains("=x")),
+        "no name of a lock is a label"
+    );
+}
+
+/// Keeps every span and event as one line of text.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        write!(self.0, " {}={value:?}", field.name()).unwrap();
+    }
+}
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Lines {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let mut text = Text(event.metadata().target().to_owned());
+        event.record(&mut text);
+        self.0.lock().unwrap().push(text.0);
+    }
+
+    fn on_new_span(
+        &self,
+        attributes: &tracing::span::Attributes<'_>,
+        _: &tracing::Id,
+        _: Context<'_, S>,
+    ) {
+        let mut text = Text(format!("span {}", attributes.metadata().target()));
+        attributes.record(&mut text);
+        self.0.lock().unwrap().push(text.0);
+    }
+}
+
+#[tokio::test]
+async fn every_verb_is_a_span_and_a_loss_is_a_warning() {
+    let lines = Lines::default();
+    let subscriber = tracing_subscriber::registry().with(lines.clone());
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+
+    let plain = palisade::connect("memory:trace").await.unwrap();
+    let engine = Traced::over(Arc::clone(plain.engine()));
+    let settings: Settings = Url::parse("memory:?ttl=150ms&label=hunter2")
+        .unwrap()
+        .take_settings()
+        .unwrap();
+    let client = Client::new(engine, &settings).unwrap().observed_by(Trace);
+    let election = client.election("x").unwrap();
+    let elected = election.campaign("hunter2").await.unwrap();
+    elected.proclaim("hunter2 again").await.unwrap();
+    let waited = election
+        .campaign_timeout("hunter2", Duration::from_millis(20))
+        .await;
+    assert!(waited.unwrap().is_none());
+    client
+        .evict(&Name::new("x").unwrap(), None, true)
+        .await
+        .unwrap();
+    elected.hold().lost().await;
+    drop(elected);
+    client.close().await;
+    client.check().await.unwrap();
+
+    let has = |words: &[&str]| {
+        let lines = lines.0.lock().unwrap();
+        lines
+            .iter()
+            .any(|line| words.iter().all(|word| line.contains(word)))
+    };
+    for verb in [
+        "enter", "wait", "renew", "amend", "leave", "survey", "evict", "check",
+    ] {
+        assert!(
+            has(&["span palisade::engine", &format!("verb=\"{verb}\"")]),
+            "{verb}"
+        );
+    }
+    assert!(has(&["palisade ", "message=acquired", "name=x", "token="]));
+    assert!(has(&[
+        "palisade ",
+        "message=lost",
+        "name=x",
+        "reason=\"taken\""
+    ]));
+    assert!(has(&[
+        "palisade ",
+        "message=not acquired",
+        "outcome=\"busy\""
+    ]));
+    assert!(has(&["palisade ", "message=released"]));
+    assert!(!has(&["hunter2"]), "values and labels may be secret");
+}

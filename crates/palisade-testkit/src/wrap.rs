@@ -79,6 +79,7 @@ pub struct Spy {
     late: Arc<Semaphore>,
     applied: watch::Sender<u32>,
     changed: Notify,
+    cut: watch::Sender<bool>,
 }
 
 impl Spy {
@@ -99,6 +100,34 @@ impl Spy {
             late: Arc::new(Semaphore::new(0)),
             applied: watch::channel(0).0,
             changed: Notify::new(),
+            cut: watch::channel(false).0,
+        }
+    }
+
+    /// Shares its outages with every spy that has the same switch.
+    #[must_use]
+    pub fn with_switch(self, cut: watch::Sender<bool>) -> Self {
+        Self { cut, ..self }
+    }
+
+    /// Cuts the engine off, or lets it be reached again.
+    pub fn set_cut(&self, cut: bool) {
+        self.cut.send_replace(cut);
+    }
+
+    fn is_cut(&self) -> bool {
+        *self.cut.borrow()
+    }
+
+    /// The request, or an error at once while the engine is cut off.
+    fn ask<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        request: impl FnOnce(&dyn Engine) -> BoxFuture<Result<T>>,
+    ) -> BoxFuture<Result<T>> {
+        match self.is_cut() {
+            true => Box::pin(async move { Err(unreachable(operation)) }),
+            false => request(&*self.inner),
         }
     }
 
@@ -158,6 +187,10 @@ impl Spy {
     }
 }
 
+fn unreachable(operation: &'static str) -> Error {
+    Error::new(Kind::Unreachable, operation, "the engine is cut off")
+}
+
 fn lost(operation: &'static str) -> Error {
     Error::new(Kind::Unreachable, operation, "the answer was lost").maybe_applied()
 }
@@ -183,7 +216,7 @@ impl Engine for Spy {
             }
         };
         let applied = self.applied.clone();
-        let request = self.inner.enter(claim);
+        let request = self.ask("enter", |engine| engine.enter(claim));
         match enters {
             Enters::Answered => request,
             Enters::ReplyLost => Box::pin(async move {
@@ -220,7 +253,15 @@ impl Engine for Spy {
 
     fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
         self.saw(Verb::Wait, Some(ticket.claim.0));
-        self.inner.wait(ticket, until)
+        let place = self.inner.wait(ticket, until);
+        let mut cut = self.cut.subscribe();
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                _ = cut.wait_for(|cut| *cut) => Err(unreachable("wait")),
+                place = place => place,
+            }
+        })
     }
 
     fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
@@ -235,7 +276,7 @@ impl Engine for Spy {
             .renewals_lost
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less)
             .is_ok();
-        if is_lost {
+        if is_lost || self.is_cut() {
             let unknown = |_| Renewal::Unknown(lost("renew"));
             return Box::pin(async move { leases.into_iter().map(unknown).collect() });
         }
@@ -244,17 +285,17 @@ impl Engine for Spy {
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
         self.saw(Verb::Amend, Some(ticket.claim.0));
-        self.inner.amend(ticket, amendment)
+        self.ask("amend", |engine| engine.amend(ticket, amendment))
     }
 
     fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
         self.saw(Verb::Leave, Some(ticket.claim.0));
-        self.inner.leave(ticket)
+        self.ask("leave", |engine| engine.leave(ticket))
     }
 
     fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
         self.saw(Verb::Audit, Some(lease.0));
-        self.inner.audit(lease)
+        self.ask("audit", |engine| engine.audit(lease))
     }
 
     // The engine's own client listens already, and an alarm is only a hint.
@@ -264,7 +305,7 @@ impl Engine for Spy {
 
     fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
         self.saw(Verb::Survey, None);
-        self.inner.survey(scope)
+        self.ask("survey", |engine| engine.survey(scope))
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
@@ -273,7 +314,7 @@ impl Engine for Spy {
 
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
         self.saw(Verb::Evict, None);
-        self.inner.evict(name, id, eviction)
+        self.ask("evict", |engine| engine.evict(name, id, eviction))
     }
 
     fn check(&self) -> BoxFuture<Result<Vec<Finding>>> {

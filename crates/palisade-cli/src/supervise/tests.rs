@@ -163,7 +163,9 @@ async fn a_child_is_asked_before_the_deadline_and_killed_before_it_too() {
         let end = supervise(child, hold, TTL, signals).await;
         (end, BootTime::now())
     };
-    let ((end, ended_at), asked_at, deadline) = tokio::join!(end, noticed, deadline);
+    let all = async { tokio::join!(end, noticed, deadline) };
+    let all = tokio::time::timeout(Duration::from_secs(10), all).await;
+    let ((end, ended_at), asked_at, deadline) = all.unwrap();
     assert_eq!(end, End::Lost(LossReason::Expired));
     let slack = Duration::from_millis(150);
     let left = deadline.saturating_since(asked_at);

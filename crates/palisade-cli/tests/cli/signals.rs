@@ -10,12 +10,13 @@ fn a_signal_reaches_the_whole_group_and_the_lock_is_released() {
     for (signal, expected) in [("INT", 130), ("TERM", 143), ("HUP", 129), ("QUIT", 131)] {
         let store = Store::new();
         // A shell's background job ignores INT and QUIT; env puts them back.
-        let script = "env --default-signal=INT,QUIT sleep 60 & echo $!; \
-                      exec env --default-signal=INT,QUIT sh -c 'ulimit -c 0; echo ready; wait; sleep 60'";
-        let mut running = Running::start(store.run("x", &[], script));
-        let grandchild = running.line();
-        assert_eq!(running.line(), "ready");
-        until("it is a sleep", || comm(&grandchild) == "sleep");
+        let sleep = "env --default-signal=INT,QUIT sleep 60";
+        let script = format!("ulimit -c 0; {sleep} & echo $!; echo $$; exec {sleep}");
+        let mut running = Running::start(store.run("x", &[], &script));
+        let (grandchild, child) = (running.line(), running.line());
+        until("both sleep", || {
+            comm(&grandchild) == "sleep" && comm(&child) == "sleep"
+        });
         running.signal(signal);
         assert_eq!(running.code(), Some(expected), "{signal}");
         until("the grandchild ends", || !runs(&grandchild));

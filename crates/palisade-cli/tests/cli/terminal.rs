@@ -78,6 +78,22 @@ fn the_child_reads_the_terminal_and_palisade_takes_it_back() {
     store.assert_empty();
 }
 
+/// Some programs look whether they are in the foreground before they use the terminal.
+#[test]
+fn the_child_is_in_the_foreground_before_it_asks_and_again_after_a_stop() {
+    let store = Store::new();
+    let mut session = Session::start(&store, "exec sh -i");
+    let wait = "until [ $(cut -d\" \" -f8 /proc/$$/stat) = $$ ]; do sleep 0.02; done";
+    let child = format!("sh -c '{wait}; echo fo\"\"re; kill -STOP $$; {wait}; echo ag\"\"ain'");
+    session.press(&format!("$PALISADE run x -- {child}\n"));
+    session.see("fore");
+    session.see("Stopped");
+    session.press("fg\n");
+    session.see("again");
+    session.press("exit\n");
+    assert_eq!(session.code(), Some(0));
+}
+
 /// A pager at the end of the pipeline must keep the terminal, so it is given on demand only.
 #[test]
 fn in_a_pipeline_the_child_gets_the_terminal_when_it_asks() {

@@ -145,6 +145,25 @@ async fn another_process_is_granted_by_a_push() {
 }
 
 #[tokio::test]
+async fn child_programs_inherit_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let held = hold(&engine, "a").await;
+    let (waiter, _) = enter(&engine, claim("a", Ask::Whole)).await;
+    // Everything that is opened later is open now: the thread that wakes, and its files.
+    let soon = BootTime::now() + Duration::from_millis(20);
+    engine.wait(waiter, soon).await.unwrap();
+    let listed = std::process::Command::new("ls")
+        .args(["-l", "/proc/self/fd"])
+        .output();
+    let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
+    let store = dir.path().canonicalize().unwrap();
+    assert!(listed.contains("->"), "{listed}");
+    assert!(!listed.contains(store.to_str().unwrap()), "{listed}");
+    engine.leave(held).await.unwrap();
+}
+
+#[tokio::test]
 async fn another_process_hears_that_it_is_evicted() {
     let dir = tempfile::tempdir().unwrap();
     let second = Second::start(dir.path(), "victim");

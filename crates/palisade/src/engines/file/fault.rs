@@ -67,6 +67,14 @@ impl Fault {
         matches!(self, Self::Lmdb(heed::Error::Mdb(MdbError::Panic)))
     }
 
+    /// What was a matter of configuration on opening is a refusal in a store that was open.
+    pub(super) fn while_open(error: Error) -> Self {
+        Self::Error(match error.kind() {
+            Kind::Config => Error::new(Kind::Denied, error.operation(), error.message()),
+            _ => error,
+        })
+    }
+
     /// The error that the caller sees.
     pub(super) fn into_error(self, operation: &'static str) -> Error {
         let unusable = |message: &str| Error::new(Kind::Unusable, operation, message);

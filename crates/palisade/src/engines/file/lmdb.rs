@@ -7,10 +7,13 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use heed::types::Bytes;
 use heed::{CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, MdbError, RwTxn, WithoutTls};
+use rustix::io::FdFlags;
 
 use super::pages;
 
@@ -71,6 +74,7 @@ impl Data {
         // process (heed refuses a second time); its length is looked at before each transaction.
         let env = unsafe { options.open(folder)? };
         let file = env.try_clone_inner_file()?;
+        keep_from_children(&file).map_err(heed::Error::Io)?;
         check_length(&file, &env, page)?;
         let txn = env.write_txn()?;
         let db = env
@@ -123,6 +127,31 @@ fn check_length(file: &File, env: &Env<WithoutTls>, page: u64) -> Result<(), Ref
     }
     if length < 2 * page || length < (env.info().last_page_number as u64 + 1) * page {
         return Err(Refusal::Damaged);
+    }
+    Ok(())
+}
+
+/// LMDB opens its file without O_CLOEXEC, so that child programs would inherit it: marks every
+/// descriptor of this process for that file.
+fn keep_from_children(file: &File) -> std::io::Result<()> {
+    let data = file.metadata()?;
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let entry = entry?;
+        let Some(number) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        let same = std::fs::metadata(entry.path())
+            .is_ok_and(|found| (found.dev(), found.ino()) == (data.dev(), data.ino()));
+        if same {
+            // SAFETY: it is open: only LMDB and `Data` have descriptors for this file, and both
+            // keep them while this runs.
+            let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+            rustix::io::fcntl_setfd(descriptor, FdFlags::CLOEXEC)?;
+        }
     }
     Ok(())
 }

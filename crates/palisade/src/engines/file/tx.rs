@@ -74,7 +74,8 @@ impl<'a> Tx<'a> {
         };
         let next = counters.last.max(micros);
         if layout::is_near(next, counters.ceiling) {
-            counters.ceiling = layout::raise_ceiling(&shared.dir, next, counters.ceiling)?;
+            counters.ceiling = layout::raise_ceiling(&shared.dir, next, counters.ceiling)
+                .map_err(Fault::while_open)?;
         }
         Ok(Self {
             txn,

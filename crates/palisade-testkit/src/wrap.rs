@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use palisade::core::capability::Capability;
 use palisade::core::claim::Claim;
 use palisade::core::clock::BootTime;
@@ -298,9 +297,8 @@ impl Engine for Spy {
         self.ask("audit", |engine| engine.audit(lease))
     }
 
-    // The engine's own client listens already, and an alarm is only a hint.
     fn alarms(&self) -> BoxStream<Alarm> {
-        futures_util::stream::pending().boxed()
+        self.inner.alarms()
     }
 
     fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
@@ -321,8 +319,7 @@ impl Engine for Spy {
         self.inner.check()
     }
 
-    // It belongs to another client, who closes it.
     fn close(&self) -> BoxFuture<()> {
-        Box::pin(async {})
+        self.inner.close()
     }
 }

@@ -32,7 +32,7 @@ cases! { pub(super) CASES, "outage";
 }
 
 async fn a_short_outage_is_no_loss(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     let ttl = bed.fit(bed.short_ttl() * 3);
     let hold = client.mutex("kept")?.ttl(ttl)?.lock().await?;
     spy.set_cut(true);
@@ -46,7 +46,7 @@ async fn a_short_outage_is_no_loss(bed: Bed) -> Check {
 }
 
 async fn a_waiter_keeps_its_place(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     let name = bed.name("kept")?;
     let hold = bed.client().mutex("kept")?.lock().await?;
     let mutex = client.mutex("kept")?.ttl(bed.long_ttl())?;
@@ -67,7 +67,7 @@ async fn a_waiter_keeps_its_place(bed: Bed) -> Check {
 }
 
 async fn a_long_outage_is_told_by_the_deadline(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     let ttl = bed.short_ttl();
     let hold = client.mutex("lost")?.ttl(ttl)?.lock().await?;
     let cut = BootTime::now();
@@ -84,7 +84,7 @@ async fn a_long_outage_is_told_by_the_deadline(bed: Bed) -> Check {
 }
 
 async fn no_wait_fails_at_once(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     spy.set_cut(true);
     let answer = within(SOON, "an answer", client.mutex("cut")?.try_lock()).await?;
     let error = inside!(answer, Err(error) => error, "an error");
@@ -97,7 +97,7 @@ async fn no_wait_fails_at_once(bed: Bed) -> Check {
 }
 
 async fn patience_outlasts_an_outage(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     spy.set_cut(true);
     let line = client.line("cut", Ask::Whole)?;
     let acquire = tokio::spawn(async move { line.acquire(Patience::For(SOON * 2)).await });
@@ -110,7 +110,7 @@ async fn patience_outlasts_an_outage(bed: Bed) -> Check {
 }
 
 async fn patience_ends_as_unreachable(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     spy.set_cut(true);
     let wait = Duration::from_millis(300);
     let start = BootTime::now();
@@ -129,7 +129,7 @@ async fn patience_ends_as_unreachable(bed: Bed) -> Check {
 }
 
 async fn a_release_is_done_later(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     let hold = client.mutex("left")?.ttl(bed.long_ttl())?.lock().await?;
     let name = hold.name().clone();
     spy.set_cut(true);
@@ -146,7 +146,7 @@ async fn a_release_is_done_later(bed: Bed) -> Check {
 }
 
 async fn a_drop_is_done_later(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     let hold = client.mutex("left")?.ttl(bed.long_ttl())?.lock().await?;
     let name = hold.name().clone();
     spy.set_cut(true);

@@ -20,7 +20,7 @@ conformance engines="memory,file":
 
 # Ratios to the raw operations, in one run.
 bench:
-    cargo bench -p palisade --bench file
+    cargo bench -p palisade --bench file --bench hold
 
 # Format in place.
 fmt:

@@ -1,1 +1,15 @@
-//! x
+//! Tools that test palisade's engines, also for authors of other engines.
+//!
+//! [`conformance`] is the suite: one list of cases, each named after a behaviour that the engine
+//! trait or a primitive promises. [`harness`] makes a trial of every engine × case and runs them,
+//! [`taker`] is a real second process that can be stopped and killed, [`report`] turns results
+//! into the table of behaviours × engines, [`model`] is a line to compare with, [`subject`] lists the engines, [`wrap`] are engines
+//! around an engine that lose or count calls.
+
+pub mod conformance;
+pub mod harness;
+pub mod model;
+pub mod report;
+pub mod subject;
+pub mod taker;
+pub mod wrap;

@@ -26,6 +26,61 @@ pub async fn connect(url: &str) -> Result<Client> {
     Client::new(engine, &settings)
 }
 
+/// Does what must be done before a fork, so that a process forked afterwards (one that guards
+/// the work of this one) keeps the holds of this process alive until both are gone. Call it while
+/// there is no other thread, fork, then [`Prepared::connect`] in one of the two.
+///
+/// Only `file:` notices the death of processes, so only there anything is done: it blocks for
+/// `connect_timeout` at the longest. On other engines leases end by their ttl.
+///
+/// # Errors
+/// As [`connect`].
+pub fn prepare(url: &str) -> Result<Prepared> {
+    let mut parsed = Url::parse(url)?;
+    let settings = parsed.take_settings()?;
+    Ok(Prepared {
+        #[cfg(feature = "file")]
+        liveness: match parsed.scheme.as_str() {
+            "file" => Some(crate::engines::file::sign_of_life(parsed, &settings)?),
+            _ => None,
+        },
+        settings,
+        url: url.to_owned(),
+    })
+}
+
+/// What [`prepare`] made, to be connected with.
+pub struct Prepared {
+    url: String,
+    settings: Settings,
+    #[cfg(feature = "file")]
+    liveness: Option<crate::engines::file::Liveness>,
+}
+
+impl Prepared {
+    /// Connects; as [`connect`].
+    ///
+    /// # Errors
+    /// As [`connect`].
+    pub async fn connect(self) -> Result<Client> {
+        #[cfg(feature = "file")]
+        if let Some(liveness) = self.liveness {
+            let mut url = Url::parse(&self.url)?;
+            url.take_settings()?;
+            let engine =
+                crate::engines::file::open_with(url, &self.settings, Some(liveness)).await?;
+            return Client::new(engine, &self.settings);
+        }
+        connect(&self.url).await
+    }
+}
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prepared").finish_non_exhaustive()
+    }
+}
+
 /// The schemes that this build knows.
 pub fn schemes() -> Vec<&'static str> {
     vec![

@@ -2,7 +2,7 @@
 //!
 //! enter → (held | wait → held) → hold. Unknown outcomes are answered by asking again with the
 //! same claim id; a claim whose lease ended while it waited starts over as a new claim. Whatever
-//! happens, a future dropped at any await leaves no place behind: [`Occupied`] sees to that.
+//! happens, a future dropped at any await leaves no place behind: `Occupied` sees to that.
 
 use std::sync::Arc;
 use std::time::Duration;

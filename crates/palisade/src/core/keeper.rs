@@ -8,7 +8,7 @@
 //! Registering and forgetting take one short mutex and wake nobody, unless something is due
 //! earlier than the thread would look by itself.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +43,8 @@ pub(super) struct Shared {
 pub(super) struct State {
     pub(super) leases: HashMap<LeaseId, Kept>,
     /// Claims whose enter is under way: an audit must not take them for strangers.
-    pub(super) entering: HashSet<ClaimId>,
+    /// `true` when an alarm came before the answer did.
+    pub(super) entering: HashMap<ClaimId, bool>,
     /// Tickets to be left in the background.
     pub(super) leaving: Vec<Departure>,
     /// How many background leaves are under way.
@@ -107,7 +108,7 @@ impl Keeper {
             timeout,
             state: Mutex::new(State {
                 leases: HashMap::new(),
-                entering: HashSet::new(),
+                entering: HashMap::new(),
                 leaving: Vec::new(),
                 departing: 0,
                 looks_at: BootTime::NEVER,
@@ -143,11 +144,17 @@ impl Keeper {
             .build()
             .map_err(failed)?;
         let shared = Arc::clone(&self.0);
+        // Listening begins before anything can enter: an alarm in between would be lost, and an
+        // eviction told only by the next renewal.
+        let alarms = {
+            let _entered = runtime.enter();
+            shared.engine.alarms()
+        };
         std::thread::Builder::new()
             .name("palisade-keeper".into())
             .spawn(move || {
                 let ended = Ended(Arc::clone(&shared));
-                runtime.block_on(keeping::keep(shared));
+                runtime.block_on(keeping::keep(shared, alarms));
                 drop(ended);
             })
             .map_err(failed)?;
@@ -157,13 +164,13 @@ impl Keeper {
 
     /// Says that a claim's enter is under way.
     pub(crate) fn entering(&self, claim: ClaimId) {
-        self.0.state.lock().entering.insert(claim);
+        self.0.state.lock().entering.insert(claim, false);
     }
 
     /// Takes a claim that has a place under care, and returns its life sign.
     pub(crate) fn watch_over(&self, ticket: &Ticket, armed: Armed) -> Arc<Pulse> {
         let mut state = self.0.state.lock();
-        state.entering.remove(&ticket.claim);
+        let alarmed = state.entering.remove(&ticket.claim) == Some(true);
         let own = ticket.has_own_lease();
         let kept = state.leases.entry(ticket.lease).or_insert_with(|| Kept {
             ticket: own.then(|| ticket.clone()),
@@ -177,6 +184,9 @@ impl Keeper {
         }
         let pulse = Arc::new(Pulse::new(ticket.name.clone(), kept.armed));
         kept.claims.insert(ticket.claim, Arc::clone(&pulse));
+        if alarmed {
+            kept.due = BootTime::PAST;
+        }
         let due = kept.due.min(pulse.deadline());
         if due < state.looks_at {
             self.0.wake.notify_one();

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::claim::ClaimId;
 use super::clock::BootTime;
-use super::engine::{Alarm, Audited, Renewal};
+use super::engine::{Alarm, Audited, BoxStream, Renewal};
 use super::error::{Error, Kind, Result};
 use super::events::{Event, Observers, Renewed};
 use super::keeper::{Departure, Kept, Shared, State, lose, renewal_due};
@@ -46,8 +46,7 @@ enum Answer {
 
 type Requests = FuturesUnordered<BoxFuture<'static, Answer>>;
 
-pub(super) async fn keep(shared: Arc<Shared>) {
-    let mut alarms = shared.engine.alarms();
+pub(super) async fn keep(shared: Arc<Shared>, mut alarms: BoxStream<Alarm>) {
     let mut alarms_open = true;
     let mut requests = Requests::new();
     while let Some(looks_at) = shared.look(&mut requests) {
@@ -219,6 +218,8 @@ impl State {
         for (id, kept) in &mut self.leases {
             if !kept.renewing && kept.due <= now + kept.armed.ttl / 20 {
                 kept.renewing = true;
+                // An alarm while it is in flight sets this again: the answer may be older.
+                kept.due = BootTime::NEVER;
                 due.push(Lease {
                     id: *id,
                     ticket: kept.ticket.clone(),
@@ -267,15 +268,22 @@ impl State {
         leases.chain(departures).min().unwrap_or(BootTime::NEVER)
     }
 
+    /// A claim is in its line, for others to see and evict, before the answer to its enter is
+    /// here: an alarm that comes in between is kept for it.
     fn hurry(&mut self, alarm: Alarm) {
         match alarm {
-            Alarm::All => self
-                .leases
-                .values_mut()
-                .for_each(|kept| kept.due = BootTime::PAST),
+            Alarm::All => {
+                let leases = self.leases.values_mut();
+                leases.for_each(|kept| kept.due = BootTime::PAST);
+                self.entering
+                    .values_mut()
+                    .for_each(|alarmed| *alarmed = true);
+            }
             Alarm::Lease(id) => {
                 if let Some(kept) = self.leases.get_mut(&id) {
                     kept.due = BootTime::PAST;
+                } else if let Some(alarmed) = self.entering.get_mut(&ClaimId(id.0)) {
+                    *alarmed = true;
                 }
             }
         }
@@ -302,7 +310,7 @@ impl State {
                     if armed.sent > kept.armed.sent {
                         kept.armed = armed;
                     }
-                    kept.due = renewal_due(kept.armed);
+                    kept.due = kept.due.min(renewal_due(kept.armed));
                     kept.claims.values().for_each(|pulse| {
                         pulse.extend(kept.armed);
                     });
@@ -357,7 +365,7 @@ impl State {
         });
         let give_up = BootTime::now() + kept.armed.ttl;
         let known =
-            |claim: &ClaimId| kept.claims.contains_key(claim) || self.entering.contains(claim);
+            |claim: &ClaimId| kept.claims.contains_key(claim) || self.entering.contains_key(claim);
         found
             .into_iter()
             .map(|audited| audited.ticket)

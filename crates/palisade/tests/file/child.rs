@@ -139,6 +139,29 @@ async fn act() {
             }
             wait_for_end();
         }
+        "churn" => {
+            let engine = open(dir).await;
+            let mut held = std::collections::VecDeque::new();
+            for at in 0usize.. {
+                let value = "v".repeat(at * 7919 % 20_000);
+                let name = format!("{}{}", "n".repeat(at % 60), at * 31 % 97);
+                let entered = Claim {
+                    value: Some(value),
+                    ..claim(&name, Ask::READ)
+                };
+                held.push_back(enter(&engine, entered).await.0);
+                if held.len() > 200 - at % 150 {
+                    engine
+                        .leave(held.remove(at % held.len()).unwrap())
+                        .await
+                        .unwrap();
+                }
+                if at == 300 {
+                    say("busy");
+                }
+            }
+        }
+        "guarded" => guarded(dir).await,
         "count" => count(&open(dir).await, dir).await,
         "stop in the lock" => {
             let lock = std::fs::File::open(dir.join("lock")).unwrap();
@@ -150,6 +173,31 @@ async fn act() {
         }
         other => panic!("no such role: {other}"),
     }
+}
+
+/// Holds with a sign of life that another process shares, as a fork would.
+async fn guarded(dir: &Path) {
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let prepared = palisade::prepare(&format!("file:{}", dir.display())).unwrap();
+    let procs = dir.canonicalize().unwrap().join("procs");
+    let is_fifo = |fd: &i32| {
+        let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+        link.is_ok_and(|path| path.parent() == Some(&procs))
+    };
+    let fifo = (0..100).find(is_fifo).unwrap();
+    let me = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let shared = pidfd_getfd(&me, fifo, PidfdGetfdFlags::empty()).unwrap();
+    let mut guard = Command::new("sleep")
+        .arg("60")
+        .stdin(shared)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let client = prepared.connect().await.unwrap();
+    hold(client.engine(), "door").await;
+    say(&guard.id().to_string());
+    wait_for_end();
+    let _ = guard.wait();
 }
 
 /// Adds to a file under the lock, not atomically: two at once would lose updates. Also proves

@@ -146,6 +146,54 @@ async fn a_damaged_data_file_is_unusable() {
 }
 
 #[tokio::test]
+async fn a_damaged_page_is_found_before_it_is_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    for name in 0..200 {
+        hold(&engine, &format!("line-{name}")).await;
+    }
+    drop(engine);
+    let data = dir.path().join("lines/data.mdb");
+    let good = std::fs::read(&data).unwrap();
+    let mut found = 0;
+    for page in 2..good.len() / 4096 {
+        for at in [0, 10, 14, 16, 40, 3000] {
+            let mut bad = good.clone();
+            bad[page * 4096 + at..][..64].fill(0xa5);
+            std::fs::write(&data, bad).unwrap();
+            match try_open(dir.path(), "").await {
+                // A free page, or an owner's name: nothing that anyone trips over.
+                Ok(engine) => drop(engine.survey(Scope::Prefix(String::new())).await),
+                Err(error) => {
+                    assert_eq!(error.kind(), Kind::Unusable);
+                    found += 1;
+                }
+            }
+        }
+    }
+    assert!(found > 20, "{found}");
+}
+
+#[tokio::test]
+async fn a_process_killed_at_work_leaves_a_good_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut last = 0;
+    for round in 0..12 {
+        let second = Second::start(dir.path(), "churn");
+        assert_eq!(second.says(), "busy");
+        std::thread::sleep(Duration::from_millis(round));
+        drop(second);
+        // Opening checks every page.
+        let engine = open(dir.path()).await;
+        let lines = engine.survey(Scope::Prefix(String::new())).await.unwrap();
+        assert_eq!(lines, [], "round {round}");
+        let counted = hold(&engine, "mine").await.counted;
+        assert!(counted > last);
+        last = counted;
+    }
+}
+
+#[tokio::test]
 async fn a_file_cut_short_or_deleted_in_use_is_unusable() {
     let dir = tempfile::tempdir().unwrap();
     let engine = open(dir.path()).await;
@@ -162,11 +210,15 @@ async fn a_file_cut_short_or_deleted_in_use_is_unusable() {
         assert_eq!(entered.unwrap_err().kind(), Kind::Unusable);
     }
     drop(engine);
+}
 
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+#[tokio::test]
+async fn a_store_deleted_in_use_is_lost() {
+    let outer = tempfile::tempdir().unwrap();
+    let dir = outer.path().join("store");
+    let engine = open(&dir).await;
     let held = hold(&engine, "a").await;
-    std::fs::remove_file(dir.path().join("lock")).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
     let entered = engine.enter(Arc::new(claim("a", Ask::Whole))).await;
     assert_eq!(entered.unwrap_err().kind(), Kind::Unusable);
     let lease = palisade::core::ticket::Lease {
@@ -178,6 +230,25 @@ async fn a_file_cut_short_or_deleted_in_use_is_unusable() {
         renewed[..],
         [palisade::core::engine::Renewal::Lost]
     ));
+    // Another process starts afresh there.
+    let second = Second::start(&dir, "hold");
+    second.says();
+}
+
+#[tokio::test]
+async fn nobody_joins_live_processes_with_another_lock_or_data_file() {
+    for file in ["lock", "boot", "lines/data.mdb"] {
+        let dir = tempfile::tempdir().unwrap();
+        let second = Second::start(dir.path(), "hold");
+        second.says();
+        std::fs::remove_file(dir.path().join(file)).unwrap();
+        for _ in 0..2 {
+            let error = refused(dir.path()).await;
+            assert_eq!(error.kind(), Kind::Unusable, "{file}: {error}");
+        }
+        drop(second);
+        hold(&open(dir.path()).await, "door").await;
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,5 @@
 //! The embedded engine through its verbs: lines, real second processes, and damaged stores.
-
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)] // A step that fails is a test that fails.
 
 mod child;
 mod damage;

@@ -112,6 +112,27 @@ async fn a_waiter_hears_of_the_holder_it_came_to_stand_behind() {
 }
 
 #[tokio::test]
+async fn a_hold_lives_until_all_who_share_its_sign_of_life_are_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let second = Second::start(dir.path(), "guarded");
+    let guard = second.says().parse().unwrap();
+    let guard = rustix::process::Pid::from_raw(guard).unwrap();
+    drop(second);
+    let engine = open(dir.path()).await;
+    let (ticket, counted) = enter(&engine, claim("door", Ask::Whole)).await;
+    assert_eq!(counted, None);
+    let soon = BootTime::now() + Duration::from_millis(200);
+    let place = engine.wait(ticket.clone(), soon).await.unwrap();
+    assert_eq!(place, Place::Waiting);
+    let wait = tokio::spawn(engine.wait(ticket, BootTime::now() + PATIENCE));
+    rustix::process::kill_process(guard, Signal::KILL).unwrap();
+    let killed = BootTime::now();
+    let place = wait.await.unwrap().unwrap();
+    assert!(matches!(place, Place::Held { .. }), "{place:?}");
+    assert!(BootTime::now().saturating_since(killed) < AT_ONCE);
+}
+
+#[tokio::test]
 async fn another_process_is_granted_by_a_push() {
     let dir = tempfile::tempdir().unwrap();
     let engine = open(dir.path()).await;
@@ -121,6 +142,25 @@ async fn another_process_is_granted_by_a_push() {
     let counted = held.counted;
     engine.leave(held).await.unwrap();
     assert!(second.says().parse::<u64>().unwrap() > counted);
+}
+
+#[tokio::test]
+async fn child_programs_inherit_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let held = hold(&engine, "a").await;
+    let (waiter, _) = enter(&engine, claim("a", Ask::Whole)).await;
+    // Everything that is opened later is open now: the thread that wakes, and its files.
+    let soon = BootTime::now() + Duration::from_millis(20);
+    engine.wait(waiter, soon).await.unwrap();
+    let listed = std::process::Command::new("ls")
+        .args(["-l", "/proc/self/fd"])
+        .output();
+    let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
+    let store = dir.path().canonicalize().unwrap();
+    assert!(listed.contains("->"), "{listed}");
+    assert!(!listed.contains(store.to_str().unwrap()), "{listed}");
+    engine.leave(held).await.unwrap();
 }
 
 #[tokio::test]

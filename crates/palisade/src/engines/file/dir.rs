@@ -63,12 +63,12 @@ fn config(message: impl Into<String>) -> Error {
 /// The error for a directory that can't be made or used.
 pub(super) fn unusable_dir(path: &Path, cause: impl Into<std::io::Error>) -> Error {
     let cause = cause.into();
-    let full = matches!(
-        cause.raw_os_error().map(Errno::from_raw_os_error),
-        Some(Errno::NOSPC | Errno::DQUOT)
-    );
+    let errno = cause.raw_os_error().map(Errno::from_raw_os_error);
+    let full = matches!(errno, Some(Errno::NOSPC | Errno::DQUOT));
+    let short = matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM));
     let (kind, what) = match cause.kind() {
         _ if full => (Kind::Unusable, "its disk is full; free some space"),
+        _ if short => (Kind::Unreachable, "out of file descriptors or memory"),
         std::io::ErrorKind::PermissionDenied => (
             Kind::Config,
             "permission denied; use a directory of your own, as in file:/path/to/dir",

@@ -16,8 +16,8 @@ pub(super) enum Fault {
     Full,
     /// The store was deleted under us.
     Deleted,
-    /// The file was cut short.
-    Truncated,
+    /// The file is damaged.
+    Damaged,
     /// A record that was just there is missing.
     Missing,
     /// LMDB's own.
@@ -41,7 +41,7 @@ impl From<Refusal> for Fault {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Deleted => Self::Deleted,
-            Refusal::Truncated => Self::Truncated,
+            Refusal::Damaged => Self::Damaged,
             Refusal::Lmdb(error) => error.into(),
         }
     }
@@ -67,6 +67,14 @@ impl Fault {
         matches!(self, Self::Lmdb(heed::Error::Mdb(MdbError::Panic)))
     }
 
+    /// What was a matter of configuration on opening is a refusal in a store that was open.
+    pub(super) fn while_open(error: Error) -> Self {
+        Self::Error(match error.kind() {
+            Kind::Config => Error::new(Kind::Denied, error.operation(), error.message()),
+            _ => error,
+        })
+    }
+
     /// The error that the caller sees.
     pub(super) fn into_error(self, operation: &'static str) -> Error {
         let unusable = |message: &str| Error::new(Kind::Unusable, operation, message);
@@ -76,7 +84,7 @@ impl Fault {
                 "the store's directory was deleted or replaced while in use; connect again",
             ),
             Self::Full => unusable("the store is full and can't grow"),
-            Self::Truncated | Self::Missing => unusable(CORRUPT),
+            Self::Damaged | Self::Missing => unusable(CORRUPT),
             Self::Lmdb(cause) => from_lmdb(operation, cause),
             Self::Commit(cause) => from_lmdb(operation, cause).maybe_applied(),
         }

@@ -1,12 +1,14 @@
 //! What a store remembers across processes and boots: the files `boot` and `ceiling`.
 //!
-//! `boot` says of which layout, boot and time namespace the lines are: absolute times of
-//! CLOCK_BOOTTIME and a file that was never synced mean nothing in another. `ceiling` is the
+//! `boot` says of which layout, boot and time namespace the lines are, since absolute times of
+//! CLOCK_BOOTTIME and a file that was never synced mean nothing in another; and which lock file
+//! guards them, so that nobody joins live processes with another one. `ceiling` is the
 //! synced bound of all tokens; it only rises, and a store without a readable one is not used.
 //! Both are replaced whole (new file, sync, rename, sync of the directory).
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -28,21 +30,31 @@ fn config(message: String) -> Error {
 }
 
 /// Makes the directory one of this boot: checks the layout, and throws the lines away if they
-/// are of another boot. `alive` says whether any process of the store lives.
+/// are of another boot. `lock` is the locked writer lock, `alive` says whether any process of the
+/// store lives.
 ///
 /// # Errors
 /// [`Kind::Config`] for another layout or a time namespace that differs from that of live
-/// processes, [`Kind::Unusable`] for files that can't be read.
-pub(super) fn prepare(dir: &Dir, alive: bool) -> Result<()> {
-    let now = Boot::current()?;
+/// processes, [`Kind::Unusable`] for files that can't be read or were deleted in use.
+pub(super) fn prepare(dir: &Dir, lock: &OwnedFd, alive: bool) -> Result<()> {
+    let stat = rustix::fs::fstat(lock).map_err(|errno| unusable_dir(&dir.path, errno))?;
+    let now = Boot::current(stat.st_ino)?;
+    let data = format!("{LINES}/{}", super::lmdb::FILE);
     let found = match read(dir, BOOT)? {
         Some(text) => Some(Boot::parse(dir, &text)?),
         None => None,
     };
     if found.as_ref() == Some(&now) {
-        return Ok(());
+        let missing = rustix::fs::statat(&dir.fd, data, AtFlags::empty()).is_err();
+        return match alive && missing {
+            true => Err(deleted(dir)),
+            false => Ok(()),
+        };
     }
-    if found.is_some() && alive {
+    if alive {
+        if found.is_none_or(|found| found.same_clock(&now)) {
+            return Err(deleted(dir));
+        }
         return Err(config(format!(
             "directory {} is in use by processes of another time namespace or machine; \
              use another directory",
@@ -55,7 +67,6 @@ pub(super) fn prepare(dir: &Dir, alive: bool) -> Result<()> {
         }
         write_ceiling(dir, 0)?;
     }
-    let data = format!("{LINES}/{}", super::lmdb::FILE);
     match rustix::fs::unlinkat(&dir.fd, data, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => {}
         Err(errno) => return Err(unusable_dir(&dir.path, errno)),
@@ -67,10 +78,11 @@ pub(super) fn prepare(dir: &Dir, alive: bool) -> Result<()> {
 struct Boot {
     id: String,
     time_namespace: u64,
+    lock: u64,
 }
 
 impl Boot {
-    fn current() -> Result<Self> {
+    fn current(lock: u64) -> Result<Self> {
         let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(|error| {
             config("the id of this boot can't be read; file: needs /proc".into()).because(error)
         })?;
@@ -79,13 +91,18 @@ impl Boot {
         Ok(Self {
             id: id.trim().to_owned(),
             time_namespace,
+            lock,
         })
+    }
+
+    fn same_clock(&self, other: &Self) -> bool {
+        (&self.id, self.time_namespace) == (&other.id, other.time_namespace)
     }
 
     fn to_text(&self) -> String {
         format!(
-            "palisade store {LAYOUT}\n{}\n{}\n",
-            self.id, self.time_namespace
+            "palisade store {LAYOUT}\n{}\n{}\n{}\n",
+            self.id, self.time_namespace, self.lock
         )
     }
 
@@ -104,10 +121,13 @@ impl Boot {
             }
             None => return Err(garbled(dir, BOOT)),
         }
-        match (lines.next(), lines.next().map(str::parse)) {
-            (Some(id), Some(Ok(time_namespace))) => Ok(Self {
+        let id = lines.next();
+        let mut number = || lines.next().and_then(|line| line.parse().ok());
+        match (id, number(), number()) {
+            (Some(id), Some(time_namespace), Some(lock)) => Ok(Self {
                 id: id.to_owned(),
                 time_namespace,
+                lock,
             }),
             _ => Err(garbled(dir, BOOT)),
         }
@@ -118,7 +138,26 @@ fn garbled(dir: &Dir, file: &str) -> Error {
     Error::new(
         Kind::Unusable,
         "connect",
-        format!("{} is garbled", dir.path.join(file).display()),
+        format!(
+            "{} is garbled; {}",
+            dir.path.join(file).display(),
+            match file {
+                BOOT => "remove it: lines start empty then, tokens go on above the ceiling",
+                _ => "restore it, or use another directory: tokens could go back",
+            }
+        ),
+    )
+}
+
+fn deleted(dir: &Dir) -> Error {
+    Error::new(
+        Kind::Unusable,
+        "connect",
+        format!(
+            "files of directory {} were deleted or replaced while processes use it; stop those, \
+             or use another directory",
+            dir.path.display()
+        ),
     )
 }
 

@@ -117,12 +117,6 @@ pub(super) fn remove(procs: BorrowedFd<'_>, process: u64) {
     let _ = rustix::fs::unlinkat(procs, file_name(process), AtFlags::empty());
 }
 
-/// Whether the process lives. What can't be told (no file descriptors left, say) counts as
-/// alive: its leases still end by their ttl.
-pub(super) fn is_alive(procs: BorrowedFd<'_>, process: u64) -> bool {
-    open_to_watch(procs, process) != Peer::Dead
-}
-
 /// What became of opening a process's FIFO.
 #[derive(Debug)]
 pub(super) enum Peer {
@@ -130,14 +124,9 @@ pub(super) enum Peer {
     Dead,
     /// It lives; the write end reports an error when that ends.
     Alive(OwnedFd),
-    /// It can't be told now.
+    /// It can't be told now (no file descriptors left, say), and counts as alive: its leases
+    /// still end by their ttl.
     Unknown,
-}
-
-impl PartialEq for Peer {
-    fn eq(&self, other: &Self) -> bool {
-        std::mem::discriminant(self) == std::mem::discriminant(other)
-    }
 }
 
 /// Opens a write end that nothing is ever written to.
@@ -159,16 +148,17 @@ fn open(procs: BorrowedFd<'_>, process: u64, access: OFlags) -> Peer {
     }
 }
 
-/// Sends hints to another process.
+/// Opens an end to send hints to, for the moment.
 ///
-/// The FIFO is opened for reading too, for the moment: a write could otherwise raise SIGPIPE if
-/// the process died just now. A full FIFO loses the hint; the sleeper's own look makes up for it.
-pub(super) fn send(procs: BorrowedFd<'_>, process: u64, hints: impl Iterator<Item = Hint>) {
-    if let Peer::Alive(end) = open(procs, process, OFlags::RDWR) {
-        for hint in hints {
-            let _ = rustix::io::write(&end, &hint.to_bytes());
-        }
-    }
+/// It is open for reading too: a write could otherwise raise SIGPIPE if the process died just
+/// now. Meanwhile write ends elsewhere report no error, which the flock makes up for.
+pub(super) fn open_to_wake(procs: BorrowedFd<'_>, process: u64) -> Peer {
+    open(procs, process, OFlags::RDWR)
+}
+
+/// Sends a hint to another process. A full FIFO loses it; the sleeper's own look makes up for it.
+pub(super) fn send(end: &OwnedFd, hint: Hint) {
+    let _ = rustix::io::write(end, &hint.to_bytes());
 }
 
 /// Reads what has arrived and hands each hint on.
@@ -202,10 +192,10 @@ pub(super) fn sweep(procs: BorrowedFd<'_>, mine: Option<u64>) -> Result<bool, Er
         else {
             continue;
         };
-        match is_alive(procs, process) {
-            true if mine == Some(process) => {}
-            true => alive = true,
-            false => remove(procs, process),
+        match open_to_watch(procs, process) {
+            Peer::Dead => remove(procs, process),
+            _ if mine == Some(process) => {}
+            _ => alive = true,
         }
     }
     Ok(alive)

@@ -7,10 +7,15 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use heed::types::Bytes;
 use heed::{CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, MdbError, RwTxn, WithoutTls};
+use rustix::io::FdFlags;
+
+use super::pages;
 
 /// Room for about 50 000 tickets; the file itself is only as long as what was ever used.
 const FIRST_MAP: usize = 16 << 20;
@@ -30,8 +35,8 @@ pub(super) struct Data {
 
 /// Why a transaction can't begin.
 pub(super) enum Refusal {
-    /// The file is shorter than its own records say: reading it would be a bus error.
-    Truncated,
+    /// The file is shorter than it says, or its pages can't be read without a crash.
+    Damaged,
     /// The file was deleted.
     Deleted,
     /// LMDB's own.
@@ -49,11 +54,11 @@ impl Data {
     /// writer lock.
     pub(super) fn open(folder: &Path) -> Result<Self, Refusal> {
         let page = rustix::param::page_size() as u64;
-        if let Ok(found) = folder.join(FILE).metadata()
-            && found.len() > 0
-            && found.len() < 2 * page
-        {
-            return Err(Refusal::Truncated);
+        match std::fs::read(folder.join(FILE)) {
+            Ok(file) if file.is_empty() => {}
+            Ok(file) => pages::check(&file, page as usize).map_err(|_| Refusal::Damaged)?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(heed::Error::Io(error).into()),
         }
         let mut options = EnvOpenOptions::new().read_txn_without_tls();
         options.map_size(FIRST_MAP).max_dbs(0);
@@ -69,6 +74,7 @@ impl Data {
         // process (heed refuses a second time); its length is looked at before each transaction.
         let env = unsafe { options.open(folder)? };
         let file = env.try_clone_inner_file()?;
+        keep_from_children(&file).map_err(heed::Error::Io)?;
         check_length(&file, &env, page)?;
         let txn = env.write_txn()?;
         let db = env
@@ -120,7 +126,32 @@ fn check_length(file: &File, env: &Env<WithoutTls>, page: u64) -> Result<(), Ref
         return Err(Refusal::Deleted);
     }
     if length < 2 * page || length < (env.info().last_page_number as u64 + 1) * page {
-        return Err(Refusal::Truncated);
+        return Err(Refusal::Damaged);
+    }
+    Ok(())
+}
+
+/// LMDB opens its file without O_CLOEXEC, so that child programs would inherit it: marks every
+/// descriptor of this process for that file.
+fn keep_from_children(file: &File) -> std::io::Result<()> {
+    let data = file.metadata()?;
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let entry = entry?;
+        let Some(number) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        let same = std::fs::metadata(entry.path())
+            .is_ok_and(|found| (found.dev(), found.ino()) == (data.dev(), data.ino()));
+        if same {
+            // SAFETY: it is open: only LMDB and `Data` have descriptors for this file, and both
+            // keep them while this runs.
+            let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+            rustix::io::fcntl_setfd(descriptor, FdFlags::CLOEXEC)?;
+        }
     }
     Ok(())
 }

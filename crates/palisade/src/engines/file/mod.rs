@@ -11,6 +11,7 @@ mod layout;
 mod liveness;
 mod lmdb;
 mod marks;
+mod pages;
 mod record;
 mod store;
 mod tx;
@@ -95,9 +96,10 @@ pub async fn open_with(
 ///
 /// # Errors
 /// As [`open`].
-pub fn sign_of_life(url: &mut Url, settings: &Settings) -> Result<Liveness> {
+pub fn sign_of_life(mut url: Url, settings: &Settings) -> Result<Liveness> {
     let allow_network_fs = url.take_flag("allow_network_fs")?;
-    let dir = Dir::create(&dir::locate(url)?, allow_network_fs)?;
+    url.finish(OPTIONS)?;
+    let dir = Dir::create(&dir::locate(&url)?, allow_network_fs)?;
     let _locked = dir.lock(settings.connect_timeout)?;
     dir.sign_of_life()
 }

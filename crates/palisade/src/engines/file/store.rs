@@ -18,7 +18,7 @@ use rustix::process::{Pid, getpid};
 use super::dir::{Dir, LINES};
 use super::fault::Fault;
 use super::layout;
-use super::liveness::{self, Liveness};
+use super::liveness::{self, Liveness, Peer};
 use super::lmdb::Data;
 use super::tx::{Hints, Tx};
 use super::watcher::Watcher;
@@ -77,11 +77,8 @@ impl Store {
     ) -> Result<Arc<Self>> {
         let slot = {
             let mut stores = STORES.lock();
-            stores.retain(|key, slot| {
-                *key == dir.identity || Arc::strong_count(slot) > 1 || {
-                    slot.try_lock().is_none_or(|store| store.strong_count() > 0)
-                }
-            });
+            // Forgets stores that are closed and that nobody is opening.
+            stores.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.lock().strong_count() > 0);
             Arc::clone(stores.entry(dir.identity).or_default())
         };
         let deadline = BootTime::now() + timeout;
@@ -99,7 +96,7 @@ impl Store {
     fn open_anew(dir: Dir, liveness: Option<Liveness>, deadline: BootTime) -> Result<Arc<Self>> {
         let file = dir.lock(deadline.remaining())?;
         let alive = dir.sweep(liveness.as_ref())?;
-        layout::prepare(&dir, alive)?;
+        layout::prepare(&dir, &file, alive)?;
         let liveness = match liveness {
             Some(liveness) => liveness,
             None => dir.sign_of_life()?,
@@ -189,15 +186,23 @@ impl Store {
 
     /// Sends hints to whom they concern. Not under the writer lock: whoever is woken wants it.
     pub(super) fn deliver(&self, hints: Hints) {
-        let mut hints = hints.0;
-        hints.sort_by_key(|(process, _)| *process);
-        for of_one in hints.chunk_by(|(a, _), (b, _)| a == b) {
-            let process = of_one[0].0;
-            let of_one = of_one.iter().map(|(_, hint)| *hint);
+        let Hints { list, mut ends } = hints;
+        for (process, hint) in list {
             if process == self.shared.liveness.process() {
-                of_one.for_each(|hint| self.watcher.hand(hint));
-            } else {
-                liveness::send(self.shared.liveness.procs(), process, of_one);
+                self.watcher.hand(hint);
+                continue;
+            }
+            let known = ends.iter().position(|(known, _)| *known == process);
+            let at = known.unwrap_or_else(|| {
+                let end = match liveness::open_to_wake(self.shared.liveness.procs(), process) {
+                    Peer::Alive(end) => Some(end),
+                    Peer::Dead | Peer::Unknown => None,
+                };
+                ends.push((process, end));
+                ends.len() - 1
+            });
+            if let Some(end) = &ends[at].1 {
+                liveness::send(end, hint);
             }
         }
     }
@@ -256,10 +261,6 @@ impl Held<'_> {
         operation: &'static str,
         op: &mut dyn FnMut(&mut Tx<'_>) -> std::result::Result<T, Fault>,
     ) -> Result<(T, Hints)> {
-        let linked = rustix::fs::fstat(&self.gate.file).is_ok_and(|stat| stat.st_nlink > 0);
-        if !linked {
-            return Err(Fault::Deleted.into_error(operation));
-        }
         perform(&mut self.state, shared, operation, op)
     }
 }

@@ -4,11 +4,13 @@
 //! claim of another process hold, it looks whether that process lives; the dead lose their
 //! seats. Hints are gathered and sent only after the commit: a hint is never a grant.
 
+use std::os::fd::OwnedFd;
+
 use heed::RwTxn;
 
 use super::fault::Fault;
 use super::layout;
-use super::liveness::{self, Hint};
+use super::liveness::{self, Hint, Peer};
 use super::lmdb::Data;
 use super::record::{self, COUNTERS, Counters, Extra, Saved};
 use super::store::Shared;
@@ -29,8 +31,12 @@ pub(super) struct Loaded {
 }
 
 /// What remains to be done after the commit.
-#[derive(Default)]
-pub(super) struct Hints(pub(super) Vec<(u64, Hint)>);
+pub(super) struct Hints {
+    /// Whom to tell what.
+    pub(super) list: Vec<(u64, Hint)>,
+    /// The processes that were looked at; `None` is dead or can't be told anything.
+    pub(super) ends: Vec<(u64, Option<OwnedFd>)>,
+}
 
 /// See the module's text.
 pub(super) struct Tx<'a> {
@@ -43,8 +49,8 @@ pub(super) struct Tx<'a> {
     pub(super) counters: Counters,
     saved_counters: Option<Counters>,
     wrote: bool,
-    hints: Hints,
-    probed: Vec<(u64, bool)>,
+    hints: Vec<(u64, Hint)>,
+    probed: Vec<(u64, Peer)>,
 }
 
 impl<'a> Tx<'a> {
@@ -68,7 +74,8 @@ impl<'a> Tx<'a> {
         };
         let next = counters.last.max(micros);
         if layout::is_near(next, counters.ceiling) {
-            counters.ceiling = layout::raise_ceiling(&shared.dir, next, counters.ceiling)?;
+            counters.ceiling = layout::raise_ceiling(&shared.dir, next, counters.ceiling)
+                .map_err(Fault::while_open)?;
         }
         Ok(Self {
             txn,
@@ -79,7 +86,7 @@ impl<'a> Tx<'a> {
             counters,
             saved_counters,
             wrote: false,
-            hints: Hints::default(),
+            hints: Vec::new(),
             probed: Vec::new(),
         })
     }
@@ -92,7 +99,14 @@ impl<'a> Tx<'a> {
         if self.wrote {
             self.txn.commit().map_err(Fault::Commit)?;
         }
-        Ok(self.hints)
+        let end = |(process, peer)| match peer {
+            Peer::Alive(end) => (process, Some(end)),
+            Peer::Dead | Peer::Unknown => (process, None),
+        };
+        Ok(Hints {
+            list: self.hints,
+            ends: self.probed.into_iter().map(end).collect(),
+        })
     }
 
     /// What tickets of this process carry.
@@ -115,21 +129,28 @@ impl<'a> Tx<'a> {
         if process == self.process() {
             return true;
         }
-        if let Some((_, alive)) = self.probed.iter().find(|(known, _)| *known == process) {
-            return *alive;
+        if let Some(dead) = self.known_dead(process) {
+            return !dead;
         }
         let procs = self.shared.liveness.procs();
-        let alive = liveness::is_alive(procs, process);
-        if !alive {
+        let peer = liveness::open_to_wake(procs, process);
+        let dead = matches!(peer, Peer::Dead);
+        if dead {
             liveness::remove(procs, process);
         }
-        self.probed.push((process, alive));
-        alive
+        self.probed.push((process, peer));
+        !dead
+    }
+
+    /// Whether this transaction found the process dead, if it has looked.
+    fn known_dead(&self, process: u64) -> Option<bool> {
+        let known = self.probed.iter().find(|(known, _)| *known == process);
+        known.map(|(_, peer)| matches!(peer, Peer::Dead))
     }
 
     /// Sends a hint after the commit.
     pub(super) fn hint(&mut self, process: u64, hint: Hint) {
-        self.hints.0.push((process, hint));
+        self.hints.push((process, hint));
     }
 
     /// Loads one line.
@@ -245,8 +266,7 @@ impl<'a> Tx<'a> {
             key.truncate(prefix);
             key.extend_from_slice(&seq.to_be_bytes());
             self.delete(&key)?;
-            let known_dead = self.probed.contains(&(process, false));
-            if Some(id) != me && !known_dead {
+            if Some(id) != me && self.known_dead(process) != Some(true) {
                 let hint = if held { Hint::Alarm } else { Hint::Look };
                 self.hint(process, hint(id));
             }

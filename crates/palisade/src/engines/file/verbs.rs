@@ -197,8 +197,8 @@ pub(super) fn leave(
     let mut loaded = tx.load(namespace, ticket.name.as_str())?;
     let known = loaded.line.seat(ticket.claim).is_some();
     let left = match loaded.line.remove(ticket.claim, ticket.counted) {
-        Some(_) => Left::Done,
-        None => Left::Absent,
+        Some(seat) if seat.expires > tx.now => Left::Done,
+        _ => Left::Absent,
     };
     tx.settle(&mut loaded);
     tx.save(&loaded, Some(ticket.claim), None)?;

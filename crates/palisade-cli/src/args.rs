@@ -1,0 +1,136 @@
+//! The arguments: what is common to all verbs, and how they are read. Each verb's own arguments
+//! are beside the verb.
+
+use std::ffi::{OsStr, OsString};
+
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory, Parser};
+use palisade::core::url::nearest;
+
+use crate::exit::Failure;
+use crate::print::Printer;
+use crate::verbs::Verb;
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+/// Distributed locks, the same everywhere.
+///
+/// A lock has a name. It is kept by an engine, which a URL picks: without one, every process of
+/// this machine shares the locks.
+#[derive(Debug, Parser)]
+#[command(
+    name = "palisade",
+    version,
+    styles = STYLES,
+    disable_help_subcommand = true,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_help = "Example:\n  palisade run nightly-report -- ./report.sh"
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// What every verb takes, before or after its name.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Global {
+    /// The engine that keeps the locks, such as file:DIR [default: $PALISADE_URL, then file:]
+    #[arg(long, global = true, value_name = "URL")]
+    pub(crate) url: Option<String>,
+    /// Speak JSON: documents on stdout, errors on stderr
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+impl Global {
+    /// What prints for these arguments.
+    pub(crate) fn printer(&self) -> Printer {
+        Printer { json: self.json }
+    }
+}
+
+impl Args {
+    /// Reads the arguments of this process.
+    pub(crate) fn read() -> Result<Self, (Failure, Printer)> {
+        Self::try_parse().map_err(|error| {
+            let json = asks_for_json(own_arguments());
+            (Failure::Arguments(with_suggestion(error)), Printer { json })
+        })
+    }
+}
+
+/// The arguments that are ours and not the command's.
+fn own_arguments() -> impl Iterator<Item = OsString> {
+    std::env::args_os()
+        .skip(1)
+        .take_while(|arg| arg != OsStr::new("--"))
+}
+
+/// Whether `--json` is among arguments that could not be read.
+fn asks_for_json(mut args: impl Iterator<Item = OsString>) -> bool {
+    args.any(|arg| arg == OsStr::new("--json"))
+}
+
+/// What clap says about arguments, in our voice: a URL among them may hold a secret.
+pub(crate) fn explain(text: &str) -> String {
+    let mut text = text.replacen("error:", "palisade:", 1);
+    for arg in own_arguments().filter_map(|arg| arg.into_string().ok()) {
+        if let Some((scheme, _)) = arg.split_once("://") {
+            text = text.replace(&arg, &format!("{scheme}://…"));
+        }
+    }
+    text
+}
+
+/// Adds the verb that was meant when clap, which does not see swapped letters, has none.
+fn with_suggestion(mut error: clap::Error) -> clap::Error {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
+        return error;
+    };
+    if error.get(ContextKind::SuggestedSubcommand).is_none()
+        && let Some(meant) = meant_verb(word)
+    {
+        let meant = ContextValue::Strings(vec![meant]);
+        error.insert(ContextKind::SuggestedSubcommand, meant);
+    }
+    error
+}
+
+fn meant_verb(word: &str) -> Option<String> {
+    let letters = |word: &str| {
+        let mut letters: Vec<char> = word.chars().collect();
+        letters.sort_unstable();
+        letters
+    };
+    let verbs = Args::command();
+    let names = || verbs.get_subcommands().map(clap::Command::get_name);
+    let swapped = names().find(|name| letters(name) == letters(word));
+    swapped
+        .or_else(|| nearest(word, names()))
+        .map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn swapped_letters_are_seen_through() {
+        assert_eq!(meant_verb("rnu").as_deref(), Some("run"));
+        assert_eq!(meant_verb("sl").as_deref(), Some("ls"));
+        assert_eq!(meant_verb("dance"), None);
+    }
+}

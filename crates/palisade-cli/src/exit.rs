@@ -1,0 +1,173 @@
+//! How a verb ends, and the exit code for each ending: the whole table is [`code`].
+//!
+//! A verb answers with a [`Verdict`] and never with a number of its own; `main` alone asks this
+//! file for the code.
+
+use std::fmt;
+use std::io;
+
+use palisade::Kind;
+
+use crate::args::explain;
+
+/// How a verb ends.
+pub(crate) type Verdict = Result<Outcome, Failure>;
+
+/// An ending that is not an error.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// Done, or "yes".
+    Done,
+    /// The "no" of a question: nobody there, nothing to do.
+    No,
+    /// The child's own code.
+    Child(u8),
+    /// A signal came while palisade waited; nothing was left behind.
+    Interrupted(i32),
+}
+
+/// An ending that is reported on stderr.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Refused by the library.
+    Library(palisade::Error),
+    /// An argument that can't be used.
+    Usage(String),
+    /// What clap says about the arguments, help and version included.
+    Arguments(clap::Error),
+    /// The lock was not free in time.
+    NotAcquired {
+        /// What to say.
+        message: String,
+        /// The code that `-E` asks for.
+        code: Option<u8>,
+        /// Say nothing.
+        quiet: bool,
+    },
+    /// The lock was lost while it was held.
+    Lost(String),
+    /// The command could not be started.
+    Command {
+        /// What to say.
+        message: String,
+        /// Whether there is no such command, as opposed to one that can't be executed.
+        missing: bool,
+    },
+    /// Standard output could not be written.
+    Output(io::Error),
+    /// The system refused what palisade needs for itself.
+    Start(String),
+}
+
+/// The exit code of a verdict.
+pub(crate) fn code(verdict: &Verdict) -> u8 {
+    match verdict {
+        Ok(Outcome::Done) => 0,
+        Ok(Outcome::No) => 1,
+        Ok(Outcome::Child(code)) => *code,
+        Ok(Outcome::Interrupted(signal)) => of_signal(*signal),
+        Err(failure) => match failure {
+            Failure::Library(error) => of_kind(error.kind()),
+            Failure::Usage(_) => 2,
+            Failure::Arguments(error) => u8::from(error.use_stderr()) * 2,
+            Failure::NotAcquired { code, .. } => code.unwrap_or(75),
+            Failure::Lost(_) => 76,
+            Failure::Command { missing: true, .. } => 127,
+            Failure::Command { missing: false, .. } => 126,
+            // A reader that has seen enough, as in `palisade ls | head`, is no failure.
+            Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
+            Failure::Output(_) => 74,
+            Failure::Start(_) => 71,
+        },
+    }
+}
+
+/// What shells answer for a process that a signal ended.
+pub(crate) fn of_signal(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}
+
+fn of_kind(kind: Kind) -> u8 {
+    match kind {
+        Kind::InvalidName | Kind::InvalidArgument => 2,
+        Kind::Unreachable => 69,
+        Kind::Lost => 76,
+        Kind::Denied | Kind::Unsupported | Kind::CapacityMismatch | Kind::NotForCorrectness => 77,
+        Kind::Config => 78,
+        // Unusable, and what can only be a defect.
+        _ => 70,
+    }
+}
+
+impl Failure {
+    /// The stable word for it, as in the JSON on stderr.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::Library(error) => error.kind().code(),
+            Self::Usage(_) | Self::Arguments(_) => Kind::InvalidArgument.code(),
+            Self::NotAcquired { .. } => "not_acquired",
+            Self::Lost(_) => Kind::Lost.code(),
+            Self::Command { missing: true, .. } => "command_not_found",
+            Self::Command { missing: false, .. } => "command_not_executable",
+            Self::Output(_) => "output",
+            Self::Start(_) => Kind::Internal.code(),
+        }
+    }
+
+    /// Whether there is nothing to say about it.
+    pub(crate) fn is_silent(&self) -> bool {
+        match self {
+            Self::NotAcquired { quiet, .. } => *quiet,
+            Self::Output(error) => error.kind() == io::ErrorKind::BrokenPipe,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Library(error) => {
+                // The operation in front is for logs; the message says what to do.
+                let text = error.to_string();
+                let operation = format!("{}: ", error.operation());
+                f.write_str(text.strip_prefix(&operation).unwrap_or(&text))?;
+                let mut cause = std::error::Error::source(error);
+                while let Some(source) = cause {
+                    write!(f, ": {source}")?;
+                    cause = source.source();
+                }
+                Ok(())
+            }
+            Self::Arguments(error) => {
+                // The paragraphs that say what is wrong, as one line.
+                let text = explain(&error.to_string());
+                let text = text.trim_start_matches("palisade: ");
+                let said = text
+                    .split("\n\n")
+                    .take_while(|part| !part.starts_with("Usage:") && !part.starts_with("For more"))
+                    .flat_map(str::split_whitespace)
+                    .collect::<Vec<_>>();
+                f.write_str(&said.join(" "))
+            }
+            Self::Usage(message)
+            | Self::NotAcquired { message, .. }
+            | Self::Lost(message)
+            | Self::Command { message, .. }
+            | Self::Start(message) => f.write_str(message),
+            Self::Output(error) => write!(f, "can't write the output: {error}"),
+        }
+    }
+}
+
+impl From<palisade::Error> for Failure {
+    fn from(error: palisade::Error) -> Self {
+        Self::Library(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}

@@ -1,0 +1,104 @@
+//! The signals that palisade listens to: those that it passes on, and those of job control.
+//!
+//! A signal that was ignored when palisade was started stays ignored, for the child too: that is
+//! what `nohup` means.
+
+use std::future::poll_fn;
+use std::io;
+use std::task::Poll;
+
+use rustix::process::Signal;
+use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
+
+use crate::exit::Failure;
+use crate::sys;
+
+/// What ends a process when a person or a supervisor asks for it.
+const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
+
+/// Signals that ask palisade to end. One that came is never lost.
+pub(crate) struct Endings(Vec<(Signal, Stream)>);
+
+impl Endings {
+    /// Starts listening.
+    pub(crate) fn listen() -> Result<Self, Failure> {
+        let streams = ENDING
+            .into_iter()
+            .filter(|signal| !sys::is_ignored(*signal));
+        let streams = streams.map(|signal| Ok((signal, stream(signal)?)));
+        Ok(Self(streams.collect::<Result<_, Failure>>()?))
+    }
+
+    /// The next one.
+    pub(crate) async fn next(&mut self) -> Signal {
+        poll_fn(|cx| {
+            for (signal, stream) in &mut self.0 {
+                if stream.poll_recv(cx).is_ready() {
+                    return Poll::Ready(*signal);
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// What can happen to palisade while a child of its runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// To be passed on to the child.
+    Ending(Signal),
+    /// The child ended, or was stopped.
+    Child,
+    /// The terminal asks us to stop.
+    Stop,
+    /// We were resumed.
+    Resumed,
+}
+
+/// All signals of interest while a child runs. Listening starts before the child does, so that
+/// none of its changes is missed.
+pub(crate) struct Signals {
+    endings: Endings,
+    child: Stream,
+    stop: Option<Stream>,
+    resumed: Stream,
+}
+
+impl Signals {
+    /// Listens to the rest of the signals too.
+    pub(crate) fn listen(endings: Endings) -> Result<Self, Failure> {
+        let stop = match sys::is_ignored(Signal::TSTP) {
+            true => None,
+            false => Some(stream(Signal::TSTP)?),
+        };
+        Ok(Self {
+            endings,
+            child: stream(Signal::CHILD)?,
+            stop,
+            resumed: stream(Signal::CONT)?,
+        })
+    }
+
+    /// The next event.
+    pub(crate) async fn next(&mut self) -> Event {
+        let stop = async {
+            match &mut self.stop {
+                Some(stop) => stop.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            signal = self.endings.next() => Event::Ending(signal),
+            _ = self.child.recv() => Event::Child,
+            _ = stop => Event::Stop,
+            _ = self.resumed.recv() => Event::Resumed,
+        }
+    }
+}
+
+fn stream(kind: Signal) -> Result<Stream, Failure> {
+    let failed = |error: io::Error| Failure::Start(format!("can't listen to signals: {error}"));
+    signal(SignalKind::from_raw(kind.as_raw())).map_err(failed)
+}

@@ -1,0 +1,163 @@
+//! `ls`, `show` and `evict`.
+
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::support::*;
+
+#[test]
+fn ls_shows_holders_and_waiters() {
+    let store = Store::new();
+    let held = store.hold("a/lock", &[]);
+    let _permits = store.hold("b", &["--permits", "2/5"]);
+    let _shared = store.hold("c", &["--shared"]);
+    let waiting = Running::start(store.run("a/lock", &["--shared"], "true"));
+    until("it waits", || store.waiters() == 1);
+
+    let lines = store.lines();
+    let names: Vec<_> = lines.iter().map(|line| line["name"].clone()).collect();
+    assert_eq!(names, ["a/lock", "b", "c"]);
+    let kinds: Vec<_> = lines.iter().map(|line| line["kind"].clone()).collect();
+    assert_eq!(kinds, ["lock", "permits", "lock"]);
+    assert_eq!(lines[1]["capacity"], 5);
+
+    let keys =
+        |value: &Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
+    let sorted = |keys: &[&str]| -> Vec<String> {
+        let mut keys: Vec<_> = keys.iter().map(|key| (*key).to_owned()).collect();
+        keys.sort();
+        keys
+    };
+    assert_eq!(
+        keys(&lines[0]),
+        sorted(&["name", "kind", "capacity", "holders", "waiters"])
+    );
+    let claim = [
+        "id", "owner", "host", "pid", "label", "weight", "mode", "token", "since",
+    ];
+    let holder = [&claim[..], &["expires_in_ms"]].concat();
+    assert_eq!(keys(&lines[0]["holders"][0]), sorted(&holder));
+    assert_eq!(
+        keys(&lines[0]["waiters"][0]),
+        sorted(&[&holder[..], &["position"]].concat())
+    );
+
+    let holder = &lines[0]["holders"][0];
+    assert_eq!(holder["pid"], held.process.id());
+    assert_eq!(holder["mode"], "exclusive");
+    assert!(holder["token"].as_str().unwrap().parse::<u64>().is_ok());
+    let since: jiff::Timestamp = holder["since"].as_str().unwrap().parse().unwrap();
+    let age = jiff::Timestamp::now().as_second() - since.as_second();
+    assert!((0..60).contains(&age), "{since}");
+    assert!((1..=30_000).contains(&holder["expires_in_ms"].as_u64().unwrap()));
+    let waiter = &lines[0]["waiters"][0];
+    assert_eq!(
+        (&waiter["pid"], &waiter["position"]),
+        (&json!(waiting.process.id()), &json!(1))
+    );
+    assert_eq!(
+        (&waiter["token"], &waiter["mode"]),
+        (&Value::Null, &json!("shared"))
+    );
+    let permits = &lines[1]["holders"][0];
+    assert_eq!(
+        (&permits["weight"], &permits["mode"]),
+        (&json!(2), &json!("permits"))
+    );
+
+    let output = finish(store.palisade(&["show", "a/lock", "--json"]));
+    let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&shown["name"], output.status.code()),
+        (&json!("a/lock"), Some(0))
+    );
+    assert_eq!(shown["waiters"][0]["id"], waiter["id"]);
+
+    let prefixed = finish(store.palisade(&["ls", "a/", "--json"]));
+    let prefixed: Vec<Value> = serde_json::from_slice(&prefixed.stdout).unwrap();
+    assert_eq!(prefixed.len(), 1);
+}
+
+#[test]
+fn the_table_is_plain_when_piped() {
+    let store = Store::new();
+    let _held = store.hold("x", &[]);
+    let _permits = store.hold("y", &["--permits", "2/5"]);
+    let output = finish(store.palisade(&["ls"]));
+    let text = stdout(&output);
+    assert!(!text.contains('\x1b'), "{text:?}");
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows[0][..3], ["NAME", "STATE", "MODE"]);
+    assert_eq!(rows[1][..3], ["x", "held", "exclusive"]);
+    assert_eq!(rows[2][..3], ["y", "held", "2/5"]);
+}
+
+#[test]
+fn an_absent_name_is_no() {
+    let store = Store::new();
+    for args in [
+        &["show", "x"][..],
+        &["evict", "x"],
+        &["evict", "x", "--force"],
+    ] {
+        assert_eq!(code(store.palisade(args)), Some(1), "{args:?}");
+        let output = finish(store.palisade(&[args, &["--json"]].concat()));
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(answer["name"], "x");
+    }
+    let _held = store.hold("x", &[]);
+    let args = ["evict", "x", "--id", "00000000000000000000000000000000"];
+    assert_eq!(code(store.palisade(&args)), Some(1));
+    assert_eq!(store.lines()[0]["holders"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn an_empty_store_is_an_empty_list() {
+    let store = Store::new();
+    store.assert_empty();
+    let output = finish(store.palisade(&["ls"]));
+    assert_eq!(
+        (output.status.code(), stdout(&output)),
+        (Some(0), String::new())
+    );
+}
+
+#[test]
+fn a_reader_that_has_gone_is_no_failure() {
+    let store = Store::new();
+    let _held = store.hold("x", &[]);
+    for args in [&["ls"][..], &["ls", "--json"], &["show", "x"], &["--help"]] {
+        let mut head = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
+        let closed = head.stdin.take().unwrap();
+        head.wait().unwrap();
+        let mut command = store.palisade(args);
+        let output = command
+            .stdout(closed)
+            .stderr(Stdio::piped())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        assert_eq!(stderr(&output), "");
+    }
+}
+
+#[test]
+fn output_that_can_not_be_written_is_a_failure() {
+    let store = Store::new();
+    let full = std::fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let mut command = store.palisade(&["ls", "--json"]);
+    let output = command
+        .stdout(full)
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(74), "{output:?}");
+}

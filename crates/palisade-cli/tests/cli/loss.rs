@@ -1,0 +1,110 @@
+//! Loss: the child is ended before anyone else can be granted, and the code is 76.
+
+use std::time::{Duration, Instant};
+
+use crate::support::*;
+
+/// A child that does not end when it is asked to.
+const STUBBORN: &str = "trap '' TERM; echo $$; while :; do sleep 0.02; done";
+
+#[test]
+fn an_evicted_child_is_asked_to_end() {
+    let store = Store::new();
+    let script = "trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+    let running = store.start("x", &["--json"], script);
+    let output = finish(store.palisade(&["evict", "x", "--json"]));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let done: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&done["name"], &done["forced"]),
+        (&"x".into(), &false.into())
+    );
+    assert_eq!(done["evicted"].as_array().unwrap().len(), 1);
+    store.assert_empty();
+    let output = running.end();
+    assert_eq!(stdout(&output), "asked\n");
+    assert_eq!(output.status.code(), Some(76), "{output:?}");
+    assert_eq!(json_error(&output)["code"], "lost");
+}
+
+#[test]
+fn an_evicted_child_that_does_not_end_is_killed_before_its_lease_is_over() {
+    let store = Store::new();
+    let began = Instant::now();
+    let mut running = Running::start(store.run("x", &["--ttl", "2s"], STUBBORN));
+    let child = running.line();
+    let evicted = Instant::now();
+    assert_eq!(code(store.palisade(&["evict", "x"])), Some(0));
+    assert!(!runs(&child), "the eviction is over only when the child is");
+    assert!(
+        began.elapsed() > Duration::from_millis(500),
+        "it was asked first"
+    );
+    assert!(
+        evicted.elapsed() < Duration::from_millis(2500),
+        "{:?}",
+        evicted.elapsed()
+    );
+    assert_eq!(running.code(), Some(76));
+}
+
+#[test]
+fn a_lock_that_is_taken_away_kills_the_whole_group_at_once() {
+    let store = Store::new();
+    let script = format!("sh -c \"{}\" & {STUBBORN}", STUBBORN.replace('$', "\\$"));
+    let mut running = Running::start(store.run("x", &[], &script));
+    let pids = [running.line(), running.line()];
+    assert!(pids.iter().all(|pid| runs(pid)));
+    let began = Instant::now();
+    let output = finish_soon(store.palisade(&["evict", "x", "--force"]));
+    assert!(
+        stdout(&output).contains("removed at once from x"),
+        "{output:?}"
+    );
+    assert_eq!(running.code(), Some(76));
+    assert!(
+        began.elapsed() < Duration::from_secs(3),
+        "not by the ttl of 30s"
+    );
+    assert!(!pids.iter().any(|pid| runs(pid)));
+    store.assert_empty();
+}
+
+#[test]
+fn a_palisade_that_was_stopped_for_longer_than_its_ttl_kills_the_child_on_waking() {
+    let store = Store::new();
+    let mut running = Running::start(store.run("x", &["--ttl", "1s"], STUBBORN));
+    let child = running.line();
+    running.signal("STOP");
+    until("its lease ends", || store.lines().is_empty());
+    running.signal("CONT");
+    let output = running.end();
+    assert_eq!(output.status.code(), Some(76), "{output:?}");
+    assert!(stderr(&output).contains("palisade: lost x"), "{output:?}");
+    assert!(!runs(&child));
+}
+
+#[test]
+fn a_child_that_ended_while_its_lock_was_lost_is_76_all_the_same() {
+    let store = Store::new();
+    let script = "echo ready; cat >/dev/null; echo done";
+    let mut running = store.start("x", &["--ttl", "1s"], script);
+    running.signal("STOP");
+    until("its lease ends", || store.lines().is_empty());
+    running.close_stdin();
+    assert_eq!(running.line(), "done");
+    running.signal("CONT");
+    assert_eq!(running.code(), Some(76));
+}
+
+#[test]
+fn a_lock_is_kept_beyond_its_ttl() {
+    let store = Store::new();
+    let mut running = store.hold("x", &["--ttl", "1s"]);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(1600) {
+        assert_eq!(code(store.run("x", &["--no-wait"], "true")), Some(75));
+    }
+    running.close_stdin();
+    assert_eq!(running.code(), Some(0));
+}

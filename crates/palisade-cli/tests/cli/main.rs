@@ -1,0 +1,13 @@
+//! End to end: the built command, as a person or a script uses it.
+
+#![allow(clippy::unwrap_used)]
+
+mod list;
+mod loss;
+mod run;
+mod signals;
+mod support;
+mod terminal;
+mod unreachable;
+mod usage;
+mod waiting;

@@ -1,0 +1,312 @@
+//! A store of its own for each test, and palisade processes that are ended with the test.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Far more than anything here takes; a test that needs it has failed.
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+
+/// The built command, in an environment that names no engine.
+pub(crate) fn palisade() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_palisade"));
+    for name in [
+        "PALISADE_URL",
+        "PALISADE_TOKEN",
+        "PALISADE_LOCK",
+        "NO_COLOR",
+    ] {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// A directory with the locks of one test.
+pub(crate) struct Store {
+    dir: TempDir,
+}
+
+impl Store {
+    pub(crate) fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        Self { dir }
+    }
+
+    /// A path beside the store.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("file:{}", self.path("store").display())
+    }
+
+    /// palisade with these arguments, on this store.
+    pub(crate) fn palisade<S: AsRef<OsStr>>(&self, args: &[S]) -> Command {
+        let mut command = palisade();
+        command.env("PALISADE_URL", self.url()).args(args);
+        command
+    }
+
+    /// `palisade run NAME ARGS… -- sh -c SCRIPT`.
+    pub(crate) fn run(&self, name: &str, args: &[&str], script: &str) -> Command {
+        let mut command = self.palisade(&["run", name]);
+        command.args(args).args(["--", "sh", "-c", script]);
+        command
+    }
+
+    /// Starts a `run` whose script says `ready` when it holds the lock.
+    pub(crate) fn start(&self, name: &str, args: &[&str], script: &str) -> Running {
+        let mut running = Running::start(self.run(name, args, script));
+        running.line();
+        running
+    }
+
+    /// Holds `name` until the answer is dropped or told to end.
+    pub(crate) fn hold(&self, name: &str, args: &[&str]) -> Running {
+        self.start(name, args, "echo ready; cat >/dev/null")
+    }
+
+    /// What `ls --json` shows.
+    pub(crate) fn lines(&self) -> Vec<Value> {
+        let output = finish(self.palisade(&["ls", "--json"]));
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    pub(crate) fn waiters(&self) -> usize {
+        let waiters = |line: &Value| line["waiters"].as_array().unwrap().len();
+        self.lines().iter().map(waiters).sum()
+    }
+
+    /// Fails unless the store shows no claim.
+    #[track_caller]
+    pub(crate) fn assert_empty(&self) {
+        assert_eq!(self.lines(), Vec::<Value>::new());
+    }
+}
+
+/// What a process writes, as it comes.
+pub(crate) struct Pipe {
+    chunks: Receiver<Vec<u8>>,
+    seen: Vec<u8>,
+}
+
+impl Pipe {
+    pub(crate) fn of(mut source: impl Read + Send + 'static) -> Self {
+        let (sender, chunks) = channel();
+        std::thread::spawn(move || {
+            let mut chunk = [0; 4096];
+            while let Ok(length @ 1..) = source.read(&mut chunk) {
+                if sender.send(chunk[..length].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        let seen = Vec::new();
+        Self { chunks, seen }
+    }
+
+    /// Waits for `text`, and answers with everything up to and with it; at the end of the pipe,
+    /// with what there is.
+    #[track_caller]
+    pub(crate) fn see(&mut self, text: &str) -> String {
+        let at = |seen: &[u8]| {
+            let found = seen
+                .windows(text.len())
+                .position(|part| part == text.as_bytes());
+            found.map(|at| at + text.len())
+        };
+        let end = loop {
+            if let Some(end) = at(&self.seen) {
+                break end;
+            }
+            match self.chunks.recv_timeout(LIMIT) {
+                Ok(chunk) => self.seen.extend(chunk),
+                Err(RecvTimeoutError::Disconnected) => break self.seen.len(),
+                Err(RecvTimeoutError::Timeout) => {
+                    let seen = String::from_utf8_lossy(&self.seen);
+                    panic!("waited in vain for {text:?} after {seen:?}");
+                }
+            }
+        };
+        let rest = self.seen.split_off(end);
+        let seen = std::mem::replace(&mut self.seen, rest);
+        String::from_utf8_lossy(&seen).into_owned()
+    }
+
+    /// Everything up to the end of the pipe.
+    #[track_caller]
+    fn rest(mut self) -> Vec<u8> {
+        loop {
+            match self.chunks.recv_timeout(LIMIT) {
+                Ok(chunk) => self.seen.extend(chunk),
+                Err(RecvTimeoutError::Disconnected) => return self.seen,
+                Err(RecvTimeoutError::Timeout) => panic!("the pipe stays open"),
+            }
+        }
+    }
+}
+
+/// A palisade in the background.
+pub(crate) struct Running {
+    pub(crate) process: Child,
+    stdin: Option<ChildStdin>,
+    stdout: Option<Pipe>,
+    stderr: Option<Pipe>,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self {
+            stdin: process.stdin.take(),
+            stdout: process.stdout.take().map(Pipe::of),
+            stderr: process.stderr.take().map(Pipe::of),
+            process,
+        }
+    }
+
+    /// The next line of its stdout; empty at the end of it.
+    #[track_caller]
+    pub(crate) fn line(&mut self) -> String {
+        self.stdout
+            .as_mut()
+            .unwrap()
+            .see("\n")
+            .trim_end()
+            .to_owned()
+    }
+
+    /// The next line of its stderr.
+    #[track_caller]
+    pub(crate) fn stderr_line(&mut self) -> String {
+        self.stderr
+            .as_mut()
+            .unwrap()
+            .see("\n")
+            .trim_end()
+            .to_owned()
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        kill(self.process.id(), signal);
+    }
+
+    /// Closes its stdin.
+    pub(crate) fn close_stdin(&mut self) {
+        self.stdin = None;
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub(crate) fn end(mut self) -> Output {
+        self.close_stdin();
+        Output {
+            status: wait(&mut self.process),
+            stdout: self.stdout.take().unwrap().rest(),
+            stderr: self.stderr.take().unwrap().rest(),
+        }
+    }
+
+    /// Waits for its end, and answers with its code.
+    #[track_caller]
+    pub(crate) fn code(mut self) -> Option<i32> {
+        self.close_stdin();
+        wait(&mut self.process).code()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Not KILL: palisade ends its child first.
+        if matches!(self.process.try_wait(), Ok(None)) {
+            kill(self.process.id(), "CONT");
+            kill(self.process.id(), "TERM");
+            self.stdin = None;
+            let _ = self.process.wait();
+        }
+    }
+}
+
+fn wait(process: &mut Child) -> std::process::ExitStatus {
+    let mut status = None;
+    until("the process ends", || {
+        status = process.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap()
+}
+
+/// Runs a command to its end.
+#[track_caller]
+pub(crate) fn finish(command: Command) -> Output {
+    Running::start(command).end()
+}
+
+/// Runs a command to its end, which must come within a second.
+#[track_caller]
+pub(crate) fn finish_soon(command: Command) -> Output {
+    let began = Instant::now();
+    let output = finish(command);
+    assert!(began.elapsed() < Duration::from_secs(1), "{output:?}");
+    output
+}
+
+pub(crate) fn code(command: Command) -> Option<i32> {
+    finish(command).status.code()
+}
+
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// The error that palisade reports as JSON, on the last line of stderr.
+pub(crate) fn json_error(output: &Output) -> Value {
+    let text = stderr(output);
+    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    last["error"].clone()
+}
+
+/// Waits for `event`, looking often; fails when it does not come.
+#[track_caller]
+pub(crate) fn until(what: &str, mut event: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !event() {
+        assert!(began.elapsed() < LIMIT, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub(crate) fn kill(pid: u32, signal: &str) {
+    let pid = pid.to_string();
+    let sent = Command::new("kill").args(["-s", signal, &pid]).status();
+    assert!(sent.is_ok());
+}
+
+/// Whether a process runs: neither gone nor a zombie.
+pub(crate) fn runs(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat"));
+    let state = |stat: &str| {
+        stat.rsplit(") ")
+            .next()
+            .and_then(|rest| rest.chars().next())
+    };
+    stat.is_ok_and(|stat| !matches!(state(&stat), Some('Z' | 'X') | None))
+}

@@ -1,0 +1,160 @@
+//! With a terminal: the child reads it, Ctrl-C and Ctrl-Z work, colours are shown. `script`
+//! provides the terminal and types what it reads from its stdin.
+
+use std::io::Write;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use crate::support::*;
+
+/// A terminal with something running in it.
+struct Session {
+    process: Child,
+    keys: ChildStdin,
+    screen: Pipe,
+}
+
+impl Session {
+    /// Runs a line of shell.
+    fn start(store: &Store, line: &str) -> Self {
+        let mut process = Command::new("script")
+            .args(["-qefc", line, "/dev/null"])
+            .env("PALISADE", env!("CARGO_BIN_EXE_palisade"))
+            .env("PALISADE_URL", store.url())
+            .env("SHELL", "/bin/sh")
+            .env("TERM", "xterm")
+            .env_remove("NO_COLOR")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self {
+            keys: process.stdin.take().unwrap(),
+            screen: Pipe::of(process.stdout.take().unwrap()),
+            process,
+        }
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+        self.keys.flush().unwrap();
+    }
+
+    /// Waits until `text` is on the screen, and answers with everything up to it.
+    #[track_caller]
+    fn see(&mut self, text: &str) -> String {
+        let seen = self.screen.see(text);
+        assert!(seen.ends_with(text), "{text:?} did not come: {seen:?}");
+        seen
+    }
+
+    fn code(mut self) -> Option<i32> {
+        let mut code = None;
+        until("the session ends", || {
+            code = self.process.try_wait().unwrap();
+            code.is_some()
+        });
+        code.unwrap().code()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn the_child_reads_the_terminal_and_palisade_takes_it_back() {
+    let store = Store::new();
+    let line = "$PALISADE run x -- sh -c 'echo ready; read a; echo got-$a'; read b; echo then-$b";
+    let mut session = Session::start(&store, line);
+    session.see("ready");
+    session.press("one\n");
+    session.see("got-one");
+    session.press("two\n");
+    session.see("then-two");
+    assert_eq!(session.code(), Some(0));
+    store.assert_empty();
+}
+
+/// Some programs look whether they are in the foreground before they use the terminal.
+#[test]
+fn the_child_is_in_the_foreground_before_it_asks_and_again_after_a_stop() {
+    let store = Store::new();
+    let mut session = Session::start(&store, "exec sh -i");
+    let wait = "until [ $(cut -d\" \" -f8 /proc/$$/stat) = $$ ]; do sleep 0.02; done";
+    let child = format!("sh -c '{wait}; echo fo\"\"re; kill -STOP $$; {wait}; echo ag\"\"ain'");
+    session.press(&format!("$PALISADE run x -- {child}\n"));
+    session.see("fore");
+    session.see("Stopped");
+    session.press("fg\n");
+    session.see("again");
+    session.press("exit\n");
+    assert_eq!(session.code(), Some(0));
+}
+
+/// A pager at the end of the pipeline must keep the terminal, so it is given on demand only.
+#[test]
+fn in_a_pipeline_the_child_gets_the_terminal_when_it_asks() {
+    let store = Store::new();
+    let child = "sh -c 'echo ready; read a </dev/tty; echo got-$a'";
+    let line = format!("true | $PALISADE run x -- {child} | cat; read b; echo then-$b");
+    let mut session = Session::start(&store, &line);
+    session.see("ready");
+    session.press("one\n");
+    session.see("got-one");
+    session.press("two\n");
+    session.see("then-two");
+    assert_eq!(session.code(), Some(0));
+}
+
+#[test]
+fn ctrl_c_reaches_the_child_with_and_without_the_terminal() {
+    let store = Store::new();
+    let child = "sh -c 'trap \"echo caught; exit 5\" INT; echo ready; \
+                 while :; do sleep 0.02; done'";
+    for redirect in ["", "</dev/null"] {
+        let line = format!("exec $PALISADE run x -- {child} {redirect}");
+        let mut session = Session::start(&store, &line);
+        session.see("ready");
+        session.press("\x03");
+        session.see("caught");
+        assert_eq!(session.code(), Some(5), "{redirect}");
+        store.assert_empty();
+    }
+}
+
+#[test]
+fn ctrl_z_stops_the_job_and_fg_resumes_it() {
+    let store = Store::new();
+    for redirect in ["", "</dev/null"] {
+        let mut session = Session::start(&store, "exec sh -i");
+        // Quoted apart, so that what is typed does not look like what is printed.
+        let child = "sh -c 'echo re\"\"ady; read a </dev/tty; echo got\"\"-$a'";
+        session.press(&format!(
+            "$PALISADE run x --at-least 1s -- {child} {redirect}\n"
+        ));
+        session.see("ready");
+        session.press("\x1a");
+        session.see("Stopped");
+        session.press("fg\n");
+        session.press("one\n");
+        session.see("got-one");
+        session.press("echo code-$?\n");
+        session.see("code-0");
+        session.press("exit\n");
+        assert_eq!(session.code(), Some(0));
+        store.assert_empty();
+    }
+}
+
+#[test]
+fn colours_are_for_terminals_that_want_them() {
+    let store = Store::new();
+    let _held = store.hold("x", &[]);
+    let mut session = Session::start(&store, "$PALISADE ls; echo end");
+    assert!(session.see("end").contains('\x1b'));
+    let mut session = Session::start(&store, "NO_COLOR=1 $PALISADE ls; echo end");
+    assert!(!session.see("end").contains('\x1b'));
+}

@@ -1,0 +1,106 @@
+//! An engine that does not answer. The embedded one is made to hang by holding the lock that
+//! orders its writers.
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use crate::support::*;
+
+/// Makes the store hang until the answer is dropped.
+fn hang(store: &Store) -> File {
+    if !store.path("store").exists() {
+        assert_eq!(code(store.run("first", &[], "true")), Some(0));
+    }
+    let gate = File::open(store.path("store/lock")).unwrap();
+    gate.lock().unwrap();
+    gate
+}
+
+/// palisade on this store, giving up on a request soon.
+fn hasty(store: &Store) -> String {
+    format!("{}?timeout=200ms&connect_timeout=200ms", store.url())
+}
+
+#[test]
+fn without_waiting_it_is_69_at_once() {
+    let store = Store::new();
+    let gate = hang(&store);
+    let url = hasty(&store);
+    for args in [&["--no-wait"][..], &["--wait", "0s"]] {
+        let args = [args, &["--json", "--url", &url]].concat();
+        let output = finish_soon(store.run("x", &args, "echo no"));
+        assert_eq!(output.status.code(), Some(69), "{output:?}");
+        assert_eq!(json_error(&output)["code"], "unreachable");
+        assert!(output.stdout.is_empty());
+    }
+    drop(gate);
+    store.assert_empty();
+}
+
+#[test]
+fn it_is_retried_while_patience_lasts() {
+    let store = Store::new();
+    let gate = hang(&store);
+    let url = hasty(&store);
+    let began = Instant::now();
+    let output = finish(store.run("x", &["--wait", "600ms", "--url", &url], "echo no"));
+    assert_eq!(output.status.code(), Some(69), "{output:?}");
+    assert!(began.elapsed() >= Duration::from_millis(600));
+
+    let mut waiting = Running::start(store.run("x", &["--url", &url], "echo mine"));
+    assert!(waiting.stderr_line().contains("waiting for the engine"));
+    drop(gate);
+    assert_eq!(waiting.line(), "mine");
+    assert_eq!(waiting.code(), Some(0));
+    store.assert_empty();
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_it() {
+    let store = Store::new();
+    let gate = hang(&store);
+    let mut waiting = Running::start(store.run("x", &["--url", &hasty(&store)], "echo no"));
+    assert!(waiting.stderr_line().contains("waiting for the engine"));
+    waiting.signal("TERM");
+    let began = Instant::now();
+    assert_eq!(waiting.code(), Some(143));
+    assert!(began.elapsed() < Duration::from_secs(4));
+    drop(gate);
+    store.assert_empty();
+}
+
+#[test]
+fn a_child_whose_lock_can_not_be_renewed_is_asked_to_end_and_then_killed() {
+    let store = Store::new();
+    let script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut running = store.start("x", &["--ttl", "2s", "--json"], script);
+    let gate = hang(&store);
+    assert_eq!(running.line(), "asked");
+    let asked = Instant::now();
+    let output = running.end();
+    drop(gate);
+    assert_eq!(output.status.code(), Some(76), "{output:?}");
+    assert_eq!(json_error(&output)["code"], "lost");
+    assert!(stderr(&output).contains("\"expired\""), "{output:?}");
+    assert!(
+        asked.elapsed() > Duration::from_millis(100),
+        "it had time to end"
+    );
+    until("the rest is gone", || store.lines().is_empty());
+}
+
+#[test]
+fn a_release_that_fails_does_not_change_the_childs_code() {
+    let store = Store::new();
+    let url = hasty(&store);
+    let mut running = store.start("x", &["--url", &url], "echo ready; cat >/dev/null; exit 6");
+    let gate = hang(&store);
+    running.close_stdin();
+    let output = running.end();
+    assert_eq!(output.status.code(), Some(6), "{output:?}");
+    assert!(stderr(&output).contains("not released"), "{output:?}");
+    drop(gate);
+    until("the engine notices that its holder is gone", || {
+        store.lines().is_empty()
+    });
+}

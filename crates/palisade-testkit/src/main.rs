@@ -1,0 +1,45 @@
+//! The testkit's command: `taker` and `counter` are the second process of tests, `table` prints
+//! what a conformance run found.
+
+use std::process::ExitCode;
+
+use palisade_testkit::subject::SUBJECTS;
+use palisade_testkit::{conformance, report, taker};
+
+const USAGE: &str = "usage:
+  palisade-testkit taker URL NAME [--ttl 5s] [--mode exclusive|shared|permits K/N] [--no-release]
+  palisade-testkit counter URL NAME FILE TIMES [--unlocked]
+  palisade-testkit table REPORT [--require ENGINE,ENGINE]";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(code) = taker::process::main(&arguments, SUBJECTS) {
+        return code;
+    }
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["table", path] => table(path, ""),
+        ["table", path, "--require", engines] => table(path, engines),
+        _ => {
+            eprintln!("{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn table(path: &str, required: &str) -> ExitCode {
+    let rows = std::fs::read_to_string(path)
+        .map_err(|error| error.to_string())
+        .and_then(|text| report::read(&text));
+    let rows = match rows {
+        Ok(rows) => rows,
+        Err(why) => {
+            eprintln!("{path}: {why}");
+            return ExitCode::from(2);
+        }
+    };
+    let required = required.split(',').filter(|engine| !engine.is_empty());
+    let required: Vec<String> = required.map(str::to_owned).collect();
+    let table = report::table(&rows, &required, &conformance::all());
+    print!("{}", table.text);
+    ExitCode::from(u8::from(table.failed + table.missing > 0))
+}

@@ -1,0 +1,153 @@
+//! `Subject`: an engine under test, and the one table of those that palisade ships.
+//!
+//! A subject is a name and a way to get a URL. Its site (a temporary directory, a server) lives
+//! as long as the run and is the same for all trials of one process; trials keep apart by their
+//! own random namespace.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use palisade::Client;
+use palisade::core::engine::BoxFuture;
+
+/// How a subject's URL becomes a client.
+pub type Connect = fn(String) -> BoxFuture<palisade::Result<Client>>;
+
+/// Through `palisade::connect`.
+pub const CONNECT: Connect = |url| Box::pin(async move { palisade::connect(&url).await });
+
+/// An engine under test.
+#[derive(Clone, Copy)]
+pub struct Subject {
+    /// What trials are called after: `file::enter/…`.
+    pub name: &'static str,
+    /// Starts or finds it; the error says what is missing on this machine.
+    pub start: fn() -> Result<Site, String>,
+    /// Makes a client of the site's URL.
+    pub connect: Connect,
+    /// Whether it needs something installed, and so must be asked for by name.
+    pub installed: bool,
+}
+
+impl Subject {
+    /// An engine that `palisade::connect` knows and that needs nothing installed.
+    pub const fn new(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
+        Self {
+            name,
+            start,
+            connect: CONNECT,
+            installed: false,
+        }
+    }
+}
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Where a subject is, for one run.
+#[derive(Clone)]
+pub struct Site {
+    /// Its URL, without `namespace`.
+    pub url: String,
+    /// Whether other processes reach it through the same URL.
+    pub processes: bool,
+    /// How soon the death of a holder is noticed; `None` when its ttl must end first.
+    pub notices_death: Option<Duration>,
+    /// How to cut it off, if that is possible.
+    pub outage: Option<Arc<dyn Outage>>,
+    /// What must live as long as the site.
+    pub keep: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Site {
+    /// A site that other processes don't reach and that nothing cuts off.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            processes: false,
+            notices_death: None,
+            outage: None,
+            keep: None,
+        }
+    }
+}
+
+impl fmt::Debug for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.url.split(':').next().unwrap_or("?"))
+    }
+}
+
+/// Cuts an engine off from its clients.
+pub trait Outage: Send + Sync {
+    /// No request is answered from here on.
+    fn begin(&self);
+    /// Requests are answered again.
+    fn end(&self);
+}
+
+/// The engines that palisade ships.
+pub const SUBJECTS: &[Subject] = &[Subject::new("memory", memory), Subject::new("file", file)];
+
+fn memory() -> Result<Site, String> {
+    Ok(Site::new("memory:"))
+}
+
+fn file() -> Result<Site, String> {
+    let dir = tempfile::Builder::new()
+        .prefix("palisade-file-")
+        .tempdir()
+        .map_err(|error| format!("no temporary directory: {error}"))?;
+    Ok(Site {
+        processes: true,
+        // The kernel tells of a death at once; the rest is scheduling on a busy machine.
+        notices_death: Some(Duration::from_millis(50)),
+        url: format!("file:{}", dir.path().display()),
+        ..Site::new("")
+    }
+    .keeping(dir))
+}
+
+impl Site {
+    /// Lets `thing` live as long as the site.
+    #[must_use]
+    pub fn keeping(self, thing: impl Any + Send + Sync) -> Self {
+        Self {
+            keep: Some(Arc::new(thing)),
+            ..self
+        }
+    }
+}
+
+/// The subjects that `PALISADE_TEST_ENGINES` names (a comma list), by default all that need
+/// nothing installed.
+///
+/// # Errors
+/// A sentence when a name is not in the table.
+pub fn chosen(table: &[Subject], names: Option<&str>) -> Result<Vec<Subject>, String> {
+    let Some(names) = names else {
+        return Ok(table.iter().filter(|s| !s.installed).copied().collect());
+    };
+    names
+        .split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty())
+        .map(|name| {
+            table
+                .iter()
+                .find(|subject| subject.name == name)
+                .copied()
+                .ok_or_else(|| {
+                    let known = table.iter().map(|s| s.name).collect::<Vec<_>>().join(", ");
+                    format!(
+                        "PALISADE_TEST_ENGINES: no engine is called {name:?}; known are {known}"
+                    )
+                })
+        })
+        .collect()
+}

@@ -1,0 +1,226 @@
+//! `Taker`: drives a second process. It is killed and reaped when dropped.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
+
+use palisade::core::claim::{Ask, READERS};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::sync::mpsc;
+
+use super::{Event, TakerArgs, What, process};
+use crate::conformance::{Failure, within};
+
+/// How second processes are started: the program, and the engine that it connects to.
+#[derive(Debug, Clone)]
+pub struct Second {
+    /// The testkit's command, or a conformance binary.
+    pub program: PathBuf,
+    /// The name of the subject whose `connect` the program uses, if it knows it.
+    pub subject: &'static str,
+}
+
+impl Second {
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env(process::SUBJECT, self.subject);
+        command
+    }
+
+    /// Starts `taker URL NAME …`.
+    ///
+    /// # Errors
+    /// When it can't be started.
+    pub fn taker(&self, url: &str, name: &str, args: &TakerArgs) -> io::Result<Taker> {
+        let mut command = self.command();
+        command.args(["taker", url, name]);
+        if let Some(ttl) = args.ttl {
+            command.args(["--ttl", &format!("{}ms", ttl.as_millis())]);
+        }
+        match args.ask {
+            Ask::Whole => {}
+            Ask::Part {
+                capacity: READERS, ..
+            } => {
+                command.args(["--mode", "shared"]);
+            }
+            Ask::Part { weight, capacity } => {
+                command.args(["--mode", "permits", &format!("{weight}/{capacity}")]);
+            }
+        }
+        if args.no_release {
+            command.arg("--no-release");
+        }
+        Taker::start(command)
+    }
+
+    /// Starts `counter URL NAME FILE TIMES`, without the lock if `unlocked`.
+    ///
+    /// # Errors
+    /// When it can't be started.
+    pub fn counter(
+        &self,
+        (url, name): (&str, &str),
+        file: &Path,
+        times: u32,
+        unlocked: bool,
+    ) -> io::Result<Taker> {
+        let mut command = self.command();
+        command
+            .args(["counter", url, name])
+            .arg(file)
+            .arg(times.to_string());
+        if unlocked {
+            command.arg("--unlocked");
+        }
+        Taker::start(command)
+    }
+}
+
+/// A second process.
+#[derive(Debug)]
+pub struct Taker {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    events: mpsc::UnboundedReceiver<Event>,
+    seen: Vec<Event>,
+}
+
+impl Taker {
+    fn start(mut command: Command) -> io::Result<Self> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()?;
+        let (sender, events) = mpsc::unbounded_channel();
+        let stdin = child.stdin.take();
+        if let Some(stdout) = child.stdout.take() {
+            // Ends with the process, which closes its stdout.
+            std::thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    let Ok(event) = serde_json::from_str(&line) else {
+                        return;
+                    };
+                    if sender.send(event).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        Ok(Self {
+            child,
+            stdin,
+            events,
+            seen: Vec::new(),
+        })
+    }
+
+    /// Waits for the next event of this kind, passing over others.
+    ///
+    /// # Errors
+    /// When it does not come in time, or the process fails or ends without it.
+    pub async fn until(&mut self, what: What, limit: Duration) -> Result<Event, Failure> {
+        let next = async {
+            while let Some(event) = self.events.recv().await {
+                self.seen.push(event.clone());
+                if event.event == what {
+                    return Ok(event);
+                }
+                if event.event == What::Failed {
+                    return Err(Failure::new(format!(
+                        "the second process failed: {event:?}"
+                    )));
+                }
+            }
+            Err(Failure::new(format!(
+                "the second process ended without {what:?}"
+            )))
+        };
+        within(limit, &format!("{what:?} of a second process"), next).await?
+    }
+
+    /// The events so far.
+    pub fn seen(&self) -> &[Event] {
+        &self.seen
+    }
+
+    /// Writes a line to its stdin: `release`, `check` or `exit`.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn tell(&mut self, command: &str) -> io::Result<()> {
+        match &mut self.stdin {
+            Some(stdin) => {
+                writeln!(stdin, "{command}")?;
+                stdin.flush()
+            }
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Stops it in its tracks.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn stop(&self) -> io::Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn go_on(&self) -> io::Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// Kills it without a word.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn kill(&self) -> io::Result<()> {
+        self.signal(Signal::KILL)
+    }
+
+    // The child is reaped only by `drop`, so that its id can't have passed to another process.
+    fn signal(&self, signal: Signal) -> io::Result<()> {
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or(io::ErrorKind::NotFound)?;
+        Ok(kill_process(pid, signal)?)
+    }
+}
+
+impl Drop for Taker {
+    fn drop(&mut self) {
+        // Kills what is stopped, too; both fail only when it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Adds one to the number in `file` with a read and a write apart, `pause` between them, so that
+/// two at a time lose an update. Each write replaces the digits in place: a number is always there.
+///
+/// # Errors
+/// Those of the file.
+pub fn increment(file: &Path, pause: Duration) -> io::Result<u64> {
+    let mut file = File::options().read(true).write(true).open(file)?;
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    let seen: u64 = text
+        .trim()
+        .parse()
+        .map_err(|_| io::ErrorKind::InvalidData)?;
+    std::thread::sleep(pause);
+    file.rewind()?;
+    file.write_all(format!("{:020}\n", seen + 1).as_bytes())?;
+    Ok(seen + 1)
+}

@@ -1,0 +1,160 @@
+//! The direction of imports, and who may do what: core names no engine and no primitive, an
+//! engine names no primitive, only the keeper renews, only the command's entry picks exit codes.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What a file must not say, and where it may say it all the same.
+struct Rule {
+    under: &'static str,
+    words: &'static [&'static str],
+    except: &'static [&'static str],
+    why: &'static str,
+}
+
+const RULES: &[Rule] = &[
+    Rule {
+        under: "crates/palisade/src/core",
+        words: &[
+            "crate::engines",
+            "crate::primitives",
+            "crate::connect",
+            "crate::client",
+            "crate::fence",
+            "crate::layers",
+            "crate::blocking",
+        ],
+        except: &[],
+        why: "core names no engine and no primitive",
+    },
+    Rule {
+        under: "crates/palisade/src/engines",
+        words: &[
+            "crate::primitives",
+            "crate::connect",
+            "crate::client",
+            "crate::blocking",
+        ],
+        except: &[],
+        why: "an engine names no primitive",
+    },
+    Rule {
+        under: "crates/palisade/src/primitives",
+        words: &["crate::engines", "crate::connect"],
+        except: &[],
+        why: "a primitive names no engine",
+    },
+    Rule {
+        under: "crates/palisade/src",
+        words: &[".renew("],
+        except: &["core/keeping.rs", "core/keeper.rs", "layers/"],
+        why: "only the keeper renews",
+    },
+    Rule {
+        under: "crates/palisade/src",
+        words: &["process::exit", "ExitCode"],
+        except: &[],
+        why: "a library does not end its process",
+    },
+    Rule {
+        under: "crates/palisade-cli/src",
+        words: &[
+            "process::exit",
+            "ExitCode::from",
+            "ExitCode::FAILURE",
+            "ExitCode::SUCCESS",
+        ],
+        except: &["main.rs", "exit.rs"],
+        why: "exit codes are picked in one place",
+    },
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    let entries = fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    for entry in entries {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The code of a file: without comments, and without its tests, which stand at its end.
+fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = text.lines().enumerate();
+    let code = lines.take_while(|(_, line)| !line.starts_with("#[cfg(test)]"));
+    code.map(|(at, line)| (at + 1, line))
+        .filter(|(_, line)| !line.trim_start().starts_with("//"))
+}
+
+/// A file of tests: `tests.rs` or a folder `tests` beside the code.
+fn is_test(path: &str) -> bool {
+    path.ends_with("tests.rs") || path.contains("/tests/")
+}
+
+fn breaches(rule: &Rule) -> Vec<String> {
+    let dir = root().join(rule.under);
+    let mut files = Vec::new();
+    sources(&dir, &mut files);
+    assert!(!files.is_empty(), "{} has no sources", rule.under);
+    let mut breaches = Vec::new();
+    for file in files {
+        let shown = file
+            .strip_prefix(&dir)
+            .unwrap()
+            .to_string_lossy()
+            .into_owned();
+        if is_test(&shown) || rule.except.iter().any(|except| shown.starts_with(except)) {
+            continue;
+        }
+        let text = fs::read_to_string(&file).unwrap();
+        for (at, line) in code(&text) {
+            if let Some(word) = rule.words.iter().find(|word| line.contains(**word)) {
+                breaches.push(format!(
+                    "{}/{shown}:{at} says {word}: {}",
+                    rule.under, rule.why
+                ));
+            }
+        }
+    }
+    breaches
+}
+
+#[test]
+fn imports_point_one_way() {
+    let found: Vec<String> = RULES.iter().flat_map(breaches).collect();
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+/// The test can see: the keeper does renew, and the command does pick exit codes.
+#[test]
+fn the_exceptions_are_in_use() {
+    let renews = Rule {
+        except: &[],
+        ..rule("only the keeper renews")
+    };
+    assert!(
+        breaches(&renews)
+            .iter()
+            .any(|breach| breach.contains("core/keep"))
+    );
+    let text = "a::renew(\n// .renew(\n    .renew(x)\n#[cfg(test)]\n.renew(";
+    let seen: Vec<usize> = code(text)
+        .filter(|(_, l)| l.contains(".renew("))
+        .map(|(at, _)| at)
+        .collect();
+    assert_eq!(seen, [3]);
+}
+
+fn rule(why: &str) -> Rule {
+    let rule = RULES.iter().find(|rule| rule.why == why).unwrap();
+    Rule { ..*rule }
+}

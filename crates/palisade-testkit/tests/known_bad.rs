@@ -1,0 +1,365 @@
+//! The suite can see: engines that are wrong in one way each, and the case that must catch them.
+//! An engine of this list that passes is a hole in the suite.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use palisade::Client;
+use palisade::core::capability::Capability;
+use palisade::core::claim::{Claim, ClaimId};
+use palisade::core::clock::BootTime;
+use palisade::core::engine::{
+    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
+    Place, Renewal,
+};
+use palisade::core::error::Result;
+use palisade::core::name::Name;
+use palisade::core::report::{Finding, LineReport, Scope};
+use palisade::core::ticket::{Armed, Lease, LeaseId, Ticket};
+use palisade::core::url::Url;
+use palisade_testkit::conformance::{self, Bed, Verdict};
+use palisade_testkit::subject::{Site, Subject};
+
+/// What an engine does wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flaw {
+    None,
+    /// Two claims of one id are two claims.
+    NewIdOnEnter,
+    /// A busy claim stays in the line.
+    BusyQueues,
+    /// Leaves whoever holds, by the name alone.
+    LeavesByName,
+    /// A leave that finds nobody is forgotten.
+    ForgetsLeaves,
+    /// Says that a lost lease is held.
+    RenewsTheDead,
+    /// Renews what an operator takes away.
+    IgnoresMarks,
+    /// Counts the lease from when the answer came, a little late.
+    ArmedAfterTheReply,
+    /// Never sleeps for less than the whole time.
+    PollsOnly,
+    /// Says granted when it is woken, without looking.
+    PushIsGrant,
+    /// Forgets to tell the client of an eviction.
+    NoAlarms,
+    /// Shows waiters from the last to the first.
+    WaitersBackwards,
+    /// Shows lines of other names.
+    IgnoresTheScope,
+    /// Tokens are random.
+    RandomTokens,
+    /// Answers renewals in another order.
+    RenewalsOutOfOrder,
+    /// Sleeps on when the ticket is gone.
+    SleepsWhenGone,
+}
+
+const SET: &[(Flaw, &str)] = &[
+    (Flaw::NewIdOnEnter, "enter/same_id_is_the_same_ticket"),
+    (Flaw::NewIdOnEnter, "keeper/a_lost_answer_is_one_grant"),
+    (Flaw::BusyQueues, "enter/busy_claim_leaves_no_trace"),
+    (
+        Flaw::LeavesByName,
+        "leave/late_leave_leaves_the_next_holder_alone",
+    ),
+    (
+        Flaw::LeavesByName,
+        "hold/a_lost_hold_does_not_release_the_next",
+    ),
+    (Flaw::ForgetsLeaves, "enter/left_before_it_arrived_is_busy"),
+    (
+        Flaw::ForgetsLeaves,
+        "keeper/a_request_that_arrives_late_leaves_nothing",
+    ),
+    (
+        Flaw::RenewsTheDead,
+        "renew/ended_lease_is_lost_and_stays_lost",
+    ),
+    (Flaw::IgnoresMarks, "renew/marked_ticket_is_not_extended"),
+    (
+        Flaw::ArmedAfterTheReply,
+        "renew/renewed_lease_outlives_its_ttl",
+    ),
+    (
+        Flaw::ArmedAfterTheReply,
+        "enter/armed_counts_from_before_the_request",
+    ),
+    (Flaw::PollsOnly, "wait/grant_is_pushed"),
+    (Flaw::PushIsGrant, "wait/until_is_kept"),
+    (Flaw::NoAlarms, "evict/marked_hold_is_told_at_once"),
+    (Flaw::WaitersBackwards, "survey/holders_first_then_waiters"),
+    (Flaw::IgnoresTheScope, "scope/prefix_shows_what_begins_so"),
+    (Flaw::RandomTokens, "enter/counts_rise_with_every_grant"),
+    (Flaw::RandomTokens, "mutex/tokens_rise_from_grant_to_grant"),
+    (
+        Flaw::RenewalsOutOfOrder,
+        "renew/many_leases_are_answered_in_order",
+    ),
+    (Flaw::SleepsWhenGone, "wait/left_ticket_is_gone"),
+];
+
+struct Flawed {
+    inner: Arc<dyn Engine>,
+    flaw: Flaw,
+}
+
+impl Flawed {
+    fn has(&self, flaw: Flaw) -> bool {
+        self.flaw == flaw
+    }
+}
+
+impl Engine for Flawed {
+    fn capability(&self) -> Capability {
+        self.inner.capability()
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
+        let mut claim = Claim::clone(&claim);
+        let asked = claim.id;
+        if self.has(Flaw::NewIdOnEnter) {
+            claim.id = ClaimId::random();
+        }
+        claim.queue |= self.has(Flaw::BusyQueues);
+        let entered = self.inner.enter(Arc::new(claim));
+        let flaw = self.flaw;
+        Box::pin(async move {
+            Ok(match entered.await? {
+                Entered::In {
+                    place: Place::Waiting,
+                    ..
+                } if flaw == Flaw::BusyQueues => Entered::Busy,
+                Entered::In {
+                    mut ticket,
+                    mut armed,
+                    mut place,
+                } => {
+                    if flaw == Flaw::NewIdOnEnter {
+                        ticket.claim = asked;
+                        ticket.lease = asked.into();
+                    }
+                    if flaw == Flaw::ArmedAfterTheReply {
+                        armed = late(armed);
+                    }
+                    if let (Flaw::RandomTokens, Place::Held { counted }) = (flaw, &mut place) {
+                        *counted = u64::from(rand::random::<u32>()) + 1;
+                    }
+                    Entered::In {
+                        ticket,
+                        armed,
+                        place,
+                    }
+                }
+                busy => busy,
+            })
+        })
+    }
+
+    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
+        let (inner, flaw) = (Arc::clone(&self.inner), self.flaw);
+        Box::pin(async move {
+            match flaw {
+                Flaw::PollsOnly => {
+                    tokio::time::sleep(until.remaining().min(Duration::from_secs(1))).await;
+                    inner.wait(ticket, BootTime::PAST).await
+                }
+                Flaw::PushIsGrant => {
+                    inner.wait(ticket, until).await?;
+                    Ok(Place::Held { counted: 1 })
+                }
+                Flaw::SleepsWhenGone => match inner.wait(ticket, until).await? {
+                    Place::Gone => {
+                        tokio::time::sleep(until.remaining()).await;
+                        Ok(Place::Gone)
+                    }
+                    place => Ok(place),
+                },
+                _ => inner.wait(ticket, until).await,
+            }
+        })
+    }
+
+    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+        let renewal = self.inner.renew(leases);
+        let flaw = self.flaw;
+        Box::pin(async move {
+            let now = Armed {
+                sent: BootTime::now(),
+                ttl: Duration::from_secs(1),
+            };
+            let wrong = |renewal| match (flaw, renewal) {
+                (Flaw::RenewsTheDead, Renewal::Lost) => Renewal::Held(now),
+                (Flaw::IgnoresMarks, Renewal::Evicted) => Renewal::Held(now),
+                (Flaw::ArmedAfterTheReply, Renewal::Held(armed)) => Renewal::Held(late(armed)),
+                (_, renewal) => renewal,
+            };
+            let mut answers: Vec<Renewal> = renewal.await.into_iter().map(wrong).collect();
+            if flaw == Flaw::RenewalsOutOfOrder {
+                answers.sort_by_key(|answer| matches!(answer, Renewal::Lost));
+            }
+            answers
+        })
+    }
+
+    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
+        self.inner.amend(ticket, amendment)
+    }
+
+    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
+        let (inner, flaw) = (Arc::clone(&self.inner), self.flaw);
+        Box::pin(async move {
+            match flaw {
+                Flaw::LeavesByName => {
+                    let lines = inner.survey(Scope::Line(ticket.name.clone())).await?;
+                    let holder = lines.into_iter().flat_map(|line| line.holders).next();
+                    let Some(holder) = holder else {
+                        return Ok(Left::Absent);
+                    };
+                    inner
+                        .evict(ticket.name, holder.id, Eviction::Remove)
+                        .await?;
+                    Ok(Left::Done)
+                }
+                Flaw::ForgetsLeaves => {
+                    let lines = inner.survey(Scope::Line(ticket.name.clone())).await?;
+                    let id = ticket.claim.to_string();
+                    match lines.iter().any(|line| is_in(line, &id)) {
+                        true => inner.leave(ticket).await,
+                        false => Ok(Left::Absent),
+                    }
+                }
+                _ => inner.leave(ticket).await,
+            }
+        })
+    }
+
+    fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
+        self.inner.audit(lease)
+    }
+
+    fn alarms(&self) -> BoxStream<Alarm> {
+        match self.has(Flaw::NoAlarms) {
+            true => futures_util::stream::pending().boxed(),
+            false => self.inner.alarms(),
+        }
+    }
+
+    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
+        let scope = match self.has(Flaw::IgnoresTheScope) {
+            true => Scope::Prefix(String::new()),
+            false => scope,
+        };
+        let lines = self.inner.survey(scope);
+        let backwards = self.has(Flaw::WaitersBackwards);
+        Box::pin(async move {
+            let mut lines = lines.await?;
+            if backwards {
+                lines.iter_mut().for_each(|line| line.waiters.reverse());
+            }
+            Ok(lines)
+        })
+    }
+
+    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
+        self.inner.watch(scope)
+    }
+
+    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
+        self.inner.evict(name, id, eviction)
+    }
+
+    fn check(&self) -> BoxFuture<Result<Vec<Finding>>> {
+        self.inner.check()
+    }
+
+    fn close(&self) -> BoxFuture<()> {
+        self.inner.close()
+    }
+}
+
+fn is_in(line: &LineReport, id: &str) -> bool {
+    line.holders
+        .iter()
+        .chain(&line.waiters)
+        .any(|claim| claim.id == id)
+}
+
+fn late(armed: Armed) -> Armed {
+    Armed {
+        sent: armed.sent + Duration::from_millis(100),
+        ..armed
+    }
+}
+
+/// A client of a flawed engine; the flaw is the URL's label.
+fn connect(url: String) -> BoxFuture<Result<Client>> {
+    Box::pin(async move {
+        let settings = Url::parse(&url)?.take_settings()?;
+        let flaw = settings.label.clone().unwrap_or_default();
+        let flaws = SET.iter().map(|(flaw, _)| *flaw).chain([Flaw::None]);
+        let flaw = flaws.into_iter().find(|known| format!("{known:?}") == flaw);
+        let inner = Arc::clone(palisade::connect(&url).await?.engine());
+        let engine = Flawed {
+            inner,
+            flaw: flaw.unwrap_or(Flaw::None),
+        };
+        Client::new(Arc::new(engine), &settings)
+    })
+}
+
+fn verdict(flaw: Flaw, name: &str) -> Verdict {
+    let subject = Subject {
+        connect,
+        ..Subject::new("flawed", || Err("not started".into()))
+    };
+    let case = conformance::all()
+        .into_iter()
+        .find(|case| case.name == name);
+    let case = case.unwrap_or_else(|| panic!("no case is called {name}"));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let verdict = runtime.block_on(async {
+        let site = Site::new(format!("memory:?label={flaw:?}"));
+        let bed = Bed::new(subject, site, PathBuf::new(), Arc::default())
+            .await
+            .unwrap();
+        let limit = Duration::from_secs(20);
+        let run = tokio::time::timeout(limit, conformance::run(&case, bed)).await;
+        run.unwrap_or_else(|_| Verdict::Failed("hangs".into()))
+    });
+    runtime.shutdown_background();
+    verdict
+}
+
+#[test]
+fn every_flaw_is_caught() {
+    let threads = SET.iter().map(|(flaw, name)| {
+        std::thread::spawn(move || match verdict(*flaw, name) {
+            Verdict::Failed(_) => None,
+            verdict => Some(format!("{flaw:?} passes {name}: {verdict:?}")),
+        })
+    });
+    let threads: Vec<_> = threads.collect();
+    let uncaught: Vec<String> = threads
+        .into_iter()
+        .filter_map(|t| t.join().unwrap())
+        .collect();
+    assert!(uncaught.is_empty(), "{}", uncaught.join("\n"));
+}
+
+/// And it is the flaw that is caught, not the wrapper.
+#[test]
+fn the_wrapper_without_a_flaw_passes() {
+    for (_, name) in SET {
+        assert_eq!(verdict(Flaw::None, name), Verdict::Ok, "{name}");
+    }
+}

@@ -18,6 +18,7 @@ use super::events::Event;
 use super::keeper::Keeper;
 use super::name::Name;
 use super::pulse::{Loss, LossReason, Pulse};
+use super::sync;
 use super::ticket::Ticket;
 use super::token::Token;
 
@@ -120,7 +121,7 @@ impl Hold {
             tokio::select! {
                 biased;
                 _ = pulse.lost() => {}
-                () = tokio::time::sleep(place.not_before.remaining()) => {}
+                () = sync::sleep_until(place.not_before) => {}
             }
         }
         let was_valid = pulse.is_valid();

@@ -9,7 +9,6 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use tokio::time::{sleep, timeout};
 
 use super::claim::ClaimId;
 use super::clock::BootTime;
@@ -19,6 +18,7 @@ use super::events::{Event, Observers, Renewed};
 use super::keeper::{Departure, Kept, Shared, State, lose, renewal_due};
 use super::known_bad::{self, Bad};
 use super::pulse::LossReason;
+use super::sync::{sleep_until, timeout};
 use super::ticket::{Lease, LeaseId, Ticket};
 use super::wait::{Backoff, Retry};
 
@@ -57,7 +57,7 @@ pub(super) async fn keep(shared: Arc<Shared>, mut alarms: BoxStream<Alarm>) {
                 Some(alarm) => shared.state.lock().hurry(alarm),
                 None => alarms_open = false,
             },
-            () = sleep(looks_at.remaining()), if looks_at < BootTime::NEVER => {}
+            () = sleep_until(looks_at), if looks_at < BootTime::NEVER => {}
         }
     }
     shared.engine.close().await;

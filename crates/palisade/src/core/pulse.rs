@@ -5,12 +5,13 @@
 //! never sees itself valid afterwards.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 
 use super::clock::BootTime;
 use super::name::Name;
+use super::sync::AtomicU64;
 use super::ticket::Armed;
 
 /// Why a hold is over although nobody released it.

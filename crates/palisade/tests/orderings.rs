@@ -131,3 +131,34 @@ fn a_claim_that_comes_while_the_keeper_falls_asleep_is_renewed() {
         end(&engine, client);
     });
 }
+
+/// The deadline passes while an answer that would move it is on its way.
+#[test]
+fn who_saw_itself_invalid_stays_so_and_is_told() {
+    tried(|| {
+        let (engine, client) = block_on(Faulty::client(TTL));
+        let hold = Arc::new(block_on(client.mutex("x").unwrap().lock()).unwrap());
+        let clock = thread::spawn(|| {
+            advance(DUE);
+            advance(DEADLINE - DUE);
+        });
+        let looker = thread::spawn({
+            let hold = Arc::clone(&hold);
+            move || {
+                let looks: Vec<bool> = (0..6).map(|_| hold.is_valid()).collect();
+                assert!(looks.is_sorted_by(|a, b| a >= b), "{looks:?}");
+            }
+        });
+        clock.join().unwrap();
+        looker.join().unwrap();
+        if !hold.is_valid() {
+            // The keeper looks once a second at the latest.
+            advance(ms(1_000));
+            block_on(hold.lost());
+        }
+        drop(hold);
+        block_on(client.close());
+        end(&engine, client);
+        assert_eq!(engine.leave.calls(), 1);
+    });
+}

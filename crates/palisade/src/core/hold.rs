@@ -67,7 +67,10 @@ impl Hold {
 
     /// How long it stays valid without a further renewal; zero when it is lost.
     pub fn remaining(&self) -> Duration {
-        self.pulse.deadline().remaining()
+        match self.is_valid() {
+            true => self.pulse.deadline().remaining(),
+            false => Duration::ZERO,
+        }
     }
 
     /// Until when it is valid. Moves on with every renewal; in the past when it is lost.

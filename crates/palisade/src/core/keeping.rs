@@ -17,7 +17,7 @@ use super::error::{Error, Kind, Result};
 use super::events::{Event, Observers, Renewed};
 use super::keeper::{Departure, Kept, Shared, State, lose, renewal_due};
 use super::known_bad::{self, Bad};
-use super::pulse::LossReason;
+use super::pulse::{LossReason, Pulse};
 use super::sync::{sleep_until, timeout};
 use super::ticket::{Lease, LeaseId, Ticket};
 use super::wait::{Backoff, Retry};
@@ -311,9 +311,16 @@ impl State {
                         kept.armed = armed;
                     }
                     kept.due = kept.due.min(renewal_due(kept.armed));
-                    kept.claims.values().for_each(|pulse| {
-                        pulse.extend(kept.armed);
-                    });
+                    // The deadline may pass between the look above and this.
+                    let over = |pulse: &&Arc<Pulse>| !pulse.extend(kept.armed);
+                    let over: Vec<_> = kept.claims.values().filter(over).collect();
+                    for pulse in &over {
+                        lose(pulse, LossReason::Expired, observers);
+                    }
+                    // An own lease has one claim; a shared one lives on for the others.
+                    if !over.is_empty() && kept.ticket.is_some() {
+                        self.leases.remove(&id);
+                    }
                     return;
                 }
             }

@@ -13,10 +13,12 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::Client;
+use palisade::core::events::{Event, Observer};
 use palisade::core::sync::advance;
+use palisade::{Client, Kind};
 use shuttle::future::block_on;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::thread;
 use shuttle::{Config, MaxSteps, Runner};
 use support::{Fault, Faulty};
@@ -51,6 +53,17 @@ fn until(mut happened: impl FnMut() -> bool) {
 fn end(engine: &Arc<Faulty>, client: Client) {
     drop(client);
     until(|| Arc::strong_count(engine) == 1);
+}
+
+/// Counts the losses that were told.
+struct Losses(Arc<AtomicUsize>);
+
+impl Observer for Losses {
+    fn see(&self, event: &Event<'_>) {
+        if let Event::Lost { .. } = event {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
 }
 
 /// The lease becomes due only once the leave has been sent: nobody may care for it any more.
@@ -92,6 +105,33 @@ fn a_late_answer_to_a_renewal_changes_nothing() {
         end(&engine, client);
         assert_eq!(block_on(engine.in_line("x")), 0);
         assert_eq!(engine.leave.calls(), 2);
+    });
+}
+
+/// Either the loss was told, or the release went well: never both, never neither.
+#[test]
+fn loss_and_release_race_to_one_outcome() {
+    tried(|| {
+        let (engine, client) = block_on(Faulty::client(TTL));
+        engine.renew.set([], Fault::Hang);
+        let told = Arc::new(AtomicUsize::new(0));
+        let client = client.observed_by(Losses(Arc::clone(&told)));
+        let hold = block_on(client.mutex("x").unwrap().lock()).unwrap();
+        let clock = thread::spawn(|| {
+            advance(DUE);
+            advance(DEADLINE - DUE);
+        });
+        let released = block_on(hold.release());
+        clock.join().unwrap();
+        end(&engine, client);
+        match (told.load(Ordering::SeqCst), released) {
+            (0, Ok(())) => {}
+            // Found invalid by the clock, before the keeper could tell.
+            (0 | 1, Err(error)) if error.kind() == Kind::Lost => {}
+            both => panic!("{both:?}"),
+        }
+        assert_eq!(engine.leave.calls(), 1);
+        assert_eq!(block_on(engine.in_line("x")), 0);
     });
 }
 

@@ -130,7 +130,8 @@ impl Hold {
         let was_valid = pulse.is_valid();
         let name = place.ticket.name.clone();
         match place.leave().await? {
-            Left::Done if was_valid => Ok(()),
+            // Told between the look and the end of the renewal, after which nothing is told.
+            Left::Done if was_valid && pulse.loss().is_none() => Ok(()),
             Left::Done | Left::Absent => Err(lost_error("release", &name, token, &pulse)),
         }
     }

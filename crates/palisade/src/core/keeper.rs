@@ -163,6 +163,12 @@ impl Keeper {
     pub(crate) fn watch_over(&self, ticket: &Ticket, armed: Armed) -> Arc<Pulse> {
         let mut state = self.0.state.lock();
         let alarmed = state.entering.remove(&ticket.claim) == Some(true);
+        if !state.running {
+            // The thread has ended since the claim began: nobody would renew it, nobody tell.
+            let pulse = Pulse::new(ticket.name.clone(), armed);
+            pulse.lose(LossReason::Expired);
+            return Arc::new(pulse);
+        }
         let own = ticket.has_own_lease();
         let kept = state.leases.entry(ticket.lease).or_insert_with(|| Kept {
             ticket: own.then(|| ticket.clone()),

@@ -184,13 +184,15 @@ fn who_saw_itself_invalid_stays_so_and_is_told() {
         });
         let looker = thread::spawn({
             let hold = Arc::clone(&hold);
-            move || {
-                let looks: Vec<bool> = (0..6).map(|_| hold.is_valid()).collect();
-                assert!(looks.is_sorted_by(|a, b| a >= b), "{looks:?}");
-            }
+            move || (0..20).any(|_| !hold.is_valid())
         });
         clock.join().unwrap();
-        looker.join().unwrap();
+        if looker.join().unwrap() {
+            // The answer may come only now.
+            for _ in 0..20 {
+                assert!(!hold.is_valid(), "valid again");
+            }
+        }
         if !hold.is_valid() {
             // The keeper looks once a second at the latest.
             advance(ms(1_000));

@@ -17,8 +17,9 @@ use super::engine::{Alarm, Audited, BoxStream, Renewal};
 use super::error::{Error, Kind, Result};
 use super::events::{Event, Observers, Renewed};
 use super::keeper::{Departure, Kept, Shared, State, lose, renewal_due};
+use super::known_bad::{self, Bad};
 use super::pulse::LossReason;
-use super::ticket::{Armed, Lease, LeaseId, Ticket};
+use super::ticket::{Lease, LeaseId, Ticket};
 use super::wait::{Backoff, Retry};
 
 /// Timers of the runtime stand still while the machine sleeps; leases don't. Looking once a
@@ -243,6 +244,9 @@ impl State {
 
     /// Stops renewing for a claim. A shared lease goes on living.
     pub(super) fn forget(&mut self, ticket: &Ticket) {
+        if known_bad::is(Bad::RenewalSurvivesRelease) {
+            return;
+        }
         self.entering.remove(&ticket.claim);
         let Some(kept) = self.leases.get_mut(&ticket.lease) else {
             return;
@@ -299,11 +303,7 @@ impl State {
         kept.renewing = false;
         let reason = match answer {
             Some(Renewal::Held(armed)) => {
-                // The keeper's own time from before the call can't be later than the sending.
-                let armed = Armed {
-                    sent: sent.min(armed.sent),
-                    ..armed
-                };
+                let armed = armed.not_after(sent);
                 if kept.armed.deadline().has_passed() {
                     LossReason::Expired
                 } else {
@@ -322,6 +322,9 @@ impl State {
             Some(Renewal::Unknown(_)) | None => {
                 // Soon again, but not in a hot loop; the deadline ends it.
                 kept.due = BootTime::now() + (kept.armed.ttl / 12).max(Duration::from_millis(10));
+                if known_bad::gives_up_renewing(kept.armed) {
+                    kept.due = BootTime::NEVER;
+                }
                 return;
             }
         };

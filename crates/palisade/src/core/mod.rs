@@ -16,6 +16,12 @@ pub mod events;
 pub mod hold;
 pub(crate) mod keeper;
 mod keeping;
+#[cfg(not(feature = "known-bad"))]
+mod known_bad;
+/// Known-bad variants of our own code, for tests only.
+#[cfg(feature = "known-bad")]
+#[doc(hidden)]
+pub mod known_bad;
 pub mod line;
 pub mod name;
 pub mod owner;

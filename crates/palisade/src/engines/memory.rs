@@ -285,12 +285,9 @@ impl Engine for MemoryEngine {
                 let seat = state
                     .lines
                     .get_mut(&key)
-                    .and_then(|line| line.seat_mut(ticket.claim));
+                    .and_then(|line| line.incarnation_mut(ticket.claim, ticket.counted));
                 match seat {
                     None => Renewal::Lost,
-                    Some(seat) if ticket.counted != 0 && seat.counted != ticket.counted => {
-                        Renewal::Lost
-                    }
                     Some(seat) if seat.evicted => Renewal::Evicted,
                     Some(seat) => {
                         seat.expires = now + seat.ttl;

@@ -82,19 +82,6 @@ async fn a_late_acknowledgement_does_not_revive_a_hold() {
     assert!(!hold.is_valid());
 }
 
-/// The deadline counts from before the request was sent, not from its answer.
-#[tokio::test]
-async fn the_deadline_counts_from_before_the_request() {
-    let (engine, client) = Faulty::client(ms(2_000)).await;
-    engine.enter.set([Fault::Late(ms(300))], Fault::Pass);
-    let before = BootTime::now();
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
-    assert!(
-        hold.deadline() <= before + ms(1_805),
-        "ttl less the margin, from before the call"
-    );
-}
-
 #[tokio::test]
 async fn a_grant_whose_answer_took_longer_than_the_ttl_is_not_held() {
     let (engine, client) = Faulty::client(ms(200)).await;

@@ -116,10 +116,7 @@ pub(super) fn look(tx: &mut Tx<'_>, namespace: &str, ticket: &Ticket) -> Result<
 
 /// The seat of a ticket, if it is the same incarnation.
 fn same<'a>(loaded: &'a mut Loaded, ticket: &Ticket) -> Option<&'a mut Seat<Extra>> {
-    loaded
-        .line
-        .seat_mut(ticket.claim)
-        .filter(|seat| ticket.counted == 0 || seat.counted == ticket.counted)
+    loaded.line.incarnation_mut(ticket.claim, ticket.counted)
 }
 
 pub(super) fn renew(

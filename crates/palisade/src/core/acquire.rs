@@ -82,7 +82,6 @@ impl Request {
     /// claim; [`Kind::Unusable`] and [`Kind::Denied`] from the engine.
     pub async fn acquire(&self, patience: Patience) -> Result<Option<Hold>> {
         self.keeper.engine().capability().allows(self.ask)?;
-        self.keeper.start()?;
         let mut acquiring = Acquiring::begin(self);
         let acquired = self.acquire_by(patience).await;
         acquiring.ending = match &acquired {
@@ -116,6 +115,7 @@ impl Request {
         deadline: BootTime,
         backoff: &mut Backoff,
     ) -> Result<Attempt> {
+        self.keeper.start()?;
         let claim = Arc::new(self.claim(patience != Patience::NoWait));
         let ticket = Ticket::own(self.name.clone(), claim.id);
         let mut occupied = Occupied::entering(&self.keeper, ticket, self.ttl, self.ask.mode());

@@ -8,6 +8,7 @@ use std::ops::Add;
 use std::time::Duration;
 
 use super::known_bad::{self, Bad};
+use super::sync;
 
 /// A point in time of this boot, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,12 +25,7 @@ impl BootTime {
         if known_bad::is(Bad::WallClock) {
             return known_bad::wall_clock();
         }
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
-        #[cfg(not(any(target_os = "linux", target_os = "android")))]
-        const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
-        let now = rustix::time::clock_gettime(CLOCK);
-        Self(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+        Self(sync::nanos())
     }
 
     /// The point in time that `nanos` stands for, as an engine stored it.

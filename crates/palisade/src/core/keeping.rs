@@ -9,7 +9,6 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use tokio::time::{sleep, timeout};
 
 use super::claim::ClaimId;
 use super::clock::BootTime;
@@ -18,7 +17,8 @@ use super::error::{Error, Kind, Result};
 use super::events::{Event, Observers, Renewed};
 use super::keeper::{Departure, Kept, Shared, State, lose, renewal_due};
 use super::known_bad::{self, Bad};
-use super::pulse::LossReason;
+use super::pulse::{LossReason, Pulse};
+use super::sync::{sleep_until, timeout};
 use super::ticket::{Lease, LeaseId, Ticket};
 use super::wait::{Backoff, Retry};
 
@@ -57,7 +57,7 @@ pub(super) async fn keep(shared: Arc<Shared>, mut alarms: BoxStream<Alarm>) {
                 Some(alarm) => shared.state.lock().hurry(alarm),
                 None => alarms_open = false,
             },
-            () = sleep(looks_at.remaining()), if looks_at < BootTime::NEVER => {}
+            () = sleep_until(looks_at), if looks_at < BootTime::NEVER => {}
         }
     }
     shared.engine.close().await;
@@ -311,9 +311,16 @@ impl State {
                         kept.armed = armed;
                     }
                     kept.due = kept.due.min(renewal_due(kept.armed));
-                    kept.claims.values().for_each(|pulse| {
-                        pulse.extend(kept.armed);
-                    });
+                    // The deadline may pass between the look above and this.
+                    let over = |pulse: &&Arc<Pulse>| !pulse.extend(kept.armed);
+                    let over: Vec<_> = kept.claims.values().filter(over).collect();
+                    for pulse in &over {
+                        lose(pulse, LossReason::Expired, observers);
+                    }
+                    // An own lease has one claim; a shared one lives on for the others.
+                    if !over.is_empty() && kept.ticket.is_some() {
+                        self.leases.remove(&id);
+                    }
                     return;
                 }
             }

@@ -27,6 +27,12 @@ pub mod name;
 pub mod owner;
 pub mod pulse;
 pub mod report;
+#[cfg(not(feature = "shuttle"))]
+pub(crate) mod sync;
+/// Locks, timers and threads that a test schedules.
+#[cfg(feature = "shuttle")]
+#[doc(hidden)]
+pub mod sync;
 pub mod ticket;
 pub mod token;
 pub mod url;

@@ -201,6 +201,29 @@ async fn a_panic_in_the_engine_is_a_loss_and_the_next_claim_starts_afresh() {
     assert!(again.is_valid());
 }
 
+/// The same panic, while a claim is on its way: nobody would renew it, and nobody tell.
+#[tokio::test]
+async fn a_claim_that_arrives_after_a_panic_starts_afresh_too() {
+    let (engine, client) = Faulty::client(ms(400)).await;
+    engine.renew.set([Fault::Panic], Fault::Pass);
+    engine
+        .enter
+        .set([Fault::Pass, Fault::Late(ms(250))], Fault::Pass);
+    let first = client.mutex("x").unwrap().lock().await.unwrap();
+    let second = within(SOON, client.mutex("y").unwrap().lock())
+        .await
+        .unwrap();
+    assert!(!first.is_valid());
+    let granted = second.deadline();
+    within(SOON, async {
+        while second.deadline() == granted {
+            tokio::time::sleep(ms(5)).await;
+        }
+    })
+    .await;
+    assert!(second.is_valid(), "someone renews it");
+}
+
 /// The keeper has a thread of its own: holds live on, and are released, without the runtime that
 /// they were taken on.
 #[test]

@@ -240,6 +240,26 @@ impl Keeper {
     }
 }
 
+impl Keeper {
+    /// Ends the thread and waits for that, so that whatever the engine cleans up when it is
+    /// dropped is done when this returns.
+    pub(crate) async fn end(self) {
+        self.0.state.lock().closing = true;
+        self.0.wake.notify_one();
+        loop {
+            let ended = self.0.drained.notified();
+            if !self.0.state.lock().running {
+                break;
+            }
+            ended.await;
+        }
+        // The thread has said that it is over, and drops its share next.
+        while Arc::strong_count(&self.0) > 1 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.0.state.lock().closing = true;

@@ -174,11 +174,11 @@ impl<X> Line<X> {
         &self,
         name: &str,
         now: BootTime,
-        who: impl Fn(&X) -> (Option<Owner>, Option<String>),
+        mut who: impl FnMut(&X) -> (Option<Owner>, Option<String>),
     ) -> LineReport {
         let living = self.seats.iter().filter(|seat| seat.expires > now);
         let (holders, waiters) = living.partition::<Vec<_>, _>(|seat| seat.is_held());
-        let show = |seat: &Seat<X>| {
+        let mut show = |seat: &Seat<X>| {
             let (owner, value) = who(&seat.extra);
             ClaimReport {
                 id: seat.id.to_string(),
@@ -193,8 +193,8 @@ impl<X> Line<X> {
         LineReport {
             name: name.to_owned(),
             capacity: self.named_capacity(),
-            holders: holders.into_iter().map(show).collect(),
-            waiters: waiters.into_iter().map(show).collect(),
+            holders: holders.into_iter().map(&mut show).collect(),
+            waiters: waiters.into_iter().map(&mut show).collect(),
         }
     }
 

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use futures_util::StreamExt;
 use palisade::core::capability::Capability;
 use palisade::core::claim::Claim;
 use palisade::core::clock::BootTime;
@@ -60,6 +60,8 @@ pub enum Enters {
     Answered,
     /// The next one is applied, but its answer is an unreachable engine.
     ReplyLost,
+    /// The next one is applied, and answered only after this long.
+    ReplyDelayed(Duration),
     /// They are applied, and never answered.
     Hang,
     /// They are applied only after [`Spy::deliver`], even when nobody waits for them any more.
@@ -76,6 +78,7 @@ pub struct Spy {
     late: Arc<Semaphore>,
     applied: watch::Sender<u32>,
     changed: Notify,
+    cut: watch::Sender<bool>,
 }
 
 impl Spy {
@@ -96,6 +99,34 @@ impl Spy {
             late: Arc::new(Semaphore::new(0)),
             applied: watch::channel(0).0,
             changed: Notify::new(),
+            cut: watch::channel(false).0,
+        }
+    }
+
+    /// Shares its outages with every spy that has the same switch.
+    #[must_use]
+    pub fn with_switch(self, cut: watch::Sender<bool>) -> Self {
+        Self { cut, ..self }
+    }
+
+    /// Cuts the engine off, or lets it be reached again.
+    pub fn set_cut(&self, cut: bool) {
+        self.cut.send_replace(cut);
+    }
+
+    fn is_cut(&self) -> bool {
+        *self.cut.borrow()
+    }
+
+    /// The request, or an error at once while the engine is cut off.
+    fn ask<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        request: impl FnOnce(&dyn Engine) -> BoxFuture<Result<T>>,
+    ) -> BoxFuture<Result<T>> {
+        match self.is_cut() {
+            true => Box::pin(async move { Err(unreachable(operation)) }),
+            false => request(&*self.inner),
         }
     }
 
@@ -155,6 +186,10 @@ impl Spy {
     }
 }
 
+fn unreachable(operation: &'static str) -> Error {
+    Error::new(Kind::Unreachable, operation, "the engine is cut off")
+}
+
 fn lost(operation: &'static str) -> Error {
     Error::new(Kind::Unreachable, operation, "the answer was lost").maybe_applied()
 }
@@ -173,18 +208,26 @@ impl Engine for Spy {
         let enters = {
             let mut enters = self.enters.lock();
             match *enters {
-                Enters::ReplyLost => std::mem::replace(&mut *enters, Enters::Answered),
+                Enters::ReplyLost | Enters::ReplyDelayed(_) => {
+                    std::mem::replace(&mut *enters, Enters::Answered)
+                }
                 other => other,
             }
         };
         let applied = self.applied.clone();
-        let request = self.inner.enter(claim);
+        let request = self.ask("enter", |engine| engine.enter(claim));
         match enters {
             Enters::Answered => request,
             Enters::ReplyLost => Box::pin(async move {
                 request.await?;
                 applied.send_modify(|count| *count += 1);
                 Err(lost("enter"))
+            }),
+            Enters::ReplyDelayed(delay) => Box::pin(async move {
+                let entered = request.await;
+                applied.send_modify(|count| *count += 1);
+                tokio::time::sleep(delay).await;
+                entered
             }),
             Enters::Hang => Box::pin(async move {
                 request.await?;
@@ -209,7 +252,15 @@ impl Engine for Spy {
 
     fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
         self.saw(Verb::Wait, Some(ticket.claim.0));
-        self.inner.wait(ticket, until)
+        let place = self.inner.wait(ticket, until);
+        let mut cut = self.cut.subscribe();
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                _ = cut.wait_for(|cut| *cut) => Err(unreachable("wait")),
+                place = place => place,
+            }
+        })
     }
 
     fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
@@ -224,7 +275,7 @@ impl Engine for Spy {
             .renewals_lost
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less)
             .is_ok();
-        if is_lost {
+        if is_lost || self.is_cut() {
             let unknown = |_| Renewal::Unknown(lost("renew"));
             return Box::pin(async move { leases.into_iter().map(unknown).collect() });
         }
@@ -233,27 +284,26 @@ impl Engine for Spy {
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
         self.saw(Verb::Amend, Some(ticket.claim.0));
-        self.inner.amend(ticket, amendment)
+        self.ask("amend", |engine| engine.amend(ticket, amendment))
     }
 
     fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
         self.saw(Verb::Leave, Some(ticket.claim.0));
-        self.inner.leave(ticket)
+        self.ask("leave", |engine| engine.leave(ticket))
     }
 
     fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
         self.saw(Verb::Audit, Some(lease.0));
-        self.inner.audit(lease)
+        self.ask("audit", |engine| engine.audit(lease))
     }
 
-    // The engine's own client listens already, and an alarm is only a hint.
     fn alarms(&self) -> BoxStream<Alarm> {
-        futures_util::stream::pending().boxed()
+        self.inner.alarms()
     }
 
     fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
         self.saw(Verb::Survey, None);
-        self.inner.survey(scope)
+        self.ask("survey", |engine| engine.survey(scope))
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
@@ -262,15 +312,14 @@ impl Engine for Spy {
 
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
         self.saw(Verb::Evict, None);
-        self.inner.evict(name, id, eviction)
+        self.ask("evict", |engine| engine.evict(name, id, eviction))
     }
 
     fn check(&self) -> BoxFuture<Result<Vec<Finding>>> {
         self.inner.check()
     }
 
-    // It belongs to another client, who closes it.
     fn close(&self) -> BoxFuture<()> {
-        Box::pin(async {})
+        self.inner.close()
     }
 }

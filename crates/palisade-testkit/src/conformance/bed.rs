@@ -160,12 +160,14 @@ impl Bed {
         (self.0.subject.connect)(url.to_owned()).await
     }
 
-    /// A client through a wrapper around the bed's engine that loses or counts calls.
+    /// A client through a wrapper, which loses or counts calls, around an engine of its own.
     ///
     /// # Errors
-    /// When the client can't be made.
-    pub fn spied_client(&self) -> palisade::Result<(Arc<Spy>, Client)> {
-        let spy = Arc::new(Spy::new(Arc::clone(self.0.client.engine())));
+    /// When the engine can't be connected to.
+    pub async fn spied_client(&self) -> palisade::Result<(Arc<Spy>, Client)> {
+        // Nothing is acquired through the client below, so that its keeper never listens.
+        let engine = Arc::clone(self.other_client().await?.engine());
+        let spy = Arc::new(Spy::new(engine));
         let client = Client::new(spy.clone(), &self.settings()?)?;
         Ok((spy, client))
     }

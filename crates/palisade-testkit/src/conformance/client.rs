@@ -40,7 +40,7 @@ cases! { pub(super) CASES, "client";
 
 /// Whether `ask` is refused as unsupported before any request is made.
 pub(super) async fn is_refused(bed: &Bed, ask: Ask) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     refuses(&client, &spy, ask).await
 }
 
@@ -59,7 +59,7 @@ async fn refuses(client: &Client, spy: &Spy, ask: Ask) -> Check {
 }
 
 async fn a_ttl_out_of_range_is_refused(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     let range = bed.capability().ttl;
     for ttl in [
         Duration::ZERO,

@@ -234,7 +234,7 @@ impl Drop for Ended {
 }
 
 async fn lead_ends_its_work_on_loss(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     let ttl = bed.short_ttl();
     let election = client.election("chair")?.ttl(ttl)?;
     let ended = Arc::new(AtomicBool::new(false));

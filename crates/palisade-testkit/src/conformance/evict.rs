@@ -1,5 +1,7 @@
 //! What `Engine::evict` promises, and what a client makes of it.
 
+use std::time::Duration;
+
 use palisade::LossReason;
 use palisade::core::claim::Ask;
 use palisade::core::engine::{Eviction, Place, Renewal};
@@ -7,12 +9,14 @@ use palisade::core::engine::{Eviction, Place, Renewal};
 use super::bed::Seated;
 use super::failure::{ensure, ensure_eq, inside};
 use super::{Bed, Check, Failure, SOON, cases, needs, within};
+use crate::wrap::Enters;
 
 cases! { pub(super) CASES, "evict";
     "[`Eviction::Mark`] leaves the place as it is, makes its renewals answer [`Renewal::Evicted`], and raises an alarm at its client." => [
         marked_place_stays,
         marked_hold_is_told_at_once,
         marked_hold_leaves_when_dropped,
+        a_mark_before_the_answer_is_told_at_once,
     ],
     "[`Eviction::Remove`] removes it at once; the next in line is granted and woken." => [
         removed_holder_is_replaced,
@@ -91,6 +95,27 @@ async fn marked_hold_leaves_when_dropped(bed: Bed) -> Check {
     );
     drop(hold);
     bed.granted(&next).await?;
+    Ok(())
+}
+
+async fn a_mark_before_the_answer_is_told_at_once(bed: Bed) -> Check {
+    let (spy, holder) = bed.spied_client().await?;
+    // Others see the claim in its line before its own client knows that it is there.
+    spy.set_enters(Enters::ReplyDelayed(Duration::from_millis(300)));
+    let mutex = holder.mutex("early")?.ttl(bed.long_ttl())?;
+    let lock = tokio::spawn(async move { mutex.lock().await });
+    let name = bed.name("early")?;
+    let line = bed
+        .until(&name, "the holder", |line| line.holders.len() == 1)
+        .await?;
+    let id = line.holders[0].id.clone();
+    ensure!(
+        bed.engine().evict(name, id, Eviction::Mark).await?,
+        "the holder is there"
+    );
+    let hold = within(SOON, "the answer", lock).await???;
+    let loss = within(SOON, "the loss", hold.lost()).await?;
+    ensure_eq!(loss.reason, LossReason::Evicted, "the reason");
     Ok(())
 }
 

@@ -20,6 +20,9 @@ cases! { pub(super) CASES, "keeper";
         expiry_is_told_before_the_next_grant if needs::early_loss,
         the_deadline_counts_from_the_last_answer if needs::early_loss,
     ],
+    "A grant counts only while its own lease is good." => [
+        a_grant_that_comes_too_late_is_no_hold,
+    ],
     "A release stops the renewal first." => [
         no_renewal_after_a_release,
         close_waits_for_background_releases,
@@ -77,7 +80,7 @@ async fn a_waiter_outlives_its_ttl(bed: Bed) -> Check {
 }
 
 async fn an_unanswered_renewal_is_no_loss(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     let ttl = bed.fit(bed.short_ttl() * 2);
     let hold = client.mutex("kept")?.ttl(ttl)?.lock().await?;
     spy.lose_renewals(1);
@@ -104,7 +107,7 @@ async fn a_blocked_runtime_costs_no_lease(bed: Bed) -> Check {
 }
 
 async fn expiry_is_told_before_the_next_grant(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     let ttl = bed.short_ttl();
     let hold = client.mutex("expiry")?.ttl(ttl)?.lock().await?;
     spy.lose_renewals(u32::MAX);
@@ -138,7 +141,7 @@ async fn expiry_is_told_before_the_next_grant(bed: Bed) -> Check {
 }
 
 async fn the_deadline_counts_from_the_last_answer(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     let ttl = bed.fit(bed.short_ttl() * 2);
     let hold = client.mutex("expiry")?.ttl(ttl)?.lock().await?;
     within(ttl, "a renewal", spy.called(Verb::Renew, 1)).await?;
@@ -159,8 +162,24 @@ async fn the_deadline_counts_from_the_last_answer(bed: Bed) -> Check {
     Ok(())
 }
 
+async fn a_grant_that_comes_too_late_is_no_hold(bed: Bed) -> Check {
+    let (spy, client) = bed.spied_client().await?;
+    let ttl = bed.short_ttl();
+    let line = client.line("late", palisade::Ask::Whole)?.ttl(ttl)?;
+    // The answer says that it holds, but the lease has ended before the answer comes.
+    spy.set_enters(Enters::ReplyDelayed(ttl));
+    let answer = within(ttl + SOON, "an answer", line.acquire(Patience::NoWait)).await??;
+    ensure!(answer.is_none(), "a hold whose lease has ended");
+    spy.set_enters(Enters::ReplyDelayed(ttl));
+    let hold = within(ttl + SOON, "a hold", line.acquire(Patience::Forever)).await??;
+    let hold = held(hold)?;
+    ensure!(hold.is_valid(), "a hold whose lease has ended");
+    hold.release().await?;
+    Ok(())
+}
+
 async fn no_renewal_after_a_release(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     let ttl = bed.short_ttl();
     let hold = client.mutex("released")?.ttl(ttl)?.lock().await?;
     within(ttl, "a renewal", spy.called(Verb::Renew, 1)).await?;
@@ -202,7 +221,7 @@ async fn a_hold_dropped_without_a_runtime_is_released(bed: Bed) -> Check {
 }
 
 async fn a_lost_answer_is_one_grant(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     spy.set_enters(Enters::ReplyLost);
     let lock = client.mutex("lost")?;
     let hold = within(SOON, "the grant", lock.lock_timeout(SOON)).await??;
@@ -218,7 +237,7 @@ async fn a_lost_answer_is_one_grant(bed: Bed) -> Check {
 }
 
 async fn no_wait_says_that_it_may_be_applied(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     spy.set_enters(Enters::ReplyLost);
     let line = client.line("lost", palisade::Ask::Whole)?;
     let answer = within(SOON, "an answer", line.acquire(Patience::NoWait)).await?;
@@ -234,7 +253,7 @@ async fn no_wait_says_that_it_may_be_applied(bed: Bed) -> Check {
 }
 
 async fn a_future_dropped_before_the_answer_leaves_nothing(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     spy.set_enters(Enters::Hang);
     let name = bed.name("hanging")?;
     for round in 1..=3 {
@@ -250,7 +269,7 @@ async fn a_future_dropped_before_the_answer_leaves_nothing(bed: Bed) -> Check {
 async fn a_request_that_arrives_late_leaves_nothing(bed: Bed) -> Check {
     let probe = bed.hold(&bed.name("probe")?, palisade::Ask::Whole).await?;
     probe.must_own_lease()?;
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     spy.set_enters(Enters::Late);
     let mutex = client.mutex("late")?;
     let lock = tokio::spawn(async move { mutex.lock().await });

@@ -19,6 +19,7 @@ mod hold;
 mod keeper;
 mod leave;
 mod mutex;
+mod outage;
 mod processes;
 mod processes_faults;
 mod renew;
@@ -96,6 +97,7 @@ pub fn all() -> Vec<Case> {
         hold::CASES,
         keeper::CASES,
         client::CASES,
+        outage::CASES,
         processes::CASES,
         processes_faults::CASES,
     ]

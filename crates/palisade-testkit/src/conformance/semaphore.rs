@@ -137,7 +137,7 @@ async fn the_light_wait_until_the_heavy_was_served(bed: Bed) -> Check {
 }
 
 async fn senseless_numbers_are_invalid(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client()?;
+    let (spy, client) = bed.spied_client().await?;
     for capacity in [0, u32::MAX] {
         let error =
             inside!(client.semaphore("permits", capacity).err(), Some(error) => error, "an error");

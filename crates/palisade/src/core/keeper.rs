@@ -8,11 +8,10 @@
 //! Registering and forgetting take one short mutex and wake nobody, unless something is due
 //! earlier than the thread would look by itself.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::claim::ClaimId;
@@ -22,6 +21,7 @@ use super::error::{Error, Kind, Result};
 use super::events::{Event, Observers};
 use super::keeping;
 use super::pulse::{LossReason, Pulse};
+use super::sync::{Mutex, Runtime};
 use super::ticket::{Armed, LeaseId, Ticket};
 
 /// The handle that clients and holds share. When the last one is dropped the thread leaves what
@@ -43,7 +43,8 @@ pub(super) struct Shared {
 pub(super) struct State {
     pub(super) leases: HashMap<LeaseId, Kept>,
     /// Claims whose enter is under way: an audit must not take them for strangers.
-    pub(super) entering: HashSet<ClaimId>,
+    /// `true` when an alarm came before the answer did.
+    pub(super) entering: HashMap<ClaimId, bool>,
     /// Tickets to be left in the background.
     pub(super) leaving: Vec<Departure>,
     /// How many background leaves are under way.
@@ -107,7 +108,7 @@ impl Keeper {
             timeout,
             state: Mutex::new(State {
                 leases: HashMap::new(),
-                entering: HashSet::new(),
+                entering: HashMap::new(),
                 leaving: Vec::new(),
                 departing: 0,
                 looks_at: BootTime::NEVER,
@@ -138,38 +139,36 @@ impl Keeper {
                 "the keeper's thread can't be started; are limits on threads or memory reached?";
             Error::new(Kind::Denied, "keeper", message).because(error)
         };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(failed)?;
+        let runtime = Runtime::new().map_err(failed)?;
         let shared = Arc::clone(&self.0);
         // Listening begins before anything can enter: an alarm in between would be lost, and an
         // eviction told only by the next renewal.
-        let alarms = {
-            let _entered = runtime.enter();
-            shared.engine.alarms()
+        let alarms = runtime.enter(|| shared.engine.alarms());
+        let keeping = async move {
+            let ended = Ended(Arc::clone(&shared));
+            keeping::keep(shared, alarms).await;
+            drop(ended);
         };
-        std::thread::Builder::new()
-            .name("palisade-keeper".into())
-            .spawn(move || {
-                let ended = Ended(Arc::clone(&shared));
-                runtime.block_on(keeping::keep(shared, alarms));
-                drop(ended);
-            })
-            .map_err(failed)?;
+        runtime.spawn("palisade-keeper", keeping).map_err(failed)?;
         state.running = true;
         Ok(())
     }
 
     /// Says that a claim's enter is under way.
     pub(crate) fn entering(&self, claim: ClaimId) {
-        self.0.state.lock().entering.insert(claim);
+        self.0.state.lock().entering.insert(claim, false);
     }
 
     /// Takes a claim that has a place under care, and returns its life sign.
     pub(crate) fn watch_over(&self, ticket: &Ticket, armed: Armed) -> Arc<Pulse> {
         let mut state = self.0.state.lock();
-        state.entering.remove(&ticket.claim);
+        let alarmed = state.entering.remove(&ticket.claim) == Some(true);
+        if !state.running {
+            // The thread has ended since the claim began: nobody would renew it, nobody tell.
+            let pulse = Pulse::new(ticket.name.clone(), armed);
+            pulse.lose(LossReason::Expired);
+            return Arc::new(pulse);
+        }
         let own = ticket.has_own_lease();
         let kept = state.leases.entry(ticket.lease).or_insert_with(|| Kept {
             ticket: own.then(|| ticket.clone()),
@@ -183,6 +182,9 @@ impl Keeper {
         }
         let pulse = Arc::new(Pulse::new(ticket.name.clone(), kept.armed));
         kept.claims.insert(ticket.claim, Arc::clone(&pulse));
+        if alarmed {
+            kept.due = BootTime::PAST;
+        }
         let due = kept.due.min(pulse.deadline());
         if due < state.looks_at {
             self.0.wake.notify_one();
@@ -234,6 +236,26 @@ impl Keeper {
                 }
             }
             drained.await;
+        }
+    }
+}
+
+impl Keeper {
+    /// Ends the thread and waits for that, so that whatever the engine cleans up when it is
+    /// dropped is done when this returns.
+    pub(crate) async fn end(self) {
+        self.0.state.lock().closing = true;
+        self.0.wake.notify_one();
+        loop {
+            let ended = self.0.drained.notified();
+            if !self.0.state.lock().running {
+                break;
+            }
+            ended.await;
+        }
+        // The thread has said that it is over, and drops its share next.
+        while Arc::strong_count(&self.0) > 1 {
+            tokio::task::yield_now().await;
         }
     }
 }

@@ -70,7 +70,7 @@ impl Child {
             _ => None,
         };
         let Some(group) = group else {
-            guardian.replace(None).await;
+            guardian.replace(None);
             return Err(unguarded());
         };
         let mut child = Self {
@@ -165,8 +165,8 @@ impl Child {
     }
 
     /// Kills all that the child started, and its guardian, which is gone or does not answer.
-    pub(crate) async fn kill(&mut self) {
-        self.guardian.replace(Some(self.group)).await;
+    pub(crate) fn kill(&mut self) {
+        self.guardian.replace(Some(self.group));
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) async fn supervise(
         over => over,
     };
     if matches!(over, Over::Unguarded) {
-        child.kill().await;
+        child.kill();
     }
     child.bury();
     match over {

@@ -6,8 +6,10 @@
 //! before it is signalled.
 
 use std::collections::HashMap;
+use std::io;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, getpid, kill_process, pidfd_open, pidfd_send_signal, wait,
 };
@@ -20,10 +22,12 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// Kills and reaps all descendants of this process, until there is none that it may kill.
 pub(super) fn end_all() {
     let mut pause = SHORTEST_PAUSE;
-    loop {
-        while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
-        // Each death may hand us children, and others may have been born meanwhile.
-        if signal_all(Signal::KILL, |_| true) == 0 {
+    while !reap_all() {
+        let found = descendants();
+        let killed = signal_all(&found, Signal::KILL);
+        // What is left is another user's, or hidden from us. None at all were missed: they can
+        // be born behind the back of whoever lists them. Each death may hand us children.
+        if killed == 0 && !found.as_ref().is_ok_and(Vec::is_empty) {
             return;
         }
         std::thread::sleep(pause);
@@ -31,20 +35,31 @@ pub(super) fn end_all() {
     }
 }
 
+/// Reaps the children that have ended; says whether no child is left.
+fn reap_all() -> bool {
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some(_)) | Err(Errno::INTR) => {}
+            Ok(None) => return false,
+            Err(_) => return true,
+        }
+    }
+}
+
 /// Signals the descendants outside of the process group `group`.
 pub(super) fn signal_outside(group: Option<Pid>, signal: Signal) {
     let group = Pid::as_raw(group);
-    signal_all(signal, |process| process.group != group);
+    let mut found = descendants();
+    if let Ok(found) = &mut found {
+        found.retain(|process| process.group != group);
+    }
+    signal_all(&found, signal);
 }
 
-/// Signals the descendants that `which` picks; answers how many could be signalled.
-fn signal_all(signal: Signal, which: impl Fn(&Process) -> bool) -> usize {
-    let me = getpid().as_raw_pid();
-    descendants(me)
-        .iter()
-        .filter(|process| which(process))
-        .filter(|process| process.signal(signal, process.parent == me))
-        .count()
+/// Signals those that were found; answers how many could be signalled.
+fn signal_all(found: &io::Result<Vec<Process>>, signal: Signal) -> usize {
+    let found = found.iter().flatten();
+    found.filter(|process| process.signal(signal)).count()
 }
 
 /// A line of `/proc/PID/stat`.
@@ -80,11 +95,11 @@ impl Process {
     }
 
     /// Says whether it could be signalled.
-    fn signal(&self, signal: Signal, is_child: bool) -> bool {
+    fn signal(&self, signal: Signal) -> bool {
         let Some(pid) = Pid::from_raw(self.pid) else {
             return false;
         };
-        if is_child {
+        if self.parent == getpid().as_raw_pid() {
             return kill_process(pid, signal).is_ok();
         }
         let Ok(held) = pidfd_open(pid, PidfdFlags::empty()) else {
@@ -95,10 +110,13 @@ impl Process {
     }
 }
 
-/// All descendants of `root`, zombies included; none where `/proc` is missing.
-fn descendants(root: i32) -> Vec<Process> {
+/// All descendants of this process, zombies included.
+///
+/// # Errors
+/// Where there is no `/proc`.
+fn descendants() -> io::Result<Vec<Process>> {
     let mut by_parent: HashMap<i32, Vec<Process>> = HashMap::new();
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+    for entry in std::fs::read_dir("/proc")?.flatten() {
         let pid = entry
             .file_name()
             .to_str()
@@ -108,13 +126,13 @@ fn descendants(root: i32) -> Vec<Process> {
         }
     }
     let mut found = Vec::new();
-    let mut parents = vec![root];
+    let mut parents = vec![getpid().as_raw_pid()];
     while let Some(parent) = parents.pop() {
         let children = by_parent.remove(&parent).unwrap_or_default();
         parents.extend(children.iter().map(|child| child.pid));
         found.extend(children);
     }
-    found
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -150,12 +168,12 @@ mod tests {
         let mut line = [0];
         child.stdout.take().unwrap().read_exact(&mut line).unwrap();
         let me = getpid().as_raw_pid();
-        let found = descendants(me);
+        let found = descendants().unwrap();
         let pid = child.id() as i32;
         assert!(found.iter().any(|p| p.pid == pid && p.parent == me));
         let grandchild = found.iter().find(|p| p.parent == pid).unwrap();
-        assert!(grandchild.signal(Signal::KILL, false));
+        assert!(grandchild.signal(Signal::KILL));
         child.wait().unwrap();
-        assert!(descendants(pid).is_empty());
+        assert!(!descendants().unwrap().iter().any(|p| p.pid == pid));
     }
 }

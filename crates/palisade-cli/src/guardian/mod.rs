@@ -131,8 +131,9 @@ impl Guardian {
     }
 
     /// Does the work of a guardian that is gone or does not answer: ends it, and all that the
-    /// command with the process group `group` has started. Returns when that is done.
-    pub(crate) async fn replace(&mut self, group: Option<Pid>) {
+    /// command with the process group `group` has started. Returns when that is done; the keeper
+    /// keeps the lock up meanwhile.
+    pub(crate) fn replace(&mut self, group: Option<Pid>) {
         if self.link.is_some() || self.fresh.is_some() {
             // It may be stopped, which nothing else ends.
             let _ = kill_process(self.pid, Signal::KILL);
@@ -142,8 +143,7 @@ impl Guardian {
             let _ = kill_process_group(group, Signal::KILL);
         }
         if self.adopts {
-            // The lock is kept up meanwhile, however long the last of them takes to die.
-            let _ = tokio::task::spawn_blocking(family::end_all).await;
+            family::end_all();
         }
     }
 

@@ -74,6 +74,7 @@ async fn until_over(
 ) -> Over {
     let mut told = hold.deadline();
     let mut lost = pin!(hold.lost());
+    // Once the lock is lost: when the guardian should have killed all, half of its lead ago.
     let mut patience = BootTime::NEVER;
     loop {
         let next_look = match patience {
@@ -89,7 +90,8 @@ async fn until_over(
                     _ => BootTime::PAST,
                 };
                 child.end_by(by);
-                patience = by.max(BootTime::now() + KILL_LEAD);
+                let left = by.remaining().saturating_sub(KILL_LEAD);
+                patience = BootTime::now() + left + KILL_LEAD / 2;
             }
             change = child.change() => match change {
                 Change::Ended(code) => return Over::Ended(code),

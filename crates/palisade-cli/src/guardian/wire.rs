@@ -78,7 +78,8 @@ pub(super) fn receive<T: DeserializeOwned>(link: impl AsFd) -> io::Result<Option
     let mut packet = vec![0; LONGEST];
     loop {
         return match rustix::net::recv(&link, &mut packet[..], RecvFlags::empty()) {
-            Err(Errno::INTR) => continue,
+            // The other process ended before it had read all. Its own last messages come next.
+            Err(Errno::INTR | Errno::CONNRESET) => continue,
             Err(Errno::AGAIN) => Err(io::ErrorKind::WouldBlock.into()),
             // Nobody else has the other end: what can't be read is a defect.
             Ok((length @ 1.., _)) => Ok(serde_json::from_slice(&packet[..length]).ok()),
@@ -114,6 +115,16 @@ mod tests {
         assert_eq!(receive::<Report>(&other).unwrap(), None);
         // Nobody hears it, and nothing happens.
         send(&other, &Report::Lost);
+    }
+
+    #[test]
+    fn the_last_messages_arrive_also_from_whoever_left_some_unread() {
+        let (one, other) = link().unwrap();
+        send(&other, &Order::Signal(15));
+        send(&one, &Report::Lost);
+        drop(one);
+        assert_eq!(receive(&other).unwrap(), Some(Report::Lost));
+        assert_eq!(receive::<Report>(&other).unwrap(), None);
     }
 
     #[test]

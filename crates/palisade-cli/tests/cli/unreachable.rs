@@ -73,7 +73,7 @@ fn a_signal_ends_the_wait_for_it() {
 fn a_child_whose_lock_can_not_be_renewed_is_asked_to_end_and_then_killed() {
     let store = Store::new();
     let script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.02; done";
-    let mut running = store.start("x", &["--ttl", "2s", "--json"], script);
+    let mut running = store.start("x", &["--ttl", "3s", "--json"], script);
     let gate = hang(&store);
     assert_eq!(running.line(), "asked");
     let asked = Instant::now();
@@ -112,7 +112,7 @@ fn a_child_is_killed_before_the_deadline() {
 fn a_child_that_ends_when_asked_has_lost_its_lock_all_the_same() {
     let store = Store::new();
     let script = "trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
-    let mut running = store.start("x", &["--ttl", "1s"], script);
+    let mut running = store.start("x", &["--ttl", "3s"], script);
     let gate = hang(&store);
     assert_eq!(running.line(), "asked");
     drop(gate);
@@ -124,7 +124,7 @@ fn a_child_that_ends_when_asked_has_lost_its_lock_all_the_same() {
 fn a_stopped_child_is_resumed_to_hear_that_it_must_end() {
     let store = Store::new();
     let script = "trap 'echo asked; exit 0' TERM; echo ready; kill -STOP $$; sleep 60";
-    let mut running = store.start("x", &["--ttl", "1s"], script);
+    let mut running = store.start("x", &["--ttl", "3s"], script);
     let gate = hang(&store);
     assert_eq!(running.line(), "asked");
     drop(gate);

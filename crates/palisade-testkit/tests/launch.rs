@@ -1,0 +1,412 @@
+//! The launcher on real engines: each starts, answers over its own protocol and leaves nothing
+//! behind, however it ends; and the cruel verbs do what they say.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use palisade_testkit::launch::proc::{self, State};
+use palisade_testkit::launch::{self, Running, table::ENGINES, until, wire};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// Asks one node for something that only the real engine answers.
+fn ask(engine: &Running, port: u16) {
+    let get = |path| wire::http(port, "GET", path, "").unwrap();
+    let scheme = engine.url().split("://").next().unwrap();
+    match scheme {
+        "redis" | "redlock" | "redis+sentinel" | "redis+cluster" => {
+            assert_eq!(wire::redis(port, &["PING"]).unwrap(), "PONG");
+        }
+        "etcd" => {
+            let expected = if engine.name().starts_with("etcd35") {
+                "3.5."
+            } else {
+                "3."
+            };
+            let (status, body) = get("/version");
+            assert!(
+                status == 200 && body.contains(&format!("etcdserver\":\"{expected}")),
+                "{body}"
+            );
+            assert_eq!(get("/health").0, 200);
+        }
+        "zookeeper" => {
+            let answer = wire::four_letters(port, "srvr").unwrap();
+            assert!(answer.contains("Zookeeper version: 3."), "{answer}");
+        }
+        "consul" => {
+            assert_eq!(get("/v1/kv/nothing").0, 404);
+            assert_eq!(
+                wire::http(port, "PUT", "/v1/kv/a", "b").unwrap().1.trim(),
+                "true"
+            );
+        }
+        "postgres" => {
+            let url = format!("postgres://palisade@127.0.0.1:{port}/postgres");
+            let psql = Command::new("psql")
+                .args([&url, "-Atc", "SELECT 41 + 1"])
+                .output()
+                .unwrap();
+            assert_eq!(
+                String::from_utf8_lossy(&psql.stdout).trim(),
+                "42",
+                "{psql:?}"
+            );
+        }
+        other => panic!("no request for {other}"),
+    }
+}
+
+/// What an engine has while it runs, to look for afterwards.
+struct Traces {
+    pids: Vec<u32>,
+    ports: Vec<u16>,
+    folder: PathBuf,
+}
+
+impl Traces {
+    fn of(engine: &Running) -> Self {
+        let nodes = engine.nodes();
+        Self {
+            pids: nodes
+                .iter()
+                .filter_map(|node| node.pid())
+                .flat_map(proc::tree)
+                .collect(),
+            ports: nodes.iter().map(|node| node.port()).collect(),
+            folder: engine.folder().to_owned(),
+        }
+    }
+
+    fn left(&self) -> Result<(), String> {
+        let alive = |pid: &&u32| proc::state(**pid) != State::Dead;
+        let pids: Vec<&u32> = self.pids.iter().filter(alive).collect();
+        let open = |port: &&u16| wire::connect(**port).is_ok();
+        let ports: Vec<&u16> = self.ports.iter().filter(open).collect();
+        match pids.is_empty() && ports.is_empty() && !self.folder.exists() {
+            true => Ok(()),
+            false => Err(format!(
+                "left are {pids:?}, {ports:?}, {}",
+                self.folder.display()
+            )),
+        }
+    }
+}
+
+/// The segments of shared memory of the whole machine.
+fn segments() -> usize {
+    let list = std::fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
+    list.lines().count()
+}
+
+/// Starts, asks and stops one engine; `None` when it can't be had.
+fn round(name: &str) -> Option<(Duration, Duration)> {
+    let begun = Instant::now();
+    let engine = launch::need(name)?;
+    let started = begun.elapsed();
+    for node in engine.nodes() {
+        assert_eq!(node.state(), State::Running, "{node:?}");
+        ask(&engine, node.port());
+    }
+    let traces = Traces::of(&engine);
+    assert!(traces.folder.exists());
+    drop(engine);
+    traces.left().unwrap();
+    Some((started, begun.elapsed()))
+}
+
+/// Every engine, twice in a row.
+#[test]
+fn every_engine_starts_answers_and_leaves_nothing() {
+    // What must be installed is not what is measured.
+    for recipe in ENGINES {
+        let _ = recipe.fetch();
+    }
+    for pass in 1..=2 {
+        let begun = Instant::now();
+        let queue = parking_lot::Mutex::new(ENGINES.iter());
+        let work = || {
+            while let Some(recipe) = { queue.lock().next() } {
+                if let Some((started, whole)) = round(recipe.name) {
+                    println!(
+                        "{:<15} ready after {started:>8.1?}, gone after {whole:>8.1?}",
+                        recipe.name
+                    );
+                }
+            }
+        };
+        // Two at a time: most of a start is waiting.
+        std::thread::scope(|scope| {
+            let threads = [(); 2].map(|()| {
+                std::thread::Builder::new()
+                    .name("launch".into())
+                    .spawn_scoped(scope, work)
+                    .unwrap()
+            });
+            for thread in threads {
+                thread.join().unwrap();
+            }
+        });
+        println!("all, pass {pass}: {:.1?}", begun.elapsed());
+    }
+}
+
+/// Starts an engine through the command and kills that with KILL.
+#[test]
+fn a_starter_that_is_killed_leaves_nothing() {
+    for (name, stop_a_node) in [("redis5", false), ("postgres", true)] {
+        let Some(spare) = launch::need(name) else {
+            continue;
+        };
+        drop(spare);
+        let segments_before = segments();
+        let mut up = Command::new(env!("CARGO_BIN_EXE_palisade-testkit"))
+            .args(["up", name])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut traces = Traces {
+            pids: vec![],
+            ports: vec![],
+            folder: PathBuf::new(),
+        };
+        for line in BufReader::new(up.stdout.take().unwrap()).lines() {
+            let line = line.unwrap();
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                [_, "pid", pid, address] => {
+                    traces.pids.extend(proc::tree(pid.parse().unwrap()));
+                    traces
+                        .ports
+                        .push(address.rsplit(':').next().unwrap().parse().unwrap());
+                }
+                ["folder", folder] => {
+                    traces.folder = folder.into();
+                    break;
+                }
+                _ => {}
+            }
+        }
+        assert!(
+            traces.pids.len() >= 5 && traces.left().is_err(),
+            "{:?}",
+            traces.pids
+        );
+        if stop_a_node {
+            // The main process stands still and can't end the others.
+            let pid = traces.pids[0].to_string();
+            assert!(
+                Command::new("kill")
+                    .args(["-STOP", &pid])
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+        }
+        up.kill().unwrap();
+        up.wait().unwrap();
+        until(SOON, || traces.left()).unwrap();
+        if name == "postgres" {
+            until(SOON, || match segments() <= segments_before {
+                true => Ok(()),
+                false => Err("a segment of shared memory is left".to_owned()),
+            })
+            .unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_command_ends_with_its_input() {
+    let Some(spare) = launch::need("redis") else {
+        return;
+    };
+    drop(spare);
+    let up = Command::new(env!("CARGO_BIN_EXE_palisade-testkit"))
+        .args(["up", "redis"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&up.stdout).into_owned();
+    assert!(
+        up.status.success() && said.starts_with("redis://127.0.0.1:"),
+        "{up:?}"
+    );
+    let folder = said
+        .lines()
+        .find_map(|line| line.strip_prefix("folder "))
+        .unwrap();
+    assert!(!Path::new(folder).exists());
+}
+
+#[test]
+fn a_node_is_stopped_continued_killed_restarted_and_wiped() {
+    let Some(engine) = launch::need("redis") else {
+        return;
+    };
+    let node = &engine.nodes()[0];
+    let port = node.port();
+    let get = || wire::redis(port, &["GET", "key"]);
+    wire::redis(port, &["SET", "key", "value"]).unwrap();
+
+    node.stop().unwrap();
+    assert_eq!(node.state(), State::Stopped);
+    // The kernel still takes connections for it.
+    assert!(wire::connect(port).is_ok() && get().is_err());
+    node.cont().unwrap();
+    assert_eq!(
+        (node.state(), get().unwrap().as_str()),
+        (State::Running, "value")
+    );
+
+    let pid = node.pid().unwrap();
+    node.kill().unwrap();
+    assert_eq!(
+        (node.state(), node.pid(), proc::state(pid)),
+        (State::Dead, None, State::Dead)
+    );
+    assert!(node.stop().is_err() && get().is_err());
+    node.restart().unwrap();
+    assert_eq!(get().unwrap(), "value", "what was answered is kept");
+    assert_ne!(node.pid().unwrap(), pid);
+
+    node.wipe().unwrap();
+    assert_eq!(get().unwrap(), "", "what is wiped is gone");
+}
+
+#[test]
+fn postgres_stands_still_with_all_its_processes_and_keeps_its_rows() {
+    let Some(engine) = launch::need("postgres") else {
+        return;
+    };
+    let node = &engine.nodes()[0];
+    let query = |sql| wire::postgres(node.port(), "palisade", sql);
+    query("CREATE TABLE t AS SELECT 7 AS n").unwrap();
+    let tree = proc::tree(node.pid().unwrap());
+    assert!(tree.len() > 3, "{tree:?}");
+    node.stop().unwrap();
+    assert!(tree.iter().all(|pid| proc::state(*pid) == State::Stopped));
+    node.cont().unwrap();
+    assert!(tree.iter().all(|pid| proc::state(*pid) == State::Running));
+    node.restart().unwrap();
+    assert_eq!(query("SELECT n FROM t").unwrap(), ["7"]);
+    node.wipe().unwrap();
+    assert!(query("SELECT n FROM t").is_err());
+}
+
+/// Kills the leader, sees another, and the first comes back as a follower.
+fn leader_changes(name: &str) {
+    let Some(engine) = launch::need(name) else {
+        return;
+    };
+    let first = engine.kill_leader().unwrap();
+    let begun = Instant::now();
+    let second = engine.leader_where(|leader| leader != first).unwrap();
+    println!(
+        "{name}: {first} was killed, {second} leads after {:.1?}",
+        begun.elapsed()
+    );
+    engine.ready().unwrap();
+    engine.nodes()[first].restart().unwrap();
+    engine.ready().unwrap();
+    assert_eq!(engine.leader(), Some(second));
+    ask(&engine, engine.nodes()[first].port());
+}
+
+#[test]
+fn etcd_has_another_leader_after_a_kill() {
+    leader_changes("etcd3");
+}
+
+#[test]
+fn zookeeper_has_another_leader_after_a_kill() {
+    leader_changes("zookeeper3");
+}
+
+#[test]
+fn consul_has_another_leader_after_a_kill() {
+    leader_changes("consul3");
+}
+
+#[test]
+fn sentinels_have_another_master_after_a_kill() {
+    leader_changes("redis-sentinel");
+}
+
+#[test]
+fn a_whole_engine_comes_back_empty() {
+    let Some(mut engine) = launch::need("etcd3") else {
+        return;
+    };
+    let port = engine.nodes()[0].port();
+    let call = |verb: &str, body: &str| {
+        wire::http(port, "POST", &format!("/v3/kv/{verb}"), body)
+            .unwrap()
+            .1
+    };
+    // "key" and "value" in base 64.
+    call("put", r#"{"key":"a2V5","value":"dmFsdWU="}"#);
+    assert!(call("range", r#"{"key":"a2V5"}"#).contains("dmFsdWU="));
+    engine.wipe().unwrap();
+    assert!(!call("range", r#"{"key":"a2V5"}"#).contains("dmFsdWU="));
+}
+
+#[test]
+fn settings_reach_the_server_and_bad_ones_show_its_log() {
+    let Some(engine) = launch::need("redis") else {
+        return;
+    };
+    drop(engine);
+    let engine = launch::start_with("redis", &["--maxmemory", "3mb"]).unwrap();
+    let limit = wire::redis(engine.nodes()[0].port(), &["CONFIG", "GET", "maxmemory"]).unwrap();
+    assert_eq!(limit, "maxmemory\n3145728");
+    let refused = launch::start_with("redis", &["--no-such-setting", "1"]).unwrap_err();
+    let launch::Error::Failed(why) = refused else {
+        panic!("{refused:?}")
+    };
+    assert!(
+        why.starts_with("n0 has ended") && why.contains("no-such-setting"),
+        "{why}"
+    );
+}
+
+#[test]
+fn an_unknown_engine_is_refused_by_name() {
+    let refused = launch::start("redis6").unwrap_err();
+    assert!(
+        refused.to_string().contains("known are redis, redis5"),
+        "{refused}"
+    );
+}
+
+/// Without root and packages tests are skipped, with the reason where it is looked for.
+#[test]
+fn what_cannot_be_had_is_skipped_or_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = folder.path().join("skipped.jsonl");
+    let run = |required: &str| {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_command_ends_with_its_input", "--nocapture"])
+            .env("PALISADE_TEST_REDIS", folder.path().join("nothing"))
+            .env("PALISADE_TEST_SKIPPED", &rows)
+            .env("PALISADE_TEST_REQUIRE", required)
+            .env_remove("CI")
+            .output()
+            .unwrap()
+    };
+    let skipped = run("");
+    assert!(skipped.status.success(), "{skipped:?}");
+    let row = std::fs::read_to_string(&rows).unwrap();
+    let row: serde_json::Value = serde_json::from_str(row.trim_end()).unwrap();
+    assert_eq!(
+        (&row["test"], &row["engine"]),
+        (&"the_command_ends_with_its_input".into(), &"redis".into())
+    );
+    assert!(row["why"].as_str().unwrap().contains("PALISADE_TEST_REDIS"));
+    assert!(!run("1").status.success());
+}

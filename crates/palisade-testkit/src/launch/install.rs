@@ -202,18 +202,25 @@ fn output(command: &mut Command) -> Result<String, String> {
 }
 
 /// Forbids services to start as long as it lives.
-struct NoServices(bool);
+struct NoServices {
+    policy: PathBuf,
+    ours: bool,
+}
 
 impl NoServices {
-    fn forbid() -> Result<Self, String> {
-        let failed = |error: std::io::Error| format!("{POLICY}: {error}");
-        match std::fs::read_to_string(POLICY) {
-            Ok(said) => Ok(Self(said == FORBID)),
+    fn forbid(policy: &Path) -> Result<Self, String> {
+        let failed = |error: std::io::Error| format!("{}: {error}", policy.display());
+        let forbidding = |ours| Self {
+            policy: policy.to_owned(),
+            ours,
+        };
+        match std::fs::read_to_string(policy) {
+            Ok(said) => Ok(forbidding(said == FORBID)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                std::fs::write(POLICY, FORBID).map_err(failed)?;
-                let ours = Self(true);
+                std::fs::write(policy, FORBID).map_err(failed)?;
+                let ours = forbidding(true);
                 let executable = PermissionsExt::from_mode(0o755);
-                std::fs::set_permissions(POLICY, executable).map_err(failed)?;
+                std::fs::set_permissions(policy, executable).map_err(failed)?;
                 Ok(ours)
             }
             Err(error) => Err(failed(error)),
@@ -223,8 +230,8 @@ impl NoServices {
 
 impl Drop for NoServices {
     fn drop(&mut self) {
-        if self.0 {
-            let _ = std::fs::remove_file(POLICY);
+        if self.ours {
+            let _ = std::fs::remove_file(&self.policy);
         }
     }
 }
@@ -246,7 +253,7 @@ pub(super) fn packages(packages: &[&str], there: impl Fn() -> bool) -> Result<()
     }
     eprintln!("installing {list}");
     let apt = turn.work()?;
-    let _quiet = NoServices::forbid()?;
+    let _quiet = NoServices::forbid(Path::new(POLICY))?;
     let install = ["install", "-y", "--no-install-recommends", "--no-remove"];
     let install = [&install[..], packages].concat();
     apt.run(&install).or_else(|_| {
@@ -305,4 +312,30 @@ pub(super) fn unpack(suite: &str, package: &str, link: (&str, &str)) -> Result<(
         std::os::unix::fs::symlink(really, &program).map_err(failed)?;
     }
     std::fs::rename(&root, &place).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_are_forbidden_while_we_install_and_by_whoever_did_before() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let policy = folder.path().join("policy-rc.d");
+        let forbids = || {
+            Command::new(&policy)
+                .status()
+                .ok()
+                .and_then(|status| status.code())
+        };
+        let guard = NoServices::forbid(&policy).expect("a policy");
+        assert_eq!(forbids(), Some(101));
+        // As a killed process leaves it.
+        std::mem::forget(guard);
+        drop(NoServices::forbid(&policy).expect("the policy that is there"));
+        assert!(!policy.exists());
+        std::fs::write(&policy, "#!/bin/sh\nexit 104\n").expect("another's policy");
+        drop(NoServices::forbid(&policy).expect("another's policy"));
+        assert!(policy.exists());
+    }
 }

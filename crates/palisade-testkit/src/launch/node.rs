@@ -31,6 +31,9 @@ pub(super) type User = (u32, u32);
 /// A check, and what is wrong if it fails.
 pub(super) type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
+/// What a cluster must be told before a wiped member starts.
+pub(super) type Rejoin = Box<dyn Fn() -> Result<Vec<String>, String> + Send + Sync>;
+
 /// What a node runs.
 pub(super) struct Spec {
     pub(super) program: PathBuf,
@@ -41,6 +44,8 @@ pub(super) struct Spec {
     pub(super) prepare: Box<dyn Fn(&Path) -> Result<(), String> + Send + Sync>,
     /// Whether the server answers, with or without the rest of the engine.
     pub(super) answers: Check,
+    /// Tells the others that it comes back empty and they do not; gives further arguments.
+    pub(super) rejoin: Option<Rejoin>,
     /// The signal that ends it for good; KILL unless it leaves something behind then.
     pub(super) end: &'static str,
     /// Cleans up what a killed server leaves outside its folder.
@@ -56,6 +61,7 @@ impl Spec {
             user: None,
             prepare: Box::new(|_| Ok(())),
             answers,
+            rejoin: None,
             end: "KILL",
             after_kill: None,
         }
@@ -159,7 +165,9 @@ impl Node {
             for pid in &moving {
                 proc::signal(*pid, Signal::STOP);
                 // A stopped child does not notice the death of its parent.
-                self.record(*pid)?;
+                if *pid != root {
+                    self.record(*pid)?;
+                }
             }
             match moving.is_empty() {
                 true => Ok(()),
@@ -194,14 +202,21 @@ impl Node {
         self.answers()
     }
 
-    /// Kills it, removes its data, and starts it again empty.
+    /// Kills it, removes its data, and starts it again empty. Where members are counted (etcd,
+    /// Redis Cluster) the others are told that it is a new one. `Running::ready` waits until it
+    /// has joined them.
     ///
     /// # Errors
     /// When it does not come back.
     pub fn wipe(&self) -> Result<(), String> {
         self.kill()?;
         self.forget()?;
-        self.spawn()?;
+        let further = self
+            .spec
+            .rejoin
+            .as_ref()
+            .map_or(Ok(Vec::new()), |rejoin| rejoin())?;
+        self.spawn_with(&further)?;
         self.answers()
     }
 
@@ -232,6 +247,10 @@ impl Node {
 
     /// Starts the process, and does not wait for it.
     pub(super) fn spawn(&self) -> Result<(), String> {
+        self.spawn_with(&[])
+    }
+
+    fn spawn_with(&self, further: &[String]) -> Result<(), String> {
         let mut child = self.child.lock();
         let failed = |error| format!("{}: {error}", self.name);
         let log = OpenOptions::new()
@@ -247,6 +266,7 @@ impl Node {
             .arg(self.spec.end)
             .arg(&self.spec.program)
             .args(&self.spec.arguments)
+            .args(further)
             .current_dir(&self.folder)
             .env("LC_ALL", "C")
             .process_group(0)

@@ -7,7 +7,7 @@ use super::super::node::{Node, START, Spec};
 use super::super::running::{Parts, addresses, alive};
 use super::super::{ports, until, wire};
 use super::most;
-use super::redis::{ping, server};
+use super::redis::{ping, server, spec};
 
 /// What sentinels call the master.
 const MASTER: &str = "main";
@@ -113,15 +113,20 @@ fn expect(port: u16, command: &[&str], line: &str) -> Result<(), String> {
 /// A cluster of three masters, each with a third of the slots.
 pub(in super::super) fn cluster(folder: &Path, settings: &[&str]) -> Result<Parts, String> {
     let mut nodes = Vec::new();
-    let buses = ports::several(3)?;
+    let (clients, buses) = (ports::several(3)?, ports::several(3)?);
     for (index, bus) in buses.iter().enumerate() {
         let line = format!("cluster-port {bus}");
         let clustered = ["cluster-enabled yes", "cluster-node-timeout 2000", &line];
         let settings = [settings, &clustered[..]].concat();
-        nodes.push(server(&REDIS, folder, &format!("n{index}"), &settings)?);
+        let (port, all) = (clients[index], clients.clone());
+        let spec = Spec {
+            rejoin: Some(Box::new(move || forget(&all, port))),
+            ..spec(&REDIS, port, &settings)?
+        };
+        nodes.push(Node::new(folder, &format!("n{index}"), port, spec)?);
     }
     for node in &nodes {
-        node.answers()?;
+        node.spawn()?;
     }
     Ok(Parts {
         url: format!("redis+cluster://{}", addresses(&nodes)),
@@ -139,6 +144,20 @@ pub(in super::super) fn cluster(folder: &Path, settings: &[&str]) -> Result<Part
         nodes,
         leader: None,
     })
+}
+
+/// Makes the others forget the node that had this port: it comes back as another.
+fn forget(all: &[u16], gone: u16) -> Result<Vec<String>, String> {
+    for &port in all.iter().filter(|port| **port != gone) {
+        let known = wire::redis(port, &["CLUSTER", "NODES"])?;
+        let old = known
+            .lines()
+            .find(|line| line.contains(&format!(":{gone}@")));
+        if let Some(id) = old.and_then(|line| line.split(' ').next()) {
+            wire::redis(port, &["CLUSTER", "FORGET", id])?;
+        }
+    }
+    Ok(Vec::new())
 }
 
 fn introduce(index: usize, port: u16, nodes: &[Node], buses: &[u16]) {

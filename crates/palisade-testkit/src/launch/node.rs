@@ -31,6 +31,9 @@ pub(super) type User = (u32, u32);
 /// A check, and what is wrong if it fails.
 pub(super) type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
+/// Makes files in a node's folder.
+pub(super) type Prepare = Box<dyn Fn(&Path) -> Result<(), String> + Send + Sync>;
+
 /// What a cluster must be told before a wiped member starts.
 pub(super) type Rejoin = Box<dyn Fn() -> Result<Vec<String>, String> + Send + Sync>;
 
@@ -41,7 +44,7 @@ pub(super) struct Spec {
     /// Runs as this user instead of ours.
     pub(super) user: Option<User>,
     /// Fills the node's empty folder, before the first start and after a wipe.
-    pub(super) prepare: Box<dyn Fn(&Path) -> Result<(), String> + Send + Sync>,
+    pub(super) prepare: Prepare,
     /// Whether the server answers, with or without the rest of the engine.
     pub(super) answers: Check,
     /// Tells the others that it comes back empty and they do not; gives further arguments.

@@ -9,6 +9,7 @@ use super::node::{Node, START};
 use super::proc::State;
 use super::table::Recipe;
 use super::until;
+use crate::subject::Outage;
 
 /// How long a majority may take to agree on a leader: elections here take 0.2 to 3 s.
 const ELECTION: Duration = Duration::from_secs(20);
@@ -16,14 +17,17 @@ const ELECTION: Duration = Duration::from_secs(20);
 /// How often a start is repeated when another process has taken one of its ports.
 const STARTS: usize = 4;
 
+type Ready = Box<dyn Fn(&[Node]) -> Result<(), String> + Send + Sync>;
+type Leader = Box<dyn Fn(&[Node]) -> Option<usize> + Send + Sync>;
+
 /// What a recipe makes: nodes that are started or about to be, and how to judge them.
 pub(super) struct Parts {
     pub(super) url: String,
     pub(super) nodes: Vec<Node>,
     /// Whether the engine as a whole does its work; nodes that do not run don't count.
-    pub(super) ready: Box<dyn Fn(&[Node]) -> Result<(), String> + Send + Sync>,
+    pub(super) ready: Ready,
     /// Which node leads, for engines with a leader.
-    pub(super) leader: Option<Box<dyn Fn(&[Node]) -> Option<usize> + Send + Sync>>,
+    pub(super) leader: Option<Leader>,
 }
 
 /// An engine that runs.
@@ -124,7 +128,7 @@ impl Running {
     ///
     /// # Errors
     /// When one does not come back as it was started first.
-    pub fn wipe(&mut self) -> Result<(), String> {
+    pub fn wipe(&self) -> Result<(), String> {
         for node in &self.parts.nodes {
             node.kill()?;
         }
@@ -133,6 +137,22 @@ impl Running {
             node.spawn()?;
         }
         self.ready()
+    }
+}
+
+/// Stops all nodes: connections stay open, and nothing is answered.
+impl Outage for Running {
+    fn begin(&self) {
+        for (_, node) in alive(&self.parts.nodes) {
+            // A node that ends meanwhile does not answer either.
+            let _ = node.stop();
+        }
+    }
+
+    fn end(&self) {
+        for node in &self.parts.nodes {
+            let _ = node.cont();
+        }
     }
 }
 

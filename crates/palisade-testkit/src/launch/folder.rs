@@ -14,6 +14,9 @@ use std::process::{Child, Command, Stdio};
 /// Free memory under which data goes to the disk: an etcd member alone reserves 64 MB.
 const ROOM: u64 = 1 << 30;
 
+/// What runs the two scripts below; also where `PATH` is bare.
+pub(super) const SHELL: &str = "/bin/sh";
+
 /// Ends the processes in `$0/pids` that are still the same, each with its signal and after two
 /// seconds with KILL, and removes the folder.
 const JANITOR: &str = r#"
@@ -83,7 +86,7 @@ impl Folder {
                 std::fs::set_permissions(path.path().join("pids"), anyone)
             })
             .map_err(|error| say("no list of pids", error))?;
-        let janitor = Command::new("sh")
+        let janitor = Command::new(SHELL)
             .args(["-c", JANITOR])
             .arg(path.path())
             .current_dir("/")

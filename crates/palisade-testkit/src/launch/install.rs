@@ -78,7 +78,8 @@ impl Turn {
             // Others that made these were killed: they would have the lock.
             for entry in std::fs::read_dir(&cache)?.flatten() {
                 if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
-                    std::fs::remove_dir_all(entry.path())?;
+                    // An apt that outlived its starter may still write there; then next time.
+                    let _ = std::fs::remove_dir_all(entry.path());
                 }
             }
             Ok(lock)

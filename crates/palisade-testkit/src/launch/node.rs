@@ -15,7 +15,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::process::Signal;
 
-use super::folder::RECORD;
+use super::folder::{RECORD, SHELL};
 use super::proc::{self, State};
 use super::until;
 
@@ -262,7 +262,7 @@ impl Node {
             .open(self.log());
         let log = log.map_err(failed)?;
         let errors: File = log.try_clone().map_err(failed)?;
-        let mut command = Command::new("sh");
+        let mut command = Command::new(SHELL);
         command
             .args(["-c", RECORD])
             .arg(self.pids())

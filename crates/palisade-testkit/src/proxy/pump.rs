@@ -254,13 +254,16 @@ impl Pump<'_> {
             .map(|(byte, live)| (Some(byte), live))
             .chain(by_message.map(|live| (None, live)));
         for (byte, live) in in_order {
-            if !live.rule.when.meets(place, &message.frame, &message.bytes)
-                || !live.take(self.connection.shared.seed, place)
-            {
+            if !live.rule.when.meets(place, &message.frame, &message.bytes) {
+                continue;
+            }
+            if byte.is_some() {
+                self.split_by.insert(live.id);
+            }
+            if !live.take(self.connection.shared.seed, place) {
                 continue;
             }
             if let Some(byte) = byte {
-                self.split_by.insert(live.id);
                 let rest = message.bytes.split_off((byte - start) as usize);
                 let before = std::mem::replace(&mut message.bytes, rest);
                 start = byte;

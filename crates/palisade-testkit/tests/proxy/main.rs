@@ -5,6 +5,7 @@
 mod actions;
 mod grpc;
 mod protocols;
+mod real;
 mod rules;
 mod transparent;
 #[allow(unreachable_pub)]

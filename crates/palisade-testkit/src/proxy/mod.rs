@@ -5,12 +5,24 @@
 //! how often, what happens) and gives back a [`Guard`]; the fault ends with the guard.
 //! The proxy knows the engines' protocols, so that a rule can say "the reply to this command".
 //!
+//! ```no_run
+//! use palisade_testkit::proxy::{Direction, Protocol, Proxy, to_client};
+//! # fn example(engine: std::net::SocketAddr) -> std::io::Result<()> {
+//! let proxy = Proxy::start(engine, Protocol::Resp)?;
+//! let lost = proxy.inject(to_client().label("INCR").once().eat());
+//! // … a client on proxy.addr() asks, waits in vain, and asks again …
+//! assert_eq!(lost.hits(), 1);
+//! assert_eq!(proxy.passed(Direction::ToEngine, "INCR"), 2);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! It runs on a thread and a runtime of its own, for async and blocking tests alike. With the
 //! same seed the same message of the same connection meets the same fate. Messages of one
 //! direction of a connection never overtake each other.
 //!
-//! Flow: `serve` accepts → `connection` pairs two sockets → `pump` moves one direction,
-//! splitting it with a protocol's framing (`message`) and asking the rules (`rule`, `guard`).
+//! Flow: `serve` accepts → `connection` pairs two sockets → `read` splits one direction with a
+//! protocol's framing (`message`) → `pump` asks the rules (`rule`, `guard`) and writes.
 
 mod connection;
 mod grpc;
@@ -19,6 +31,7 @@ mod http1;
 mod message;
 mod postgres;
 mod pump;
+mod read;
 mod resp;
 mod rule;
 mod seen;

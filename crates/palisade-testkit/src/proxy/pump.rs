@@ -1,4 +1,4 @@
-//! One direction of a connection: read, split into messages, ask the rules, write.
+//! One direction of a connection: takes the messages that `read` finds, asks the rules, writes.
 //!
 //! Reading goes on while a message is held or delayed, so that a delay counts from the arrival of
 //! each message; writing is one message after the other, so that none overtakes. Rules are
@@ -10,30 +10,17 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use super::connection::{Connection, End};
 use super::guard::Live;
 use super::message::{Direction, Frame};
+use super::read::{self, Message, Piece};
 use super::rule::{Action, Place};
 use super::seen::Seen;
 
 const QUEUE: usize = 1024;
-const READ: usize = 64 << 10;
-
-enum Piece {
-    Message(Message),
-    /// The source has said its last word, in peace or by a reset.
-    End(End),
-}
-
-struct Message {
-    bytes: Vec<u8>,
-    frame: Frame,
-    arrived: Instant,
-}
 
 /// Runs until the source has ended and its end has been passed on.
 pub(super) async fn run(connection: &Connection, direction: Direction) {
@@ -47,79 +34,7 @@ pub(super) async fn run(connection: &Connection, direction: Direction) {
         mute: false,
         split_by: HashSet::new(),
     };
-    tokio::join!(read(connection, direction, queue), pump.run(pieces));
-}
-
-async fn read(connection: &Connection, direction: Direction, queue: mpsc::Sender<Piece>) {
-    let source = connection.source(direction);
-    let mut raw = connection.raw.subscribe();
-    let mut buffer = Vec::new();
-    let end = loop {
-        let came = tokio::select! {
-            came = read_some(source, &mut buffer) => came,
-            // The other direction may have made the connection raw: what waits here for the rest
-            // of a message must not wait any longer.
-            Ok(_) = raw.wait_for(|raw| *raw), if !buffer.is_empty() => Ok(1),
-        };
-        match came {
-            Ok(0) => break End::Close,
-            Err(_) => break End::Reset,
-            Ok(_) => {}
-        }
-        let arrived = Instant::now();
-        let mut taken = 0;
-        while let Some(frame) = split(connection, direction, &buffer[taken..]) {
-            let bytes = buffer[taken..taken + frame.length].to_vec();
-            taken += frame.length;
-            let message = Message {
-                bytes,
-                frame,
-                arrived,
-            };
-            if queue.send(Piece::Message(message)).await.is_err() {
-                return;
-            }
-        }
-        buffer.drain(..taken);
-    };
-    if !buffer.is_empty() {
-        let message = Message {
-            frame: Frame::new(buffer.len(), super::Kind::Bytes, None),
-            bytes: buffer,
-            arrived: Instant::now(),
-        };
-        let _ = queue.send(Piece::Message(message)).await;
-    }
-    let _ = queue.send(Piece::End(end)).await;
-}
-
-fn split(connection: &Connection, direction: Direction, bytes: &[u8]) -> Option<Frame> {
-    if bytes.is_empty() {
-        return None;
-    }
-    let mut splitter = connection.splitter.lock();
-    let frame = splitter.next(direction, bytes);
-    if splitter.is_raw() {
-        connection
-            .raw
-            .send_if_modified(|raw| !std::mem::replace(raw, true));
-    }
-    frame
-}
-
-async fn read_some(source: &TcpStream, buffer: &mut Vec<u8>) -> io::Result<usize> {
-    loop {
-        source.readable().await?;
-        let mut chunk = [0; READ];
-        match source.try_read(&mut chunk) {
-            Ok(length) => {
-                buffer.extend_from_slice(&chunk[..length]);
-                return Ok(length);
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-    }
+    tokio::join!(read::run(connection, direction, queue), pump.run(pieces));
 }
 
 /// What the rules have left to be done when a message is written.

@@ -76,8 +76,7 @@ impl Resp {
                 format!("{word} {}", script.lines().next().unwrap_or_default()).into()
             }
         };
-        let subscribes = word.trim_start_matches(['P', 'S']).ends_with("UBSCRIBE")
-            || word.ends_with("UNSUBSCRIBE");
+        let subscribes = word.ends_with("SUBSCRIBE");
         self.subscribed |= subscribes;
         let confirmations = if subscribes {
             element_count(value).saturating_sub(1).max(1)

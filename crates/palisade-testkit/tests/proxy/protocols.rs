@@ -101,12 +101,12 @@ fn a_watch_is_cut_between_two_events() {
     assert!(came.ends_with("\r\n\r\n3\r\none\r\n"), "{came}");
 }
 
-fn packet(parts: &[&[u8]]) -> Vec<u8> {
+pub(super) fn packet(parts: &[&[u8]]) -> Vec<u8> {
     let body = parts.concat();
     [&(body.len() as u32).to_be_bytes(), &body[..]].concat()
 }
 
-fn read_packet(stream: &mut TcpStream) -> Option<Vec<u8>> {
+pub(super) fn read_packet(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut length = [0; 4];
     stream.read_exact(&mut length).ok()?;
     let mut body = vec![0; u32::from_be_bytes(length) as usize];

@@ -57,12 +57,14 @@ fn the_kth_message_of_the_nth_connection() {
     let redis = Redis::start();
     let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
     let guard = proxy.inject(to_engine().connection(2).message(2).eat());
-    for _ in 0..2 {
-        let mut asker = Asker::new(proxy.addr());
-        asker.ask(&["ONE"]);
-        asker.send(&["TWO"]);
-        asker.ask(&["THREE"]);
+    let mut first = Asker::new(proxy.addr());
+    for (word, reply) in [("ONE", "+1 ONE"), ("TWO", "+2 TWO"), ("THREE", "+3 THREE")] {
+        assert_eq!(first.ask(&[word]), reply);
     }
+    let mut second = Asker::new(proxy.addr());
+    assert_eq!(second.ask(&["ONE"]), "+4 ONE");
+    second.send(&["TWO"]);
+    assert_eq!(second.ask(&["THREE"]), "+5 THREE");
     assert_eq!(redis.requests(), ["ONE", "TWO", "THREE", "ONE", "THREE"]);
     assert_eq!(guard.hits(), 1);
 }

@@ -6,8 +6,11 @@
 //! into the table of behaviours × engines, [`model`] is a line to compare with, [`subject`] lists the engines, [`wrap`] are engines
 //! around an engine that lose or count calls.
 
+pub mod check;
 pub mod conformance;
+pub mod faults;
 pub mod harness;
+pub mod history;
 pub mod model;
 pub mod report;
 pub mod subject;

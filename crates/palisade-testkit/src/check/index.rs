@@ -261,7 +261,9 @@ impl<'h> Index<'h> {
 
     /// The first grant of `name` after `when`.
     pub fn next_grant(&self, name: &str, when: u64) -> Option<u64> {
-        let later = self.holds.partition_point(|hold| self.at(hold.granted) <= when);
+        let later = self
+            .holds
+            .partition_point(|hold| self.at(hold.granted) <= when);
         let next = self.holds[later..].iter().find(|hold| hold.name == name)?;
         Some(self.at(next.granted))
     }
@@ -308,10 +310,11 @@ impl<'h> Index<'h> {
         total
     }
 
-    /// Whether `client` lived and ran all through `window`.
-    pub fn was_well(&self, client: &str, window: Window) -> bool {
+    /// Whether `client` was stopped or killed inside `window`.
+    pub fn was_hurt(&self, client: &str, window: Window) -> bool {
         let killed = self.kills.get(client).map(|at| self.at(*at));
-        killed.is_none_or(|at| at >= window.until) && self.out_of_action(client, window) == 0
+        let mut pauses = self.pauses.get(client).into_iter().flatten();
+        killed.is_some_and(|at| at < window.until) || pauses.any(|out| out.overlap(window) > 0)
     }
 }
 

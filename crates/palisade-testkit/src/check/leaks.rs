@@ -110,7 +110,11 @@ fn leak(
     };
     if let Some(hold) = index.claims.get(shown.claim.as_str()) {
         let hold = &index.holds[*hold];
-        let bound = if hold.lost.is_some() { ttl + soon } else { soon };
+        let bound = if hold.lost.is_some() {
+            ttl + soon
+        } else {
+            soon
+        };
         return match (hold.released, hold.release) {
             (Some(released), _) if overdue(released, bound) => {
                 Some(blame(released, false, "its release was answered"))

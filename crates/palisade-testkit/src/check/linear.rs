@@ -23,6 +23,8 @@ pub trait Model {
     fn init(&self) -> Self::State;
     /// The states that `op`, answered as it was, may lead to; none when it can't be answered so.
     fn step(&self, state: &Self::State, op: &Self::Op) -> Vec<Self::State>;
+    /// Whether `op`, which was not answered, can change neither this state nor any that follows.
+    fn spent(&self, state: &Self::State, op: &Self::Op) -> bool;
 }
 
 /// An operation in time. Without an answer it may take effect at any time after its call.
@@ -72,7 +74,13 @@ pub fn linearize<M: Model>(model: &M, ops: &[Timed<M::Op>], limit: Duration) -> 
                 return Outcome::OutOfTime;
             }
             if done.contains(&at) {
-                let done = done.into_iter().filter(|other| *other != at).collect();
+                // Whether a spent operation took effect no longer matters: forgetting it keeps
+                // the configurations few.
+                let open = |op: &usize| {
+                    let spent = ops[*op].returned.is_none() && model.spent(&state, &ops[*op].op);
+                    *op != at && !spent
+                };
+                let done = done.into_iter().filter(open).collect();
                 next.insert((done, state));
                 continue;
             }

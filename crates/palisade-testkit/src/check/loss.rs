@@ -7,7 +7,9 @@ use crate::history::{Released, What};
 /// The first grant after `hold` that can't stand beside it.
 fn successor<'a, 'h>(index: &'a Index<'h>, hold: &Held<'h>) -> Option<&'a Held<'h>> {
     // Holds are in the order of their grants.
-    let later = index.holds.partition_point(|next| next.granted <= hold.granted);
+    let later = index
+        .holds
+        .partition_point(|next| next.granted <= hold.granted);
     let mut next = index.holds[later..].iter();
     next.find(|next| next.token > hold.token && next.conflicts(hold))
 }
@@ -24,7 +26,10 @@ pub(super) fn early(index: &Index<'_>, params: &Params) -> Verdict {
     let slack = nanos(params.slack);
     for hold in &index.holds {
         if let Some(lost) = hold.lost {
-            let again = hold.valid.iter().find(|valid| index.at(**valid) > hold.until);
+            let again = hold
+                .valid
+                .iter()
+                .find(|valid| index.at(**valid) > hold.until);
             if let Some(again) = again {
                 let text = format!("{} was valid again after it had been lost", hold.called());
                 violations.push(Violation::new(text, [hold.granted, lost, *again]));
@@ -122,12 +127,18 @@ pub(super) fn foreign_release(index: &Index<'_>) -> Verdict {
         let late = index.at(release);
         let victims = index.holds.iter().filter(|victim| {
             let granted = index.at(victim.granted);
-            victim.name == hold.name && granted < late && late < victim.until && victim.claim != hold.claim
+            victim.name == hold.name
+                && granted < late
+                && late < victim.until
+                && victim.claim != hold.claim
         });
         for victim in victims {
             let intruder = index.holds.iter().find(|intruder| {
                 let granted = index.at(intruder.granted);
-                let running = Window { from: granted, until: granted + 1 };
+                let running = Window {
+                    from: granted,
+                    until: granted + 1,
+                };
                 late < granted
                     && granted < victim.until
                     && intruder.conflicts(victim)

@@ -16,7 +16,7 @@ mod register;
 mod tokens;
 
 pub use index::{Attempt, Held, Index, Window};
-pub use linear::{Outcome, Timed, linearize};
+pub use linear::{Model, Outcome, Timed, linearize};
 pub use progress::handovers;
 pub use register::{Op as RegisterOp, Register};
 

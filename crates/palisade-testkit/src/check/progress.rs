@@ -47,24 +47,40 @@ fn departures<'a, 'h>(index: &'a Index<'h>, ttl: u64) -> Vec<Departure<'a, 'h>> 
     all
 }
 
-/// The next grant after a departure, and a waiter who had a right to it within `bound`.
-/// `None` when nobody waited, or when one who waits was hurt itself and may have been next.
-fn next(index: &Index<'_>, name: &str, at: u64, bound: u64) -> Option<(Option<u64>, usize)> {
+/// Whether someone with a right to it was granted in time after the line moved.
+struct Next {
+    /// The next grant.
+    granted: Option<u64>,
+    /// When it was due.
+    due: u64,
+    /// The call of one who waited.
+    waiter: usize,
+}
+
+/// The next grant after `at`, due after `bound` and as long as those who waited got no processor.
+/// `None` when nobody waited, or when one who did was stopped or killed and may have been next.
+fn next(index: &Index<'_>, name: &str, at: u64, bound: u64) -> Option<Next> {
     let window = Window {
         from: at,
         until: at.saturating_add(bound),
     };
     let waiting = index.waiting(name, at);
-    let mut hurt = waiting.iter().map(|one| !index.was_well(one.client, window));
-    if hurt.any(|hurt| hurt) {
+    if waiting.iter().any(|one| index.was_hurt(one.client, window)) {
         return None;
     }
+    let starved = waiting
+        .iter()
+        .map(|one| index.out_of_action(one.client, window));
+    let due = window.until.saturating_add(starved.max().unwrap_or(0));
     let patient = waiting.iter().find(|one| {
         let back = one.returned.map(|back| index.at(back));
-        matches!(one.answer, Some(Answer::Held { .. }))
-            || back.is_none_or(|back| back > window.until)
+        matches!(one.answer, Some(Answer::Held { .. })) || back.is_none_or(|back| back > due)
     })?;
-    Some((index.next_grant(name, at), patient.called))
+    Some(Next {
+        granted: index.next_grant(name, at),
+        due,
+        waiter: patient.called,
+    })
 }
 
 /// How long after each kill of an exclusive holder the next waiter was granted, in nanoseconds.
@@ -72,8 +88,8 @@ pub fn handovers(index: &Index<'_>) -> Vec<u64> {
     let killed = departures(index, u64::MAX).into_iter().filter(|d| d.killed);
     killed
         .filter_map(|gone| {
-            let (granted, _) = next(index, gone.hold.name, gone.at, 0)?;
-            Some(granted? - gone.at)
+            let next = next(index, gone.hold.name, gone.at, 0)?;
+            Some(next.granted? - gone.at)
         })
         .collect()
 }
@@ -87,18 +103,20 @@ pub(super) fn bounded_leak(index: &Index<'_>, params: &Params) -> Verdict {
     let (ttl, death) = (nanos(params.ttl), nanos(params.death) + slack);
     for gone in departures(index, ttl) {
         let bound = if gone.killed { death } else { ttl + slack };
-        let Some((granted, waiter)) = next(index, gone.hold.name, gone.at, bound) else {
+        let Some(next) = next(index, gone.hold.name, gone.at, bound) else {
             continue;
         };
         judged += 1;
-        if granted.is_none_or(|granted| granted > gone.at + bound) {
-            let took = granted.map_or("never".to_owned(), |granted| ms(granted - gone.at));
+        if next.granted.is_none_or(|granted| granted > next.due) {
+            let took = next
+                .granted
+                .map_or("never".to_owned(), |granted| ms(granted - gone.at));
             let text = format!(
                 "after the end of {} the next was granted in {took}; the bound is {}",
                 gone.hold.called(),
-                ms(bound)
+                ms(next.due - gone.at)
             );
-            let events = [gone.hold.granted, waiter, gone.event];
+            let events = [gone.hold.granted, next.waiter, gone.event];
             violations.push(Violation::new(text, events));
         }
     }
@@ -111,9 +129,9 @@ pub(super) fn bounded_leak(index: &Index<'_>, params: &Params) -> Verdict {
                 continue;
             }
             judged += 1;
-            let mut left = line.iter().filter(|shown| {
-                index.owners.get(shown.owner.as_str()).copied() == Some(*client)
-            });
+            let mut left = line
+                .iter()
+                .filter(|shown| index.owners.get(shown.owner.as_str()).copied() == Some(*client));
             if let Some(left) = left.next() {
                 let text = format!(
                     "claim {} of {client} is still there {} after it was killed",
@@ -174,16 +192,18 @@ pub(super) fn progress(index: &Index<'_>, params: &Params) -> Verdict {
             continue;
         }
         let (from, done) = (index.at(release), index.at(released));
-        let Some((granted, waiter)) = next(index, hold.name, from, done - from + bound) else {
+        let Some(next) = next(index, hold.name, from, done - from + bound) else {
             continue;
         };
-        if granted.is_none_or(|granted| granted > done + bound) {
-            let took = granted.map_or("never".to_owned(), |granted| ms(granted - from));
+        if next.granted.is_none_or(|granted| granted > next.due) {
+            let took = next
+                .granted
+                .map_or("never".to_owned(), |granted| ms(granted - from));
             let text = format!(
                 "after the release of {} the next was granted in {took}",
                 hold.called()
             );
-            violations.push(Violation::new(text, [waiter, release, released]));
+            violations.push(Violation::new(text, [next.waiter, release, released]));
         }
     }
     Verdict::of(violations)

@@ -59,12 +59,19 @@ impl Model for Register {
             },
         }
     }
+
+    fn spent(&self, state: &Self::State, op: &Op) -> bool {
+        let highest = state.as_ref().map_or(0, |kept| kept.token);
+        // The highest token never falls.
+        matches!(op, Op::Write { kept, .. } if kept.token < highest)
+    }
 }
 
 /// I5: every read and every answer of the storage fits one order in real time.
 pub(super) fn linearizable(index: &Index<'_>, params: &Params) -> Verdict {
     let mut objects: BTreeMap<&str, Vec<(Timed<Op>, usize, Option<usize>)>> = BTreeMap::new();
     let mut open: HashMap<(&str, u64), (&str, usize)> = HashMap::new();
+    let mut reads: HashMap<(&str, u64), usize> = HashMap::new();
     for (at, event) in index.history.events.iter().enumerate() {
         let key = |op: u64| (event.client.as_str(), op);
         match &event.what {
@@ -88,8 +95,7 @@ pub(super) fn linearizable(index: &Index<'_>, params: &Params) -> Verdict {
                 ops.push((timed, at, None));
             }
             What::ReadCalled { op } => {
-                open.insert(key(*op), (&event.name, usize::MAX));
-                open.insert((event.client.as_str(), u64::MAX), (&event.name, at));
+                reads.insert(key(*op), at);
             }
             What::WriteReturned { op, answer } => {
                 let Some((name, place)) = open.remove(&key(*op)) else {
@@ -106,9 +112,7 @@ pub(super) fn linearizable(index: &Index<'_>, params: &Params) -> Verdict {
                 }
             }
             What::ReadReturned { op, answer } => {
-                let called = open.remove(&(event.client.as_str(), u64::MAX));
-                let (Some((name, called)), true) = (called, open.remove(&key(*op)).is_some())
-                else {
+                let Some(called) = reads.remove(&key(*op)) else {
                     return Verdict::Undecided(format!("an answer without a call: {event}"));
                 };
                 let timed = Timed {
@@ -116,7 +120,7 @@ pub(super) fn linearizable(index: &Index<'_>, params: &Params) -> Verdict {
                     returned: Some(event.at),
                     op: Op::Read(answer.clone()),
                 };
-                let ops = objects.entry(name).or_default();
+                let ops = objects.entry(&event.name).or_default();
                 ops.push((timed, called, Some(at)));
             }
             _ => {}

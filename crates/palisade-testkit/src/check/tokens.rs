@@ -150,31 +150,44 @@ pub(super) fn election(index: &Index<'_>, params: &Params) -> Verdict {
         return Verdict::Undecided("nobody led".into());
     }
     let wake = nanos(params.slack);
-    let mut spans: Vec<(Window, usize, Option<usize>)> = Vec::new();
-    for (window, begin, end) in works {
-        let client = &index.history.events[begin].client;
-        let parts = index.running(client, window, wake).into_iter();
-        spans.extend(parts.map(|part| (part, begin, end)));
-    }
-    spans.sort_by_key(|(span, ..)| (span.from, span.until));
-    let mut before: Option<(Window, usize, Option<usize>)> = None;
     let term = |begin: usize| index.history.events[begin].token().unwrap_or(0);
-    for (span, begin, end) in spans {
-        if let Some((old, old_begin, old_end)) = before.filter(|(_, b, _)| *b != begin) {
-            let (old_term, new_term) = (term(old_begin), term(begin));
-            let events = [Some(old_begin), old_end, Some(begin)];
-            let events: Vec<usize> = events.into_iter().flatten().collect();
-            if span.from < old.until {
-                let text = format!("term {old_term} was still at work when {new_term} began");
-                violations.push(Violation::new(text, events.clone()));
-            }
-            if new_term <= old_term {
-                let text = format!("term {new_term} came after term {old_term}");
-                violations.push(Violation::new(text, events));
-            }
+    let running = |window: Window, begin: usize| {
+        let client = &index.history.events[begin].client;
+        index.running(client, window, wake)
+    };
+    let mut highest: Option<usize> = None;
+    for &(window, begin, _) in &works {
+        // One that was stopped before it could begin finds out as soon as it looks.
+        let until = window.from + 1;
+        let excused = running(Window { until, ..window }, begin).is_empty();
+        let before = highest.filter(|before| term(*before) > term(begin) && !excused);
+        if let Some(before) = before {
+            let text = format!("term {} came after term {}", term(begin), term(before));
+            violations.push(Violation::new(text, [before, begin]));
         }
-        if before.is_none_or(|(old, ..)| span.until > old.until) {
-            before = Some((span, begin, end));
+        if highest.is_none_or(|before| term(before) < term(begin)) {
+            highest = Some(begin);
+        }
+    }
+    let mut spans: Vec<(Window, usize)> = Vec::new();
+    for (work, (window, begin, _)) in works.iter().enumerate() {
+        let parts = running(*window, *begin).into_iter();
+        spans.extend(parts.map(|part| (part, work)));
+    }
+    spans.sort_by_key(|(span, _)| (span.from, span.until));
+    let mut latest: Option<(Window, usize)> = None;
+    for (span, work) in spans {
+        if let Some((before, other)) = latest.filter(|(_, other)| *other != work)
+            && span.from < before.until
+        {
+            let ((_, one, one_end), (_, two, two_end)) = (works[other], works[work]);
+            let text = format!("terms {} and {} were at work at once", term(one), term(two));
+            let events = [Some(one), one_end, Some(two), two_end];
+            let events: Vec<usize> = events.into_iter().flatten().collect();
+            violations.push(Violation::new(text, events));
+        }
+        if latest.is_none_or(|(before, _)| span.until > before.until) {
+            latest = Some((span, work));
         }
     }
     Verdict::of(violations)

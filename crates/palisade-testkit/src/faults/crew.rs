@@ -179,7 +179,10 @@ impl Crew {
             if let Some(found) = find(self) {
                 return Some(found);
             }
-            if tokio::time::timeout(deadline.remaining(), change).await.is_err() {
+            if tokio::time::timeout(deadline.remaining(), change)
+                .await
+                .is_err()
+            {
                 return find(self);
             }
         }
@@ -219,7 +222,8 @@ impl Crew {
         self.members[at].signal(Signal::CONT)?;
         self.members[at].stopped = false;
         let client = &self.members[at].client;
-        self.record.record_at(BootTime::now(), client, What::PauseEnd);
+        self.record
+            .record_at(BootTime::now(), client, What::PauseEnd);
         Ok(())
     }
 

@@ -43,7 +43,11 @@ impl Figures {
             acquires: index.attempts.len(),
             grants: index.holds.len(),
             torn: index.history.torn,
-            losses: index.holds.iter().filter(|hold| hold.lost.is_some()).count(),
+            losses: index
+                .holds
+                .iter()
+                .filter(|hold| hold.lost.is_some())
+                .count(),
             handovers: handovers(index),
             ..Self::default()
         };

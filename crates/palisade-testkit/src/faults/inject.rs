@@ -57,6 +57,11 @@ async fn once(crew: &mut Crew, fault: Fault, ttl: Duration, end: BootTime) -> io
     match fault {
         Fault::PauseHolder => {
             crew.stop(at)?;
+            // What it said before it stopped may be on its way: it may have let go just then.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            if crew.members[at].phase() != Phase::Held {
+                return crew.go_on(at);
+            }
             // Past the lease whenever it was last renewed, with time for others to be at work.
             let pause = ttl + ttl.mul_f64(crew.rng.random_range(0.3..0.6));
             tokio::time::sleep(pause).await;
@@ -73,9 +78,7 @@ async fn once(crew: &mut Crew, fault: Fault, ttl: Duration, end: BootTime) -> io
         Fault::PauseBeforeWrite => {
             crew.members[at].tell("gate");
             let soon = BootTime::now() + ttl * 4;
-            let at_gate = |crew: &mut Crew| {
-                (crew.members[at].phase() == Phase::Gate).then_some(())
-            };
+            let at_gate = |crew: &mut Crew| (crew.members[at].phase() == Phase::Gate).then_some(());
             if crew.until(soon, at_gate).await.is_none() {
                 return Ok(());
             }

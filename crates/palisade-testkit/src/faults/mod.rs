@@ -180,15 +180,15 @@ pub fn cell(site: &Site, capability: &Capability, workload: Workload, fault: Fau
         Workload::Semaphore if capability.permits == Permits::None => return not("no permits"),
         Workload::QueueOrder if !capability.fair => return not("not fair"),
         Workload::QueueOrder if !capability.waiters_visible => return not("waiters not visible"),
-        Workload::FencedCounter | Workload::FencedRegister
-            if capability.tokens == Tokens::None =>
-        {
+        Workload::FencedCounter | Workload::FencedRegister if capability.tokens == Tokens::None => {
             return not("no tokens");
         }
         _ => {}
     }
     match fault {
-        Fault::PauseBeforeWrite if !workload.writes() => return not("this workload writes nothing"),
+        Fault::PauseBeforeWrite if !workload.writes() => {
+            return not("this workload writes nothing");
+        }
         Fault::Engine(harm) if !site.hurt.as_ref().is_some_and(|hurt| hurt.can(harm)) => {
             return not("no server that could be hurt so");
         }

@@ -91,13 +91,19 @@ pub async fn run(run: &Run) -> Result<Report, String> {
     let words = |error: palisade::Error| format!("{error:?}");
     let joint = if run.site.url.contains('?') { '&' } else { '?' };
     // Every run has a namespace of its own, so that runs share an engine.
-    let url = format!("{}{joint}namespace=f{:016x}", run.site.url, rand::random::<u64>());
+    let url = format!(
+        "{}{joint}namespace=f{:016x}",
+        run.site.url,
+        rand::random::<u64>()
+    );
     let client = (run.subject.connect)(url.clone()).await.map_err(words)?;
     let what = cell(&run.site, &client.capability(), run.workload, run.fault);
     if let Cell::NotApplicable(why) = what {
         return Ok(Report::not_applicable(why));
     }
-    let work = tempfile::Builder::new().prefix("palisade-faults-").tempdir();
+    let work = tempfile::Builder::new()
+        .prefix("palisade-faults-")
+        .tempdir();
     let work = work.map_err(|error| error.to_string())?;
     let (events, store) = (work.path().join("history"), work.path().join("store"));
     for dir in [&events, &store] {

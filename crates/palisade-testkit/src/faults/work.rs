@@ -159,7 +159,9 @@ impl Worker {
                     elected.map(Grasp::Lead)
                 }
                 (Some(election), ..) => election.try_campaign(value).await?.map(Grasp::Lead),
-                (None, Some(request), patience) => request.acquire(patience).await?.map(Grasp::Lock),
+                (None, Some(request), patience) => {
+                    request.acquire(patience).await?.map(Grasp::Lock)
+                }
                 (None, None, _) => None,
             })
         };
@@ -204,7 +206,7 @@ impl Worker {
             }
             Workload::QueueOrder => {
                 self.is_valid(hold);
-                self.sleep(1000, 5000).await;
+                self.sleep(2000, 8000).await;
             }
             Workload::Election => {
                 let (record, token) = (self.record.clone(), hold.token().0);
@@ -398,7 +400,11 @@ async fn dropped_after<T>(
             Poll::Ready(done) => Poll::Ready(Some(done)),
             Poll::Pending => {
                 polls -= 1;
-                if polls == 0 { Poll::Ready(None) } else { Poll::Pending }
+                if polls == 0 {
+                    Poll::Ready(None)
+                } else {
+                    Poll::Pending
+                }
             }
         })
         .await

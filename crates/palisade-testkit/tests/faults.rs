@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use palisade_testkit::check::Invariant;
 use palisade_testkit::faults::{Cell, Fault, Report, Run, Workload, run};
 use palisade_testkit::subject::{self, SUBJECTS, Site, Subject};
 use parking_lot::Mutex;
@@ -48,6 +49,12 @@ fn main() -> ExitCode {
                 went
             }));
         }
+    }
+    for &(workload, invariant) in NO_LOCK {
+        let name = format!("no-lock::{workload}/{invariant}").replace(' ', "-");
+        trials.push(Trial::test(name, move || {
+            no_lock(workload, invariant, seed)
+        }));
     }
     // Those that need the machine to themselves come last: the others are done by then.
     trials.sort_by_key(|trial| trial.name().ends_with(&format!("/{}", Fault::Slow)));
@@ -96,7 +103,20 @@ fn trial(
     fault: Fault,
     seed: u64,
 ) -> Result<Completion, Failed> {
-    let site: Site = (subject.start)()?;
+    let (one, report) = went(subject, (subject.start)()?, workload, fault, seed)?;
+    if let Cell::NotApplicable(why) = &report.cell {
+        return Ok(Completion::ignored_with(why.clone()));
+    }
+    expect(&one, &report).map_err(|why| format!("{why}\nseed {seed}\n{}", report.figures).into())
+}
+
+fn went(
+    subject: Subject,
+    site: Site,
+    workload: Workload,
+    fault: Fault,
+    seed: u64,
+) -> Result<(Run, Report), Failed> {
     let (time, ttl) = times();
     let keep = std::env::var_os("PALISADE_TEST_KEEP").map(PathBuf::from);
     let one = Run {
@@ -111,7 +131,7 @@ fn trial(
         // Four cells and whatever else runs on the machine.
         slack: Duration::from_millis(400),
         program: env!("CARGO_BIN_EXE_palisade-testkit").into(),
-        keep: keep.map(|dir| dir.join(format!("{workload}-{fault}"))),
+        keep: keep.map(|dir| dir.join(format!("{}-{workload}-{fault}", subject.name))),
     };
     let _machine = machine(fault);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -122,10 +142,31 @@ fn trial(
     let went = runtime.block_on(async { tokio::time::timeout(limit, run(&one)).await });
     runtime.shutdown_timeout(Duration::from_secs(1));
     let report = went.map_err(|_| format!("not done after {limit:?}, seed {seed}"))??;
-    if let Cell::NotApplicable(why) = &report.cell {
-        return Ok(Completion::ignored_with(why.clone()));
+    Ok((one, report))
+}
+
+/// The other control: no lock at all, since every process has an engine of its own. What the
+/// workload is about must be found violated, or the run can't see.
+const NO_LOCK: &[(Workload, Invariant)] = &[
+    (Workload::Mutex, Invariant::BelievedExclusion),
+    (Workload::RwLock, Invariant::Capacity),
+    (Workload::Semaphore, Invariant::Capacity),
+    (Workload::Election, Invariant::Election),
+    (Workload::UnfencedCounter, Invariant::NoLostUpdate),
+];
+
+fn no_lock(workload: Workload, invariant: Invariant, seed: u64) -> Result<(), Failed> {
+    let apart = Subject::new("apart", || Err("not started".into()));
+    let site = Site {
+        processes: true,
+        ..Site::new("memory:")
+    };
+    let (_, report) = went(apart, site, workload, Fault::None, seed)?;
+    let mut verdicts = report.verdicts.iter();
+    match verdicts.find(|(about, _)| *about == invariant) {
+        Some((_, verdict)) if !verdict.violations().is_empty() => Ok(()),
+        verdict => Err(format!("{invariant} was not refused: {verdict:?}").into()),
     }
-    expect(&one, &report).map_err(|why| format!("{why}\nseed {seed}\n{}", report.figures).into())
 }
 
 /// What a cell must have shown.
@@ -139,21 +180,18 @@ fn expect(run: &Run, report: &Report) -> Result<Completion, String> {
         return Err(why.clone());
     }
     let figures = &report.figures;
-    match (run.workload, run.fault) {
-        (Workload::UnfencedCounter, Fault::PauseHolder | Fault::PauseBeforeWrite) => {
-            if report.lost_updates.is_none_or(|lost| lost == 0) {
-                return Err("the control lost no update, as it must".into());
-            }
-        }
-        (Workload::FencedCounter | Workload::FencedRegister, Fault::PauseBeforeWrite) => {
-            if figures.stale == 0 {
-                return Err("no stale write was refused".into());
-            }
-        }
-        (_, Fault::PauseHolder) if figures.losses == 0 => {
-            return Err("nobody was told of a loss".into());
-        }
-        _ => {}
+    let fenced = matches!(
+        run.workload,
+        Workload::FencedCounter | Workload::FencedRegister
+    );
+    if report.cell == Cell::MustLose && report.lost_updates.is_none_or(|lost| lost == 0) {
+        return Err("the control lost no update, as it must".into());
+    }
+    if fenced && run.fault == Fault::PauseBeforeWrite && figures.stale == 0 {
+        return Err("no stale write was refused".into());
+    }
+    if run.fault == Fault::PauseHolder && figures.losses == 0 {
+        return Err("nobody was told of a loss".into());
     }
     match report.is_ok() {
         true => Ok(Completion::Completed),

@@ -60,12 +60,21 @@ struct Next {
 /// The next grant after `at`, due after `bound` and as long as those who waited got no processor.
 /// `None` when nobody waited, or when one who did was stopped or killed and may have been next.
 fn next(index: &Index<'_>, name: &str, at: u64, bound: u64) -> Option<Next> {
+    let granted = index.next_grant(name, at);
     let window = Window {
         from: at,
         until: at.saturating_add(bound),
     };
+    // What happens to a waiter once the line has moved on is another matter.
+    let until_then = Window {
+        until: granted.map_or(window.until, |granted| granted.min(window.until)),
+        ..window
+    };
     let waiting = index.waiting(name, at);
-    if waiting.iter().any(|one| index.was_hurt(one.client, window)) {
+    if waiting
+        .iter()
+        .any(|one| index.was_hurt(one.client, until_then))
+    {
         return None;
     }
     let starved = waiting
@@ -77,7 +86,7 @@ fn next(index: &Index<'_>, name: &str, at: u64, bound: u64) -> Option<Next> {
         matches!(one.answer, Some(Answer::Held { .. })) || back.is_none_or(|back| back > due)
     })?;
     Some(Next {
-        granted: index.next_grant(name, at),
+        granted,
         due,
         waiter: patient.called,
     })

@@ -67,9 +67,12 @@ impl Model for Register {
     }
 }
 
+/// An operation, its call and its answer as events.
+type Seen = (Timed<Op>, usize, Option<usize>);
+
 /// I5: every read and every answer of the storage fits one order in real time.
 pub(super) fn linearizable(index: &Index<'_>, params: &Params) -> Verdict {
-    let mut objects: BTreeMap<&str, Vec<(Timed<Op>, usize, Option<usize>)>> = BTreeMap::new();
+    let mut objects: BTreeMap<&str, Vec<Seen>> = BTreeMap::new();
     let mut open: HashMap<(&str, u64), (&str, usize)> = HashMap::new();
     let mut reads: HashMap<(&str, u64), usize> = HashMap::new();
     for (at, event) in index.history.events.iter().enumerate() {

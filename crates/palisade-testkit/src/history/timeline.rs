@@ -46,7 +46,7 @@ pub fn page(title: &str, history: &History, verdicts: &[(Invariant, Verdict)]) -
     let mut summary = String::new();
     let mut breaches = Vec::new();
     let lanes = Lanes::of(history);
-    summary.push_str("<table>");
+    summary.push_str("<dl>");
     for (invariant, verdict) in verdicts {
         let (class, words) = match verdict {
             Verdict::Ok => ("ok", "ok".to_owned()),
@@ -56,11 +56,11 @@ pub fn page(title: &str, history: &History, verdicts: &[(Invariant, Verdict)]) -
         // Writing to a string can't fail.
         let _ = write!(
             summary,
-            "<tr><td>{invariant}<td class=\"{class}\">{}",
+            "<div><dt>{invariant}<dd class=\"{class}\">{}</div>",
             escape(&words)
         );
     }
-    summary.push_str("</table>");
+    summary.push_str("</dl>");
     let listed = verdicts.iter().flat_map(|(invariant, verdict)| {
         let violations = verdict.violations().iter().take(LISTED);
         violations.map(move |violation| (invariant, violation))

@@ -108,7 +108,7 @@ impl Sim {
             self.step(at, go_on);
             self.serve();
         }
-        if self.now % 7 == 0 {
+        if self.now.is_multiple_of(7) {
             self.survey();
         }
     }

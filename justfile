@@ -18,6 +18,13 @@ conformance engines="memory,file":
     PALISADE_TEST_ENGINES={{engines}} PALISADE_TEST_REPORT=target/conformance.jsonl cargo test -p palisade-testkit --test conformance
     cargo run -q -p palisade-testkit -- table target/conformance.jsonl
 
+# The proofs of the core with greater bounds: minutes.
+soak:
+    PALISADE_TEST_FULL=1 cargo test --release -p palisade-testkit --test lease
+    PALISADE_TEST_FULL=1 cargo test --release -p palisade --test cancel
+    PALISADE_TEST_FULL=1 cargo test --release -p palisade --features shuttle --test orderings
+    cargo test -p palisade --features known-bad --test known_bad -- each_variant --nocapture
+
 # Ratios to the raw operations, in one run.
 bench:
     cargo bench -p palisade --bench file --bench hold

@@ -4,13 +4,15 @@
 //! trait or a primitive promises. [`harness`] makes a trial of every engine × case and runs them,
 //! [`taker`] is a real second process that can be stopped and killed, [`report`] turns results
 //! into the table of behaviours × engines, [`model`] is a line to compare with, [`subject`] lists the engines, [`wrap`] are engines
-//! around an engine that lose or count calls.
+//! around an engine that lose or count calls, [`launch`] starts real servers. [`faults`] runs
+//! workloads under faults, [`history`] records what happens and [`check`] judges it.
 
 pub mod check;
 pub mod conformance;
 pub mod faults;
 pub mod harness;
 pub mod history;
+pub mod launch;
 pub mod model;
 pub mod report;
 pub mod subject;

@@ -336,6 +336,16 @@ impl Client {
         }
     }
 
+    /// Waits until every release that was left to the background is done, and, if nothing else
+    /// uses this connection (no clone, hold or primitive), until it is closed. For a program
+    /// that ends: it leaves nothing behind.
+    pub async fn end(self) {
+        self.keeper.drain().await;
+        if let Some(keeper) = Arc::into_inner(self.keeper) {
+            keeper.end().await;
+        }
+    }
+
     /// Waits until every release that was left to the background is done.
     /// Holds that live on are not touched.
     pub async fn close(&self) {

@@ -119,6 +119,14 @@ impl Client {
         wait(self.0.evict(name, id, force))?
     }
 
+    /// As [`end`](crate::Client::end).
+    ///
+    /// # Errors
+    /// [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    pub fn end(self) -> Result<()> {
+        wait(self.0.end())
+    }
+
     /// As [`close`](crate::Client::close).
     ///
     /// # Errors

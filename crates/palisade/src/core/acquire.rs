@@ -14,10 +14,11 @@ use super::error::{Error, Kind, Outcome, Result};
 use super::events::{Ending, Event};
 use super::hold::{Hold, Occupied};
 use super::keeper::Keeper;
+use super::known_bad::{self, Bad};
 use super::name::Name;
 use super::owner::Owner;
 use super::pulse::{LossReason, Pulse};
-use super::ticket::{Armed, Ticket};
+use super::ticket::Ticket;
 use super::token::Era;
 use super::wait::{Backoff, Patience, Retry, recheck_at};
 
@@ -81,7 +82,6 @@ impl Request {
     /// claim; [`Kind::Unusable`] and [`Kind::Denied`] from the engine.
     pub async fn acquire(&self, patience: Patience) -> Result<Option<Hold>> {
         self.keeper.engine().capability().allows(self.ask)?;
-        self.keeper.start()?;
         let mut acquiring = Acquiring::begin(self);
         let acquired = self.acquire_by(patience).await;
         acquiring.ending = match &acquired {
@@ -115,6 +115,7 @@ impl Request {
         deadline: BootTime,
         backoff: &mut Backoff,
     ) -> Result<Attempt> {
+        self.keeper.start()?;
         let claim = Arc::new(self.claim(patience != Patience::NoWait));
         let ticket = Ticket::own(self.name.clone(), claim.id);
         let mut occupied = Occupied::entering(&self.keeper, ticket, self.ttl, self.ask.mode());
@@ -133,14 +134,9 @@ impl Request {
                 }) => {
                     let own = ticket.has_own_lease();
                     occupied.entered(ticket);
-                    // An own lease can't have been armed before this call: whatever the engine
-                    // says, the earlier time is the safe one.
-                    let sent = if own {
-                        armed.sent.min(called)
-                    } else {
-                        armed.sent
-                    };
-                    break (Armed { sent, ..armed }, place);
+                    // A shared lease may have been armed by another claim, before or after.
+                    let armed = if own { armed.not_after(called) } else { armed };
+                    break (armed, place);
                 }
                 Err(error) if error.is_transient() && backoff.sleep(deadline).await => {}
                 Err(error) => {
@@ -156,7 +152,9 @@ impl Request {
         loop {
             match place {
                 // A grant counts only while our own lease is still good.
-                Place::Held { counted } if pulse.is_valid() => {
+                Place::Held { counted }
+                    if pulse.is_valid() || known_bad::is(Bad::GrantUnchecked) =>
+                {
                     let token = self.era.stamp(counted)?;
                     pulse.grant();
                     occupied.granted(counted, self.at_least);

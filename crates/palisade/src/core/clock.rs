@@ -7,6 +7,9 @@
 use std::ops::Add;
 use std::time::Duration;
 
+use super::known_bad::{self, Bad};
+use super::sync;
+
 /// A point in time of this boot, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BootTime(u64);
@@ -19,12 +22,10 @@ impl BootTime {
 
     /// Reads the clock. Costs tens of nanoseconds and never fails.
     pub fn now() -> Self {
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
-        #[cfg(not(any(target_os = "linux", target_os = "android")))]
-        const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
-        let now = rustix::time::clock_gettime(CLOCK);
-        Self(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+        if known_bad::is(Bad::WallClock) {
+            return known_bad::wall_clock();
+        }
+        Self(sync::nanos())
     }
 
     /// The point in time that `nanos` stands for, as an engine stored it.

@@ -18,6 +18,7 @@ use super::events::Event;
 use super::keeper::Keeper;
 use super::name::Name;
 use super::pulse::{Loss, LossReason, Pulse};
+use super::sync;
 use super::ticket::Ticket;
 use super::token::Token;
 
@@ -66,7 +67,10 @@ impl Hold {
 
     /// How long it stays valid without a further renewal; zero when it is lost.
     pub fn remaining(&self) -> Duration {
-        self.pulse.deadline().remaining()
+        match self.is_valid() {
+            true => self.pulse.deadline().remaining(),
+            false => Duration::ZERO,
+        }
     }
 
     /// Until when it is valid. Moves on with every renewal; in the past when it is lost.
@@ -120,13 +124,14 @@ impl Hold {
             tokio::select! {
                 biased;
                 _ = pulse.lost() => {}
-                () = tokio::time::sleep(place.not_before.remaining()) => {}
+                () = sync::sleep_until(place.not_before) => {}
             }
         }
         let was_valid = pulse.is_valid();
         let name = place.ticket.name.clone();
         match place.leave().await? {
-            Left::Done if was_valid => Ok(()),
+            // Told between the look and the end of the renewal, after which nothing is told.
+            Left::Done if was_valid && pulse.loss().is_none() => Ok(()),
             Left::Done | Left::Absent => Err(lost_error("release", &name, token, &pulse)),
         }
     }

@@ -12,7 +12,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::claim::ClaimId;
@@ -22,6 +21,7 @@ use super::error::{Error, Kind, Result};
 use super::events::{Event, Observers};
 use super::keeping;
 use super::pulse::{LossReason, Pulse};
+use super::sync::{Mutex, Runtime};
 use super::ticket::{Armed, LeaseId, Ticket};
 
 /// The handle that clients and holds share. When the last one is dropped the thread leaves what
@@ -139,25 +139,17 @@ impl Keeper {
                 "the keeper's thread can't be started; are limits on threads or memory reached?";
             Error::new(Kind::Denied, "keeper", message).because(error)
         };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(failed)?;
+        let runtime = Runtime::new().map_err(failed)?;
         let shared = Arc::clone(&self.0);
         // Listening begins before anything can enter: an alarm in between would be lost, and an
         // eviction told only by the next renewal.
-        let alarms = {
-            let _entered = runtime.enter();
-            shared.engine.alarms()
+        let alarms = runtime.enter(|| shared.engine.alarms());
+        let keeping = async move {
+            let ended = Ended(Arc::clone(&shared));
+            keeping::keep(shared, alarms).await;
+            drop(ended);
         };
-        std::thread::Builder::new()
-            .name("palisade-keeper".into())
-            .spawn(move || {
-                let ended = Ended(Arc::clone(&shared));
-                runtime.block_on(keeping::keep(shared, alarms));
-                drop(ended);
-            })
-            .map_err(failed)?;
+        runtime.spawn("palisade-keeper", keeping).map_err(failed)?;
         state.running = true;
         Ok(())
     }
@@ -171,6 +163,12 @@ impl Keeper {
     pub(crate) fn watch_over(&self, ticket: &Ticket, armed: Armed) -> Arc<Pulse> {
         let mut state = self.0.state.lock();
         let alarmed = state.entering.remove(&ticket.claim) == Some(true);
+        if !state.running {
+            // The thread has ended since the claim began: nobody would renew it, nobody tell.
+            let pulse = Pulse::new(ticket.name.clone(), armed);
+            pulse.lose(LossReason::Expired);
+            return Arc::new(pulse);
+        }
         let own = ticket.has_own_lease();
         let kept = state.leases.entry(ticket.lease).or_insert_with(|| Kept {
             ticket: own.then(|| ticket.clone()),
@@ -238,6 +236,26 @@ impl Keeper {
                 }
             }
             drained.await;
+        }
+    }
+}
+
+impl Keeper {
+    /// Ends the thread and waits for that, so that whatever the engine cleans up when it is
+    /// dropped is done when this returns.
+    pub(crate) async fn end(self) {
+        self.0.state.lock().closing = true;
+        self.0.wake.notify_one();
+        loop {
+            let ended = self.0.drained.notified();
+            if !self.0.state.lock().running {
+                break;
+            }
+            ended.await;
+        }
+        // The thread has said that it is over, and drops its share next.
+        while Arc::strong_count(&self.0) > 1 {
+            tokio::task::yield_now().await;
         }
     }
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use tokio::time::{sleep, timeout};
 
 use super::claim::ClaimId;
 use super::clock::BootTime;
@@ -17,8 +16,10 @@ use super::engine::{Alarm, Audited, BoxStream, Renewal};
 use super::error::{Error, Kind, Result};
 use super::events::{Event, Observers, Renewed};
 use super::keeper::{Departure, Kept, Shared, State, lose, renewal_due};
-use super::pulse::LossReason;
-use super::ticket::{Armed, Lease, LeaseId, Ticket};
+use super::known_bad::{self, Bad};
+use super::pulse::{LossReason, Pulse};
+use super::sync::{sleep_until, timeout};
+use super::ticket::{Lease, LeaseId, Ticket};
 use super::wait::{Backoff, Retry};
 
 /// Timers of the runtime stand still while the machine sleeps; leases don't. Looking once a
@@ -56,7 +57,7 @@ pub(super) async fn keep(shared: Arc<Shared>, mut alarms: BoxStream<Alarm>) {
                 Some(alarm) => shared.state.lock().hurry(alarm),
                 None => alarms_open = false,
             },
-            () = sleep(looks_at.remaining()), if looks_at < BootTime::NEVER => {}
+            () = sleep_until(looks_at), if looks_at < BootTime::NEVER => {}
         }
     }
     shared.engine.close().await;
@@ -243,6 +244,9 @@ impl State {
 
     /// Stops renewing for a claim. A shared lease goes on living.
     pub(super) fn forget(&mut self, ticket: &Ticket) {
+        if known_bad::is(Bad::RenewalSurvivesRelease) {
+            return;
+        }
         self.entering.remove(&ticket.claim);
         let Some(kept) = self.leases.get_mut(&ticket.lease) else {
             return;
@@ -299,11 +303,7 @@ impl State {
         kept.renewing = false;
         let reason = match answer {
             Some(Renewal::Held(armed)) => {
-                // The keeper's own time from before the call can't be later than the sending.
-                let armed = Armed {
-                    sent: sent.min(armed.sent),
-                    ..armed
-                };
+                let armed = armed.not_after(sent);
                 if kept.armed.deadline().has_passed() {
                     LossReason::Expired
                 } else {
@@ -311,9 +311,16 @@ impl State {
                         kept.armed = armed;
                     }
                     kept.due = kept.due.min(renewal_due(kept.armed));
-                    kept.claims.values().for_each(|pulse| {
-                        pulse.extend(kept.armed);
-                    });
+                    // The deadline may pass between the look above and this.
+                    let over = |pulse: &&Arc<Pulse>| !pulse.extend(kept.armed);
+                    let over: Vec<_> = kept.claims.values().filter(over).collect();
+                    for pulse in &over {
+                        lose(pulse, LossReason::Expired, observers);
+                    }
+                    // An own lease has one claim; a shared one lives on for the others.
+                    if !over.is_empty() && kept.ticket.is_some() {
+                        self.leases.remove(&id);
+                    }
                     return;
                 }
             }
@@ -322,6 +329,9 @@ impl State {
             Some(Renewal::Unknown(_)) | None => {
                 // Soon again, but not in a hot loop; the deadline ends it.
                 kept.due = BootTime::now() + (kept.armed.ttl / 12).max(Duration::from_millis(10));
+                if known_bad::gives_up_renewing(kept.armed) {
+                    kept.due = BootTime::NEVER;
+                }
                 return;
             }
         };

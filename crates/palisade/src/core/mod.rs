@@ -16,11 +16,23 @@ pub mod events;
 pub mod hold;
 pub(crate) mod keeper;
 mod keeping;
+#[cfg(not(feature = "known-bad"))]
+mod known_bad;
+/// Known-bad variants of our own code, for tests only.
+#[cfg(feature = "known-bad")]
+#[doc(hidden)]
+pub mod known_bad;
 pub mod line;
 pub mod name;
 pub mod owner;
 pub mod pulse;
 pub mod report;
+#[cfg(not(feature = "shuttle"))]
+pub(crate) mod sync;
+/// Locks, timers and threads that a test schedules.
+#[cfg(feature = "shuttle")]
+#[doc(hidden)]
+pub mod sync;
 pub mod ticket;
 pub mod token;
 pub mod url;

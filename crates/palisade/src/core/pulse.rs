@@ -1,16 +1,17 @@
 //! `Pulse`: whether one claim is still alive, shared by its hold and the keeper.
 //!
-//! The keeper alone writes it. Reading it is one clock read and one atomic load. A loss is final:
-//! a deadline that has passed is never moved again, so a holder that once saw itself invalid
-//! never sees itself valid afterwards.
+//! The keeper moves it; asking is one clock read and one atomic load. A loss is final: a deadline
+//! that has passed is never moved again, so a holder that once saw itself invalid never sees
+//! itself valid afterwards, and is told.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 
 use super::clock::BootTime;
 use super::name::Name;
+use super::sync::AtomicU64;
 use super::ticket::Armed;
 
 /// Why a hold is over although nobody released it.
@@ -93,18 +94,33 @@ impl Pulse {
         BootTime::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
+    /// Whether it is valid now. Whoever hears a no has ended it: the keeper may be about to move
+    /// the deadline, having looked just before it passed.
     pub(crate) fn is_valid(&self) -> bool {
-        !self.deadline().has_passed()
+        let mut deadline = self.deadline();
+        while deadline.has_passed() {
+            match self.replace(deadline, BootTime::PAST) {
+                Ok(()) => return false,
+                Err(moved) => deadline = moved,
+            }
+        }
+        true
     }
 
-    /// Moves the deadline after an acknowledged renewal. Refuses once it has passed.
+    /// Moves the deadline after an acknowledged renewal. Refuses once it has passed, or once
+    /// someone saw that it had: then it is to be lost.
     pub(crate) fn extend(&self, armed: Armed) -> bool {
-        if self.deadline().has_passed() {
-            return false;
-        }
+        let deadline = self.deadline();
+        let later = armed.deadline().max(deadline);
+        !deadline.has_passed() && self.replace(deadline, later).is_ok()
+    }
+
+    fn replace(&self, old: BootTime, new: BootTime) -> Result<(), BootTime> {
+        let (old, new) = (old.as_nanos(), new.as_nanos());
         self.deadline
-            .fetch_max(armed.deadline().as_nanos(), Ordering::AcqRel);
-        true
+            .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+            .map(drop)
+            .map_err(BootTime::from_nanos)
     }
 
     /// Ends it, and says whether it was not ended before. The first reason stands.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::claim::ClaimId;
 use super::clock::BootTime;
+use super::known_bad::{self, Bad};
 use super::name::Name;
 
 /// Names a lease: an etcd lease, a ZooKeeper or Consul session, or the one ticket it belongs to.
@@ -71,9 +72,23 @@ pub struct Armed {
 }
 
 impl Armed {
+    /// Counts from `called`, read before the request was made, unless the engine says an earlier
+    /// time: whatever it says, the earlier one is safe.
+    #[must_use]
+    pub(crate) fn not_after(self, called: BootTime) -> Self {
+        let sent = match known_bad::is(Bad::DeadlineFromReply) {
+            true => BootTime::now(),
+            false => self.sent.min(called),
+        };
+        Self { sent, ..self }
+    }
+
     /// Until when a holder may believe in it: the engine can't end the lease before
     /// `sent + ttl`, and the margin covers drift and the time it takes to stop working.
     pub fn deadline(&self) -> BootTime {
+        if known_bad::is(Bad::LossAtTwiceTtl) {
+            return self.sent + 2 * self.ttl;
+        }
         self.sent + (self.ttl - margin(self.ttl))
     }
 }

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use super::clock::BootTime;
+use super::sync;
 
 /// How long an acquire may wait, both for others and for an engine that can't be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +113,7 @@ impl Backoff {
         let Some(delay) = self.next_delay().filter(|_| !remaining.is_zero()) else {
             return false;
         };
-        tokio::time::sleep(delay.min(remaining)).await;
+        sync::sleep_until((BootTime::now() + delay).min(deadline)).await;
         true
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::{FutureExt, StreamExt, stream};
-use parking_lot::Mutex;
+use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast};
 
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
@@ -23,6 +23,7 @@ use crate::core::error::{Error, Kind, Result};
 use crate::core::line::{Line, Seat};
 use crate::core::name::Name;
 use crate::core::report::{Finding, LineReport, Scope};
+use crate::core::sync::{self, Mutex};
 use crate::core::ticket::{Armed, Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
 
@@ -30,7 +31,7 @@ use crate::core::url::{Settings, Url};
 /// can be under way, short enough that the memory stays small.
 const TOMBSTONE: Duration = Duration::from_secs(300);
 
-static STORES: LazyLock<Mutex<HashMap<String, Arc<Store>>>> = LazyLock::new(Mutex::default);
+static STORES: LazyLock<RwLock<HashMap<String, Arc<Store>>>> = LazyLock::new(Default::default);
 
 /// Opens the store that the URL's path names.
 ///
@@ -45,7 +46,7 @@ pub fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
             "memory: has no host; use memory:NAME",
         ));
     }
-    let store = Arc::clone(STORES.lock().entry(url.path).or_default());
+    let store = Arc::clone(STORES.write().entry(url.path).or_default());
     Ok(Arc::new(MemoryEngine {
         store,
         namespace: settings.namespace.clone(),
@@ -261,7 +262,7 @@ impl Engine for MemoryEngine {
             if let Some((bell, due)) = store.blocked(&key, ticket.claim) {
                 tokio::select! {
                     () = bell.notified() => {}
-                    () = tokio::time::sleep(due.min(until).remaining()) => {}
+                    () = sync::sleep_until(due.min(until)) => {}
                 }
             }
             let mut state = store.state.lock();
@@ -285,12 +286,9 @@ impl Engine for MemoryEngine {
                 let seat = state
                     .lines
                     .get_mut(&key)
-                    .and_then(|line| line.seat_mut(ticket.claim));
+                    .and_then(|line| line.incarnation_mut(ticket.claim, ticket.counted));
                 match seat {
                     None => Renewal::Lost,
-                    Some(seat) if ticket.counted != 0 && seat.counted != ticket.counted => {
-                        Renewal::Lost
-                    }
                     Some(seat) if seat.evicted => Renewal::Evicted,
                     Some(seat) => {
                         seat.expires = now + seat.ttl;

@@ -1,6 +1,9 @@
 //! Tests of the core through its public face, with an engine that fails on demand.
 #![allow(clippy::unwrap_used)]
 
+mod critical;
+mod deadline;
+mod incarnation;
 mod keeping;
 mod primitives;
 mod support;

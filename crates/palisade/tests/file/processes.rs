@@ -229,3 +229,30 @@ async fn a_new_process_does_not_hang_behind_a_stopped_one() {
     };
     assert_eq!(error.kind(), Kind::Unreachable);
 }
+
+#[tokio::test]
+async fn a_client_that_ends_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("file:{}", dir.path().display());
+    let signs = || std::fs::read_dir(dir.path().join("procs")).unwrap().count();
+    let client = palisade::connect(&url).await.unwrap();
+    client
+        .mutex("door")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    drop(client.mutex("door").unwrap().lock().await.unwrap());
+    assert_eq!(signs(), 1);
+    client.end().await;
+    assert_eq!(signs(), 0);
+
+    // One that is still in use stays.
+    let client = palisade::connect(&url).await.unwrap();
+    let hold = client.mutex("door").unwrap().lock().await.unwrap();
+    client.end().await;
+    assert!(hold.is_valid() && signs() == 1);
+}

@@ -178,7 +178,8 @@ impl Engine for FileEngine {
                 .await;
             match done {
                 Ok(renewals) => renewals,
-                Err(error) if verbs::is_deleted(&error) => {
+                // The store, and every ticket in it, is no more.
+                Err(error) if error.kind() == Kind::Unusable && store.is_deleted() => {
                     (0..count).map(|_| Renewal::Lost).collect()
                 }
                 Err(error) => (0..count)

@@ -19,7 +19,7 @@ use super::dir::{Dir, LINES};
 use super::fault::Fault;
 use super::layout;
 use super::liveness::{self, Liveness, Peer};
-use super::lmdb::Data;
+use super::lmdb::{Data, FILE};
 use super::tx::{Hints, Tx};
 use super::watcher::Watcher;
 use super::worker::Job;
@@ -182,6 +182,11 @@ impl Store {
             operation,
             "the store was opened before a fork; connect again in the child",
         ))
+    }
+
+    /// Whether the data file, or the directory with it, was deleted.
+    pub(super) fn is_deleted(&self) -> bool {
+        !self.shared.dir.path.join(LINES).join(FILE).exists()
     }
 
     /// Sends hints to whom they concern. Not under the writer lock: whoever is woken wants it.

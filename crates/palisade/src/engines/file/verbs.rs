@@ -1,5 +1,6 @@
 //! The engine's verbs as operations on a transaction: load the line, change it, settle, save.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +11,8 @@ use super::tx::{Loaded, Tx};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::{Amended, Amendment, Entered, Eviction, Left, Place, Renewal};
-use crate::core::error::Kind;
 use crate::core::line::Seat;
-use crate::core::report::{ClaimReport, LineReport, Scope};
+use crate::core::report::{LineReport, Scope};
 use crate::core::ticket::{Armed, Lease, Ticket};
 
 type Result<T> = std::result::Result<T, Fault>;
@@ -116,10 +116,7 @@ pub(super) fn look(tx: &mut Tx<'_>, namespace: &str, ticket: &Ticket) -> Result<
 
 /// The seat of a ticket, if it is the same incarnation.
 fn same<'a>(loaded: &'a mut Loaded, ticket: &Ticket) -> Option<&'a mut Seat<Extra>> {
-    loaded
-        .line
-        .seat_mut(ticket.claim)
-        .filter(|seat| ticket.counted == 0 || seat.counted == ticket.counted)
+    loaded.line.incarnation_mut(ticket.claim, ticket.counted)
 }
 
 pub(super) fn renew(
@@ -254,38 +251,16 @@ pub(super) fn survey(
         if loaded.line.seats.is_empty() {
             continue;
         }
-        let mut report = LineReport {
-            name,
-            capacity: loaded.line.named_capacity(),
-            holders: Vec::new(),
-            waiters: Vec::new(),
-        };
+        let mut who = HashMap::new();
         for seat in &loaded.line.seats {
-            let (owner, value) = record::read_rest(&tx.record_of(&loaded, seat)?);
-            let side = match seat.is_held() {
-                true => &mut report.holders,
-                false => &mut report.waiters,
-            };
-            side.push(ClaimReport {
-                id: seat.id.to_string(),
-                owner,
-                ask: seat.ask,
-                value,
-                counted: seat.is_held().then_some(seat.counted),
-                expires_in: Some(seat.expires.saturating_since(tx.now)),
-                evicted: seat.evicted,
-            });
+            let rest = record::read_rest(&tx.record_of(&loaded, seat)?);
+            who.insert(seat.extra.seq, rest);
         }
-        reports.push(report);
+        let now = tx.now;
+        reports.push(loaded.line.report(&name, now, |extra| {
+            who.remove(&extra.seq).unwrap_or_default()
+        }));
         seats.append(&mut loaded.line.seats);
     }
     Ok((reports, Sleep::on(seats.iter())))
-}
-
-/// Whether an error means that the store, and every ticket in it, is no more.
-pub(super) fn is_deleted(error: &crate::core::error::Error) -> bool {
-    error.kind() == Kind::Unusable
-        && error
-            .message()
-            .starts_with("the store's directory was deleted")
 }

@@ -109,10 +109,13 @@ impl Store {
                 return;
             }
             let done = held.and_then(|mut held| held.perform(&store.shared, operation, &mut op));
-            answer(done.map(|(value, hints)| {
+            let done = done.map(|(value, hints)| {
                 store.deliver(hints);
                 value
-            }));
+            });
+            // Before the answer: the caller may be the last to have the store, and end with it.
+            drop(store);
+            answer(done);
         });
         let jobs = match self.worker.get() {
             Some(jobs) => jobs,

@@ -1,0 +1,138 @@
+//! The engine and the store of the model. The line is the library's own [`Line`].
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use palisade::core::engine::Place;
+use palisade::core::line::{Line, Seat};
+use palisade::{Ask, BootTime, ClaimId};
+
+use crate::protocol::{TTL, Variant};
+
+/// The engine, and what of note it has done.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Engine {
+    pub(crate) line: Line<()>,
+    /// Claims that were left before they arrived.
+    tombstones: BTreeSet<ClaimId>,
+    counter: u64,
+    /// The highest count ever granted.
+    highest: u64,
+    /// A grant counted less than one before it.
+    pub(crate) fell_back: bool,
+    /// A leave or a renewal changed another incarnation than its own.
+    pub(crate) touched_another: bool,
+    /// A lease that was held was renewed.
+    pub(crate) renewed: bool,
+    /// A late leave found its place taken by another, and left it alone.
+    pub(crate) spared_another: bool,
+}
+
+/// The data that the lock protects.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Store {
+    highest: u64,
+    /// A write of an earlier grant was taken after one of a later grant.
+    pub(crate) went_back: bool,
+    /// A write was refused.
+    pub(crate) refused: bool,
+}
+
+impl Engine {
+    /// Expires and grants.
+    pub(crate) fn settle(&mut self, now: BootTime, variant: Variant) {
+        let (counter, highest, fell_back) =
+            (&mut self.counter, &mut self.highest, &mut self.fell_back);
+        self.line.settle(now, || {
+            *counter += 1;
+            *fell_back |= *counter <= *highest;
+            *highest = (*highest).max(*counter);
+            *counter
+        });
+        if variant == Variant::CounterDiesWithLine && self.line.seats.is_empty() {
+            self.counter = 0;
+        }
+    }
+
+    /// What is left of the lease, and the count if it is held; `None` for a claim that was left.
+    pub(crate) fn enter(
+        &mut self,
+        me: ClaimId,
+        now: BootTime,
+        variant: Variant,
+    ) -> Option<(Duration, Option<u64>)> {
+        if self.tombstones.contains(&me) {
+            return None;
+        }
+        if self.line.seat(me).is_none() {
+            let seat = Seat {
+                id: me,
+                ask: Ask::Whole,
+                counted: 0,
+                expires: now + TTL,
+                ttl: TTL,
+                evicted: false,
+                extra: (),
+            };
+            // A line of whole claims has no capacity to mismatch.
+            let _ = self.line.push(seat);
+            self.settle(now, variant);
+        }
+        let seat = self.line.seat(me)?;
+        let counted = match seat.place() {
+            Place::Held { counted } => Some(counted),
+            Place::Waiting | Place::Gone => None,
+        };
+        Some((seat.expires.saturating_since(now), counted))
+    }
+
+    pub(crate) fn renew(
+        &mut self,
+        me: ClaimId,
+        counted: u64,
+        now: BootTime,
+        variant: Variant,
+    ) -> bool {
+        let seat = match variant {
+            Variant::RenewByName => self.line.seats.first_mut(),
+            _ => self.line.incarnation_mut(me, counted),
+        };
+        let Some(seat) = seat else { return false };
+        self.touched_another |= is_another(seat, me, counted);
+        seat.expires = now + seat.ttl;
+        self.renewed |= seat.is_held();
+        true
+    }
+
+    pub(crate) fn leave(&mut self, me: ClaimId, counted: u64, now: BootTime, variant: Variant) {
+        let left = match variant {
+            Variant::LeaveByName if !self.line.seats.is_empty() => Some(self.line.seats.remove(0)),
+            _ => self.line.remove(me, counted),
+        };
+        match left {
+            Some(seat) => self.touched_another |= is_another(&seat, me, counted),
+            None if counted == 0 => {
+                self.tombstones.insert(me);
+            }
+            None => self.spared_another |= !self.line.seats.is_empty(),
+        }
+        self.settle(now, variant);
+    }
+}
+
+/// Whether a seat is another incarnation than a message is about. A place that a claim of the
+/// same id waits for is not: it can only come from a late copy of its own enter.
+fn is_another(seat: &Seat<()>, me: ClaimId, counted: u64) -> bool {
+    seat.id != me || (counted != 0 && seat.counted != 0 && seat.counted != counted)
+}
+
+impl Store {
+    pub(crate) fn write(&mut self, counted: u64, variant: Variant) {
+        if counted < self.highest && variant != Variant::Unfenced {
+            self.refused = true;
+            return;
+        }
+        self.went_back |= counted < self.highest;
+        self.highest = self.highest.max(counted);
+    }
+}

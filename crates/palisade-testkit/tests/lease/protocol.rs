@@ -1,0 +1,422 @@
+//! The lease protocol as a model: clients that ask, hold, renew, write and leave; an engine that
+//! grants and expires; a network that delays, reorders and doubles; a store that checks tokens.
+//!
+//! The engine's line and the deadline are the library's own `Line` and [`Armed`]. Time is a
+//! clock of ticks that only the action [`Action::Tick`] moves. **A pause needs no action of its
+//! own**: a client that takes no step while time goes on is paused, and the search lets every
+//! client take no step at every point, also between the check and the write. A message that is
+//! never delivered is lost.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use palisade::core::ticket::Armed;
+use palisade::{BootTime, ClaimId};
+
+use crate::engine::{Engine, Store};
+
+/// Long enough for the library's margin of 50 ms to lie within a tick.
+pub(crate) const TICK: Duration = Duration::from_millis(100);
+/// The shortest that a renewal can come back in.
+pub(crate) const TTL: Duration = Duration::from_millis(200);
+
+/// When time begins: not at the deadline that has always passed.
+pub(crate) const START: BootTime = BootTime::from_nanos(1_000_000_000);
+
+/// What is modelled: the protocol as it is, or with one mistake in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Variant {
+    AsItIs,
+    /// The store takes every write.
+    Unfenced,
+    /// The deadline counts from the answer.
+    DeadlineFromReply,
+    /// The answer to an ask that was given up is taken for the answer to the one after it.
+    StaleAnswer,
+    /// A grant is taken without a look at our own lease.
+    GrantUnchecked,
+    /// A leave removes whoever holds the name.
+    LeaveByName,
+    /// A renewal renews whoever holds the name.
+    RenewByName,
+    /// The counter is kept with the line and dies with it.
+    CounterDiesWithLine,
+}
+
+/// How far the search goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    pub(crate) clients: u8,
+    /// When time ends.
+    pub(crate) ticks: u32,
+    /// How many claims one client makes.
+    pub(crate) claims: u8,
+    /// How often one claim is asked for, renewed, and written under.
+    pub(crate) asks: u8,
+    pub(crate) renewals: u8,
+    pub(crate) writes: u8,
+    /// How many requests in all the network may deliver twice.
+    pub(crate) doubles: u8,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct World {
+    pub(crate) now: BootTime,
+    pub(crate) clients: Vec<Client>,
+    pub(crate) engine: Engine,
+    pub(crate) store: Store,
+    /// What is under way, in no order.
+    pub(crate) network: BTreeSet<Message>,
+    pub(crate) doubles: u8,
+}
+
+/// One client, which has one claim at a time.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Client {
+    /// The number of its present claim.
+    pub(crate) claim: u8,
+    pub(crate) phase: Phase,
+    /// Until when its lease is good.
+    pub(crate) deadline: BootTime,
+    /// It saw itself valid, and is about to write.
+    pub(crate) checked: bool,
+    asks: u8,
+    renewals: u8,
+    writes: u8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Phase {
+    Idle,
+    /// Asked, without an answer yet.
+    Asking,
+    Waiting,
+    Holding {
+        counted: u64,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Message {
+    pub(crate) client: u8,
+    pub(crate) claim: u8,
+    pub(crate) what: What,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum What {
+    /// Asks for a place, or where it stands: the same claim again is the same place.
+    Enter {
+        sent: BootTime,
+        /// The how many-eth ask of this claim.
+        ask: u8,
+    },
+    Renew {
+        sent: BootTime,
+        counted: u64,
+    },
+    Leave {
+        counted: u64,
+    },
+    Write {
+        counted: u64,
+    },
+    /// The answers, which say what they answer.
+    Entered {
+        sent: BootTime,
+        ask: u8,
+        left: Duration,
+        counted: Option<u64>,
+    },
+    Renewed {
+        sent: BootTime,
+        held: bool,
+    },
+}
+
+impl What {
+    fn is_request(self) -> bool {
+        !matches!(self, Self::Entered { .. } | Self::Renewed { .. })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Action {
+    Tick,
+    Ask(u8),
+    Renew(u8),
+    /// `is_valid()` said yes.
+    Check(u8),
+    Write(u8),
+    /// Releases, gives up waiting, is cancelled, or was told of a loss.
+    Leave(u8),
+    Deliver(Message),
+    /// Delivers it, and it will come once more.
+    DeliverTwice(Message),
+}
+
+/// The id of a client's claim.
+fn id(client: u8, claim: u8) -> ClaimId {
+    ClaimId(u128::from(client) << 8 | u128::from(claim))
+}
+
+impl World {
+    pub(crate) fn start(bounds: &Bounds) -> Self {
+        let client = Client {
+            claim: 0,
+            phase: Phase::Idle,
+            deadline: BootTime::PAST,
+            checked: false,
+            asks: 0,
+            renewals: 0,
+            writes: 0,
+        };
+        Self {
+            now: START,
+            clients: vec![client; usize::from(bounds.clients)],
+            engine: Engine::default(),
+            store: Store::default(),
+            network: BTreeSet::new(),
+            doubles: 0,
+        }
+    }
+
+    /// Whether a client believes that it holds: what its `is_valid()` says.
+    pub(crate) fn believes(&self, client: usize) -> bool {
+        let client = &self.clients[client];
+        matches!(client.phase, Phase::Holding { .. }) && self.now < client.deadline
+    }
+
+    /// Whether the engine agrees that this client's present claim holds.
+    pub(crate) fn holds(&self, client: usize) -> bool {
+        let Client { claim, phase, .. } = self.clients[client];
+        let seat = self.engine.line.seat(id(client as u8, claim));
+        match phase {
+            Phase::Holding { counted } => seat.is_some_and(|seat| seat.counted == counted),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn actions(&self, bounds: &Bounds, actions: &mut Vec<Action>) {
+        if self.now < START + TICK * bounds.ticks {
+            actions.push(Action::Tick);
+        }
+        for (at, client) in self.clients.iter().enumerate() {
+            let c = at as u8;
+            let placed = matches!(client.phase, Phase::Waiting | Phase::Holding { .. });
+            let may = |yes: bool, action: Action| yes.then_some(action);
+            actions.extend(
+                [
+                    may(
+                        client.claim < bounds.claims
+                            && client.asks < bounds.asks
+                            && !matches!(client.phase, Phase::Holding { .. }),
+                        Action::Ask(c),
+                    ),
+                    // The keeper renews what waits too, and nothing that is over.
+                    may(
+                        placed && self.now < client.deadline && client.renewals < bounds.renewals,
+                        Action::Renew(c),
+                    ),
+                    may(
+                        self.believes(at) && !client.checked && client.writes < bounds.writes,
+                        Action::Check(c),
+                    ),
+                    may(client.checked, Action::Write(c)),
+                    may(
+                        client.phase != Phase::Idle && !client.checked,
+                        Action::Leave(c),
+                    ),
+                ]
+                .into_iter()
+                .flatten(),
+            );
+        }
+        for message in &self.network {
+            actions.push(Action::Deliver(*message));
+            if message.what.is_request() && self.doubles < bounds.doubles {
+                actions.push(Action::DeliverTwice(*message));
+            }
+        }
+    }
+
+    pub(crate) fn step(&mut self, action: Action, variant: Variant) {
+        match action {
+            Action::Tick => {
+                self.now = self.now + TICK;
+                // At once, which is the worst that can happen to a holder that believes on.
+                self.engine.settle(self.now, variant);
+            }
+            Action::Ask(c) => {
+                let sent = self.now;
+                let client = self.client(c);
+                client.asks += 1;
+                let ask = client.asks;
+                if client.phase == Phase::Idle {
+                    client.phase = Phase::Asking;
+                }
+                self.send(c, What::Enter { sent, ask });
+            }
+            Action::Renew(c) => {
+                let sent = self.now;
+                self.client(c).renewals += 1;
+                let counted = self.client(c).counted();
+                self.send(c, What::Renew { sent, counted });
+            }
+            Action::Check(c) => self.client(c).checked = true,
+            Action::Write(c) => {
+                let client = self.client(c);
+                client.checked = false;
+                client.writes += 1;
+                let counted = client.counted();
+                self.send(c, What::Write { counted });
+            }
+            Action::Leave(c) => self.leave(c),
+            Action::Deliver(message) => {
+                self.network.remove(&message);
+                self.deliver(message, variant);
+            }
+            Action::DeliverTwice(message) => {
+                self.doubles += 1;
+                self.deliver(message, variant);
+            }
+        }
+        // Who has given up a request does not hear its answer.
+        let Self {
+            network, clients, ..
+        } = self;
+        network.retain(|message| clients[usize::from(message.client)].hears(message, variant));
+    }
+
+    fn client(&mut self, c: u8) -> &mut Client {
+        &mut self.clients[usize::from(c)]
+    }
+
+    fn send(&mut self, client: u8, what: What) {
+        let claim = self.client(client).claim;
+        self.network.insert(Message {
+            client,
+            claim,
+            what,
+        });
+    }
+
+    /// Stops renewing, then leaves; what comes next is a new claim.
+    fn leave(&mut self, c: u8) {
+        let counted = self.client(c).counted();
+        self.send(c, What::Leave { counted });
+        let client = self.client(c);
+        *client = Client {
+            claim: client.claim + 1,
+            phase: Phase::Idle,
+            deadline: BootTime::PAST,
+            checked: false,
+            asks: 0,
+            renewals: 0,
+            writes: 0,
+        };
+    }
+
+    fn deliver(&mut self, message: Message, variant: Variant) {
+        let Message {
+            client: c,
+            claim,
+            what,
+        } = message;
+        let (now, me) = (self.now, id(c, claim));
+        match what {
+            What::Enter { sent, ask } => {
+                if let Some((left, counted)) = self.engine.enter(me, now, variant) {
+                    let answer = What::Entered {
+                        sent,
+                        ask,
+                        left,
+                        counted,
+                    };
+                    self.network.insert(Message {
+                        what: answer,
+                        ..message
+                    });
+                }
+            }
+            What::Renew { sent, counted } => {
+                let held = self.engine.renew(me, counted, now, variant);
+                let answer = What::Renewed { sent, held };
+                self.network.insert(Message {
+                    what: answer,
+                    ..message
+                });
+            }
+            What::Leave { counted } => self.engine.leave(me, counted, now, variant),
+            What::Write { counted } => self.store.write(counted, variant),
+            What::Entered {
+                sent,
+                left,
+                counted,
+                ..
+            } => {
+                let armed = Armed {
+                    sent: counts_from(sent, now, variant),
+                    ttl: left,
+                };
+                let client = self.client(c);
+                if client.phase == Phase::Asking {
+                    client.phase = Phase::Waiting;
+                    client.deadline = armed.deadline();
+                }
+                let unchecked = variant == Variant::GrantUnchecked;
+                match counted {
+                    None => {}
+                    Some(counted) if now < client.deadline || unchecked => {
+                        client.phase = Phase::Holding { counted };
+                        // Whoever does not look believes at least for a moment.
+                        client.deadline = client.deadline.max(now + TICK / 4);
+                    }
+                    // Our own lease has ended meanwhile: leave, and start over.
+                    Some(_) => self.leave(c),
+                }
+            }
+            What::Renewed { sent, held } => {
+                let armed = Armed {
+                    sent: counts_from(sent, now, variant),
+                    ttl: TTL,
+                };
+                let client = self.client(c);
+                // What was over once stays over.
+                if !held {
+                    client.deadline = BootTime::PAST;
+                } else if now < client.deadline {
+                    client.deadline = client.deadline.max(armed.deadline());
+                }
+            }
+        }
+    }
+}
+
+/// What a lease counts from.
+fn counts_from(sent: BootTime, now: BootTime, variant: Variant) -> BootTime {
+    match variant {
+        Variant::DeadlineFromReply => now,
+        _ => sent,
+    }
+}
+
+impl Client {
+    /// Whether a message can still reach it, or is not for it.
+    fn hears(&self, message: &Message, variant: Variant) -> bool {
+        let holding = matches!(self.phase, Phase::Holding { .. });
+        match message.what {
+            What::Entered { .. } if self.claim != message.claim || holding => false,
+            What::Entered { ask, .. } => ask == self.asks || variant == Variant::StaleAnswer,
+            What::Renewed { .. } => self.claim == message.claim,
+            _ => true,
+        }
+    }
+
+    fn counted(&self) -> u64 {
+        match self.phase {
+            Phase::Holding { counted } => counted,
+            _ => 0,
+        }
+    }
+}

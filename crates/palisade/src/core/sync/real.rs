@@ -1,0 +1,53 @@
+//! What programs run with.
+
+use std::future::Future;
+use std::io;
+
+pub(crate) use parking_lot::Mutex;
+pub(crate) use std::sync::atomic::AtomicU64;
+pub(crate) use tokio::time::timeout;
+
+use crate::core::clock::BootTime;
+
+/// Reads the clock of leases.
+pub(crate) fn nanos() -> u64 {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
+    let now = rustix::time::clock_gettime(CLOCK);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+pub(crate) fn sleep_until(until: BootTime) -> tokio::time::Sleep {
+    tokio::time::sleep(until.remaining())
+}
+
+/// A runtime for one thread of its own.
+pub(crate) struct Runtime(tokio::runtime::Runtime);
+
+impl Runtime {
+    pub(crate) fn new() -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        Ok(Self(runtime))
+    }
+
+    /// Calls what needs a runtime around it.
+    pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
+        let _entered = self.0.enter();
+        call()
+    }
+
+    /// Runs to the end of `task` on a new thread.
+    pub(crate) fn spawn(
+        self,
+        name: &str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> io::Result<()> {
+        let run = move || self.0.block_on(task);
+        std::thread::Builder::new().name(name.into()).spawn(run)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,150 @@
+//! Acquires that are dropped at random awaits: nothing stays in any line, and when the client is
+//! gone no thread and no descriptor stays behind.
+//!
+//! One test in a process of its own, because it counts the threads of the process. 2 000 futures
+//! for each engine, 10 000 with `PALISADE_TEST_FULL=1`.
+#![cfg(all(feature = "memory", feature = "file"))]
+#![allow(clippy::unwrap_used)]
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use palisade::{Client, Scope};
+
+/// One line for each engine that is to be tested.
+const ENGINES: [&str; 2] = ["memory:cancel?ttl=20s", "file:{dir}?ttl=20s"];
+
+const LINES: [&str; 3] = ["a", "b", "c"];
+
+#[test]
+fn acquires_that_are_dropped_at_random_awaits_leave_nothing_behind() {
+    let full = std::env::var_os("PALISADE_TEST_FULL").is_some();
+    let futures = if full { 10_000 } else { 2_000 };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(4)
+        .enable_all()
+        .build()
+        .unwrap();
+    // Workers start when they are first needed.
+    runtime.block_on(async {
+        tokio::spawn(tokio::time::sleep(Duration::ZERO))
+            .await
+            .unwrap()
+    });
+    for engine in ENGINES {
+        let dir = tempfile::tempdir().unwrap();
+        let url = engine.replace("{dir}", dir.path().to_str().unwrap());
+        let before = Left::behind();
+        let client = runtime.block_on(palisade::connect(&url)).unwrap();
+        let held = runtime.block_on(storm(&client, futures));
+        println!("{engine}: {held} held while {futures} were dropped");
+        assert!(held > 0);
+        let limit = Instant::now() + Duration::from_secs(1);
+        while runtime.block_on(in_lines(&client)) > 0 {
+            assert!(
+                Instant::now() < limit,
+                "{engine}: a claim stayed in its line"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(client);
+        let limit = Instant::now() + Duration::from_secs(5);
+        while Left::behind().is_more_than(&before) {
+            let now = Left::behind();
+            assert!(
+                Instant::now() < limit,
+                "{engine}: before {before:?}, after {now:?}"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Eight tasks that acquire the same few lines, until `futures` acquires were dropped in all.
+/// Says how many came to hold meanwhile.
+async fn storm(client: &Client, futures: usize) -> usize {
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let (mut held, mut dropped) = (0, 0);
+                while dropped < futures / 8 {
+                    match once(&client).await {
+                        true => held += 1,
+                        false => dropped += 1,
+                    }
+                }
+                held
+            })
+        })
+        .collect();
+    let mut held = 0;
+    for task in tasks {
+        held += task.await.unwrap();
+    }
+    held
+}
+
+/// Acquires, and gives up after a random number of polls or a random while. Says whether it held.
+async fn once(client: &Client) -> bool {
+    let name = LINES[rand::random_range(0..LINES.len())];
+    let mutex = client.mutex(name).unwrap();
+    let limit = Duration::from_micros(rand::random_range(1..3_000));
+    let polls = rand::random_range(1..8);
+    let Ok(Some(hold)) = tokio::time::timeout(limit, polled(mutex.lock(), polls)).await else {
+        return false;
+    };
+    let hold = hold.unwrap();
+    if rand::random() {
+        tokio::time::sleep(Duration::from_micros(rand::random_range(1..3_000))).await;
+    }
+    match rand::random() {
+        true => hold.release().await.unwrap(),
+        false => drop(hold),
+    }
+    true
+}
+
+/// What `future` comes to, unless it is still pending after so many polls.
+async fn polled<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
+    let mut future = pin!(future);
+    let mut left = polls;
+    poll_fn(|context| {
+        left -= 1;
+        match future.as_mut().poll(context) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+async fn in_lines(client: &Client) -> usize {
+    let lines = client.survey(Scope::Prefix(String::new())).await.unwrap();
+    let claims = |line: &palisade::LineReport| line.holders.len() + line.waiters.len();
+    lines.iter().map(claims).sum()
+}
+
+/// The threads and descriptors of this process.
+#[derive(Debug)]
+struct Left {
+    threads: usize,
+    descriptors: usize,
+}
+
+impl Left {
+    fn behind() -> Self {
+        let count = |path| std::fs::read_dir(path).unwrap().count();
+        Self {
+            threads: count("/proc/self/task"),
+            descriptors: count("/proc/self/fd"),
+        }
+    }
+
+    fn is_more_than(&self, before: &Self) -> bool {
+        self.threads > before.threads || self.descriptors > before.descriptors
+    }
+}

@@ -1,0 +1,65 @@
+//! Until when a hold is valid, and what moves that.
+
+use std::time::Duration;
+
+use crate::support::{Fault, Faulty, within};
+use palisade::BootTime;
+
+const SOON: Duration = Duration::from_secs(5);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// The deadline counts from before the request was sent, not from its answer.
+#[tokio::test]
+async fn the_deadline_counts_from_before_the_request() {
+    let (engine, client) = Faulty::client(ms(2_000)).await;
+    engine.enter.set([Fault::Late(ms(300))], Fault::Pass);
+    let before = BootTime::now();
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    assert!(
+        hold.deadline() <= before + ms(1_805),
+        "ttl less the margin, from before the call"
+    );
+}
+
+/// A renewal counts from before it was sent, too.
+#[tokio::test]
+async fn the_deadline_of_a_renewal_counts_from_before_the_request() {
+    let (engine, client) = Faulty::client(ms(3_000)).await;
+    engine.renew.set([Fault::Late(ms(500))], Fault::Hang);
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let first = hold.deadline();
+    within(SOON, async {
+        while hold.deadline() == first {
+            tokio::time::sleep(ms(1)).await;
+        }
+    })
+    .await;
+    // Now is when the answer came: the margin is 300 ms, and the answer took 500 ms.
+    assert!(
+        hold.remaining() < ms(3_000 - 300 - 400),
+        "{:?}",
+        hold.remaining()
+    );
+}
+
+#[tokio::test]
+async fn renewal_comes_back_after_the_engine_was_away_for_most_of_the_ttl() {
+    let (engine, client) = Faulty::client(ms(3_000)).await;
+    engine.renew.set([], Fault::Refuse);
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let first = hold.deadline();
+    let away_until = BootTime::from_nanos(first.as_nanos() - ms(700).as_nanos() as u64);
+    tokio::time::sleep(away_until.remaining()).await;
+    engine.renew.set([], Fault::Pass);
+    within(SOON, async {
+        while hold.deadline() <= first && hold.is_valid() {
+            tokio::time::sleep(ms(5)).await;
+        }
+    })
+    .await;
+    assert!(hold.is_valid(), "the engine was back in time");
+    hold.release().await.unwrap();
+}

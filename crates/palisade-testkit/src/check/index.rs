@@ -67,6 +67,8 @@ pub struct Held<'h> {
     pub released: Option<usize>,
     /// The first event that told of a loss.
     pub lost: Option<usize>,
+    /// Whether it is known when a lost hold turned invalid, and not only when that was seen.
+    pub known: bool,
     /// When `is_valid()` said yes.
     pub valid: Vec<usize>,
 }
@@ -185,6 +187,7 @@ impl<'h> Index<'h> {
                             release: None,
                             released: None,
                             lost: None,
+                            known: false,
                             valid: Vec::new(),
                         });
                     }
@@ -212,7 +215,27 @@ impl<'h> Index<'h> {
         for (client, at) in kills {
             index.end_holds(client, at, history.events[at].at);
         }
+        index.end_unknown();
         Ok(index)
+    }
+
+    /// A hold of which it is only known that it was found invalid after a stop, and that said
+    /// nothing in between, ended in that stop.
+    fn end_unknown(&mut self) {
+        for hold in &mut self.holds {
+            let Some(lost) = hold.lost.filter(|_| !hold.known) else {
+                continue;
+            };
+            let pauses = self.pauses.get(hold.client).into_iter().flatten();
+            let Some(last) = pauses.rev().find(|pause| pause.from < hold.until) else {
+                continue;
+            };
+            let at = |event: usize| self.history.events[event].at;
+            let spoke = hold.valid.iter().any(|valid| at(*valid) >= last.until);
+            if !spoke && last.from >= at(hold.granted) {
+                hold.end(lost, last.until);
+            }
+        }
     }
 
     fn end_holds(&mut self, client: &str, at: usize, when: u64) {
@@ -324,7 +347,8 @@ impl Held<'_> {
             What::Valid { .. } => self.valid.push(at),
             What::Lost { valid_until, .. } | What::Invalid { valid_until, .. } => {
                 self.lost.get_or_insert(at);
-                self.end(at, (*valid_until).min(event.at));
+                self.known |= valid_until.is_some();
+                self.end(at, valid_until.unwrap_or(event.at).min(event.at));
             }
             What::ReleaseCalled { .. } => {
                 self.release.get_or_insert(at);

@@ -64,7 +64,7 @@ pub(super) fn early(index: &Index<'_>, params: &Params) -> Verdict {
             violations.push(Violation::new(text, events));
         }
         match (hold.lost, hold.release) {
-            (Some(lost), _) if hold.until > granted => {
+            (Some(lost), _) if hold.known && hold.until > granted => {
                 let text = format!(
                     "{} turned invalid {} after {} was granted",
                     hold.called(),
@@ -74,8 +74,8 @@ pub(super) fn early(index: &Index<'_>, params: &Params) -> Verdict {
                 let events = [hold.granted, next.granted, lost];
                 violations.push(Violation::new(text, events));
             }
-            (Some(_), _) => {}
-            (None, release) => {
+            (Some(_), _) if hold.known => {}
+            (_, release) => {
                 let alive = Window {
                     from: granted,
                     until: hold.until,

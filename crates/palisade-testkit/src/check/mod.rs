@@ -144,6 +144,8 @@ pub struct Params {
     pub slack: Duration,
     /// How late a lost wake-up is made good by the re-check of a waiter.
     pub recheck: Duration,
+    /// How long one request to the engine may take (the URL's `timeout`).
+    pub request: Duration,
     /// Whether the fault takes locks away at once, so that nobody can be told before.
     pub takes_away: bool,
     /// How long the linearizability check may take; beyond that it is undecided.
@@ -158,6 +160,7 @@ impl Params {
             death: death.unwrap_or(ttl),
             slack: Duration::from_millis(100),
             recheck: Duration::from_secs(1),
+            request: Duration::from_secs(2),
             takes_away: false,
             limit: Duration::from_secs(60),
         }

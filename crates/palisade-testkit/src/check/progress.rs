@@ -180,7 +180,16 @@ pub(super) fn progress(index: &Index<'_>, params: &Params) -> Verdict {
         };
         let took = window.until - window.from;
         let out = index.out_of_action(attempt.client, window);
-        let bound = attempt.patience.map(|patience| patience + slack + out);
+        // One that is stopped inside the engine keeps it from answering: then the request in
+        // flight ends by its own limit, and not by the caller's patience.
+        let mut pauses = index.pauses.values().flatten();
+        let request = match pauses.any(|pause| pause.overlap(window) > 0) {
+            true => nanos(params.request),
+            false => 0,
+        };
+        let bound = attempt
+            .patience
+            .map(|patience| patience + slack + out + request);
         if let Some(bound) = bound.filter(|bound| took > *bound) {
             let text = format!(
                 "{} was answered after {}, its patience ended after {}",

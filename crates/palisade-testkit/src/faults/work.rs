@@ -10,7 +10,6 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use palisade::core::claim::READERS;
 use palisade::fence::{Fence, Verdict};
 use palisade::{BootTime, Client, Elected, Hold, Loss, Outcome, Patience, Result, Token};
@@ -96,9 +95,7 @@ impl Worker {
         };
         let record = self.record.clone();
         guarded(&record, grasp.hold(), self.body(grasp.hold())).await?;
-        if !grasp.hold().is_valid() {
-            note_loss(&record, grasp.hold());
-        }
+        look(&record, grasp.hold());
         let (token, claim) = id(grasp.hold());
         record.record(What::ReleaseCalled {
             token,
@@ -318,17 +315,7 @@ impl Worker {
 
     /// Looks at the lock, and records what it says with the time before the look.
     fn is_valid(&self, hold: &Hold) -> bool {
-        let at = BootTime::now();
-        let valid = hold.is_valid();
-        let (token, claim) = id(hold);
-        match valid {
-            true => {
-                let valid = What::Valid { token, claim };
-                self.record.record_at(at, &self.spec.client, valid);
-            }
-            false => note_loss(&self.record, hold),
-        }
-        valid
+        look(&self.record, hold)
     }
 
     fn next_op(&mut self) -> u64 {
@@ -364,18 +351,22 @@ async fn guarded<T>(record: &Recorder, hold: &Hold, body: impl Future<Output = T
     }
 }
 
-/// Records that a hold was found invalid.
-fn note_loss(record: &Recorder, hold: &Hold) {
+/// Asks a hold whether it is valid, and records the answer with the time before the question.
+fn look(record: &Recorder, hold: &Hold) -> bool {
+    let at = BootTime::now();
+    // The hold forgets its deadline when it says no.
     let deadline = hold.deadline();
-    if let Some(loss) = hold.lost().now_or_never() {
-        return record_loss(record, hold, loss);
-    }
+    let valid = hold.is_valid();
     let (token, claim) = id(hold);
-    record.record(What::Invalid {
-        token,
-        claim,
-        valid_until: deadline.as_nanos(),
-    });
+    match valid {
+        true => record.record_as_of(at, What::Valid { token, claim }),
+        false => record.record(What::Invalid {
+            token,
+            claim,
+            valid_until: known(deadline),
+        }),
+    }
+    valid
 }
 
 fn record_loss(record: &Recorder, hold: &Hold, loss: Loss) {
@@ -384,8 +375,13 @@ fn record_loss(record: &Recorder, hold: &Hold, loss: Loss) {
         token,
         claim,
         reason: loss.reason.code().to_owned(),
-        valid_until: loss.lease_ends.min(BootTime::now()).as_nanos(),
+        valid_until: known(loss.lease_ends.min(BootTime::now())),
     });
+}
+
+/// When a hold turned invalid, unless that was forgotten.
+fn known(deadline: BootTime) -> Option<u64> {
+    (deadline != BootTime::PAST).then_some(deadline.as_nanos())
 }
 
 /// Drops `future` after so many polls that left it pending, or after `limit`.

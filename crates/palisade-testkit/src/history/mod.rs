@@ -51,18 +51,18 @@ pub enum What {
     AcquireReturned { op: u64, answer: Answer },
     /// `is_valid()`, asked at this time, said yes.
     Valid { token: u64, claim: String },
-    /// `lost()` told. `valid_until`: when the hold turned invalid, which is before.
+    /// `lost()` told. `valid_until`: when the hold turned invalid, if that is known.
     Lost {
         token: u64,
         claim: String,
         reason: String,
-        valid_until: u64,
+        valid_until: Option<u64>,
     },
     /// `is_valid()` said no.
     Invalid {
         token: u64,
         claim: String,
-        valid_until: u64,
+        valid_until: Option<u64>,
     },
     /// It gives the place up, by `release` or by dropping the hold.
     ReleaseCalled { token: u64, claim: String },

@@ -40,6 +40,11 @@ impl Recorder {
         self.record_at(BootTime::now(), &self.client, what);
     }
 
+    /// Records what happened at `at`.
+    pub fn record_as_of(&self, at: BootTime, what: What) {
+        self.record_at(at, &self.client, what);
+    }
+
     /// Records what happened at `at` to `client`.
     pub fn record_at(&self, at: BootTime, client: &str, what: What) {
         let event = Event {

@@ -221,6 +221,38 @@ fn an_acquire_beyond_its_patience_is_refused() {
     refuses(I::Progress, waits(90), &[0, 90]);
     let stopped = vec![ev(10, "a", What::PauseBegin), ev(60, "a", What::PauseEnd)];
     accepts(I::Progress, all(vec![waits(90), stopped]));
+    // Another was stopped, maybe inside the engine: one request (2 s) more.
+    let other = vec![ev(10, "b", What::PauseBegin), ev(60, "b", What::PauseEnd)];
+    accepts(I::Progress, all(vec![waits(1500), other.clone()]));
+    refuses(I::Progress, all(vec![waits(2500), other]), &[0, 2500]);
+}
+
+#[test]
+fn a_loss_of_unknown_time_is_excused_only_by_a_stop() {
+    let unknown = |at| {
+        let invalid = What::Invalid {
+            token: 1,
+            claim: claim(1),
+            valid_until: None,
+        };
+        vec![ev(at, "a", invalid)]
+    };
+    let stop = vec![ev(20, "a", What::PauseBegin), ev(140, "a", What::PauseEnd)];
+    accepts(
+        I::BelievedExclusion,
+        replaced(all(vec![stop.clone(), unknown(141)])),
+    );
+    let spoke = vec![ev(141, "a", valid(1))];
+    refuses(
+        I::BelievedExclusion,
+        replaced(all(vec![stop, spoke, unknown(142)])),
+        &[10, 120, 142, 150],
+    );
+    refuses(
+        I::BelievedExclusion,
+        replaced(unknown(141)),
+        &[10, 120, 141, 150],
+    );
 }
 
 #[test]

@@ -79,7 +79,7 @@ pub(crate) fn lost_as(reason: &str, token: u64, valid_until: u64) -> What {
         token,
         claim: claim(token),
         reason: reason.to_owned(),
-        valid_until: valid_until * MS,
+        valid_until: Some(valid_until * MS),
     }
 }
 

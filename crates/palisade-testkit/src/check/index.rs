@@ -282,6 +282,21 @@ impl<'h> Index<'h> {
             .collect()
     }
 
+    /// Who asked for `name` inside `window`.
+    pub fn called_in<'a>(
+        &'a self,
+        name: &'a str,
+        window: Window,
+    ) -> impl Iterator<Item = &'a Attempt<'h>> {
+        let before = |when: u64| {
+            let early = |one: &Attempt<'_>| self.at(one.called) < when;
+            self.attempts.partition_point(early)
+        };
+        let (first, last) = (before(window.from), before(window.until));
+        let all = self.attempts[first..last.max(first)].iter();
+        all.filter(move |one| one.name == name)
+    }
+
     /// The first grant of `name` after `when`.
     pub fn next_grant(&self, name: &str, when: u64) -> Option<u64> {
         let later = self
@@ -350,9 +365,9 @@ impl Held<'_> {
                 self.known |= valid_until.is_some();
                 self.end(at, valid_until.unwrap_or(event.at).min(event.at));
             }
-            What::ReleaseCalled { .. } => {
+            What::ReleaseCalled { valid_until, .. } => {
                 self.release.get_or_insert(at);
-                self.end(at, event.at);
+                self.end(at, valid_until.unwrap_or(event.at).min(event.at));
             }
             What::ReleaseReturned { .. } => {
                 self.released.get_or_insert(at);

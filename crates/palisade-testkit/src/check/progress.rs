@@ -1,6 +1,6 @@
 //! I6 and I7: nobody waits longer than the bounds. Outer intervals: a call until its answer.
 
-use super::index::{Held, Index, Window};
+use super::index::{Attempt, Held, Index, Window};
 use super::{Params, Verdict, Violation, ms, nanos};
 use crate::history::{Answer, What};
 
@@ -70,7 +70,9 @@ fn next(index: &Index<'_>, name: &str, at: u64, bound: u64) -> Option<Next> {
         until: granted.map_or(window.until, |granted| granted.min(window.until)),
         ..window
     };
-    let waiting = index.waiting(name, at);
+    let mut waiting = index.waiting(name, at);
+    // Those who come before it moves have a right to it, too.
+    waiting.extend(index.called_in(name, until_then));
     if waiting
         .iter()
         .any(|one| index.was_hurt(one.client, until_then))
@@ -81,13 +83,15 @@ fn next(index: &Index<'_>, name: &str, at: u64, bound: u64) -> Option<Next> {
         .iter()
         .map(|one| index.out_of_action(one.client, window));
     let due = window.until.saturating_add(starved.max().unwrap_or(0));
+    let due_for = |one: &Attempt<'_>| due.max(index.at(one.called).saturating_add(bound));
     let patient = waiting.iter().find(|one| {
         let back = one.returned.map(|back| index.at(back));
-        matches!(one.answer, Some(Answer::Held { .. })) || back.is_none_or(|back| back > due)
+        let held = matches!(one.answer, Some(Answer::Held { .. }));
+        held || back.is_none_or(|back| back > due_for(one))
     })?;
     Some(Next {
         granted,
-        due,
+        due: due_for(patient),
         waiter: patient.called,
     })
 }

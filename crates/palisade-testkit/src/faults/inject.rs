@@ -96,7 +96,7 @@ async fn once(crew: &mut Crew, fault: Fault, ttl: Duration, end: BootTime) -> io
 
 /// Takes the processors away: several busy threads on each.
 async fn slow(crew: &mut Crew, end: BootTime) -> Result<(), String> {
-    const SPINNERS_PER_CORE: usize = 4;
+    const SPINNERS_PER_CORE: usize = 2;
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let over = Arc::new(AtomicBool::new(false));
     let fault = || Fault::Slow.name().to_owned();

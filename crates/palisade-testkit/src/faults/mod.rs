@@ -11,6 +11,7 @@ mod figures;
 mod inject;
 mod runner;
 mod store;
+mod watch;
 mod work;
 pub mod worker;
 

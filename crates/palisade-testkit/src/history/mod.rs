@@ -64,8 +64,14 @@ pub enum What {
         claim: String,
         valid_until: Option<u64>,
     },
-    /// It gives the place up, by `release` or by dropping the hold.
-    ReleaseCalled { token: u64, claim: String },
+    /// It gives the place up, by `release` or by dropping the hold. `valid_until`: until when the
+    /// hold was valid, as it said just before; a stop may have come in between.
+    ReleaseCalled {
+        token: u64,
+        claim: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        valid_until: Option<u64>,
+    },
     /// The answer of `release`.
     ReleaseReturned {
         token: u64,

@@ -5,6 +5,7 @@
 
 mod hand_made;
 mod linear;
+mod losses;
 mod random;
 mod reading;
 mod simulated;

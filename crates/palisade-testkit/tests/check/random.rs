@@ -44,7 +44,9 @@ fn set_token(history: &mut History, claim: &str, new: u64) {
             | What::Lost {
                 token, claim: of, ..
             }
-            | What::ReleaseCalled { token, claim: of }
+            | What::ReleaseCalled {
+                token, claim: of, ..
+            }
             | What::ReleaseReturned {
                 token, claim: of, ..
             } if of == claim => {

@@ -41,10 +41,6 @@ fn stored(entries: &[(&str, u64, u64)]) -> Vec<Event> {
         .collect()
 }
 
-fn all(parts: Vec<Vec<Event>>) -> Vec<Event> {
-    parts.into_iter().flatten().collect()
-}
-
 #[test]
 fn a_lower_token_after_a_higher_one_is_refused() {
     let high = write("b", 1, 2, [10, 20], Written::Accepted);

@@ -16,6 +16,10 @@ pub(crate) fn params() -> Params {
     }
 }
 
+pub(crate) fn all(parts: Vec<Vec<Event>>) -> Vec<Event> {
+    parts.into_iter().flatten().collect()
+}
+
 pub(crate) fn ev(ms: u64, client: &str, what: What) -> Event {
     Event {
         at: ms * MS,
@@ -87,6 +91,7 @@ pub(crate) fn release(token: u64) -> What {
     What::ReleaseCalled {
         token,
         claim: claim(token),
+        valid_until: None,
     }
 }
 

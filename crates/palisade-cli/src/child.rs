@@ -1,95 +1,126 @@
-//! `Child`: the command that runs while the lock is held, in a process group of its own.
+//! `Child`: the command that runs while the lock is held, in a process group of its own, as
+//! palisade sees it. The guardian is its parent; palisade passes signals on, and lends it the
+//! terminal.
 //!
-//! Invariant: the child is reaped last. As long as it is not, its pid, which is also the number
-//! of its group, can't be given to anyone else, so that a signal to the group never hits
-//! strangers. What the child left in its group runs on after a normal end; after a loss all of
-//! the group is killed.
+//! What the command left in its group runs on after a normal end; after a loss all that it started
+//! has been killed.
 
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::io;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use palisade::BootTime;
+use rustix::process::{Pid, Signal};
 
 use crate::exit::{self, Failure};
+use crate::guardian::{Guardian, Report};
 use crate::terminal::{Stop, Terminal, stop};
 
 /// A started command.
 pub(crate) struct Child {
-    process: std::process::Child,
+    guardian: Guardian,
     group: Pid,
     terminal: Terminal,
     /// Whether the terminal was the child's when all of us were stopped.
     had_terminal: bool,
+    /// How often the child was told to go on.
+    resumed: u32,
+}
+
+/// How the start of a command went.
+pub(crate) enum Start {
+    /// It runs.
+    Runs(Child),
+    /// It was too late for it: the lock is lost, or will be in a moment.
+    TooLate,
 }
 
 /// What became of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Nothing new.
-    Runs,
     /// It is stopped.
     Stopped {
         /// Because it used the terminal without having it.
         wants_terminal: bool,
     },
-    /// It has ended, and waits to be reaped.
-    Ended,
+    /// It has ended by itself, and its exit code is this.
+    Ended(u8),
+    /// The guardian has ended it, and all that it started.
+    Killed,
+    /// The guardian is gone. The child may still run.
+    Unguarded,
 }
 
 impl Child {
-    /// Starts `command` with `environment` added to ours.
-    pub(crate) fn start(
-        command: &[OsString],
-        environment: &[(&str, String)],
-    ) -> Result<Self, Failure> {
-        let Some((program, arguments)) = command.split_first() else {
-            return Err(Failure::Usage("there is no command to run".into()));
+    /// Has `guardian` start its command, called `program`, with `environment` added to ours.
+    pub(crate) async fn start(
+        mut guardian: Guardian,
+        program: &OsStr,
+        environment: Vec<(String, String)>,
+        deadline: BootTime,
+        grace: Duration,
+    ) -> Result<Start, Failure> {
+        guardian.start(environment, deadline, grace)?;
+        let group = match guardian.report().await {
+            Some(Report::Started(pid)) => Pid::from_raw(pid),
+            Some(Report::NotStarted(errno)) => return Err(not_started(program, errno)),
+            Some(Report::Lost) => return Ok(Start::TooLate),
+            _ => None,
         };
-        let process = Command::new(program)
-            .args(arguments)
-            .envs(environment.iter().map(|(key, value)| (key, value)))
-            .process_group(0)
-            .spawn()
-            .map_err(|error| not_started(program, &error))?;
+        let Some(group) = group else {
+            guardian.replace(None);
+            return Err(unguarded());
+        };
         let mut child = Self {
-            group: Pid::from_child(&process),
-            process,
+            guardian,
+            group,
             terminal: Terminal::default(),
             had_terminal: false,
+            resumed: 0,
         };
         child.terminal.give_at_start(child.group);
         if child.terminal.is_given() {
             // It may have been stopped for want of the terminal before it got it.
             child.signal(Signal::CONT);
         }
-        Ok(child)
+        Ok(Start::Runs(child))
+    }
+
+    /// Says until when the lock is held.
+    pub(crate) fn renewed(&self, deadline: BootTime) {
+        self.guardian.renewed(deadline);
+    }
+
+    /// Says that the lock is lost: all that the child started must have ended before `by`.
+    pub(crate) fn end_by(&self, by: BootTime) {
+        self.guardian.end_by(by);
     }
 
     /// Sends a signal to the whole group.
-    pub(crate) fn signal(&self, signal: Signal) {
-        // It fails only when the group is empty but for its ended, unreaped leader.
-        let _ = kill_process_group(self.group, signal);
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        self.resumed += u32::from(signal == Signal::CONT);
+        self.guardian.signal(signal);
     }
 
-    /// What became of the child since the last time.
-    pub(crate) fn change(&self) -> Change {
-        let look = |what: WaitIdOptions| {
-            let found = waitid(WaitId::Pid(self.group), what | WaitIdOptions::NOHANG);
-            found.ok().flatten()
-        };
-        if look(WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).is_some() {
-            return Change::Ended;
-        }
-        match look(WaitIdOptions::STOPPED) {
-            None => Change::Runs,
-            Some(status) => Change::Stopped {
-                wants_terminal: matches!(
-                    status.stopping_signal(),
-                    Some(libc::SIGTTIN | libc::SIGTTOU)
-                ),
-            },
+    /// What becomes of the child next.
+    ///
+    /// # Cancellation
+    /// No change is missed.
+    pub(crate) async fn change(&self) -> Change {
+        loop {
+            return match self.guardian.report().await {
+                // Before it was told to go on: so it goes on.
+                Some(Report::Stopped { resumed, .. }) if resumed != self.resumed => continue,
+                Some(Report::Stopped { signal, .. }) => Change::Stopped {
+                    wants_terminal: matches!(signal, libc::SIGTTIN | libc::SIGTTOU),
+                },
+                Some(Report::Ended(status)) => Change::Ended(code_of(status)),
+                Some(Report::Lost) => Change::Killed,
+                Some(Report::Started(_) | Report::NotStarted(_)) => continue,
+                None => Change::Unguarded,
+            };
         }
     }
 
@@ -123,20 +154,30 @@ impl Child {
         self.signal(Signal::CONT);
     }
 
-    /// Takes leave of a child that has ended, and answers with its code.
-    pub(crate) fn reap(mut self) -> u8 {
+    /// Takes leave of a child that has ended by itself.
+    pub(crate) fn dismiss(mut self) {
         self.terminal.take_back();
-        self.process.wait().map_or(u8::MAX, code_of)
     }
 
-    /// Ends all of the group at once.
-    pub(crate) fn kill(&mut self) {
-        self.signal(Signal::KILL);
+    /// Takes leave of a child that was killed and could not tidy up.
+    pub(crate) fn bury(mut self) {
         self.terminal.take_back_and_tidy();
+    }
+
+    /// Kills all that the child started, and its guardian, which is gone or does not answer.
+    pub(crate) fn kill(&mut self) {
+        self.guardian.replace(Some(self.group));
     }
 }
 
-fn code_of(status: ExitStatus) -> u8 {
+/// The failure when a guardian is gone that nobody told to go.
+pub(crate) fn unguarded() -> Failure {
+    let why = "the guardian of the command was killed, so the command was ended";
+    Failure::Defect(why.into())
+}
+
+fn code_of(status: i32) -> u8 {
+    let status = ExitStatus::from_raw(status);
     match (status.code(), status.signal()) {
         (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
         (None, Some(signal)) => exit::of_signal(signal),
@@ -144,7 +185,8 @@ fn code_of(status: ExitStatus) -> u8 {
     }
 }
 
-fn not_started(program: &OsString, error: &io::Error) -> Failure {
+fn not_started(program: &OsStr, errno: i32) -> Failure {
+    let error = io::Error::from_raw_os_error(errno);
     let missing = error.kind() == io::ErrorKind::NotFound;
     let shown = program.to_string_lossy();
     let why = match missing {

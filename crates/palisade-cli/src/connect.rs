@@ -1,9 +1,8 @@
 //! Connecting: finds the URL, and is as patient with an engine that is down as the verb is.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use palisade::{Client, Error, Kind, Patience, Url};
-use tokio::time::Instant;
+use palisade::{Client, Error, Kind, Patience, Prepared, Url};
 
 use crate::args::Global;
 use crate::config;
@@ -35,33 +34,60 @@ impl Place {
         Ok(palisade::connect(&self.url).await?)
     }
 
-    /// Connects, trying again while the engine can't be reached and `patience` lasts; `complain`
-    /// hears of the first failure. Answers with what is left of the patience.
-    pub(crate) async fn connect_within(
-        &self,
-        patience: Patience,
-        complain: impl FnOnce(&Error),
-    ) -> Result<(Client, Patience), Failure> {
-        let began = Instant::now();
-        let mut complain = Some(complain);
+    /// Does what must be done before a fork, trying once.
+    pub(crate) fn prepare(&self) -> palisade::Result<Prepared> {
+        palisade::prepare(&self.url)
+    }
+}
+
+/// Tries to connect while the engine can't be reached and patience lasts.
+pub(crate) struct Tries<C> {
+    patience: Patience,
+    began: Instant,
+    /// Hears of the first failure.
+    complain: Option<C>,
+}
+
+impl<C: FnOnce(&Error)> Tries<C> {
+    pub(crate) fn new(patience: Patience, complain: C) -> Self {
+        Self {
+            patience,
+            began: Instant::now(),
+            complain: Some(complain),
+        }
+    }
+
+    /// What is left of the patience.
+    pub(crate) fn left(&self) -> Patience {
+        match self.patience {
+            Patience::For(all) => Patience::For(all.saturating_sub(self.began.elapsed())),
+            other => other,
+        }
+    }
+
+    /// After a failure: how long to pause before the next try, if there is one.
+    pub(crate) fn pause(&mut self, error: Error) -> Result<Duration, Failure> {
+        let over = match self.left() {
+            _ if error.kind() != Kind::Unreachable => true,
+            Patience::NoWait => true,
+            Patience::For(left) => left <= RETRY,
+            Patience::Forever => false,
+        };
+        if over {
+            return Err(error.into());
+        }
+        if let Some(complain) = self.complain.take() {
+            complain(&error);
+        }
+        Ok(RETRY)
+    }
+
+    /// Connects.
+    pub(crate) async fn connect(&mut self, prepared: &Prepared) -> Result<Client, Failure> {
         loop {
-            let left = match patience {
-                Patience::For(all) => Patience::For(all.saturating_sub(began.elapsed())),
-                other => other,
-            };
-            match palisade::connect(&self.url).await {
-                Ok(client) => return Ok((client, left)),
-                Err(error) if error.kind() == Kind::Unreachable => match left {
-                    Patience::NoWait => return Err(error.into()),
-                    Patience::For(left) if left <= RETRY => return Err(error.into()),
-                    _ => {
-                        if let Some(complain) = complain.take() {
-                            complain(&error);
-                        }
-                        tokio::time::sleep(RETRY).await;
-                    }
-                },
-                Err(error) => return Err(error.into()),
+            match prepared.connect().await {
+                Ok(client) => return Ok(client),
+                Err(error) => tokio::time::sleep(self.pause(error)?).await,
             }
         }
     }

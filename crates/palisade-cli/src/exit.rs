@@ -57,6 +57,8 @@ pub(crate) enum Failure {
     Output(io::Error),
     /// The system refused what palisade needs for itself.
     Start(String),
+    /// What can't happen unless something is broken.
+    Defect(String),
 }
 
 /// The exit code of a verdict.
@@ -78,6 +80,7 @@ pub(crate) fn code(verdict: &Verdict) -> u8 {
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
             Failure::Output(_) => 74,
             Failure::Start(_) => 71,
+            Failure::Defect(_) => 70,
         },
     }
 }
@@ -110,7 +113,7 @@ impl Failure {
             Self::Command { missing: true, .. } => "command_not_found",
             Self::Command { missing: false, .. } => "command_not_executable",
             Self::Output(_) => "output",
-            Self::Start(_) => Kind::Internal.code(),
+            Self::Start(_) | Self::Defect(_) => Kind::Internal.code(),
         }
     }
 
@@ -154,7 +157,8 @@ impl fmt::Display for Failure {
             | Self::NotAcquired { message, .. }
             | Self::Lost(message)
             | Self::Command { message, .. }
-            | Self::Start(message) => f.write_str(message),
+            | Self::Start(message)
+            | Self::Defect(message) => f.write_str(message),
             Self::Output(error) => write!(f, "can't write the output: {error}"),
         }
     }

@@ -16,16 +16,20 @@ use crate::sys;
 /// What ends a process when a person or a supervisor asks for it.
 const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
+/// Those that palisade is to hear of: not the ones that were ignored when it was started.
+pub(crate) fn endings() -> impl Iterator<Item = Signal> {
+    ENDING
+        .into_iter()
+        .filter(|signal| !sys::is_ignored(*signal))
+}
+
 /// Signals that ask palisade to end. One that came is never lost.
 pub(crate) struct Endings(Vec<(Signal, Stream)>);
 
 impl Endings {
     /// Starts listening.
     pub(crate) fn listen() -> Result<Self, Failure> {
-        let streams = ENDING
-            .into_iter()
-            .filter(|signal| !sys::is_ignored(*signal));
-        let streams = streams.map(|signal| Ok((signal, stream(signal)?)));
+        let streams = endings().map(|signal| Ok((signal, stream(signal)?)));
         Ok(Self(streams.collect::<Result<_, Failure>>()?))
     }
 
@@ -48,19 +52,15 @@ impl Endings {
 pub(crate) enum Event {
     /// To be passed on to the child.
     Ending(Signal),
-    /// The child ended, or was stopped.
-    Child,
     /// The terminal asks us to stop.
     Stop,
     /// We were resumed.
     Resumed,
 }
 
-/// All signals of interest while a child runs. Listening starts before the child does, so that
-/// none of its changes is missed.
+/// All signals of interest while a child runs.
 pub(crate) struct Signals {
     endings: Endings,
-    child: Stream,
     stop: Option<Stream>,
     resumed: Stream,
 }
@@ -74,7 +74,6 @@ impl Signals {
         };
         Ok(Self {
             endings,
-            child: stream(Signal::CHILD)?,
             stop,
             resumed: stream(Signal::CONT)?,
         })
@@ -91,7 +90,6 @@ impl Signals {
         tokio::select! {
             biased;
             signal = self.endings.next() => Event::Ending(signal),
-            _ = self.child.recv() => Event::Child,
             _ = stop => Event::Stop,
             _ = self.resumed.recv() => Event::Resumed,
         }

@@ -1,134 +1,130 @@
-//! Looks after a child while a lock is held: passes signals on, and ends the child before anyone
-//! else can be granted.
+//! Looks after a child while a lock is held: tells its guardian how long the lock is held, passes
+//! signals on, and learns how the child ended.
 //!
-//! Invariant: past the deadline of the hold no member of the child's group runs, as long as this
-//! process itself does. A renewal moves the deadline; a child that was told to end because no
-//! renewal came is not taken back into favour by one that comes later.
+//! The guardian ends the child, by what it was told here; only a guardian that does not is
+//! replaced. Invariant: the child has ended, or was killed with all that it started, when
+//! [`supervise`] returns.
 
 use std::pin::pin;
 use std::time::Duration;
 
 use palisade::{BootTime, Hold, LossReason};
-use rustix::process::Signal;
 
 use crate::child::{Change, Child};
+use crate::guardian::{KILL_LEAD, grace};
 use crate::signals::{Event, Signals};
 
 /// The lease is measured with a clock that runs on while the machine sleeps, timers with one that
 /// does not: looking this often bounds what a nap can hide, at four wake-ups a second.
 const RECHECK: Duration = Duration::from_millis(250);
 
-/// KILL comes this long before the end: enough for a busy machine to carry it out, and half of the
-/// shortest time between TERM and the end.
-const KILL_LEAD: Duration = Duration::from_millis(100);
+/// A renewal that came later than this before the guardian acts may not reach it in time.
+const LAST_LOOK: Duration = Duration::from_millis(10);
 
-/// How a child's run under a lock ended. The child is not reaped yet.
+/// How a child's run under a lock ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The child ended, and the lock was held all the time.
-    Ended,
-    /// The lock was lost, and all of the child's group was killed.
+    /// The child ended with this code, and the lock was held all the time.
+    Ended(u8),
+    /// The lock was lost, and all that the child started was killed.
     Lost(LossReason),
-}
-
-/// How long before the end of the lease the child is asked to end.
-pub(crate) fn grace(ttl: Duration) -> Duration {
-    (ttl / 6).max(Duration::from_millis(200))
+    /// The guardian was gone, and all that the child started was killed.
+    Unguarded,
 }
 
 /// Looks after `child` until it has ended.
 pub(crate) async fn supervise(
-    child: &mut Child,
+    mut child: Child,
     hold: &Hold,
     ttl: Duration,
     signals: &mut Signals,
 ) -> End {
-    let grace = grace(ttl);
+    let change = until_over(&mut child, hold, grace(ttl), signals).await;
+    let over = match change {
+        Over::Ended(code) if hold.is_valid() => {
+            child.dismiss();
+            return End::Ended(code);
+        }
+        over => over,
+    };
+    if matches!(over, Over::Unguarded) {
+        child.kill();
+    }
+    child.bury();
+    match over {
+        Over::Unguarded if hold.is_valid() => End::Unguarded,
+        // The guardian acts before the hold is lost, and a renewal may still have come through.
+        Over::Killed if hold.is_valid() => End::Lost(LossReason::Expired),
+        _ => End::Lost(hold.lost().await.reason),
+    }
+}
+
+/// Why there is nothing to look after any more.
+enum Over {
+    Ended(u8),
+    Killed,
+    Unguarded,
+}
+
+async fn until_over(
+    child: &mut Child,
+    hold: &Hold,
+    grace: Duration,
+    signals: &mut Signals,
+) -> Over {
+    let mut told = hold.deadline();
     let mut lost = pin!(hold.lost());
+    // Once the lock is lost: when the guardian should have killed all, half of its lead ago.
+    let mut patience = BootTime::NEVER;
     loop {
-        let slack = hold.remaining().saturating_sub(grace);
+        let next_look = match patience {
+            BootTime::NEVER => (told.remaining().saturating_sub(grace) / 2).max(LAST_LOOK),
+            patience => patience.remaining(),
+        };
         tokio::select! {
             biased;
-            loss = &mut lost => return end(child, loss.reason, loss.lease_ends, signals).await,
-            () = tokio::time::sleep(slack.min(RECHECK)) => {
-                // A renewal may have moved the deadline meanwhile, and a loss that is known moves
-                // it to the past: the next round hears of that one.
-                let deadline = hold.deadline();
-                if deadline != BootTime::PAST && deadline.remaining() <= grace {
-                    return end(child, LossReason::Expired, deadline, signals).await;
-                }
-            }
-            event = signals.next() => {
-                let resume = match react(child, event) {
-                    Reaction::Ended if hold.is_valid() => return End::Ended,
-                    // The loss is known, or about to be: the next round hears of it.
-                    Reaction::Ended | Reaction::Nothing => false,
-                    Reaction::Resume => true,
+            loss = &mut lost, if patience == BootTime::NEVER => {
+                // If it was taken away somebody else may hold the lock already.
+                let by = match loss.reason {
+                    LossReason::Expired | LossReason::Evicted => loss.lease_ends,
+                    _ => BootTime::PAST,
                 };
-                if resume && hold.is_valid() {
-                    child.resume();
+                child.end_by(by);
+                let left = by.remaining().saturating_sub(KILL_LEAD);
+                patience = BootTime::now() + left + KILL_LEAD / 2;
+            }
+            change = child.change() => match change {
+                Change::Ended(code) => return Over::Ended(code),
+                Change::Killed => return Over::Killed,
+                Change::Unguarded => return Over::Unguarded,
+                Change::Stopped { wants_terminal } => {
+                    if child.follow_stop(wants_terminal) && hold.is_valid() {
+                        child.resume();
+                    }
+                }
+            },
+            event = signals.next() => match event {
+                Event::Ending(signal) => child.signal(signal),
+                Event::Stop => {
+                    child.stop_with_us();
+                    if hold.is_valid() {
+                        child.resume();
+                    }
+                }
+                Event::Resumed if hold.is_valid() => child.resume(),
+                Event::Resumed => {}
+            },
+            () = tokio::time::sleep(next_look.min(RECHECK)) => {
+                if patience.has_passed() {
+                    return Over::Unguarded;
+                }
+                let deadline = hold.deadline();
+                // A loss moves it to the past: the next round hears of it.
+                if deadline > told {
+                    told = deadline;
+                    child.renewed(deadline);
                 }
             }
         }
     }
 }
-
-enum Reaction {
-    Nothing,
-    Ended,
-    Resume,
-}
-
-fn react(child: &mut Child, event: Event) -> Reaction {
-    match event {
-        Event::Ending(signal) => child.signal(signal),
-        Event::Stop => {
-            child.stop_with_us();
-            return Reaction::Resume;
-        }
-        Event::Resumed => return Reaction::Resume,
-        Event::Child => match child.change() {
-            Change::Ended => return Reaction::Ended,
-            Change::Stopped { wants_terminal } if child.follow_stop(wants_terminal) => {
-                return Reaction::Resume;
-            }
-            Change::Stopped { .. } | Change::Runs => {}
-        },
-    }
-    Reaction::Nothing
-}
-
-/// Ends the child's group: asks it to if there is time, and kills what is left of it before
-/// `lease_ends`.
-async fn end(
-    child: &mut Child,
-    reason: LossReason,
-    lease_ends: BootTime,
-    signals: &mut Signals,
-) -> End {
-    let time_left = || lease_ends.remaining().saturating_sub(KILL_LEAD);
-    // Otherwise somebody else may hold the lock already.
-    let has_time = matches!(reason, LossReason::Expired | LossReason::Evicted);
-    if has_time && !time_left().is_zero() {
-        child.signal(Signal::TERM);
-        // A stopped process acts on nothing but KILL before it is resumed.
-        child.signal(Signal::CONT);
-        while child.change() != Change::Ended && !time_left().is_zero() {
-            tokio::select! {
-                biased;
-                () = tokio::time::sleep(time_left().min(RECHECK)) => {}
-                event = signals.next() => if let Event::Ending(signal) = event {
-                    child.signal(signal);
-                }
-            }
-        }
-    }
-    child.kill();
-    while child.change() != Change::Ended {
-        signals.next().await;
-    }
-    End::Lost(reason)
-}
-
-#[cfg(test)]
-mod tests;

@@ -1,14 +1,23 @@
-//! The few calls that only the C library offers: signal masks and dispositions.
+//! The few calls that only the C library offers: signal masks and dispositions, and the fork.
 //!
-//! The one file of the command with `unsafe`. Each call passes pointers to values that live on
-//! this stack frame and were zeroed or initialised by the C library itself; no handler of our own
-//! is installed here.
+//! The one file of the command with `unsafe`. Each call on signals passes pointers to values that
+//! live on this stack frame and were zeroed or initialised by the C library itself; no handler of
+//! our own is installed here.
 #![allow(unsafe_code)]
 
+use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
 use std::ptr;
+use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// Whether `signal` was set to be ignored, as `nohup` and `&` in a script do.
 pub(crate) fn is_ignored(signal: Signal) -> bool {
@@ -60,4 +69,180 @@ pub(crate) fn with_default_tstp<T>(action: impl FnOnce() -> T) -> T {
         unsafe { libc::sigaction(libc::SIGTSTP, before.as_ptr(), ptr::null_mut()) };
     }
     done
+}
+
+/// Signals that wait to be asked for, on this thread and those that it starts, until this is
+/// dropped.
+pub(crate) struct Withheld {
+    which: libc::sigset_t,
+    before: Mask,
+}
+
+/// The signals that a thread blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct Mask(libc::sigset_t);
+
+impl Mask {
+    /// Puts it in force for this thread.
+    fn set(&self) {
+        // SAFETY: the set was filled by the C library, and the mask belongs to this thread alone.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
+    }
+}
+
+impl Withheld {
+    /// Withholds these signals. One that is ignored does not belong here: it would be kept too.
+    pub(crate) fn these(signals: impl IntoIterator<Item = Signal>) -> Self {
+        let mut which = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: `sigemptyset` initialises the set that `sigaddset` changes, and both outlive it.
+        let which = unsafe {
+            libc::sigemptyset(which.as_mut_ptr());
+            for signal in signals {
+                libc::sigaddset(which.as_mut_ptr(), signal.as_raw());
+            }
+            which.assume_init()
+        };
+        Self::block(which)
+    }
+
+    /// Withholds all signals that can be.
+    fn all() -> Self {
+        let mut which = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: `sigfillset` initialises the set, which outlives the call.
+        let which = unsafe {
+            libc::sigfillset(which.as_mut_ptr());
+            which.assume_init()
+        };
+        Self::block(which)
+    }
+
+    fn block(which: libc::sigset_t) -> Self {
+        let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: both sets outlive the call; zeroes are a valid set, should it fail. The mask
+        // belongs to this thread alone.
+        let before = unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const which, before.as_mut_ptr());
+            Mask(before.assume_init())
+        };
+        Self { which, before }
+    }
+
+    /// What was blocked before.
+    pub(crate) fn before(&self) -> Mask {
+        self.before
+    }
+
+    /// Waits for one of them.
+    pub(crate) fn next(&self, longest: Duration) -> Option<Signal> {
+        let longest = libc::timespec {
+            tv_sec: libc::time_t::try_from(longest.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: longest.subsec_nanos().into(),
+        };
+        // SAFETY: the set and the time outlive the call; nobody asks for more about the signal.
+        let signal = unsafe {
+            libc::sigtimedwait(&raw const self.which, ptr::null_mut(), &raw const longest)
+        };
+        Signal::from_named_raw(signal)
+    }
+}
+
+impl Drop for Withheld {
+    fn drop(&mut self) {
+        self.before.set();
+    }
+}
+
+/// Has the kernel keep ended children for us, also if we were started without that.
+pub(crate) fn default_child_signal() {
+    // SAFETY: the default action runs no code of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
+/// A file that is readable while `signal`, which must be blocked, waits to be taken.
+pub(crate) fn signal_fd(signal: Signal) -> io::Result<OwnedFd> {
+    let mut which = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: `sigemptyset` initialises the set, which outlives the calls; the descriptor is new
+    // and nobody else's.
+    unsafe {
+        libc::sigemptyset(which.as_mut_ptr());
+        libc::sigaddset(which.as_mut_ptr(), signal.as_raw());
+        let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+        match libc::signalfd(-1, which.as_ptr(), flags) {
+            -1 => Err(io::Error::last_os_error()),
+            fd => Ok(OwnedFd::from_raw_fd(fd)),
+        }
+    }
+}
+
+/// Has the runtime say when `file` is readable.
+pub(crate) fn watch(file: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the descriptor is its owner's until that is dropped, and always the same.
+    unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }.map_err(io::Error::from)
+}
+
+/// Forks a process that does `work` with all signals blocked, and then ends.
+///
+/// # Errors
+/// When there is another thread, or the system refuses.
+pub(crate) fn fork(work: impl FnOnce()) -> io::Result<Pid> {
+    // A folder has a link for each folder in it, and two of its own. Where there is no `/proc` the
+    // caller's word must do.
+    if rustix::fs::stat("/proc/self/task").is_ok_and(|tasks| tasks.st_nlink != 3) {
+        return Err(io::Error::other("there is another thread"));
+    }
+    // Before the fork, so that no signal to our group finds the new process unprepared.
+    let withheld = Withheld::all();
+    // SAFETY: there is no other thread, so that the new process finds no lock taken and no value
+    // half changed: it may run any code. It never returns from here, and so it drops nothing that
+    // belongs to its parent but what `work` was given.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            std::mem::forget(withheld);
+            let done = catch_unwind(AssertUnwindSafe(work));
+            std::process::exit(i32::from(done.is_err()))
+        }
+        pid => Pid::from_raw(pid).ok_or_else(|| io::Error::other("fork answered with no pid")),
+    }
+}
+
+/// Has the command start with the signals of `mask` blocked, and the kernel kill it when this
+/// process ends before it.
+pub(crate) fn prepare(command: &mut Command, mask: Mask) {
+    let parent = rustix::process::getpid();
+    let arm = move || {
+        mask.set();
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The parent may have died before: nobody would be killed then.
+        match getppid() == Some(parent) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
+    };
+    // SAFETY: three system calls that allocate nothing and take no lock, also when they fail.
+    unsafe { command.pre_exec(arm) };
+}
+
+/// Closes the files that this process was given at its start, for the command to have: they are
+/// the ones that an `exec` does not close. The standard ones become `/dev/null`.
+pub(crate) fn let_go_of_inherited_files() {
+    if let Ok(null) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+        // Fails only for want of memory; the files stay open then.
+        let _ = rustix::stdio::dup2_stdin(&null);
+        let _ = rustix::stdio::dup2_stdout(&null);
+        let _ = rustix::stdio::dup2_stderr(&null);
+    }
+    let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
+    let open = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
+    for fd in open.collect::<Vec<_>>().into_iter().filter(|fd| *fd > 2) {
+        // SAFETY: it is borrowed for a question that fails if it is not open (the listing itself
+        // is closed by now). All that this program opens is closed by an `exec`: what is not
+        // closed by one belongs to no value of ours.
+        unsafe {
+            let flags = rustix::io::fcntl_getfd(BorrowedFd::borrow_raw(fd).as_fd());
+            if flags.is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC)) {
+                libc::close(fd);
+            }
+        }
+    }
 }

@@ -41,7 +41,10 @@ pub fn prepare(url: &str) -> Result<Prepared> {
     Ok(Prepared {
         #[cfg(feature = "file")]
         liveness: match parsed.scheme.as_str() {
-            "file" => Some(crate::engines::file::sign_of_life(parsed, &settings)?),
+            "file" => {
+                let liveness = crate::engines::file::sign_of_life(parsed, &settings)?;
+                Some(Arc::new(liveness))
+            }
             _ => None,
         },
         settings,
@@ -54,21 +57,21 @@ pub struct Prepared {
     url: String,
     settings: Settings,
     #[cfg(feature = "file")]
-    liveness: Option<crate::engines::file::Liveness>,
+    liveness: Option<Arc<crate::engines::file::Liveness>>,
 }
 
 impl Prepared {
-    /// Connects; as [`connect`].
+    /// Connects; as [`connect`]. A failure leaves what was prepared as it is, to try again.
     ///
     /// # Errors
     /// As [`connect`].
-    pub async fn connect(self) -> Result<Client> {
+    pub async fn connect(&self) -> Result<Client> {
         #[cfg(feature = "file")]
-        if let Some(liveness) = self.liveness {
+        if let Some(liveness) = &self.liveness {
             let mut url = Url::parse(&self.url)?;
             url.take_settings()?;
-            let engine =
-                crate::engines::file::open_with(url, &self.settings, Some(liveness)).await?;
+            let liveness = Some(Arc::clone(liveness));
+            let engine = crate::engines::file::open_with(url, &self.settings, liveness).await?;
             return Client::new(engine, &self.settings);
         }
         connect(&self.url).await

@@ -1,28 +1,33 @@
 //! The verbs: one file each, with its arguments and its `run`. A new verb is a file, its `mod`
-//! line, and its line in the list below.
+//! line, and its line in the list below. A verb that forks comes first there: it starts the
+//! runtime itself.
 
 mod evict;
 mod ls;
+mod permits;
 mod run;
 mod show;
 
 use crate::args::Global;
 use crate::exit::Verdict;
+use crate::on_runtime;
 
 /// Makes the enum that clap reads and the dispatch from the list of verbs.
 macro_rules! verbs {
-    ($($verb:ident => $module:ident),* $(,)?) => {
+    (forking { $($fork:ident => $fork_module:ident),* $(,)? } $($verb:ident => $module:ident),* $(,)?) => {
         /// A verb with its arguments.
         #[derive(Debug, clap::Subcommand)]
         pub(crate) enum Verb {
+            $(#[allow(missing_docs)] $fork($fork_module::$fork),)*
             $(#[allow(missing_docs)] $verb($module::$verb),)*
         }
 
         impl Verb {
             /// Does what it says.
-            pub(crate) async fn run(self, global: &Global) -> Verdict {
+            pub(crate) fn run(self, global: &Global) -> Verdict {
                 match self {
-                    $(Self::$verb(verb) => verb.run(global).await,)*
+                    $(Self::$fork(verb) => verb.run(global),)*
+                    $(Self::$verb(verb) => on_runtime(verb.run(global)),)*
                 }
             }
         }
@@ -30,7 +35,7 @@ macro_rules! verbs {
 }
 
 verbs! {
-    Run => run,
+    forking { Run => run }
     Ls => ls,
     Show => show,
     Evict => evict,

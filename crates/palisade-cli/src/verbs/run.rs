@@ -1,26 +1,30 @@
 //! `palisade run`: runs a command while holding a lock.
 //!
-//! check the arguments → connect → acquire, or leave the line → start the child → supervise it →
-//! keep the lock as long as `--at-least` says → release → the child's code. Whatever goes wrong on
-//! the way, the lock is released before palisade returns.
+//! check the arguments → prepare, and fork the guardian → connect → acquire, or leave the line →
+//! start the child → supervise it → keep the lock as long as `--at-least` says → release → the
+//! child's code. Whatever goes wrong on the way, the lock is released before palisade returns.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
 use palisade::{
-    Ask, Client, Error, Hold, Kind, LossReason, Name, Patience, Request, parse_duration,
+    Ask, Client, Error, Hold, Kind, LossReason, Name, Patience, Prepared, Request, parse_duration,
 };
 use serde_json::json;
 use tokio::time::Instant;
 
+use super::permits::parse_permits;
 use super::show::look;
 use crate::args::Global;
-use crate::child::Child;
-use crate::connect::Place;
+use crate::child::{Child, Start, unguarded};
+use crate::connect::{Place, Tries};
 use crate::exit::{Failure, Outcome, Verdict};
+use crate::guardian::{Guardian, grace};
+use crate::on_runtime;
 use crate::print::Printer;
-use crate::signals::{Endings, Event, Signals};
+use crate::signals::{Endings, Event, Signals, endings};
 use crate::supervise::{End, supervise};
+use crate::sys::Withheld;
 use crate::view::shown;
 
 /// Below this there is no time to end a child between a missed renewal and the end of the lease.
@@ -80,35 +84,54 @@ pub(crate) struct Run {
     command: Vec<OsString>,
 }
 
-fn parse_permits(text: &str) -> Result<Ask, String> {
-    let wrong = || "write it like 1/4: K permits out of N, 1 <= K <= N < 4294967295".to_owned();
-    let (weight, capacity) = text.split_once('/').ok_or_else(wrong)?;
-    let number = |digits: &str| match digits.bytes().all(|b| b.is_ascii_digit()) {
-        true => digits.parse::<u32>().map_err(|_| wrong()),
-        false => Err(wrong()),
-    };
-    let (weight, capacity) = (number(weight)?, number(capacity)?);
-    if weight == 0 || weight > capacity || capacity == u32::MAX {
-        return Err(wrong());
-    }
-    Ok(Ask::Part { weight, capacity })
-}
-
 impl Run {
-    pub(crate) async fn run(self, global: &Global) -> Verdict {
+    /// Forks before it starts the runtime.
+    pub(crate) fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
         refuse_short("--ttl", self.ttl)?;
         let place = Place::find(global)?;
         refuse_short("the URL's ttl", place.ttl()?)?;
 
         let printer = global.printer();
-        let complain = |error: &Error| self.complain(error, printer);
-        let mut endings = Endings::listen()?;
-        let (client, patience) = tokio::select! {
+        let mut tries = Tries::new(self.patience(), |error: &Error| {
+            self.complain(error, printer);
+        });
+        // Until there is a runtime to hear of them.
+        let withheld = Withheld::these(endings());
+        let prepared = loop {
+            let pause = match place.prepare() {
+                Ok(prepared) => break prepared,
+                Err(error) => tries.pause(error)?,
+            };
+            if let Some(signal) = withheld.next(pause) {
+                return Ok(Outcome::Interrupted(signal.as_raw()));
+            }
+        };
+        let guardian = Guardian::fork(&self.command, withheld.before())?;
+        on_runtime(async {
+            let endings = Endings::listen()?;
+            drop(withheld);
+            self.guarded(guardian, &name, prepared, tries, endings, printer)
+                .await
+        })
+    }
+
+    /// Gets the lock, and runs the command under it.
+    async fn guarded(
+        &self,
+        guardian: Guardian,
+        name: &Name,
+        prepared: Prepared,
+        mut tries: Tries<impl FnOnce(&Error)>,
+        mut endings: Endings,
+        printer: Printer,
+    ) -> Verdict {
+        let client = tokio::select! {
             biased;
             signal = endings.next() => return Ok(Outcome::Interrupted(signal.as_raw())),
-            connected = place.connect_within(self.patience(), complain) => connected?,
+            connected = tries.connect(&prepared) => connected?,
         };
+        let patience = tries.left();
         let mut request = client.line(name.as_str(), self.ask())?;
         if let Some(ttl) = self.ttl {
             request = request.ttl(ttl)?;
@@ -117,7 +140,7 @@ impl Run {
         let acquired = tokio::select! {
             biased;
             signal = endings.next() => Err(signal),
-            acquired = self.acquire(&client, &name, &request, patience, printer) => Ok(acquired),
+            acquired = self.acquire(&client, name, &request, patience, printer) => Ok(acquired),
         };
         let hold = match acquired {
             Ok(acquired) => acquired?,
@@ -137,7 +160,7 @@ impl Run {
                 "waited_ms": asked.elapsed().as_millis() as u64,
             })
         });
-        self.under_lock(&client, hold, Signals::listen(endings), printer)
+        self.under_lock(guardian, &client, hold, Signals::listen(endings), printer)
             .await
     }
 
@@ -234,6 +257,7 @@ impl Run {
     /// Runs the command under the lock, and releases it.
     async fn under_lock(
         &self,
+        guardian: Guardian,
         client: &Client,
         hold: Hold,
         signals: Result<Signals, Failure>,
@@ -247,26 +271,24 @@ impl Run {
             ("PALISADE_OWNER", client.owner().to_owned()),
             ("PALISADE_ENGINE", client.describe()),
         ];
-        let started = signals.and_then(|signals| {
-            let child = Child::start(&self.command, &environment)?;
-            Ok((child, signals))
-        });
-        let (mut child, mut signals) = match started {
-            Ok(started) => started,
-            Err(failure) => {
+        let run = async {
+            let mut signals = signals?;
+            let end = self
+                .run_child(guardian, &environment, &hold, ttl, &mut signals)
+                .await?;
+            Ok(match end {
+                End::Ended(code) => keep_until(until, code, &hold, &mut signals).await,
+                other => other,
+            })
+        };
+        let code = match run.await {
+            Ok(End::Ended(code)) => code,
+            Ok(End::Lost(reason)) => return self.lost(client, hold, reason, printer).await,
+            ended => {
                 let _ = tokio::time::timeout(FAREWELL, hold.release()).await;
-                return Err(failure);
+                return Err(ended.err().unwrap_or_else(unguarded));
             }
         };
-        let end = supervise(&mut child, &hold, ttl, &mut signals).await;
-        let code = child.reap();
-        let end = match end {
-            End::Ended => keep_until(until, &hold, &mut signals).await,
-            lost => lost,
-        };
-        if let End::Lost(reason) = end {
-            return self.lost(client, hold, reason, printer).await;
-        }
         match hold.release().await {
             Ok(()) => {}
             Err(error) if error.kind() == Kind::Lost => return Err(error.into()),
@@ -285,6 +307,32 @@ impl Run {
             || json!({"event": "released", "name": self.name, "code": code}),
         );
         Ok(Outcome::Child(code))
+    }
+
+    async fn run_child(
+        &self,
+        guardian: Guardian,
+        environment: &[(&str, String)],
+        hold: &Hold,
+        ttl: Duration,
+        signals: &mut Signals,
+    ) -> Result<End, Failure> {
+        let Some(program) = self.command.first() else {
+            return Err(Failure::Usage("there is no command to run".into()));
+        };
+        let environment = environment.iter();
+        let environment = environment.map(|(key, value)| ((*key).to_owned(), value.clone()));
+        let start = Child::start(
+            guardian,
+            program,
+            environment.collect(),
+            hold.deadline(),
+            grace(ttl),
+        );
+        match start.await? {
+            Start::Runs(child) => Ok(supervise(child, hold, ttl, signals).await),
+            Start::TooLate => Ok(End::Lost(LossReason::Expired)),
+        }
     }
 
     async fn lost(
@@ -321,7 +369,7 @@ impl Run {
 }
 
 /// Keeps the lock until then. A signal cuts it short.
-async fn keep_until(until: Instant, hold: &Hold, signals: &mut Signals) -> End {
+async fn keep_until(until: Instant, code: u8, hold: &Hold, signals: &mut Signals) -> End {
     while Instant::now() < until {
         tokio::select! {
             biased;
@@ -330,12 +378,12 @@ async fn keep_until(until: Instant, hold: &Hold, signals: &mut Signals) -> End {
             event = signals.next() => match event {
                 Event::Ending(_) => break,
                 Event::Stop => crate::terminal::stop(crate::terminal::Stop::Us),
-                Event::Child | Event::Resumed => {}
+                Event::Resumed => {}
             }
         }
     }
     match hold.is_valid() {
-        true => End::Ended,
+        true => End::Ended(code),
         false => End::Lost(LossReason::Expired),
     }
 }
@@ -346,37 +394,5 @@ fn refuse_short(what: &str, ttl: Option<Duration>) -> Result<(), Failure> {
             "{what} is too short: a command needs at least 1s to be ended in when its lock is lost"
         ))),
         _ => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn permits_are_k_of_n() {
-        let part = |weight, capacity| Ok(Ask::Part { weight, capacity });
-        assert_eq!(parse_permits("1/4"), part(1, 4));
-        assert_eq!(
-            parse_permits("4294967294/4294967294"),
-            part(u32::MAX - 1, u32::MAX - 1)
-        );
-        for bad in [
-            "",
-            "1",
-            "/",
-            "1/",
-            "/4",
-            "0/4",
-            "5/4",
-            "1/4294967295",
-            "1/4294967296",
-            "-1/4",
-            "+1/4",
-            "1/4/2",
-            " 1/4",
-        ] {
-            assert!(parse_permits(bad).is_err(), "{bad:?}");
-        }
     }
 }

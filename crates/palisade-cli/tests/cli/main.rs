@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod guardian;
 mod list;
 mod loss;
 mod run;

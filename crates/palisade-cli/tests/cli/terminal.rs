@@ -150,6 +150,27 @@ fn ctrl_z_stops_the_job_and_fg_resumes_it() {
 }
 
 #[test]
+fn a_job_that_stays_stopped_past_its_ttl_is_ended_and_fg_says_so() {
+    let store = Store::new();
+    let mut session = Session::start(&store, "exec sh -i");
+    let child = "sh -c 'echo pid\"\"-$$-; exec sleep 60'";
+    session.press(&format!("$PALISADE run x --ttl 1s -- {child}\n"));
+    session.see("pid-");
+    let pid = session.see("-").trim_end_matches('-').to_owned();
+    assert!(runs(&pid), "{pid}");
+    session.press("\x1a");
+    session.see("Stopped");
+    until("the guardian ends it", || !runs(&pid));
+    session.press("fg\n");
+    session.see("lost x");
+    session.press("echo code-$?\n");
+    session.see("code-76");
+    session.press("exit\n");
+    session.code();
+    store.assert_empty();
+}
+
+#[test]
 fn colours_are_for_terminals_that_want_them() {
     let store = Store::new();
     let _held = store.hold("x", &[]);

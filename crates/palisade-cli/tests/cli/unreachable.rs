@@ -90,6 +90,66 @@ fn a_child_whose_lock_can_not_be_renewed_is_asked_to_end_and_then_killed() {
 }
 
 #[test]
+fn a_child_is_killed_before_the_deadline() {
+    let store = Store::new();
+    let script = "trap '' TERM; echo $$; while :; do sleep 0.02; done";
+    let mut running = Running::start(store.run("x", &["--ttl", "2s"], script));
+    let child = running.line();
+    let gate = hang(&store);
+    let hung = Instant::now();
+    until("it is killed", || !runs(&child));
+    // Nothing was renewed since, and the last tenth of the ttl is not the holder's.
+    assert!(
+        hung.elapsed() < Duration::from_millis(1800),
+        "{:?}",
+        hung.elapsed()
+    );
+    drop(gate);
+    assert_eq!(running.code(), Some(76));
+}
+
+#[test]
+fn a_child_that_ends_when_asked_has_lost_its_lock_all_the_same() {
+    let store = Store::new();
+    let script = "trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut running = store.start("x", &["--ttl", "1s"], script);
+    let gate = hang(&store);
+    assert_eq!(running.line(), "asked");
+    drop(gate);
+    assert_eq!(running.code(), Some(76));
+}
+
+/// A stopped process acts on no TERM.
+#[test]
+fn a_stopped_child_is_resumed_to_hear_that_it_must_end() {
+    let store = Store::new();
+    let script = "trap 'echo asked; exit 0' TERM; echo ready; kill -STOP $$; sleep 60";
+    let mut running = store.start("x", &["--ttl", "1s"], script);
+    let gate = hang(&store);
+    assert_eq!(running.line(), "asked");
+    drop(gate);
+    assert_eq!(running.code(), Some(76));
+}
+
+#[test]
+fn a_child_is_left_alone_when_the_engine_comes_back_in_time() {
+    let store = Store::new();
+    let mut running = store.hold("x", &["--ttl", "2s"]);
+    for _ in 0..3 {
+        let gate = hang(&store);
+        let hung = Instant::now();
+        // It is asked 1.4 s after the last renewal at the earliest, and one is due 0.7 s after it.
+        until("a renewal is missed", || {
+            hung.elapsed() > Duration::from_millis(500)
+        });
+        drop(gate);
+        assert_eq!(store.lines().len(), 1);
+    }
+    running.close_stdin();
+    assert_eq!(running.code(), Some(0));
+}
+
+#[test]
 fn a_release_that_fails_does_not_change_the_childs_code() {
     let store = Store::new();
     let url = hasty(&store);

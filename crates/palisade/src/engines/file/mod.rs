@@ -60,7 +60,7 @@ pub async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
 pub async fn open_with(
     mut url: Url,
     settings: &Settings,
-    liveness: Option<Liveness>,
+    liveness: Option<Arc<Liveness>>,
 ) -> Result<Arc<dyn Engine>> {
     let allow_network_fs = url.take_flag("allow_network_fs")?;
     url.finish(OPTIONS)?;

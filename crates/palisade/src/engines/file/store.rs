@@ -32,7 +32,7 @@ const SPIN: Duration = Duration::from_micros(40);
 /// What does not change while the store is open.
 pub(super) struct Shared {
     pub(super) dir: Dir,
-    pub(super) liveness: Liveness,
+    pub(super) liveness: Arc<Liveness>,
 }
 
 /// The writer lock and what it guards.
@@ -72,7 +72,7 @@ impl Store {
     /// about `timeout` at the longest.
     pub(super) fn open(
         dir: Dir,
-        liveness: Option<Liveness>,
+        liveness: Option<Arc<Liveness>>,
         timeout: Duration,
     ) -> Result<Arc<Self>> {
         let slot = {
@@ -93,13 +93,17 @@ impl Store {
         Ok(store)
     }
 
-    fn open_anew(dir: Dir, liveness: Option<Liveness>, deadline: BootTime) -> Result<Arc<Self>> {
+    fn open_anew(
+        dir: Dir,
+        liveness: Option<Arc<Liveness>>,
+        deadline: BootTime,
+    ) -> Result<Arc<Self>> {
         let file = dir.lock(deadline.remaining())?;
-        let alive = dir.sweep(liveness.as_ref())?;
+        let alive = dir.sweep(liveness.as_deref())?;
         layout::prepare(&dir, &file, alive)?;
         let liveness = match liveness {
             Some(liveness) => liveness,
-            None => dir.sign_of_life()?,
+            None => Arc::new(dir.sign_of_life()?),
         };
         let lines = dir.path.join(LINES);
         let data = loop {

@@ -1,0 +1,167 @@
+//! The guardian: a process beside palisade that ends the command when palisade can't.
+//!
+//! palisade may be stopped, hang, or be killed, and the command must not go on without its lock.
+//! So the command is not palisade's child but that of a small process, forked while palisade had
+//! no thread and no store. It knows the deadline of the lock, and ends everything that the command
+//! started before it passes, or at once when palisade is gone.
+//!
+//! `wire` is what the two say to each other, `ladder` decides when to ask and when to kill, `ward`
+//! is the guardian's life, `family` finds and ends what the command started. This file is
+//! palisade's side. A guardian that is killed is replaced by palisade itself, which has become the
+//! subreaper next in line.
+
+mod family;
+mod ladder;
+mod ward;
+mod wire;
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use palisade::BootTime;
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpid, kill_process, kill_process_group,
+    set_child_subreaper, waitid, waitpid,
+};
+use tokio::io::unix::AsyncFd;
+
+pub(crate) use self::ladder::{KILL_LEAD, grace};
+pub(crate) use self::wire::Report;
+use self::wire::{Order, link, receive, send};
+use crate::exit::Failure;
+use crate::sys::{self, Mask};
+
+/// palisade's hand on its guardian. Dropped, it waits for the guardian's end, which ends a command
+/// that still runs.
+pub(crate) struct Guardian {
+    pid: Pid,
+    /// Closed first when it is dropped.
+    link: Option<AsyncFd<OwnedFd>>,
+    /// Not watched by a runtime yet.
+    fresh: Option<OwnedFd>,
+    /// Whether the guardian's orphans would become our children, and all our children are such.
+    adopts: bool,
+}
+
+impl Guardian {
+    /// Forks the guardian of `command`, which is started later, with the signals of `mask`
+    /// blocked. There must be no other thread.
+    pub(crate) fn fork(command: &[OsString], mask: Mask) -> Result<Self, Failure> {
+        let failed = |error: io::Error| Failure::Start(format!("can't start a guardian: {error}"));
+        // Children that an earlier program left to this process by `exec` are not ours to end.
+        let childless = waitid(
+            WaitId::All,
+            WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT,
+        )
+        .is_err();
+        let adopts = childless && set_child_subreaper(Some(getpid())).is_ok();
+        sys::default_child_signal();
+        let mut ends = Some(link().map_err(failed)?);
+        let pid = sys::fork(|| {
+            if let Some((ours, its)) = ends.take() {
+                drop(ours);
+                // palisade hears of a failure by the end of the link.
+                let _ = ward::guard(command, mask, its);
+            }
+        })
+        .map_err(failed)?;
+        Ok(Self {
+            pid,
+            link: None,
+            fresh: ends.map(|(ours, _)| ours),
+            adopts,
+        })
+    }
+
+    /// Has the command started, with `environment` added to ours, on a lock that is held until
+    /// `deadline`. The answer is the first report.
+    pub(crate) fn start(
+        &mut self,
+        environment: Vec<(String, String)>,
+        deadline: BootTime,
+        grace: Duration,
+    ) -> Result<(), Failure> {
+        let failed = |error| Failure::Start(format!("can't listen to the guardian: {error}"));
+        if let Some(fresh) = self.fresh.take() {
+            self.link = Some(sys::watch(fresh).map_err(failed)?);
+        }
+        self.tell(&Order::Start {
+            environment,
+            deadline: deadline.as_nanos(),
+            grace: u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX),
+        });
+        Ok(())
+    }
+
+    /// Says until when the lock is held.
+    pub(crate) fn renewed(&self, deadline: BootTime) {
+        self.tell(&Order::renewed(deadline));
+    }
+
+    /// Says that the lock is lost, and when another may have it.
+    pub(crate) fn end_by(&self, by: BootTime) {
+        self.tell(&Order::end_by(by));
+    }
+
+    /// Sends a signal to the command's group.
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.tell(&Order::Signal(signal.as_raw()));
+    }
+
+    fn tell(&self, order: &Order) {
+        if let Some(link) = &self.link {
+            send(link.get_ref(), order);
+        }
+    }
+
+    /// The next report; `None` when the guardian is gone.
+    ///
+    /// # Cancellation
+    /// No report is lost.
+    pub(crate) async fn report(&self) -> Option<Report> {
+        let link = self.link.as_ref()?;
+        loop {
+            let mut ready = link.readable().await.ok()?;
+            if let Ok(received) = ready.try_io(|link| receive(link.get_ref())) {
+                return received.ok().flatten();
+            }
+        }
+    }
+
+    /// Does the work of a guardian that is gone or does not answer: ends it, and all that the
+    /// command with the process group `group` has started. Returns when that is done; the keeper
+    /// keeps the lock up meanwhile.
+    pub(crate) fn replace(&mut self, group: Option<Pid>) {
+        if self.link.is_some() || self.fresh.is_some() {
+            // It may be stopped, which nothing else ends.
+            let _ = kill_process(self.pid, Signal::KILL);
+            self.wait();
+        }
+        if let Some(group) = group {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        if self.adopts {
+            family::end_all();
+        }
+    }
+
+    /// Waits until the guardian is gone, once.
+    fn wait(&mut self) {
+        self.link = None;
+        self.fresh = None;
+        while let Err(rustix::io::Errno::INTR) = waitpid(Some(self.pid), WaitOptions::empty()) {}
+    }
+}
+
+impl Drop for Guardian {
+    fn drop(&mut self) {
+        // Its pid is not its own any more after a wait.
+        if self.link.is_some() || self.fresh.is_some() {
+            // Somebody may have stopped it.
+            let _ = kill_process(self.pid, Signal::CONT);
+            self.wait();
+        }
+    }
+}

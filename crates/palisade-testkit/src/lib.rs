@@ -6,10 +6,14 @@
 //! into the table of behaviours × engines, [`model`] is a line to compare with, [`subject`] lists
 //! the engines, [`wrap`] are engines around an engine that lose or count calls, [`launch`] starts
 //! real servers, [`proxy`] is a TCP proxy that knows the engines' protocols and cuts, delays, eats
-//! and doubles what passes.
+//! and doubles what passes. [`faults`] runs workloads under faults, [`history`] records what
+//! happens and [`check`] judges it.
 
+pub mod check;
 pub mod conformance;
+pub mod faults;
 pub mod harness;
+pub mod history;
 pub mod launch;
 pub mod model;
 pub mod proxy;

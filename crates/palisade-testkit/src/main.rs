@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use palisade_testkit::subject::SUBJECTS;
-use palisade_testkit::{conformance, launch, report, taker};
+use palisade_testkit::{conformance, faults, launch, report, taker};
 
 const USAGE: &str = "usage:
   palisade-testkit taker URL NAME [--ttl 5s] [--mode exclusive|shared|permits K/N] [--no-release]
@@ -17,13 +17,18 @@ fn main() -> ExitCode {
     if let Some(code) = taker::process::main(&arguments, SUBJECTS) {
         return code;
     }
+    if let Some(code) = faults::worker::main(&arguments, SUBJECTS)
+        .or_else(|| faults::command::main(&arguments, SUBJECTS))
+    {
+        return code;
+    }
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["up"] => launch::up::list(),
         ["up", engine, ref settings @ ..] => launch::up::up(engine, settings),
         ["table", path] => table(path, ""),
         ["table", path, "--require", engines] => table(path, engines),
         _ => {
-            eprintln!("{USAGE}");
+            eprintln!("{USAGE}\n{}", faults::command::USAGE);
             ExitCode::from(2)
         }
     }

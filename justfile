@@ -26,6 +26,10 @@ soak:
     PALISADE_TEST_FULL=1 cargo test --release -p palisade --features shuttle --test orderings
     cargo test -p palisade --features known-bad --test known_bad -- each_variant --nocapture
 
+# One cell of workloads × faults, with its timeline in target/faults.
+faults workload="fenced-counter" fault="pause-holder" engine="file" seconds="60":
+    cargo run -q -p palisade-testkit -- faults --engine {{engine}} --workload {{workload}} --fault {{fault}} --seconds {{seconds}} --keep target/faults
+
 # Ratios to the raw operations, in one run.
 bench:
     cargo bench -p palisade --bench file --bench hold

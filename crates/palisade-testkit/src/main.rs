@@ -1,26 +1,34 @@
 //! The testkit's command: `taker` and `counter` are the second process of tests, `table` prints
-//! what a conformance run found.
+//! what a conformance run found, `up` starts a real engine.
 
 use std::process::ExitCode;
 
 use palisade_testkit::subject::SUBJECTS;
-use palisade_testkit::{conformance, report, taker};
+use palisade_testkit::{conformance, faults, launch, report, taker};
 
 const USAGE: &str = "usage:
   palisade-testkit taker URL NAME [--ttl 5s] [--mode exclusive|shared|permits K/N] [--no-release]
   palisade-testkit counter URL NAME FILE TIMES [--unlocked]
-  palisade-testkit table REPORT [--require ENGINE,ENGINE]";
+  palisade-testkit table REPORT [--require ENGINE,ENGINE]
+  palisade-testkit up [ENGINE [SETTING…]]";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let Some(code) = taker::process::main(&arguments, SUBJECTS) {
         return code;
     }
+    if let Some(code) = faults::worker::main(&arguments, SUBJECTS)
+        .or_else(|| faults::command::main(&arguments, SUBJECTS))
+    {
+        return code;
+    }
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["up"] => launch::up::list(),
+        ["up", engine, ref settings @ ..] => launch::up::up(engine, settings),
         ["table", path] => table(path, ""),
         ["table", path, "--require", engines] => table(path, engines),
         _ => {
-            eprintln!("{USAGE}");
+            eprintln!("{USAGE}\n{}", faults::command::USAGE);
             ExitCode::from(2)
         }
     }

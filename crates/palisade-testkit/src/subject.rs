@@ -60,6 +60,8 @@ pub struct Site {
     pub notices_death: Option<Duration>,
     /// How to cut it off, if that is possible.
     pub outage: Option<Arc<dyn Outage>>,
+    /// How to hurt its server, if it has one.
+    pub hurt: Option<Arc<dyn Hurt>>,
     /// What must live as long as the site.
     pub keep: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -72,6 +74,7 @@ impl Site {
             processes: false,
             notices_death: None,
             outage: None,
+            hurt: None,
             keep: None,
         }
     }
@@ -89,6 +92,35 @@ pub trait Outage: Send + Sync {
     fn begin(&self);
     /// Requests are answered again.
     fn end(&self);
+}
+
+/// What can be done to an engine's server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Harm {
+    /// It is stopped (SIGSTOP), and goes on later.
+    Stop,
+    /// It is killed, and started again with its data.
+    Kill,
+    /// Connections are reset, and new ones refused.
+    Cut,
+    /// Packets vanish: nothing is answered, nothing refused.
+    Blackhole,
+}
+
+/// Hurts an engine's server and heals it.
+pub trait Hurt: Send + Sync {
+    /// Whether it can do this.
+    fn can(&self, harm: Harm) -> bool;
+    /// Begins. Blocks until it is so.
+    ///
+    /// # Errors
+    /// A sentence when it could not be done.
+    fn begin(&self, harm: Harm) -> Result<(), String>;
+    /// Ends it. Blocks until the engine answers again.
+    ///
+    /// # Errors
+    /// A sentence when it could not be done.
+    fn end(&self, harm: Harm) -> Result<(), String>;
 }
 
 /// The engines that palisade ships.

@@ -51,6 +51,8 @@ pub(super) struct State {
     pub(super) departing: usize,
     /// When the thread looks next by itself.
     pub(super) looks_at: BootTime,
+    /// When it stops looking by itself, having nothing to keep.
+    pub(super) dozes_at: Option<BootTime>,
     pub(super) running: bool,
     pub(super) closing: bool,
 }
@@ -112,6 +114,7 @@ impl Keeper {
                 leaving: Vec::new(),
                 departing: 0,
                 looks_at: BootTime::NEVER,
+                dozes_at: None,
                 running: false,
                 closing: false,
             }),

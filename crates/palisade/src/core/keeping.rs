@@ -78,10 +78,7 @@ impl Shared {
                 return None;
             }
         }
-        state.looks_at = match state.leases.is_empty() && state.leaving.is_empty() {
-            true => BootTime::NEVER,
-            false => state.next_event().min(now + TICK),
-        };
+        state.looks_at = state.next_look(now);
         let looks_at = state.looks_at;
         drop(state);
 
@@ -254,6 +251,23 @@ impl State {
         kept.claims.remove(&ticket.claim);
         if ticket.has_own_lease() {
             self.leases.remove(&ticket.lease);
+        }
+    }
+
+    /// When to look again: at the next event, and once a second while there is anything to keep.
+    /// For a second after the last one it stays awake, so that locks which are taken and released
+    /// in quick succession don't wake the thread one by one.
+    fn next_look(&mut self, now: BootTime) -> BootTime {
+        if !self.leases.is_empty() || !self.leaving.is_empty() {
+            self.dozes_at = None;
+            return self.next_event().min(now + TICK);
+        }
+        match *self.dozes_at.get_or_insert(now + TICK) {
+            dozes_at if dozes_at > now => dozes_at,
+            _ => {
+                self.dozes_at = None;
+                BootTime::NEVER
+            }
         }
     }
 

@@ -1,0 +1,142 @@
+//! What each fault does to a crew, again and again until the time is over.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use palisade::BootTime;
+use rand::RngExt;
+
+use super::Fault;
+use super::crew::{Crew, Phase};
+use crate::history::What;
+use crate::subject::{Harm, Site};
+
+/// Injects `fault` until `end`.
+pub(super) async fn inject(
+    crew: &mut Crew,
+    site: &Site,
+    fault: Fault,
+    ttl: Duration,
+    end: BootTime,
+) -> Result<(), String> {
+    let words = |error: io::Error| format!("{fault}: {error}");
+    match fault {
+        Fault::None | Fault::DropFutures => {
+            rest(end, end.remaining()).await;
+            Ok(())
+        }
+        Fault::Slow => slow(crew, end).await,
+        Fault::Engine(harm) => engine(crew, site, harm, ttl, end).await,
+        _ => {
+            while !end.has_passed() {
+                let calm = Duration::from_millis(crew.rng.random_range(40..160));
+                rest(end, calm).await;
+                once(crew, fault, ttl, end).await.map_err(words)?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Lets time pass, but not beyond the end.
+async fn rest(end: BootTime, time: Duration) {
+    tokio::time::sleep(time.min(end.remaining())).await;
+}
+
+/// Hurts one worker.
+async fn once(crew: &mut Crew, fault: Fault, ttl: Duration, end: BootTime) -> io::Result<()> {
+    let phase = match fault {
+        Fault::KillWaiter => Phase::Waiting,
+        _ => Phase::Held,
+    };
+    let Some(at) = crew.one(phase, end).await else {
+        return Ok(());
+    };
+    match fault {
+        Fault::PauseHolder => {
+            crew.stop(at)?;
+            // What it said before it stopped may be on its way: it may have let go just then.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            if crew.members[at].phase() != Phase::Held {
+                return crew.go_on(at);
+            }
+            // Past the lease whenever it was last renewed, with time for others to be at work.
+            let pause = ttl + ttl.mul_f64(crew.rng.random_range(0.3..0.6));
+            tokio::time::sleep(pause).await;
+            crew.go_on(at)
+        }
+        Fault::PauseShort => {
+            crew.stop(at)?;
+            // The lease is renewed when a third of it is over: this much can't end it.
+            let pause = ttl.mul_f64(crew.rng.random_range(0.1..0.25));
+            tokio::time::sleep(pause).await;
+            crew.go_on(at)
+        }
+        Fault::KillHolder | Fault::KillWaiter => crew.replace(at),
+        Fault::PauseBeforeWrite => {
+            crew.members[at].tell("gate");
+            let soon = BootTime::now() + ttl * 4;
+            let at_gate = |crew: &mut Crew| (crew.members[at].phase() == Phase::Gate).then_some(());
+            if crew.until(soon, at_gate).await.is_none() {
+                return Ok(());
+            }
+            crew.stop(at)?;
+            let before = crew.wrote_beside(at);
+            let limit = BootTime::now() + ttl * 3;
+            let others = |crew: &mut Crew| (crew.wrote_beside(at) > before).then_some(());
+            crew.until(limit, others).await;
+            crew.members[at].tell("go");
+            crew.go_on(at)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Takes the processors away: several busy threads on each.
+async fn slow(crew: &mut Crew, end: BootTime) -> Result<(), String> {
+    const SPINNERS_PER_CORE: usize = 2;
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let over = Arc::new(AtomicBool::new(false));
+    let fault = || Fault::Slow.name().to_owned();
+    let begin = What::FaultBegin { fault: fault() };
+    crew.record.record(begin);
+    for _ in 0..cores * SPINNERS_PER_CORE {
+        let over = Arc::clone(&over);
+        std::thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) && !end.has_passed() {
+                std::hint::spin_loop();
+            }
+        });
+    }
+    rest(end, end.remaining()).await;
+    over.store(true, Ordering::Relaxed);
+    crew.record.record(What::FaultEnd { fault: fault() });
+    Ok(())
+}
+
+/// Hurts the engine's server for longer than a lease, heals it, and lets it be for a while.
+async fn engine(
+    crew: &mut Crew,
+    site: &Site,
+    harm: Harm,
+    ttl: Duration,
+    end: BootTime,
+) -> Result<(), String> {
+    let hurt = site.hurt.clone().ok_or("nothing can be hurt here")?;
+    let name = Fault::Engine(harm).name();
+    let fault = || name.to_owned();
+    while !end.has_passed() {
+        rest(end, ttl).await;
+        crew.record.record(What::FaultBegin { fault: fault() });
+        let (begin, heal) = (Arc::clone(&hurt), Arc::clone(&hurt));
+        let joined = tokio::task::spawn_blocking(move || begin.begin(harm)).await;
+        joined.map_err(|error| error.to_string())??;
+        tokio::time::sleep(ttl.mul_f64(crew.rng.random_range(0.5..2.0))).await;
+        let joined = tokio::task::spawn_blocking(move || heal.end(harm)).await;
+        joined.map_err(|error| error.to_string())??;
+        crew.record.record(What::FaultEnd { fault: fault() });
+    }
+    Ok(())
+}

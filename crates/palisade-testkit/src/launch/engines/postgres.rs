@@ -1,0 +1,149 @@
+//! PostgreSQL, alone or behind pgbouncer in transaction mode. Both refuse to run as root: then
+//! they run as the user `postgres`, which the packages make, or as `nobody`.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use super::super::find::{PGBOUNCER, POSTGRES};
+use super::super::node::{Node, Spec, User};
+use super::super::running::{Parts, alive};
+use super::super::{ports, wire};
+use super::owned;
+
+/// Who owns the databases; no password is asked for.
+const OWNER: &str = "palisade";
+
+/// One server.
+pub(in super::super) fn one(folder: &Path, settings: &[&str]) -> Result<Parts, String> {
+    Ok(parts(vec![server(folder, "n0", settings)?]))
+}
+
+/// A pooler, and the server behind it.
+pub(in super::super) fn pooled(folder: &Path, settings: &[&str]) -> Result<Parts, String> {
+    let server = server(folder, "n1", settings)?;
+    let port = ports::free()?;
+    let configuration = format!(
+        "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+         listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = users\n\
+         pool_mode = transaction\nmax_client_conn = 1000\ndefault_pool_size = 20\n\
+         server_login_retry = 1\nignore_startup_parameters = extra_float_digits\n",
+        server.port()
+    );
+    let spec = Spec {
+        arguments: owned(&["pgbouncer.ini"]),
+        user: other_user()?,
+        prepare: Box::new(move |folder| {
+            std::fs::write(folder.join("pgbouncer.ini"), &configuration)
+                .and_then(|()| std::fs::write(folder.join("users"), format!("\"{OWNER}\" \"\"\n")))
+                .map_err(|error| format!("pgbouncer.ini: {error}"))
+        }),
+        ..Spec::new(&PGBOUNCER.get()?, Box::new(move || selects(port)))
+    };
+    let pooler = Node::new(folder, "n0", port, spec)?;
+    // It does not ask the server again at once if it finds none at its start.
+    server.answers()?;
+    pooler.spawn()?;
+    Ok(parts(vec![pooler, server]))
+}
+
+fn parts(nodes: Vec<Node>) -> Parts {
+    Parts {
+        url: format!("postgres://{OWNER}@{}/postgres", nodes[0].address()),
+        nodes,
+        ready: Box::new(|nodes| alive(nodes).try_for_each(|(_, node)| selects(node.port()))),
+        leader: None,
+    }
+}
+
+fn server(folder: &Path, name: &str, settings: &[&str]) -> Result<Node, String> {
+    let bin = POSTGRES.get()?;
+    let port = ports::free()?;
+    let user = other_user()?;
+    let initdb = bin.join("initdb");
+    let mut arguments = owned(&["-D", "data", "-p", &port.to_string()]);
+    for setting in [
+        "listen_addresses=127.0.0.1",
+        "unix_socket_directories=",
+        // Files in its own folder, where a killed server's go away as well.
+        "dynamic_shared_memory_type=mmap",
+        "max_connections=200",
+        "shared_buffers=32MB",
+    ] {
+        arguments.extend(owned(&["-c", setting]));
+    }
+    arguments.extend(owned(settings));
+    let spec = Spec {
+        arguments,
+        user,
+        prepare: Box::new(move |folder| make_databases(&initdb, user, folder)),
+        // An immediate shutdown: a killed one leaves a segment of shared memory behind.
+        end: "QUIT",
+        after_kill: Some(remove_segment),
+        ..Spec::new(&bin.join("postgres"), Box::new(move || selects(port)))
+    };
+    let node = Node::new(folder, name, port, spec)?;
+    node.spawn()?;
+    Ok(node)
+}
+
+fn make_databases(initdb: &Path, user: Option<User>, folder: &Path) -> Result<(), String> {
+    let mut command = Command::new(initdb);
+    command
+        .args(["-D", "data", "-U", OWNER, "-A", "trust", "-E", "UTF8"])
+        .args([
+            "--locale=C",
+            "--no-sync",
+            "--no-instructions",
+            "--wal-segsize=4",
+        ])
+        .current_dir(folder)
+        .stdin(std::process::Stdio::null());
+    if let Some((user, group)) = user {
+        command.uid(user).gid(group);
+    }
+    let failed = |why: String| format!("{}: {why}", initdb.display());
+    let output = command
+        .output()
+        .map_err(|error| failed(error.to_string()))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(failed(String::from_utf8_lossy(&output.stderr).into_owned())),
+    }
+}
+
+/// Removes the segment that marks the data as used: its number is in the seventh line.
+fn remove_segment(folder: &Path) {
+    let file = std::fs::read_to_string(folder.join("data/postmaster.pid")).unwrap_or_default();
+    let line = file.lines().nth(6).unwrap_or_default();
+    if let Some(id) = line.split_whitespace().nth(1) {
+        let _ = Command::new("ipcrm").args(["-m", id]).output();
+    }
+}
+
+fn selects(port: u16) -> Result<(), String> {
+    match wire::postgres(port, OWNER, "SELECT 1")?.as_slice() {
+        [one] if one == "1" => Ok(()),
+        rows => Err(format!("port {port}: SELECT 1 gives {rows:?}")),
+    }
+}
+
+/// Whom to be instead of root; `None` when we are not root.
+fn other_user() -> Result<Option<User>, String> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let find = |name| {
+        let mut fields = users
+            .lines()
+            .map(|line| line.split(':').collect::<Vec<_>>())
+            .find(|fields| fields.first() == Some(&name))?
+            .into_iter()
+            .skip(2);
+        Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+    };
+    let user: Option<User> = find("postgres").or_else(|| find("nobody"));
+    user.map(Some)
+        .ok_or("no user to be instead of root".to_owned())
+}

@@ -1,0 +1,83 @@
+//! `palisade-testkit up ENGINE`: an engine for a person, until Ctrl-C or the end of input.
+
+use std::io::{Read, Write};
+use std::process::ExitCode;
+
+use super::{running::Running, start_with, table};
+
+/// `up`: lists the engines, and whether each is installed.
+pub fn list() -> ExitCode {
+    let mut out = std::io::stdout().lock();
+    for recipe in table::ENGINES {
+        let state = match recipe.installed() {
+            Ok(path) => path,
+            Err(why) => why,
+        };
+        // A reader that has seen enough.
+        if writeln!(out, "{:<15} {:<50} {state}", recipe.name, recipe.about).is_err() {
+            break;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// `up ENGINE SETTING…`: starts it, shows it, waits, and removes it.
+pub fn up(name: &str, settings: &[&str]) -> ExitCode {
+    // Before the start: whoever ends us meanwhile waits for the end of it.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let done = runtime
+        .map_err(|error| error.to_string())
+        .and_then(|runtime| {
+            let _in = runtime.enter();
+            let stopped = stopped().map_err(|error| error.to_string())?;
+            let running = start_with(name, settings).map_err(|error| error.to_string())?;
+            show(&running).map_err(|error| error.to_string())?;
+            runtime.block_on(stopped);
+            // The thread that reads the input may never end.
+            runtime.shutdown_background();
+            Ok(running)
+        });
+    match done {
+        Ok(running) => {
+            drop(running);
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("{name}: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn show(running: &Running) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", running.url())?;
+    for node in running.nodes() {
+        let pid = node.pid().unwrap_or_default();
+        writeln!(out, "{:<4} pid {pid:<8} {}", node.name(), node.address())?;
+    }
+    writeln!(out, "folder {}", running.folder().display())?;
+    writeln!(out, "Ctrl-C or the end of input stops it.")?;
+    out.flush()
+}
+
+/// What ends it: a signal to stop, or the end of input.
+fn stopped() -> std::io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let (sender, end_of_input) = tokio::sync::oneshot::channel::<()>();
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin().lock().by_ref(), &mut std::io::sink());
+        drop(sender);
+    });
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = end_of_input => {}
+        }
+    })
+}

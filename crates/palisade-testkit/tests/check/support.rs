@@ -1,0 +1,171 @@
+//! Histories by hand: times in milliseconds, one line called `x`, claims named after tokens.
+
+use std::time::Duration;
+
+use palisade_testkit::check::{Invariant, Params, Verdict};
+use palisade_testkit::history::{Answer, Event, Grip, History, Released, Shown, What};
+
+pub(crate) const MS: u64 = 1_000_000;
+
+/// A lease of 100 ms, deaths noticed in 10 ms, 20 ms of slack.
+pub(crate) fn params() -> Params {
+    Params {
+        slack: Duration::from_millis(20),
+        recheck: Duration::from_millis(50),
+        ..Params::new(Duration::from_millis(100), Some(Duration::from_millis(10)))
+    }
+}
+
+pub(crate) fn all(parts: Vec<Vec<Event>>) -> Vec<Event> {
+    parts.into_iter().flatten().collect()
+}
+
+pub(crate) fn ev(ms: u64, client: &str, what: What) -> Event {
+    Event {
+        at: ms * MS,
+        client: client.to_owned(),
+        name: "x".to_owned(),
+        what,
+    }
+}
+
+pub(crate) fn claim(token: u64) -> String {
+    format!("c{token}")
+}
+
+pub(crate) fn ask(op: u64) -> What {
+    ask_for(op, Grip::Whole)
+}
+
+pub(crate) fn ask_for(op: u64, grip: Grip) -> What {
+    What::AcquireCalled {
+        op,
+        grip,
+        patience_ms: None,
+    }
+}
+
+pub(crate) fn ask_within(op: u64, patience: u64) -> What {
+    What::AcquireCalled {
+        op,
+        grip: Grip::Whole,
+        patience_ms: Some(patience),
+    }
+}
+
+pub(crate) fn held(op: u64, token: u64) -> What {
+    answer(
+        op,
+        Answer::Held {
+            token,
+            claim: claim(token),
+        },
+    )
+}
+
+pub(crate) fn answer(op: u64, answer: Answer) -> What {
+    What::AcquireReturned { op, answer }
+}
+
+pub(crate) fn valid(token: u64) -> What {
+    What::Valid {
+        token,
+        claim: claim(token),
+    }
+}
+
+pub(crate) fn lost(token: u64, valid_until: u64) -> What {
+    lost_as("expired", token, valid_until)
+}
+
+pub(crate) fn lost_as(reason: &str, token: u64, valid_until: u64) -> What {
+    What::Lost {
+        token,
+        claim: claim(token),
+        reason: reason.to_owned(),
+        valid_until: Some(valid_until * MS),
+    }
+}
+
+pub(crate) fn release(token: u64) -> What {
+    What::ReleaseCalled {
+        token,
+        claim: claim(token),
+        valid_until: None,
+    }
+}
+
+pub(crate) fn released(token: u64, answer: Released) -> What {
+    What::ReleaseReturned {
+        token,
+        claim: claim(token),
+        answer,
+    }
+}
+
+pub(crate) fn start(owner: &str) -> What {
+    What::Start {
+        pid: 1,
+        owner: owner.to_owned(),
+    }
+}
+
+/// A survey that shows (claim's token, owner), asked for just before.
+pub(crate) fn survey(ms: u64, line: &[(u64, &str)]) -> Event {
+    let line = line.iter().map(|(token, owner)| Shown {
+        claim: claim(*token),
+        owner: (*owner).to_owned(),
+        token: None,
+    });
+    ev(
+        ms,
+        "harness",
+        What::Survey {
+            asked: ms * MS,
+            line: line.collect(),
+        },
+    )
+}
+
+/// Asked, granted and released without trouble.
+pub(crate) fn turn(client: &str, op: u64, token: u64, times: [u64; 3]) -> Vec<Event> {
+    vec![
+        ev(times[0], client, ask(op)),
+        ev(times[1], client, held(op, token)),
+        ev(times[2], client, release(token)),
+        ev(times[2], client, released(token, Released::Done)),
+    ]
+}
+
+/// The history passes.
+#[track_caller]
+pub(crate) fn accepts(invariant: Invariant, events: Vec<Event>) {
+    let verdict = invariant.check(&History::of(events), &params());
+    assert_eq!(verdict, Verdict::Ok, "{invariant}");
+}
+
+/// The history is refused, and the first breach names the events at these times.
+#[track_caller]
+pub(crate) fn refuses(invariant: Invariant, events: Vec<Event>, times: &[u64]) {
+    let history = History::of(events);
+    let verdict = invariant.check(&history, &params());
+    let breach = verdict.violations().first();
+    let breach = breach.unwrap_or_else(|| panic!("{invariant} was not refused: {verdict}"));
+    let mut named: Vec<u64> = breach
+        .events
+        .iter()
+        .map(|at| history.events[*at].at / MS)
+        .collect();
+    named.sort_unstable();
+    assert_eq!(named, times, "{invariant}: {}", breach.text);
+}
+
+/// Nothing can be said about the history.
+#[track_caller]
+pub(crate) fn leaves_open(invariant: Invariant, events: Vec<Event>) {
+    let verdict = invariant.check(&History::of(events), &params());
+    assert!(
+        matches!(verdict, Verdict::Undecided(_)),
+        "{invariant}: {verdict}"
+    );
+}

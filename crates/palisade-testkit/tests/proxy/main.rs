@@ -1,0 +1,13 @@
+//! The fault proxy against small servers that speak each protocol's framing.
+
+#![allow(clippy::unwrap_used)]
+
+mod actions;
+mod grpc;
+mod protocols;
+mod real;
+mod rules;
+mod transparent;
+#[allow(unreachable_pub)]
+mod util;
+mod verbs;

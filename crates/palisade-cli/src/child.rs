@@ -1,18 +1,21 @@
 //! `Child`: the command that runs while the lock is held, in a process group of its own, as
-//! palisade sees it. The guardian is its parent; palisade passes signals on, and lends it the
-//! terminal.
+//! palisade sees it. The guardian is its parent and ends it on loss; palisade passes signals on,
+//! and lends it the terminal.
 //!
 //! What the command left in its group runs on after a normal end; after a loss all that it started
 //! has been killed.
 
 use std::ffi::OsStr;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
 use palisade::BootTime;
-use rustix::process::{Pid, Signal};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::time::Timespec;
 
 use crate::exit::{self, Failure};
 use crate::guardian::{Guardian, Report};
@@ -23,10 +26,13 @@ pub(crate) struct Child {
     guardian: Guardian,
     group: Pid,
     terminal: Terminal,
-    /// Whether the terminal was the child's when all of us were stopped.
-    had_terminal: bool,
+    /// Whether the child gets the terminal when it goes on: it wants it, or had it before all of
+    /// us were stopped.
+    gets_terminal: bool,
     /// How often the child was told to go on.
     resumed: u32,
+    /// Tells whether the child has ended; `None` when it had before we asked.
+    pidfd: Option<OwnedFd>,
 }
 
 /// How the start of a command went.
@@ -62,30 +68,31 @@ impl Child {
         deadline: BootTime,
         grace: Duration,
     ) -> Result<Start, Failure> {
-        guardian.start(environment, deadline, grace)?;
-        let group = match guardian.report().await {
-            Some(Report::Started(pid)) => Pid::from_raw(pid),
-            Some(Report::NotStarted(errno)) => return Err(not_started(program, errno)),
-            Some(Report::Lost) => return Ok(Start::TooLate),
-            _ => None,
-        };
-        let Some(group) = group else {
-            guardian.replace(None);
-            return Err(unguarded());
-        };
-        let mut child = Self {
-            guardian,
-            group,
-            terminal: Terminal::default(),
-            had_terminal: false,
-            resumed: 0,
-        };
-        child.terminal.give_at_start(child.group);
-        if child.terminal.is_given() {
-            // It may have been stopped for want of the terminal before it got it.
-            child.signal(Signal::CONT);
+        let mut terminal = Terminal::default();
+        guardian.start(environment, terminal.offer(), deadline, grace)?;
+        let report = guardian.report().await;
+        if let Some(Report::Started(pid)) = report
+            && let Some(group) = Pid::from_raw(pid)
+        {
+            return Ok(Start::Runs(Self {
+                guardian,
+                group,
+                terminal,
+                gets_terminal: false,
+                resumed: 0,
+                pidfd: pidfd_open(group, PidfdFlags::empty()).ok(),
+            }));
         }
-        Ok(Start::Runs(child))
+        // It may have been taken before the start failed.
+        terminal.take_back();
+        match report {
+            Some(Report::NotStarted(errno)) => Err(not_started(program, errno)),
+            Some(Report::Lost) => Ok(Start::TooLate),
+            _ => {
+                guardian.replace(None);
+                Err(unguarded())
+            }
+        }
     }
 
     /// Says until when the lock is held.
@@ -98,10 +105,29 @@ impl Child {
         self.guardian.end_by(by);
     }
 
-    /// Sends a signal to the whole group.
-    pub(crate) fn signal(&mut self, signal: Signal) {
-        self.resumed += u32::from(signal == Signal::CONT);
-        self.guardian.signal(signal);
+    /// Sends a signal to the whole group. Not by the guardian: a terminal's next key must not
+    /// overtake it.
+    pub(crate) fn signal(&self, signal: Signal) {
+        // Its guardian reaps it when it has ended, and then its number may become anyone's.
+        if self.runs() {
+            let _ = kill_process_group(self.group, signal);
+        }
+    }
+
+    fn runs(&self) -> bool {
+        self.pidfd.as_ref().is_some_and(|pidfd| {
+            let mut ended = [PollFd::new(pidfd, PollFlags::IN)];
+            poll(&mut ended, Some(&Timespec::default())) == Ok(0)
+        })
+    }
+
+    /// Whether it is stopped now.
+    fn is_stopped(&self) -> bool {
+        let stat = std::fs::read(format!("/proc/{}/stat", self.group.as_raw_pid()));
+        stat.is_ok_and(|stat| {
+            let name_ends = stat.iter().rposition(|byte| *byte == b')');
+            name_ends.and_then(|end| stat.get(end + 2)) == Some(&b'T')
+        })
     }
 
     /// What becomes of the child next.
@@ -111,8 +137,12 @@ impl Child {
     pub(crate) async fn change(&self) -> Change {
         loop {
             return match self.guardian.report().await {
-                // Before it was told to go on: so it goes on.
-                Some(Report::Stopped { resumed, .. }) if resumed != self.resumed => continue,
+                // It was told to go on since. What comes after that has a report of its own.
+                Some(Report::Stopped { resumed, .. })
+                    if resumed != self.resumed || !self.is_stopped() =>
+                {
+                    continue;
+                }
                 Some(Report::Stopped { signal, .. }) => Change::Stopped {
                     wants_terminal: matches!(signal, libc::SIGTTIN | libc::SIGTTOU),
                 },
@@ -128,13 +158,14 @@ impl Child {
     /// on; else all of us stop, and go on when the shell says so. Answers whether the child is to
     /// be resumed, if the lock still allows it: without a terminal its stop is not our business.
     pub(crate) fn follow_stop(&mut self, wants_terminal: bool) -> bool {
-        if wants_terminal && self.terminal.give(self.group) {
+        if wants_terminal && self.terminal.is_ours() {
+            self.gets_terminal = true;
             return true;
         }
         if !self.terminal.exists() {
             return false;
         }
-        self.had_terminal = self.terminal.take_back();
+        self.gets_terminal = self.terminal.take_back();
         stop(Stop::OurGroup);
         true
     }
@@ -142,15 +173,19 @@ impl Child {
     /// Stops the child and us, as the terminal asks.
     pub(crate) fn stop_with_us(&mut self) {
         self.signal(Signal::TSTP);
-        self.had_terminal = self.terminal.take_back();
+        self.gets_terminal = self.terminal.take_back();
         stop(Stop::Us);
     }
 
     /// Lets the child go on.
     pub(crate) fn resume(&mut self) {
-        if std::mem::take(&mut self.had_terminal) {
+        // First, so that a stop that follows is known for a new one.
+        self.resumed += 1;
+        self.guardian.resumed(self.resumed);
+        if std::mem::take(&mut self.gets_terminal) {
             self.terminal.give(self.group);
         }
+        // Nothing in between: this undoes a Ctrl-Z that comes before it.
         self.signal(Signal::CONT);
     }
 

@@ -5,6 +5,7 @@
 //! our own is installed here.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -15,7 +16,8 @@ use std::ptr;
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::termios::tcsetpgrp;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -208,11 +210,17 @@ pub(crate) fn fork(work: impl FnOnce()) -> io::Result<Pid> {
     }
 }
 
-/// Has the command start with the signals of `mask` blocked, and the kernel kill it when this
-/// process ends before it.
-pub(crate) fn prepare(command: &mut Command, mask: Mask) {
-    let parent = rustix::process::getpid();
+/// Has the command start with the signals of `mask` blocked, in the foreground of `terminal`, and
+/// the kernel kill it when this process ends before it. All signals must be blocked here, and the
+/// command must be made to lead a process group.
+pub(crate) fn prepare(command: &mut Command, mask: Mask, terminal: Option<File>) {
+    let parent = getpid();
     let arm = move || {
+        if let Some(terminal) = &terminal {
+            // From the background, which SIGTTOU would forbid if it were not blocked. One that
+            // is gone is given to nobody.
+            let _ = tcsetpgrp(terminal, getpid());
+        }
         mask.set();
         set_parent_process_death_signal(Some(Signal::KILL))?;
         // The parent may have died before: nobody would be killed then.
@@ -221,7 +229,7 @@ pub(crate) fn prepare(command: &mut Command, mask: Mask) {
             false => Err(io::ErrorKind::NotFound.into()),
         }
     };
-    // SAFETY: three system calls that allocate nothing and take no lock, also when they fail.
+    // SAFETY: some system calls that allocate nothing and take no lock, also when they fail.
     unsafe { command.pre_exec(arm) };
 }
 

@@ -1,7 +1,7 @@
 //! `Terminal`: which process group the terminal listens to while a child runs.
 //!
 //! The child has a process group of its own, so that a signal reaches all of it; a group in the
-//! background is stopped when it reads the terminal. So the child gets the terminal at the start
+//! background is stopped when it reads the terminal. So the child takes the terminal at its start
 //! when both ends of it are the terminal, and otherwise (another part of a pipeline, a pager say,
 //! may need it) as soon as it is stopped for want of it. Whoever gives it takes it back.
 
@@ -25,38 +25,41 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Gives the terminal to a child that was just started, if nobody else can need it.
-    pub(crate) fn give_at_start(&mut self, group: Pid) {
+    /// Whether a child that is about to be started is to take the terminal, because it is ours
+    /// and nobody else can need it. It counts as given then.
+    pub(crate) fn offer(&mut self) -> bool {
         if std::io::stdin().is_terminal() && std::io::stdout().is_terminal() {
-            self.give(group);
+            self.given = self.is_ours();
         }
+        self.given
     }
 
     /// Gives the terminal to `group` if it is ours to give.
     pub(crate) fn give(&mut self, group: Pid) -> bool {
-        if !self.exists() {
-            return false;
+        if self.is_ours()
+            && let Some(tty) = &self.tty
+        {
+            self.given = sys::without_ttou(|| tcsetpgrp(tty, group)).is_ok();
+            return self.given;
         }
-        let Some(tty) = &self.tty else { return false };
-        if tcgetpgrp(tty).ok() != Some(getpgrp()) {
-            return false;
-        }
-        self.modes = tcgetattr(tty).ok();
-        self.given = sys::without_ttou(|| tcsetpgrp(tty, group)).is_ok();
-        self.given
+        false
     }
 
-    /// Whether the child's group has the terminal from us.
-    pub(crate) fn is_given(&self) -> bool {
-        self.given
+    /// Whether it is ours to give. Its modes are remembered then.
+    pub(crate) fn is_ours(&mut self) -> bool {
+        self.exists();
+        let tty = self.tty.as_ref();
+        let ours = tty.filter(|tty| tcgetpgrp(tty).ok() == Some(getpgrp()));
+        if let Some(tty) = ours {
+            self.modes = tcgetattr(tty).ok();
+        }
+        ours.is_some()
     }
 
     /// Whether a terminal controls this process.
     pub(crate) fn exists(&mut self) -> bool {
         if self.tty.is_none() {
-            let mut how = OpenOptions::new();
-            how.read(true).write(true).custom_flags(libc::O_NOCTTY);
-            self.tty = how.open("/dev/tty").ok();
+            self.tty = open();
         }
         self.tty.is_some()
     }
@@ -79,6 +82,13 @@ impl Terminal {
             let _ = sys::without_ttou(|| tcsetattr(tty, OptionalActions::Now, modes));
         }
     }
+}
+
+/// Opens the terminal that controls this process.
+pub(crate) fn open() -> Option<File> {
+    let mut how = OpenOptions::new();
+    how.read(true).write(true).custom_flags(libc::O_NOCTTY);
+    how.open("/dev/tty").ok()
 }
 
 /// Whom to stop.

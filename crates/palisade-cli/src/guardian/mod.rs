@@ -75,11 +75,13 @@ impl Guardian {
         })
     }
 
-    /// Has the command started, with `environment` added to ours, on a lock that is held until
-    /// `deadline`. The answer is the first report.
+    /// Has the command started, with `environment` added to ours and with the terminal if it is to
+    /// be in the foreground, on a lock that is held until `deadline`. The answer is the first
+    /// report.
     pub(crate) fn start(
         &mut self,
         environment: Vec<(String, String)>,
+        foreground: bool,
         deadline: BootTime,
         grace: Duration,
     ) -> Result<(), Failure> {
@@ -91,6 +93,7 @@ impl Guardian {
             environment,
             deadline: deadline.as_nanos(),
             grace: u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX),
+            foreground,
         });
         Ok(())
     }
@@ -105,9 +108,9 @@ impl Guardian {
         self.tell(&Order::end_by(by));
     }
 
-    /// Sends a signal to the command's group.
-    pub(crate) fn signal(&self, signal: Signal) {
-        self.tell(&Order::Signal(signal.as_raw()));
+    /// Says how often the command was told to go on, to tell new stops from old ones.
+    pub(crate) fn resumed(&self, times: u32) {
+        self.tell(&Order::Resumed(times));
     }
 
     fn tell(&self, order: &Order) {

@@ -1,5 +1,5 @@
-//! The guardian's own life, in the process that was forked for it: start the command, pass orders
-//! on, report, and end everything when the lease runs out or palisade is gone.
+//! The guardian's own life, in the process that was forked for it: start the command, report
+//! what becomes of it, and end everything when the lease runs out or palisade is gone.
 //!
 //! Invariant: it ends only when the command has ended by itself, or when nothing that the command
 //! started is left. It is the command's parent and the subreaper of its orphans. All signals are
@@ -28,12 +28,18 @@ use super::family;
 use super::ladder::{Ladder, Step};
 use super::wire::{Order, Report, receive, send};
 use crate::sys::{self, Mask};
+use crate::terminal;
 
 /// What `ps` and `pkill` see: a `pkill -9 palisade` leaves the guardian to its work.
 const NAME: &std::ffi::CStr = c"guardian";
 
-/// What is added to the command's environment.
-type Environment = Vec<(String, String)>;
+/// How to start the command.
+struct Start {
+    /// Added to its environment.
+    environment: Vec<(String, String)>,
+    /// Whether it gets the terminal.
+    foreground: bool,
+}
 
 /// Guards `command` from before its start, with the signals of `mask` blocked, until its end.
 pub(super) fn guard(command: &[OsString], mask: Mask, link: OwnedFd) -> io::Result<()> {
@@ -47,7 +53,7 @@ pub(super) fn guard(command: &[OsString], mask: Mask, link: OwnedFd) -> io::Resu
         children: sys::signal_fd(Signal::CHILD)?,
         link,
     };
-    let Some((environment, ladder)) = ward.start_order()? else {
+    let Some((order, ladder)) = ward.start_order()? else {
         return Ok(());
     };
     // palisade may have been stopped since it got the lock.
@@ -55,7 +61,7 @@ pub(super) fn guard(command: &[OsString], mask: Mask, link: OwnedFd) -> io::Resu
         send(&ward.link, &Report::Lost);
         return Ok(());
     }
-    match start(command, mask, environment) {
+    match order.start(command, mask) {
         Ok(pid) => {
             send(&ward.link, &Report::Started(pid.as_raw_pid()));
             sys::let_go_of_inherited_files();
@@ -69,13 +75,19 @@ pub(super) fn guard(command: &[OsString], mask: Mask, link: OwnedFd) -> io::Resu
     }
 }
 
-fn start(command: &[OsString], mask: Mask, environment: Environment) -> io::Result<Pid> {
-    let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-    let mut command = Command::new(program);
-    command.args(arguments).envs(environment).process_group(0);
-    sys::prepare(&mut command, mask);
-    // Waited for by pid, like the orphans that we get.
-    command.spawn().map(|child| Pid::from_child(&child))
+impl Start {
+    fn start(self, command: &[OsString], mask: Mask) -> io::Result<Pid> {
+        let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .envs(self.environment)
+            .process_group(0);
+        let terminal = self.foreground.then(terminal::open).flatten();
+        sys::prepare(&mut command, mask, terminal);
+        // Waited for by pid, like the orphans that we get.
+        command.spawn().map(|child| Pid::from_child(&child))
+    }
 }
 
 /// What the guardian listens to.
@@ -89,17 +101,22 @@ struct Ward {
 
 impl Ward {
     /// Waits for the order to start; `None` when palisade ends without one.
-    fn start_order(&self) -> io::Result<Option<(Environment, Ladder)>> {
+    fn start_order(&self) -> io::Result<Option<(Start, Ladder)>> {
         loop {
             match receive(&self.link) {
                 Ok(Some(Order::Start {
                     environment,
                     deadline,
                     grace,
+                    foreground,
                 })) => {
                     let deadline = BootTime::from_nanos(deadline);
                     let ladder = Ladder::new(deadline, Duration::from_nanos(grace));
-                    return Ok(Some((environment, ladder)));
+                    let start = Start {
+                        environment,
+                        foreground,
+                    };
+                    return Ok(Some((start, ladder)));
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => return Ok(None),
@@ -210,13 +227,8 @@ impl Charge {
                 Ok(Some(Order::Renewed(deadline))) => {
                     self.ladder.renewed(BootTime::from_nanos(deadline));
                 }
+                Ok(Some(Order::Resumed(times))) => self.resumed = times,
                 Ok(Some(Order::EndBy(by))) => self.ladder.end_by(BootTime::from_nanos(by)),
-                Ok(Some(Order::Signal(signal))) => {
-                    if let Some(signal) = Signal::from_named_raw(signal) {
-                        self.signal(signal);
-                        self.resumed += u32::from(signal == Signal::CONT);
-                    }
-                }
                 Ok(Some(Order::Start { .. })) => {}
                 Ok(None) => return false,
                 Err(_) => return true,
@@ -229,13 +241,12 @@ impl Charge {
         loop {
             match wait_child(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
                 Ok(Some((pid, status))) if pid == self.command => match status.stopping_signal() {
-                    Some(signal) => send(
-                        &self.ward.link,
-                        &Report::Stopped {
-                            signal,
-                            resumed: self.resumed,
-                        },
-                    ),
+                    Some(signal) => {
+                        // This stop may come after an order that came after the last look.
+                        self.obey();
+                        let resumed = self.resumed;
+                        send(&self.ward.link, &Report::Stopped { signal, resumed });
+                    }
                     None => self.ended = Some(status),
                 },
                 Ok(Some(_)) | Err(Errno::INTR) => {}

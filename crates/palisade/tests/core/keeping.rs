@@ -386,5 +386,5 @@ async fn patience_ends_on_time() {
             .is_none()
     );
     let took = BootTime::now().saturating_since(before);
-    assert!(took >= ms(80) && took < ms(80 + 100), "{took:?}");
+    assert!(took >= ms(80) && took < ms(80 + 500), "{took:?}");
 }

@@ -1,18 +1,21 @@
 //! `Child`: the command that runs while the lock is held, in a process group of its own, as
-//! palisade sees it. The guardian is its parent; palisade passes signals on, and lends it the
-//! terminal.
+//! palisade sees it. The guardian is its parent and ends it on loss; palisade passes signals on,
+//! and lends it the terminal.
 //!
 //! What the command left in its group runs on after a normal end; after a loss all that it started
 //! has been killed.
 
 use std::ffi::OsStr;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
 use palisade::BootTime;
-use rustix::process::{Pid, Signal};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::time::Timespec;
 
 use crate::exit::{self, Failure};
 use crate::guardian::{Guardian, Report};
@@ -27,6 +30,8 @@ pub(crate) struct Child {
     had_terminal: bool,
     /// How often the child was told to go on.
     resumed: u32,
+    /// Tells whether the child has ended; `None` when it had before we asked.
+    pidfd: Option<OwnedFd>,
 }
 
 /// How the start of a command went.
@@ -79,12 +84,11 @@ impl Child {
             terminal: Terminal::default(),
             had_terminal: false,
             resumed: 0,
+            pidfd: pidfd_open(group, PidfdFlags::empty()).ok(),
         };
+        // It may be stopped for want of the terminal before it gets it, which is reported. To tell
+        // it to go on in any case could undo a Ctrl-Z that comes first.
         child.terminal.give_at_start(child.group);
-        if child.terminal.is_given() {
-            // It may have been stopped for want of the terminal before it got it.
-            child.signal(Signal::CONT);
-        }
         Ok(Start::Runs(child))
     }
 
@@ -98,10 +102,34 @@ impl Child {
         self.guardian.end_by(by);
     }
 
-    /// Sends a signal to the whole group.
+    /// Sends a signal to the whole group. Not by the guardian: a terminal's next key must not
+    /// overtake it.
     pub(crate) fn signal(&mut self, signal: Signal) {
-        self.resumed += u32::from(signal == Signal::CONT);
-        self.guardian.signal(signal);
+        if signal == Signal::CONT {
+            // First, so that a stop that follows is known for a new one.
+            self.resumed += 1;
+            self.guardian.resumed(self.resumed);
+        }
+        // Its guardian reaps it when it has ended, and then its number may become anyone's.
+        if self.runs() {
+            let _ = kill_process_group(self.group, signal);
+        }
+    }
+
+    fn runs(&self) -> bool {
+        self.pidfd.as_ref().is_some_and(|pidfd| {
+            let mut ended = [PollFd::new(pidfd, PollFlags::IN)];
+            poll(&mut ended, Some(&Timespec::default())) == Ok(0)
+        })
+    }
+
+    /// Whether it is stopped now.
+    fn is_stopped(&self) -> bool {
+        let stat = std::fs::read(format!("/proc/{}/stat", self.group.as_raw_pid()));
+        stat.is_ok_and(|stat| {
+            let name_ends = stat.iter().rposition(|byte| *byte == b')');
+            name_ends.and_then(|end| stat.get(end + 2)) == Some(&b'T')
+        })
     }
 
     /// What becomes of the child next.
@@ -111,8 +139,12 @@ impl Child {
     pub(crate) async fn change(&self) -> Change {
         loop {
             return match self.guardian.report().await {
-                // Before it was told to go on: so it goes on.
-                Some(Report::Stopped { resumed, .. }) if resumed != self.resumed => continue,
+                // It was told to go on since. What comes after that has a report of its own.
+                Some(Report::Stopped { resumed, .. })
+                    if resumed != self.resumed || !self.is_stopped() =>
+                {
+                    continue;
+                }
                 Some(Report::Stopped { signal, .. }) => Change::Stopped {
                     wants_terminal: matches!(signal, libc::SIGTTIN | libc::SIGTTOU),
                 },
@@ -128,7 +160,8 @@ impl Child {
     /// on; else all of us stop, and go on when the shell says so. Answers whether the child is to
     /// be resumed, if the lock still allows it: without a terminal its stop is not our business.
     pub(crate) fn follow_stop(&mut self, wants_terminal: bool) -> bool {
-        if wants_terminal && self.terminal.give(self.group) {
+        let terminal = &mut self.terminal;
+        if wants_terminal && (terminal.is_with(self.group) || terminal.give(self.group)) {
             return true;
         }
         if !self.terminal.exists() {

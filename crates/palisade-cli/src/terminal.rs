@@ -46,9 +46,10 @@ impl Terminal {
         self.given
     }
 
-    /// Whether the child's group has the terminal from us.
-    pub(crate) fn is_given(&self) -> bool {
-        self.given
+    /// Whether we gave the terminal to `group`, and it has it now.
+    pub(crate) fn is_with(&self, group: Pid) -> bool {
+        let tty = self.tty.as_ref().filter(|_| self.given);
+        tty.is_some_and(|tty| tcgetpgrp(tty).ok() == Some(group))
     }
 
     /// Whether a terminal controls this process.

@@ -105,9 +105,9 @@ impl Guardian {
         self.tell(&Order::end_by(by));
     }
 
-    /// Sends a signal to the command's group.
-    pub(crate) fn signal(&self, signal: Signal) {
-        self.tell(&Order::Signal(signal.as_raw()));
+    /// Says how often the command was told to go on, to tell new stops from old ones.
+    pub(crate) fn resumed(&self, times: u32) {
+        self.tell(&Order::Resumed(times));
     }
 
     fn tell(&self, order: &Order) {

@@ -1,5 +1,5 @@
-//! The guardian's own life, in the process that was forked for it: start the command, pass orders
-//! on, report, and end everything when the lease runs out or palisade is gone.
+//! The guardian's own life, in the process that was forked for it: start the command, report
+//! what becomes of it, and end everything when the lease runs out or palisade is gone.
 //!
 //! Invariant: it ends only when the command has ended by itself, or when nothing that the command
 //! started is left. It is the command's parent and the subreaper of its orphans. All signals are
@@ -210,13 +210,8 @@ impl Charge {
                 Ok(Some(Order::Renewed(deadline))) => {
                     self.ladder.renewed(BootTime::from_nanos(deadline));
                 }
+                Ok(Some(Order::Resumed(times))) => self.resumed = times,
                 Ok(Some(Order::EndBy(by))) => self.ladder.end_by(BootTime::from_nanos(by)),
-                Ok(Some(Order::Signal(signal))) => {
-                    if let Some(signal) = Signal::from_named_raw(signal) {
-                        self.signal(signal);
-                        self.resumed += u32::from(signal == Signal::CONT);
-                    }
-                }
                 Ok(Some(Order::Start { .. })) => {}
                 Ok(None) => return false,
                 Err(_) => return true,
@@ -229,13 +224,10 @@ impl Charge {
         loop {
             match wait_child(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
                 Ok(Some((pid, status))) if pid == self.command => match status.stopping_signal() {
-                    Some(signal) => send(
-                        &self.ward.link,
-                        &Report::Stopped {
-                            signal,
-                            resumed: self.resumed,
-                        },
-                    ),
+                    Some(signal) => {
+                        let resumed = self.resumed;
+                        send(&self.ward.link, &Report::Stopped { signal, resumed });
+                    }
                     None => self.ended = Some(status),
                 },
                 Ok(Some(_)) | Err(Errno::INTR) => {}

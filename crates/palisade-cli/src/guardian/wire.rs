@@ -31,8 +31,8 @@ pub(super) enum Order {
     Renewed(u64),
     /// The lock is lost, and another may have it then.
     EndBy(u64),
-    /// Send this signal to the command's group.
-    Signal(i32),
+    /// The command is told to go on, this many times by now.
+    Resumed(u32),
 }
 
 /// From the guardian to palisade.
@@ -42,11 +42,11 @@ pub(crate) enum Report {
     Started(i32),
     /// The command can't be started, with this `errno`.
     NotStarted(i32),
-    /// The command is stopped.
+    /// The command was stopped.
     Stopped {
         /// By this signal.
         signal: i32,
-        /// After this many orders to go on.
+        /// After it was told to go on this many times.
         resumed: u32,
     },
     /// The command has ended by itself, with this status of `wait`. The last report.
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn the_last_messages_arrive_also_from_whoever_left_some_unread() {
         let (one, other) = link().unwrap();
-        send(&other, &Order::Signal(15));
+        send(&other, &Order::Renewed(15));
         send(&one, &Report::Lost);
         drop(one);
         assert_eq!(receive(&other).unwrap(), Some(Report::Lost));

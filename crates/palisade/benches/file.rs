@@ -126,8 +126,10 @@ fn pass(role: &str, dir: &str, start: u64) {
     let mut turn = |granted: BootTime, released: BootTime| {
         writeln!(out, "{} {}", granted.as_nanos(), released.as_nanos()).unwrap();
     };
-    // Long enough that the other process is asleep in the queue when its turn comes.
-    let hold = || std::thread::sleep(Duration::from_millis(1));
+    // Whoever has passed it on stays away until the other has it, and is back, asleep in the
+    // queue, long before its next turn.
+    let hold = || std::thread::sleep(Duration::from_millis(2));
+    let away = || std::thread::sleep(Duration::from_millis(1));
     if role == "pass-raw" {
         let file = File::create(Path::new(dir).join("raw")).unwrap();
         for _ in 0..PASSES {
@@ -137,8 +139,7 @@ fn pass(role: &str, dir: &str, start: u64) {
             let released = BootTime::now();
             flock(&file, FlockOperation::Unlock).unwrap();
             turn(granted, released);
-            // flock is not fair: stay away until the other has it.
-            hold();
+            away();
         }
         return;
     }
@@ -154,6 +155,7 @@ fn pass(role: &str, dir: &str, start: u64) {
             let released = BootTime::now();
             held.release().await.unwrap();
             turn(granted, released);
+            away();
         }
     });
 }

@@ -131,7 +131,24 @@ impl Run {
             signal = endings.next() => return Ok(Outcome::Interrupted(signal.as_raw())),
             connected = tries.connect(&prepared) => connected?,
         };
-        let patience = tries.left();
+        let verdict = self
+            .locked(guardian, name, &client, tries.left(), endings, printer)
+            .await;
+        // What was left to the background is done, and nothing stays behind in the engine.
+        let _ = tokio::time::timeout(FAREWELL, client.end()).await;
+        verdict
+    }
+
+    /// Waits for the lock, and runs the command under it.
+    async fn locked(
+        &self,
+        guardian: Guardian,
+        name: &Name,
+        client: &Client,
+        patience: Patience,
+        mut endings: Endings,
+        printer: Printer,
+    ) -> Verdict {
         let mut request = client.line(name.as_str(), self.ask())?;
         if let Some(ttl) = self.ttl {
             request = request.ttl(ttl)?;
@@ -140,15 +157,12 @@ impl Run {
         let acquired = tokio::select! {
             biased;
             signal = endings.next() => Err(signal),
-            acquired = self.acquire(&client, name, &request, patience, printer) => Ok(acquired),
+            acquired = self.acquire(client, name, &request, patience, printer) => Ok(acquired),
         };
         let hold = match acquired {
             Ok(acquired) => acquired?,
-            Err(signal) => {
-                // Dropping the acquire left the line; this waits until that is done.
-                let _ = tokio::time::timeout(FAREWELL, client.close()).await;
-                return Ok(Outcome::Interrupted(signal.as_raw()));
-            }
+            // Dropping the acquire left the line.
+            Err(signal) => return Ok(Outcome::Interrupted(signal.as_raw())),
         };
         self.event(printer, || {
             json!({
@@ -160,7 +174,7 @@ impl Run {
                 "waited_ms": asked.elapsed().as_millis() as u64,
             })
         });
-        self.under_lock(guardian, &client, hold, Signals::listen(endings), printer)
+        self.under_lock(guardian, client, hold, Signals::listen(endings), printer)
             .await
     }
 
@@ -283,7 +297,7 @@ impl Run {
         };
         let code = match run.await {
             Ok(End::Ended(code)) => code,
-            Ok(End::Lost(reason)) => return self.lost(client, hold, reason, printer).await,
+            Ok(End::Lost(reason)) => return self.lost(hold, reason, printer),
             ended => {
                 let _ = tokio::time::timeout(FAREWELL, hold.release()).await;
                 return Err(ended.err().unwrap_or_else(unguarded));
@@ -335,17 +349,10 @@ impl Run {
         }
     }
 
-    async fn lost(
-        &self,
-        client: &Client,
-        hold: Hold,
-        reason: LossReason,
-        printer: Printer,
-    ) -> Verdict {
+    /// Lets go of what is lost: an eviction is over when its victim has left.
+    fn lost(&self, hold: Hold, reason: LossReason, printer: Printer) -> Verdict {
         let token = hold.token();
-        // An eviction is over when its victim has left.
         drop(hold);
-        let _ = tokio::time::timeout(FAREWELL, client.close()).await;
         self.event(
             printer,
             || json!({"event": "lost", "name": self.name, "reason": reason.code()}),

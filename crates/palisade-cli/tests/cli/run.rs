@@ -218,3 +218,17 @@ fn the_url_is_the_flags_then_the_environments_then_the_default() {
     assert_eq!(code(command), Some(0));
     assert!(other.path("state/palisade").is_dir());
 }
+
+#[test]
+fn nothing_stays_behind() {
+    let store = Store::new();
+    let signs = || {
+        std::fs::read_dir(store.path("store/procs"))
+            .unwrap()
+            .count()
+    };
+    for script in ["true", "exit 3", "kill -9 $$"] {
+        finish(store.run("x", &[], script));
+        assert_eq!(signs(), 0, "{script}");
+    }
+}

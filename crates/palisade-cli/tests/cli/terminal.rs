@@ -130,8 +130,11 @@ fn ctrl_z_stops_the_job_and_fg_resumes_it() {
     let store = Store::new();
     for redirect in ["", "</dev/null"] {
         let mut session = Session::start(&store, "exec sh -i");
-        // Quoted apart, so that what is typed does not look like what is printed.
-        let child = "sh -c 'echo re\"\"ady; read a </dev/tty; echo got\"\"-$a'";
+        // Quoted apart, so that what is typed does not look like what is printed. It has the
+        // terminal before it is ready: a key that is pressed while the terminal changes hands
+        // may be lost, as with any shell.
+        let child = "sh -c 'stty sane </dev/tty; echo re\"\"ady; \
+                     read a </dev/tty; echo got\"\"-$a'";
         session.press(&format!(
             "$PALISADE run x --at-least 1s -- {child} {redirect}\n"
         ));

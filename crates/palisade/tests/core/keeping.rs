@@ -204,11 +204,12 @@ async fn a_panic_in_the_engine_is_a_loss_and_the_next_claim_starts_afresh() {
 /// The same panic, while a claim is on its way: nobody would renew it, and nobody tell.
 #[tokio::test]
 async fn a_claim_that_arrives_after_a_panic_starts_afresh_too() {
-    let (engine, client) = Faulty::client(ms(400)).await;
+    let (engine, client) = Faulty::client(ms(3_000)).await;
+    // The panic comes after a third of the ttl, and printing it may take a while.
     engine.renew.set([Fault::Panic], Fault::Pass);
     engine
         .enter
-        .set([Fault::Pass, Fault::Late(ms(250))], Fault::Pass);
+        .set([Fault::Pass, Fault::Late(ms(2_000))], Fault::Pass);
     let first = client.mutex("x").unwrap().lock().await.unwrap();
     let second = within(SOON, client.mutex("y").unwrap().lock())
         .await
@@ -385,5 +386,5 @@ async fn patience_ends_on_time() {
             .is_none()
     );
     let took = BootTime::now().saturating_since(before);
-    assert!(took >= ms(80) && took < ms(80 + 100), "{took:?}");
+    assert!(took >= ms(80) && took < ms(80 + 500), "{took:?}");
 }

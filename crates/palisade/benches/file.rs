@@ -2,7 +2,8 @@
 //!
 //! - uncontended: lock + release in one process, beside open + flock + close;
 //! - hand-over: from the call of release in one process to the grant in another, beside a
-//!   blocking flock passed between two processes.
+//!   blocking flock passed between two processes; where the scheduler puts them, which changes it
+//!   several times over (an idle core takes long to wake), and on one core.
 //!
 //! Machines are noisy: raw and ours take turns, and the medians are compared.
 
@@ -79,14 +80,15 @@ fn per_call(call: impl Fn()) -> Duration {
 }
 
 fn hand_over(dir: &Path) {
-    let raw = passes("pass-raw", dir);
-    let ours = passes("pass-ours", dir);
-    print(
-        "hand-over between processes",
-        "blocking flock",
-        median(raw),
-        median(ours),
-    );
+    let places = [
+        ("hand-over between processes", ""),
+        ("hand-over on one core", "-pinned"),
+    ];
+    for (what, pinned) in places {
+        let raw = passes(&format!("pass-raw{pinned}"), dir);
+        let ours = passes(&format!("pass-ours{pinned}"), dir);
+        print(what, "blocking flock", median(raw), median(ours));
+    }
 }
 
 /// Runs two processes that pass the lock to each other, and returns how long each pass took.
@@ -121,6 +123,12 @@ fn passes(role: &str, dir: &Path) -> Vec<Duration> {
 
 /// One of the two processes: takes its turns and prints when each was granted and released.
 fn pass(role: &str, dir: &str, start: u64) {
+    if role.ends_with("-pinned") {
+        let ours = rustix::thread::sched_getaffinity(None).unwrap();
+        let mut first = rustix::thread::CpuSet::new();
+        first.set((0..1024).find(|cpu| ours.is_set(*cpu)).unwrap());
+        rustix::thread::sched_setaffinity(None, &first).unwrap();
+    }
     std::thread::sleep(BootTime::from_nanos(start).remaining());
     let mut out = std::io::BufWriter::new(std::io::stdout());
     let mut turn = |granted: BootTime, released: BootTime| {
@@ -130,7 +138,7 @@ fn pass(role: &str, dir: &str, start: u64) {
     // queue, long before its next turn.
     let hold = || std::thread::sleep(Duration::from_millis(2));
     let away = || std::thread::sleep(Duration::from_millis(1));
-    if role == "pass-raw" {
+    if role.starts_with("pass-raw") {
         let file = File::create(Path::new(dir).join("raw")).unwrap();
         for _ in 0..PASSES {
             flock(&file, FlockOperation::LockExclusive).unwrap();

@@ -42,7 +42,8 @@ pub(crate) struct Args {
 /// What every verb takes, before or after its name.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Global {
-    /// The engine that keeps the locks, such as file:DIR [default: $PALISADE_URL, then file:]
+    /// The engine that keeps the locks, such as file:DIR [default: $PALISADE_URL, then the config
+    /// file's, then file:]
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) url: Option<String>,
     /// Speak JSON: documents on stdout, errors on stderr

@@ -11,6 +11,7 @@ mod config;
 mod connect;
 mod exit;
 mod guardian;
+mod job;
 mod print;
 mod signals;
 mod supervise;

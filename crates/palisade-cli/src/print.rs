@@ -77,6 +77,13 @@ impl Printer {
     }
 }
 
+/// Text on stdout.
+pub(crate) fn text(text: &str) -> io::Result<()> {
+    let mut out = anstream::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
 /// Lines as a table, one row per claim.
 pub(crate) fn table(lines: &[LineView]) -> String {
     let mut table = Table::new();

@@ -2,12 +2,14 @@
 //! line, and its line in the list below. A verb that forks comes first there: it starts the
 //! runtime itself.
 
+mod elect;
 mod evict;
 mod ls;
 mod permits;
 mod run;
 mod show;
 
+pub(crate) use self::show::look;
 use crate::args::Global;
 use crate::exit::Verdict;
 use crate::on_runtime;
@@ -35,7 +37,7 @@ macro_rules! verbs {
 }
 
 verbs! {
-    forking { Run => run }
+    forking { Run => run, Elect => elect }
     Ls => ls,
     Show => show,
     Evict => evict,

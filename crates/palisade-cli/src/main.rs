@@ -12,6 +12,7 @@ mod connect;
 mod exit;
 mod guardian;
 mod job;
+mod live;
 mod print;
 mod signals;
 mod supervise;

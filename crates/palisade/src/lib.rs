@@ -28,7 +28,7 @@ pub mod layers;
 mod primitives;
 
 pub use client::Client;
-pub use connect::{Prepared, connect, prepare, schemes};
+pub use connect::{Prepared, connect, open_fence, prepare, schemes};
 pub use core::acquire::Request;
 pub use core::capability::{Capability, Class, Permits, Tokens, TtlRange};
 pub use core::claim::{Ask, ClaimId, Mode};

@@ -77,10 +77,8 @@ pub(super) fn read() -> Result<(Option<PathBuf>, Values), Failure> {
                 return Err(bad_file(&path, why));
             }
             Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::NotFound | ErrorKind::NotADirectory
-                ) && !asked_for => {}
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+                    && !asked_for => {}
             Err(error) => return Err(bad_file(&path, format!("it can't be opened: {error}"))),
         }
     }

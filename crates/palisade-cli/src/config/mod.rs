@@ -82,6 +82,8 @@ impl Config {
 
     /// What holds for the ttl, and from where.
     pub(crate) fn ttl(&self) -> Result<(Option<String>, From), Failure> {
+        // One that is none is refused, and not shown: it may be anything.
+        Url::parse(&self.url.0)?.take_duration("ttl")?;
         self.option("ttl", &self.file.ttl, Some("30s"))
     }
 

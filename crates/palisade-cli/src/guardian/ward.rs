@@ -24,9 +24,9 @@ use rustix::time::{
     timerfd_settime,
 };
 
-use super::{Terms, family};
 use super::ladder::{Ladder, Step};
 use super::wire::{Order, Report, receive, send};
+use super::{Terms, family};
 use crate::sys::{self, Mask};
 use crate::terminal;
 

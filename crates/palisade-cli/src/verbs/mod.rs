@@ -2,12 +2,18 @@
 //! line, and its line in the list below. A verb that forks comes first there: it starts the
 //! runtime itself.
 
+mod completions;
+mod config;
 mod elect;
 mod evict;
+mod fence;
+mod leader;
 mod ls;
+mod man;
 mod permits;
 mod run;
 mod show;
+mod top;
 
 pub(crate) use self::show::look;
 use crate::args::Global;
@@ -38,7 +44,13 @@ macro_rules! verbs {
 
 verbs! {
     forking { Run => run, Elect => elect }
+    Leader => leader,
     Ls => ls,
     Show => show,
+    Top => top,
     Evict => evict,
+    Fence => fence,
+    Config => config,
+    Completions => completions,
+    Man => man,
 }

@@ -20,6 +20,7 @@ impl Session {
             .args(["-qefc", line, "/dev/null"])
             .env("PALISADE", env!("CARGO_BIN_EXE_palisade"))
             .env("PALISADE_URL", store.url())
+            .env("PALISADE_CONFIG", "/dev/null")
             .env("SHELL", "/bin/sh")
             .env("TERM", "xterm")
             .env_remove("NO_COLOR")

@@ -142,7 +142,7 @@ mod tests {
         };
         assert_eq!(meant(&["rnu"]).as_deref(), Some("run"));
         assert_eq!(meant(&["--json", "sl"]).as_deref(), Some("ls"));
-        assert_eq!(meant(&["dance"]), None);
+        assert_eq!(meant(&["juggle"]), None);
         assert_eq!(meant(&["config", "apth"]).as_deref(), Some("path"));
         assert_eq!(meant(&["config", "sl"]), None);
     }

@@ -2,13 +2,21 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod config;
+mod elect;
+mod every_verb;
+mod fence;
 mod guardian;
 mod list;
 mod loss;
+mod manual;
 mod run;
+mod schema;
 mod signals;
 mod support;
 mod terminal;
+mod top;
 mod unreachable;
 mod usage;
 mod waiting;
+mod watch;

@@ -57,6 +57,11 @@ impl Top {
         let mut tick = tokio::time::interval(TICK);
         loop {
             tty.draw(|frame| draw::draw(frame, &model))?;
+            // For the test that the terminal is given back then, too; in no release build.
+            #[cfg(debug_assertions)]
+            if model.is_ready() && std::env::var_os("PALISADE_TEST_PANIC").is_some() {
+                panic!("asked to panic");
+            }
             tokio::select! {
                 biased;
                 event = signals.next() => match event {

@@ -4,14 +4,19 @@
 //! before a panic is reported.
 
 use std::io::{self, Stdout, stdout};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossterm::cursor::{Hide, Show};
 use crossterm::execute;
 use crossterm::terminal::{
-    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+    Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
 use ratatui::backend::CrosstermBackend;
-use ratatui::{Frame, Terminal};
+use ratatui::layout::Rect;
+use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
+
+/// Whether the terminal is ours now.
+static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// A terminal that is ours until this is dropped.
 pub(super) struct Tty {
@@ -26,9 +31,7 @@ impl Tty {
             give_back();
             before(panic);
         }));
-        let mut tty = Self {
-            terminal: Terminal::new(CrosstermBackend::new(stdout()))?,
-        };
+        let mut tty = Self { terminal: fresh()? };
         // From here on a failure gives it back.
         tty.again()?;
         Ok(tty)
@@ -36,9 +39,13 @@ impl Tty {
 
     /// Takes it over again, after others may have had it.
     pub(super) fn again(&mut self) -> io::Result<()> {
+        TAKEN.store(true, Ordering::Relaxed);
         enable_raw_mode()?;
-        execute!(stdout(), EnterAlternateScreen, Hide)?;
-        self.terminal.clear()
+        execute!(stdout(), EnterAlternateScreen, Hide, Clear(ClearType::All))?;
+        // A new one knows that nothing is drawn. Its own `clear` asks the terminal where the cursor
+        // is, and would wait for an answer that the reader of keys takes away.
+        self.terminal = fresh()?;
+        Ok(())
     }
 
     /// Gives it back for a while.
@@ -57,8 +64,24 @@ impl Drop for Tty {
     }
 }
 
-/// A terminal that is gone needs nothing back.
+fn fresh() -> io::Result<Terminal<CrosstermBackend<Stdout>>> {
+    let backend = CrosstermBackend::new(stdout());
+    match crossterm::terminal::size() {
+        Ok((1.., 1..)) => Terminal::new(backend),
+        // It does not know its own size, as on a serial line.
+        _ => {
+            let viewport = Viewport::Fixed(Rect::new(0, 0, 80, 24));
+            Terminal::with_options(backend, TerminalOptions { viewport })
+        }
+    }
+}
+
+/// A terminal that is gone needs nothing back. Once only: a second time would clear what was
+/// written since, as the report of a panic.
 fn give_back() {
+    if !TAKEN.swap(false, Ordering::Relaxed) {
+        return;
+    }
     let _ = execute!(stdout(), LeaveAlternateScreen, Show);
     let _ = disable_raw_mode();
 }

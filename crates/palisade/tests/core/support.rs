@@ -14,7 +14,7 @@ use palisade::core::engine::{
 };
 use palisade::core::ticket::{Lease, LeaseId, Ticket};
 use palisade::{
-    BootTime, Capability, Client, Error, Finding, Kind, LineReport, Name, Result, Scope, Settings,
+    BootTime, Capability, Checkup, Client, Error, Kind, LineReport, Name, Result, Scope, Settings,
     Url,
 };
 use parking_lot::Mutex;
@@ -215,7 +215,7 @@ impl Engine for Faulty {
         self.inner.evict(name, id, eviction)
     }
 
-    fn check(&self) -> BoxFuture<Result<Vec<Finding>>> {
+    fn check(&self) -> BoxFuture<Result<Checkup>> {
         self.inner.check()
     }
 

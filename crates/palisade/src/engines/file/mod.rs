@@ -11,6 +11,7 @@ mod layout;
 mod liveness;
 mod lmdb;
 mod marks;
+mod offer;
 mod pages;
 mod record;
 mod store;
@@ -26,9 +27,11 @@ use futures_util::stream;
 
 use self::dir::Dir;
 pub use self::liveness::Liveness;
+pub(crate) use self::offer::OFFER;
+use self::offer::{CAPABILITY, OPTIONS};
 use self::store::Store;
 use self::watcher::Sleeper;
-use crate::core::capability::{Capability, Class, DEFAULT_TTL, Permits, Tokens, TtlRange};
+use crate::core::capability::{Capability, DEFAULT_TTL};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
@@ -37,12 +40,9 @@ use crate::core::engine::{
 };
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
-use crate::core::report::{Finding, LineReport, Scope};
+use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
-
-/// The engine's own options.
-const OPTIONS: &[&str] = &["allow_network_fs"];
 
 /// Opens, and creates where it is missing, the store that `url` names.
 ///
@@ -114,22 +114,7 @@ struct FileEngine {
 
 impl Engine for FileEngine {
     fn capability(&self) -> Capability {
-        Capability {
-            class: Class::B,
-            shared: true,
-            permits: Permits::Weighted,
-            fair: true,
-            waiters_visible: true,
-            tokens: Tokens::Durable,
-            early_loss: true,
-            detached: false,
-            ttl: TtlRange {
-                min: Duration::from_millis(100),
-                max: Duration::from_secs(24 * 60 * 60),
-                step: Duration::from_millis(1),
-            },
-            reentrant_session: false,
-        }
+        CAPABILITY
     }
 
     fn describe(&self) -> String {
@@ -262,9 +247,14 @@ impl Engine for FileEngine {
         })
     }
 
-    fn check(&self) -> BoxFuture<Result<Vec<Finding>>> {
+    fn check(&self) -> BoxFuture<Result<Checkup>> {
         let store = Arc::clone(&self.store);
-        Box::pin(async move { Ok(dir::findings(&store.shared.dir)) })
+        Box::pin(async move {
+            Ok(Checkup {
+                findings: dir::findings(&store.shared.dir),
+                ..Checkup::default()
+            })
+        })
     }
 
     fn close(&self) -> BoxFuture<()> {

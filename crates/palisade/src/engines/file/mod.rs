@@ -5,6 +5,8 @@
 //! its ttl. See `tx` for what a transaction does, `store` for how operations get to one,
 //! `liveness` for the dead, `watcher` for the sleepers and `layout` for what survives a boot.
 
+#[cfg(feature = "baseline")]
+mod baseline;
 mod dir;
 mod ear;
 mod fault;

@@ -16,7 +16,7 @@ use palisade::core::engine::{
 };
 use palisade::core::error::{Error, Kind, Result};
 use palisade::core::name::Name;
-use palisade::core::report::{Finding, LineReport, Scope};
+use palisade::core::report::{Checkup, LineReport, Scope};
 use palisade::core::ticket::{Lease, LeaseId, Ticket};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
@@ -315,7 +315,7 @@ impl Engine for Spy {
         self.ask("evict", |engine| engine.evict(name, id, eviction))
     }
 
-    fn check(&self) -> BoxFuture<Result<Vec<Finding>>> {
+    fn check(&self) -> BoxFuture<Result<Checkup>> {
         self.inner.check()
     }
 

@@ -18,7 +18,7 @@ use palisade::core::engine::{
 };
 use palisade::core::error::Result;
 use palisade::core::name::Name;
-use palisade::core::report::{Finding, LineReport, Scope};
+use palisade::core::report::{Checkup, LineReport, Scope};
 use palisade::core::ticket::{Armed, Lease, LeaseId, Ticket};
 use palisade::core::url::Url;
 use palisade_testkit::conformance::{self, Bed, Verdict};
@@ -278,7 +278,7 @@ impl Engine for Flawed {
         self.inner.evict(name, id, eviction)
     }
 
-    fn check(&self) -> BoxFuture<Result<Vec<Finding>>> {
+    fn check(&self) -> BoxFuture<Result<Checkup>> {
         self.inner.check()
     }
 

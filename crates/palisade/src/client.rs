@@ -17,7 +17,7 @@ use crate::core::hold::Hold;
 use crate::core::keeper::Keeper;
 use crate::core::name::Name;
 use crate::core::owner::Owner;
-use crate::core::report::{ClaimReport, Finding, LineReport, Scope};
+use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
 use crate::core::token::{Era, Token};
 use crate::core::url::Settings;
 use crate::core::wait::{Patience, Retry};
@@ -260,11 +260,11 @@ impl Client {
         self.era.stamp(counted)
     }
 
-    /// Finds unsafe settings of the engine.
+    /// Looks at the engine itself: its version, its clock, and unsafe settings.
     ///
     /// # Errors
     /// Those of the engine.
-    pub async fn check(&self) -> Result<Vec<Finding>> {
+    pub async fn check(&self) -> Result<Checkup> {
         self.engine().check().await
     }
 

@@ -3,6 +3,9 @@
 use std::sync::Arc;
 
 use crate::client::Client;
+#[cfg(feature = "baseline")]
+use crate::core::baseline::Baseline;
+use crate::core::card::{Card, Offer};
 use crate::core::engine::Engine;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url, nearest};
@@ -110,23 +113,50 @@ pub fn open_fence(url: &str) -> Result<FileFence> {
     }
 }
 
+/// The engines of this build. Adding one is one line here.
+const OFFERS: &[Offer] = &[
+    #[cfg(feature = "file")]
+    crate::engines::file::OFFER,
+    #[cfg(feature = "memory")]
+    crate::engines::memory::OFFER,
+];
+
+/// What this build can connect to, by name.
+pub fn cards() -> Vec<Card> {
+    OFFERS.iter().map(|offer| offer.card).collect()
+}
+
 /// The schemes that this build knows.
 pub fn schemes() -> Vec<&'static str> {
-    vec![
-        #[cfg(feature = "file")]
-        "file",
-        #[cfg(feature = "memory")]
-        "memory",
-    ]
+    OFFERS
+        .iter()
+        .flat_map(|offer| offer.card.schemes)
+        .copied()
+        .collect()
+}
+
+fn offer(scheme: &str) -> Result<&'static Offer> {
+    let offered = |offer: &&Offer| offer.card.schemes.contains(&scheme);
+    OFFERS.iter().find(offered).ok_or_else(|| unknown(scheme))
 }
 
 async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
-    match url.scheme.as_str() {
-        #[cfg(feature = "file")]
-        "file" => crate::engines::file::open(url, settings).await,
-        #[cfg(feature = "memory")]
-        "memory" => crate::engines::memory::open(url, settings),
-        scheme => Err(unknown(scheme)),
+    let offer = offer(&url.scheme)?;
+    (offer.open)(url, settings.clone()).await
+}
+
+/// Connects to the raw operations of the engine that the URL's scheme names; `None` when it has
+/// none.
+///
+/// # Errors
+/// As [`connect`].
+#[cfg(feature = "baseline")]
+pub async fn baseline(url: &str) -> Result<Option<Arc<dyn Baseline>>> {
+    let mut url = Url::parse(url)?;
+    let settings = url.take_settings()?;
+    match offer(&url.scheme)?.baseline {
+        Some(open) => open(url, settings).await.map(Some),
+        None => Ok(None),
     }
 }
 

@@ -28,9 +28,12 @@ pub mod layers;
 mod primitives;
 
 pub use client::Client;
-pub use connect::{Prepared, connect, open_fence, prepare, schemes};
+#[cfg(feature = "baseline")]
+pub use connect::baseline;
+pub use connect::{Prepared, cards, connect, open_fence, prepare, schemes};
 pub use core::acquire::Request;
 pub use core::capability::{Capability, Class, Permits, Tokens, TtlRange};
+pub use core::card::Card;
 pub use core::claim::{Ask, ClaimId, Mode};
 pub use core::clock::BootTime;
 pub use core::duration::parse_duration;
@@ -41,7 +44,7 @@ pub use core::hold::Hold;
 pub use core::name::Name;
 pub use core::owner::Owner;
 pub use core::pulse::{Loss, LossReason};
-pub use core::report::{ClaimReport, Finding, LineReport, Scope, Severity};
+pub use core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 pub use core::token::{Era, Token};
 pub use core::url::{Settings, Url};
 pub use core::wait::{Patience, Retry};

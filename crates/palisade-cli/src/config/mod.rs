@@ -115,6 +115,11 @@ impl Config {
     }
 }
 
+/// The URL of the engine to use, with the file's defaults in it. May hold a secret.
+pub(crate) fn url(flag: Option<&str>) -> Result<String, Failure> {
+    Config::find(flag)?.full_url()
+}
+
 /// Reads how long to wait: a duration, or `forever`.
 pub(crate) fn parse_wait(text: &str) -> Result<Patience, String> {
     if text == "forever" {

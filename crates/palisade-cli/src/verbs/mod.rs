@@ -2,6 +2,7 @@
 //! line, and its line in the list below. A verb that forks comes first there: it starts the
 //! runtime itself.
 
+mod bench;
 mod completions;
 mod config;
 mod elect;
@@ -50,6 +51,7 @@ verbs! {
     Top => top,
     Evict => evict,
     Fence => fence,
+    Bench => bench,
     Config => config,
     Completions => completions,
     Man => man,

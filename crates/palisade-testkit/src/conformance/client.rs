@@ -167,7 +167,10 @@ async fn describe_is_scheme_and_host(bed: Bed) -> Check {
 }
 
 async fn check_answers(bed: Bed) -> Check {
-    for finding in within(SOON, "the findings", bed.client().check()).await?? {
+    for finding in within(SOON, "the findings", bed.client().check())
+        .await??
+        .findings
+    {
         ensure!(
             !finding.code.is_empty() && !finding.message.is_empty(),
             "{finding:?}"

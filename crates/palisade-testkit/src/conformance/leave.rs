@@ -27,6 +27,9 @@ cases! { pub(super) CASES, "leave";
         others_do_not_notice_what_was_left,
         own_leases_have_an_empty_audit,
     ],
+    "A ticket in doubt is remembered in the same way, though it was found: an earlier copy of its enter may still arrive." => [
+        copy_under_way_finds_it_was_left,
+    ],
 }
 
 async fn doubled_leave_is_absent(bed: Bed) -> Check {
@@ -177,6 +180,23 @@ async fn enter_under_way_finds_it_was_left(bed: Bed) -> Check {
     }
     let line = bed.line(&name).await?;
     ensure_eq!((line.holders.len(), line.waiters.len()), (1, 0), "the line");
+    Ok(())
+}
+
+async fn copy_under_way_finds_it_was_left(bed: Bed) -> Check {
+    let name = bed.name("copied")?;
+    let claim = bed.claim(&name, Ask::Whole);
+    let held = enter_on(&bed.engine(), claim.clone()).await?;
+    held.must_own_lease()?;
+    let doubtful = Ticket {
+        counted: held.counted(),
+        in_doubt: true,
+        ..held.ticket
+    };
+    ensure_eq!(bed.engine().leave(doubtful).await?, Left::Done, "the leave");
+    let copy = bed.engine().enter(Arc::new(claim)).await?;
+    inside!(copy, Entered::Busy => (), "a copy that arrives late is busy");
+    bed.hold(&name, Ask::Whole).await?;
     Ok(())
 }
 

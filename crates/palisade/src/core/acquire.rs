@@ -124,7 +124,7 @@ impl Request {
             let called = BootTime::now();
             match self.keeper.engine().enter(Arc::clone(&claim)).await {
                 Ok(Entered::Busy) => {
-                    occupied.never_was();
+                    occupied.not_taken();
                     return Ok(Attempt::Again);
                 }
                 Ok(Entered::In {
@@ -138,10 +138,14 @@ impl Request {
                     let armed = if own { armed.not_after(called) } else { armed };
                     break (armed, place);
                 }
-                Err(error) if error.is_transient() && backoff.sleep(deadline).await => {}
+                Err(error) if error.is_transient() && backoff.sleep(deadline).await => {
+                    if error.outcome() == Outcome::MaybeApplied {
+                        occupied.in_doubt();
+                    }
+                }
                 Err(error) => {
                     if error.outcome() == Outcome::NotApplied {
-                        occupied.never_was();
+                        occupied.not_taken();
                     }
                     return Err(error.with("name", &self.name));
                 }

@@ -18,7 +18,7 @@ use super::claim::{Ask, Claim};
 use super::clock::BootTime;
 use super::error::{Error, Result};
 use super::name::Name;
-use super::report::{Finding, LineReport, Scope};
+use super::report::{Checkup, LineReport, Scope};
 use super::ticket::{Armed, Lease, LeaseId, Ticket};
 
 /// A boxed future that owns what it needs.
@@ -90,6 +90,8 @@ pub trait Engine: Send + Sync + 'static {
     /// - The next in line is granted and woken.
     /// - An unknown claim id is remembered at least for the claim's usual ttl, so that an enter
     ///   still under way finds it was left. On shared leases [`Engine::audit`] does this instead.
+    /// - A ticket in doubt is remembered in the same way, though it was found: an earlier copy of
+    ///   its enter may still arrive.
     fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>>;
 
     /// Lists the tickets that hang on a shared lease, so that the keeper can leave those which no
@@ -123,8 +125,8 @@ pub trait Engine: Send + Sync + 'static {
     /// - An id that is not in the line answers `false`.
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>>;
 
-    /// Finds unsafe settings of this engine.
-    fn check(&self) -> BoxFuture<Result<Vec<Finding>>>;
+    /// Looks at the engine itself: its version, its clock, and unsafe settings.
+    fn check(&self) -> BoxFuture<Result<Checkup>>;
 
     /// Gives back what is shared by all claims: sessions, leases, connections. Best effort.
     fn close(&self) -> BoxFuture<()>;

@@ -254,9 +254,15 @@ impl Occupied {
         &self.ticket
     }
 
+    /// Says that the place will be asked for once more, while a first copy may be under way.
+    pub(super) fn in_doubt(&mut self) {
+        self.ticket.in_doubt = true;
+    }
+
     /// Takes the ticket that the engine answered with.
     pub(super) fn entered(&mut self, ticket: Ticket) {
-        self.ticket = ticket;
+        let in_doubt = self.ticket.in_doubt;
+        self.ticket = Ticket { in_doubt, ..ticket };
     }
 
     /// Takes what the engine counted for the grant, which is to be kept for at least so long.
@@ -268,9 +274,10 @@ impl Occupied {
         self.keeper.granted(&self.ticket);
     }
 
-    /// Says that no place was taken after all.
-    pub(super) fn never_was(mut self) {
-        self.taken = false;
+    /// Says that no place was taken by the last request. An earlier copy may still take one, and
+    /// then the drop leaves it.
+    pub(super) fn not_taken(mut self) {
+        self.taken = self.ticket.in_doubt;
     }
 
     async fn leave(mut self) -> Result<Left> {

@@ -6,7 +6,10 @@
 
 pub mod acquire;
 pub mod admission;
+#[cfg(feature = "baseline")]
+pub mod baseline;
 pub mod capability;
+pub mod card;
 pub mod claim;
 pub mod clock;
 pub mod duration;

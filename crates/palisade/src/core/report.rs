@@ -64,6 +64,17 @@ impl ClaimReport {
     }
 }
 
+/// What an engine says of itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Checkup {
+    /// The version of its server, where it has one.
+    pub version: Option<String>,
+    /// How far its clock is ahead of ours in microseconds, where it tells its time.
+    pub clock_ahead_us: Option<i64>,
+    /// Unsafe settings, and what to do about them.
+    pub findings: Vec<Finding>,
+}
+
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {

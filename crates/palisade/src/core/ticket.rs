@@ -33,6 +33,9 @@ pub struct Ticket {
     pub counted: u64,
     /// The engine's own key for it, where it can't be derived.
     pub native: Option<Arc<str>>,
+    /// Whether a request for it was never answered and another was: the first may still be under
+    /// way when the place has been left.
+    pub in_doubt: bool,
 }
 
 impl Ticket {
@@ -44,6 +47,7 @@ impl Ticket {
             lease: claim.into(),
             counted: 0,
             native: None,
+            in_doubt: false,
         }
     }
 

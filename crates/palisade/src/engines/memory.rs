@@ -4,6 +4,9 @@
 //! clients of the same store exclude each other. Nothing survives the process (class C): its
 //! tokens are a counter floored by the clock.
 
+#[cfg(feature = "baseline")]
+mod baseline;
+
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,6 +16,7 @@ use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast};
 
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
+use crate::core::card::{Card, Offer};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
@@ -22,7 +26,7 @@ use crate::core::engine::{
 use crate::core::error::{Error, Kind, Result};
 use crate::core::line::{Line, Seat};
 use crate::core::name::Name;
-use crate::core::report::{Finding, LineReport, Scope};
+use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::sync::{self, Mutex};
 use crate::core::ticket::{Armed, Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
@@ -30,6 +34,38 @@ use crate::core::url::{Settings, Url};
 /// How long a claim that was left before it arrived is remembered: far longer than a request
 /// can be under way, short enough that the memory stays small.
 const TOMBSTONE: Duration = Duration::from_secs(300);
+
+/// What `connect` knows of it.
+pub(crate) const OFFER: Offer = Offer {
+    card: Card {
+        name: "memory",
+        schemes: &["memory"],
+        needs: "nothing; the locks of one process, for tests and examples",
+        example: "memory:",
+        capability: CAPABILITY,
+        options: &[],
+    },
+    open: |url, settings| Box::pin(async move { open(url, &settings) }),
+    #[cfg(feature = "baseline")]
+    baseline: Some(|_, _| Box::pin(async { Ok(Arc::new(baseline::Keys::default()) as _) })),
+};
+
+const CAPABILITY: Capability = Capability {
+    class: Class::C,
+    shared: true,
+    permits: Permits::Weighted,
+    fair: true,
+    waiters_visible: true,
+    tokens: Tokens::Floored,
+    early_loss: true,
+    detached: true,
+    ttl: TtlRange {
+        min: Duration::from_millis(100),
+        max: Duration::from_secs(24 * 3600),
+        step: Duration::from_millis(1),
+    },
+    reentrant_session: false,
+};
 
 static STORES: LazyLock<RwLock<HashMap<String, Arc<Store>>>> = LazyLock::new(Default::default);
 
@@ -181,22 +217,7 @@ impl Store {
 
 impl Engine for MemoryEngine {
     fn capability(&self) -> Capability {
-        Capability {
-            class: Class::C,
-            shared: true,
-            permits: Permits::Weighted,
-            fair: true,
-            waiters_visible: true,
-            tokens: Tokens::Floored,
-            early_loss: true,
-            detached: true,
-            ttl: TtlRange {
-                min: Duration::from_millis(100),
-                max: Duration::from_secs(24 * 3600),
-                step: Duration::from_millis(1),
-            },
-            reentrant_session: false,
-        }
+        CAPABILITY
     }
 
     fn describe(&self) -> String {
@@ -324,18 +345,15 @@ impl Engine for MemoryEngine {
     fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
         let name = ticket.name.clone();
         self.change(&name, move |state, key, now| {
-            if state
-                .line(key)
-                .remove(ticket.claim, ticket.counted)
-                .is_some()
-            {
-                return Ok(Left::Done);
-            }
-            if ticket.counted == 0 {
+            let left = state.line(key).remove(ticket.claim, ticket.counted);
+            if ticket.in_doubt || (left.is_none() && ticket.counted == 0) {
                 state.tombstones.retain(|_, until| *until > now);
                 state.tombstones.insert(ticket.claim, now + TOMBSTONE);
             }
-            Ok(Left::Absent)
+            Ok(match left {
+                Some(_) => Left::Done,
+                None => Left::Absent,
+            })
         })
     }
 
@@ -406,8 +424,8 @@ impl Engine for MemoryEngine {
         })
     }
 
-    fn check(&self) -> BoxFuture<Result<Vec<Finding>>> {
-        async { Ok(Vec::new()) }.boxed()
+    fn check(&self) -> BoxFuture<Result<Checkup>> {
+        async { Ok(Checkup::default()) }.boxed()
     }
 
     fn close(&self) -> BoxFuture<()> {

@@ -19,7 +19,7 @@ use crate::core::engine::{
 use crate::core::error::Result;
 use crate::core::events::{Ending, Event, Observer};
 use crate::core::name::Name;
-use crate::core::report::{Finding, LineReport, Scope};
+use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 
 /// Tells what happens to a client's claims as `tracing` events with the target `palisade`.
@@ -170,7 +170,7 @@ impl Engine for Traced {
         within(span, self.0.evict(name, id, eviction))
     }
 
-    fn check(&self) -> BoxFuture<Result<Vec<Finding>>> {
+    fn check(&self) -> BoxFuture<Result<Checkup>> {
         let span = debug_span!(target: "palisade::engine", "verb", verb = "check");
         within(span, self.0.check())
     }

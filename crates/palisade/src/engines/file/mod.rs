@@ -5,12 +5,16 @@
 //! its ttl. See `tx` for what a transaction does, `store` for how operations get to one,
 //! `liveness` for the dead, `watcher` for the sleepers and `layout` for what survives a boot.
 
+#[cfg(feature = "baseline")]
+mod baseline;
 mod dir;
+mod ear;
 mod fault;
 mod layout;
 mod liveness;
 mod lmdb;
 mod marks;
+mod offer;
 mod pages;
 mod record;
 mod store;
@@ -27,9 +31,11 @@ use futures_util::stream;
 
 use self::dir::Dir;
 pub use self::liveness::Liveness;
+pub(crate) use self::offer::OFFER;
+use self::offer::{CAPABILITY, OPTIONS};
 use self::store::Store;
 use self::watcher::Sleeper;
-use crate::core::capability::{Capability, Class, DEFAULT_TTL, Permits, Tokens, TtlRange};
+use crate::core::capability::{Capability, DEFAULT_TTL};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
@@ -38,15 +44,12 @@ use crate::core::engine::{
 };
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
-use crate::core::report::{Finding, LineReport, Scope};
+use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
 
 /// Where fences are kept: not among the lines, which end with a boot.
 const FENCES: &str = "fences";
-
-/// The engine's own options.
-const OPTIONS: &[&str] = &["allow_network_fs"];
 
 /// Opens, and creates where it is missing, the store that `url` names.
 ///
@@ -130,22 +133,7 @@ struct FileEngine {
 
 impl Engine for FileEngine {
     fn capability(&self) -> Capability {
-        Capability {
-            class: Class::B,
-            shared: true,
-            permits: Permits::Weighted,
-            fair: true,
-            waiters_visible: true,
-            tokens: Tokens::Durable,
-            early_loss: true,
-            detached: false,
-            ttl: TtlRange {
-                min: Duration::from_millis(100),
-                max: Duration::from_secs(24 * 60 * 60),
-                step: Duration::from_millis(1),
-            },
-            reentrant_session: false,
-        }
+        CAPABILITY
     }
 
     fn describe(&self) -> String {
@@ -167,7 +155,7 @@ impl Engine for FileEngine {
     fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
         let (store, namespace, timeout) = self.parts();
         Box::pin(async move {
-            store.watcher.start();
+            store.watcher.start_here();
             // Before the first look, so that no hint is missed between the two.
             let sleeper = store.watcher.sleeper(ticket.claim.0);
             loop {
@@ -278,9 +266,14 @@ impl Engine for FileEngine {
         })
     }
 
-    fn check(&self) -> BoxFuture<Result<Vec<Finding>>> {
+    fn check(&self) -> BoxFuture<Result<Checkup>> {
         let store = Arc::clone(&self.store);
-        Box::pin(async move { Ok(dir::findings(&store.shared.dir)) })
+        Box::pin(async move {
+            Ok(Checkup {
+                findings: dir::findings(&store.shared.dir),
+                ..Checkup::default()
+            })
+        })
     }
 
     fn close(&self) -> BoxFuture<()> {
@@ -330,7 +323,7 @@ impl Watch {
     /// Sleeps until something in the scope may have changed.
     async fn changed(&mut self) -> Result<()> {
         if self.sleeper.is_none() {
-            self.store.watcher.start();
+            self.store.watcher.start_here();
             self.sleeper = Some(self.store.watcher.sleeper(self.id));
             let process = self.store.shared.liveness.process();
             let watch = record::write_watch(process, &self.namespace, &self.scope);

@@ -202,7 +202,7 @@ pub(super) fn leave(
     };
     tx.settle(&mut loaded);
     tx.save(&loaded, Some(ticket.claim), None)?;
-    if !known {
+    if !known || ticket.in_doubt {
         tx.bury_claim(ticket.claim, tx.now + remembered)?;
     }
     Ok(left)

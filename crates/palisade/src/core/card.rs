@@ -1,0 +1,47 @@
+//! `Card`: what is known of an engine before it is connected to; `Offer`: a card and how to open
+//! what it describes.
+//!
+//! Each engine has one `OFFER`, and `connect` has the list of them. The command's advice, its
+//! list of schemes and the docs are made of the cards, so that they can't say anything else than
+//! what the engines do.
+
+use std::sync::Arc;
+
+#[cfg(feature = "baseline")]
+use super::baseline::Baseline;
+use super::capability::Capability;
+use super::engine::{BoxFuture, Engine};
+use super::error::Result;
+use super::url::{Settings, Url};
+
+/// An engine, as it is offered.
+#[derive(Debug, Clone, Copy)]
+pub struct Card {
+    /// What people call it: `redis`.
+    pub name: &'static str,
+    /// The schemes of its URLs.
+    pub schemes: &'static [&'static str],
+    /// What must be there to use it, in a few words: `a Redis or Valkey server, 6.2 or newer`.
+    pub needs: &'static str,
+    /// A URL to start from.
+    pub example: &'static str,
+    /// What it can do with no options set.
+    pub capability: Capability,
+    /// The options of its own, beside the common ones.
+    pub options: &'static [&'static str],
+}
+
+/// A card, and how to open what it describes.
+#[derive(Clone, Copy)]
+pub struct Offer {
+    /// What is offered.
+    pub card: Card,
+    /// Connects.
+    pub open: Opener<dyn Engine>,
+    /// Connects for the raw operations that `bench` compares with.
+    #[cfg(feature = "baseline")]
+    pub baseline: Option<Opener<dyn Baseline>>,
+}
+
+/// From a URL without its common options, and those, to what is behind it.
+pub type Opener<T> = fn(Url, Settings) -> BoxFuture<Result<Arc<T>>>;

@@ -1,0 +1,30 @@
+//! Findings that hold for every engine behind a network.
+
+use std::time::Duration;
+
+use super::host::Host;
+use crate::core::report::{Finding, Severity};
+
+/// Warns of a connection that others can read and change on its way.
+pub(crate) fn plain_text(hosts: &[Host], encrypted: bool) -> Option<Finding> {
+    let remote = hosts.iter().find(|host| !host.is_local())?;
+    (!encrypted).then(|| Finding {
+        severity: Severity::Warning,
+        code: "plain_text",
+        message: format!("the connection to {remote} is not encrypted"),
+        remedy: "use the scheme for TLS, or keep the traffic inside a network you trust".to_owned(),
+    })
+}
+
+/// Warns of a server whose clock is far from ours: ages and times shown would be off by it, and
+/// one of the two clocks will be set right, perhaps with a step.
+pub(crate) fn clock_off(ahead_us: i64) -> Option<Finding> {
+    const TOLERATED: Duration = Duration::from_secs(1);
+    let off = Duration::from_micros(ahead_us.unsigned_abs());
+    (off > TOLERATED).then(|| Finding {
+        severity: Severity::Warning,
+        code: "clock_off",
+        message: format!("the server's clock and ours are {off:.1?} apart"),
+        remedy: "run NTP on both; a clock that is stepped can end leases early or late".to_owned(),
+    })
+}

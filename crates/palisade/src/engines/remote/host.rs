@@ -1,0 +1,111 @@
+//! `Host`: where a server is. `name`, `name:port`, `1.2.3.4:port`, `[::1]:port`.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::core::error::{Error, Kind, Result};
+use crate::core::url::Url;
+
+/// A server's name or address, and its port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Host {
+    /// Without brackets.
+    pub(crate) name: String,
+    pub(crate) port: u16,
+}
+
+impl Host {
+    /// The hosts of a URL, with `port` where they name none.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] when there is none, or a port is no port.
+    pub(crate) fn all(url: &Url, port: u16) -> Result<Vec<Self>> {
+        if url.hosts.is_empty() {
+            let message = format!("{0}: needs a host, as in {0}://localhost", url.scheme);
+            return Err(Error::new(Kind::Config, "connect", message));
+        }
+        url.hosts
+            .iter()
+            .map(|text| Self::parse(text, port))
+            .collect()
+    }
+
+    fn parse(text: &str, default: u16) -> Result<Self> {
+        let bad = || {
+            let message = "a host is written name, name:port or [address]:port";
+            Error::new(Kind::Config, "connect", message)
+        };
+        let (name, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (address, port) = rest.split_once(']').ok_or_else(bad)?;
+                (address, port.strip_prefix(':'))
+            }
+            None => match text.split_once(':') {
+                // More than one colon without brackets is an address.
+                Some((_, port)) if port.contains(':') => (text, None),
+                Some((name, port)) => (name, Some(port)),
+                None => (text, None),
+            },
+        };
+        let port = match port {
+            None => default,
+            Some(port) => port.parse().map_err(|_| bad())?,
+        };
+        match name.is_empty() || port == 0 {
+            true => Err(bad()),
+            false => Ok(Self {
+                name: name.to_owned(),
+                port,
+            }),
+        }
+    }
+
+    /// Whether it is this machine, so that nobody can listen on the way.
+    pub(crate) fn is_local(&self) -> bool {
+        match self.name.parse::<IpAddr>() {
+            Ok(address) => address.is_loopback(),
+            Err(_) => self.name == "localhost" || self.name.starts_with('/'),
+        }
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name.contains(':') {
+            true => write!(f, "[{}]:{}", self.name, self.port),
+            false => write!(f, "{}:{}", self.name, self.port),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_read_and_shown() {
+        for (text, shown, local) in [
+            ("db", "db:7", false),
+            ("db:1", "db:1", false),
+            ("localhost", "localhost:7", true),
+            ("127.0.0.2:9", "127.0.0.2:9", true),
+            ("[::1]:9", "[::1]:9", true),
+            ("[fe80::1]", "[fe80::1]:7", false),
+            ("::1", "[::1]:7", true),
+        ] {
+            let host = Host::parse(text, 7).unwrap();
+            assert_eq!(
+                (host.to_string().as_str(), host.is_local()),
+                (shown, local),
+                "{text}"
+            );
+        }
+        for bad in ["db:", "db:x", "db:0", "db:70000", ":1", "[::1"] {
+            assert_eq!(
+                Host::parse(bad, 7).unwrap_err().kind(),
+                Kind::Config,
+                "{bad}"
+            );
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! What the engines behind a network share: where a server is, who asks, TLS, connections that
+//! fail fast and come back, and findings that hold for all of them.
+
+// Each engine uses its part of this, and a build may have only one of them.
+#![allow(dead_code, unused_imports)]
+
+mod findings;
+mod host;
+mod links;
+mod login;
+mod tls;
+
+pub(crate) use findings::{clock_off, plain_text};
+pub(crate) use host::Host;
+pub(crate) use links::{Link, Links, timed};
+pub(crate) use login::{Login, secret_file};
+pub(crate) use tls::{Tls, provide};
+
+/// The options that every engine behind a network takes beside the common ones.
+pub(crate) const OPTIONS: &[&str] = &["password_file", "tls_ca", "tls_cert", "tls_key", "user"];

@@ -1,0 +1,147 @@
+//! `Tls`: certificates for connections to a server: `tls_ca`, `tls_cert` and `tls_key` name PEM
+//! files; without `tls_ca` the system's authorities are trusted. One crypto provider (ring),
+//! given by hand, because two in one program panic at the first handshake.
+
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+
+use crate::core::error::{Error, Kind, Result};
+use crate::core::url::Url;
+
+/// The contents of the PEM files that a URL names.
+#[derive(Clone, Default)]
+pub(crate) struct Tls {
+    pub(crate) ca: Option<Vec<u8>>,
+    /// Our own certificate and its key: both or none.
+    pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+fn config(message: impl Into<String>) -> Error {
+    Error::new(Kind::Config, "connect", message)
+}
+
+impl Tls {
+    /// Takes the options out; `None` when the scheme is one without TLS.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] for a file that can't be read, half an identity, or options without TLS.
+    pub(crate) fn take(url: &mut Url, encrypted: bool) -> Result<Option<Self>> {
+        let mut file = |option: &'static str| {
+            let read = |path| {
+                std::fs::read(path).map_err(|error| {
+                    let message = format!("the file that option {option} names can't be read");
+                    config(message).because(error)
+                })
+            };
+            url.take(option).map(read).transpose()
+        };
+        let (ca, cert, key) = (file("tls_ca")?, file("tls_cert")?, file("tls_key")?);
+        if !encrypted {
+            return match (&ca, &cert, &key) {
+                (None, None, None) => Ok(None),
+                _ => Err(config(format!(
+                    "{}: is not encrypted, so tls_ca, tls_cert and tls_key can't be used; take the scheme for TLS",
+                    url.scheme
+                ))),
+            };
+        }
+        let identity = match (cert, key) {
+            (Some(cert), Some(key)) => Some((cert, key)),
+            (None, None) => None,
+            _ => return Err(config("tls_cert and tls_key must be given together")),
+        };
+        Ok(Some(Self { ca, identity }))
+    }
+
+    /// A configuration for rustls.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] when a file is no PEM of the right kind.
+    pub(crate) fn client_config(&self) -> Result<ClientConfig> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| config("TLS can't be set up").because(error))?
+            .with_root_certificates(self.roots()?);
+        let Some((cert, key)) = &self.identity else {
+            return Ok(builder.with_no_client_auth());
+        };
+        let chain = certificates(cert, "tls_cert")?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
+            config("the file that option tls_key names holds no private key in PEM")
+        })?;
+        builder
+            .with_client_auth_cert(chain, key)
+            .map_err(|error| config("tls_cert and tls_key don't fit together").because(error))
+    }
+
+    fn roots(&self) -> Result<RootCertStore> {
+        let mut roots = RootCertStore::empty();
+        match &self.ca {
+            Some(pem) => {
+                for certificate in certificates(pem, "tls_ca")? {
+                    roots.add(certificate).map_err(|error| {
+                        config("the file that option tls_ca names holds an unusable certificate")
+                            .because(error)
+                    })?;
+                }
+            }
+            None => {
+                let system = rustls_native_certs::load_native_certs();
+                roots.add_parsable_certificates(system.certs);
+                if roots.is_empty() {
+                    return Err(config(
+                        "this system has no certificate authorities; name yours with tls_ca",
+                    ));
+                }
+            }
+        }
+        Ok(roots)
+    }
+}
+
+fn certificates(pem: &[u8], option: &str) -> Result<Vec<CertificateDer<'static>>> {
+    let read: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match read {
+        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
+        _ => Err(config(format!(
+            "the file that option {option} names holds no certificate in PEM"
+        ))),
+    }
+}
+
+/// Makes ring the provider of the process unless it has one: for client libraries that ask for
+/// the process's provider instead of taking ours.
+pub(crate) fn provide() {
+    // An error says that the program has chosen one before, which is just as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_without_tls_and_half_an_identity_are_refused() {
+        let file = std::env::temp_dir().join(format!("palisade-tls-{}", std::process::id()));
+        std::fs::write(&file, "no pem").unwrap();
+        let shown = file.display();
+        let mut plain = Url::parse(&format!("x://h?tls_ca={shown}")).unwrap();
+        assert_eq!(
+            Tls::take(&mut plain, false).err().unwrap().kind(),
+            Kind::Config
+        );
+        let mut half = Url::parse(&format!("x://h?tls_cert={shown}")).unwrap();
+        assert_eq!(
+            Tls::take(&mut half, true).err().unwrap().kind(),
+            Kind::Config
+        );
+        let mut bad = Url::parse(&format!("x://h?tls_ca={shown}")).unwrap();
+        let tls = Tls::take(&mut bad, true).unwrap().unwrap();
+        assert_eq!(tls.client_config().err().unwrap().kind(), Kind::Config);
+        std::fs::remove_file(&file).unwrap();
+    }
+}

@@ -14,6 +14,7 @@ mod held;
 mod lane;
 mod relay;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
@@ -124,7 +125,7 @@ impl Bench {
             engine: client.describe(),
             // The owner is random: nobody else uses these names.
             name: format!("palisade-bench-{}", client.owner()),
-            processes: self.processes || Url::parse(url)?.scheme == "file",
+            processes: self.as_processes(url)?,
             slice: self.seconds / ROUNDS,
             count: self.count,
         };
@@ -141,6 +142,18 @@ impl Bench {
         progress.bar.finish_and_clear();
         farewell(client).await;
         Ok(figures)
+    }
+
+    /// Whether waiters are processes: always on `file:`, never on `memory:`.
+    fn as_processes(&self, url: &str) -> Result<bool, Failure> {
+        match Url::parse(url)?.scheme.as_str() {
+            "memory" if self.processes => {
+                let why = "--processes: the locks of memory: are those of one process";
+                Err(Failure::Usage(why.into()))
+            }
+            "file" => Ok(true),
+            _ => Ok(self.processes),
+        }
     }
 
     fn courses(&self) -> Vec<Course> {
@@ -215,20 +228,27 @@ async fn farewell(client: Client) {
 fn report(figures: &[Figure], printer: Printer) -> io::Result<()> {
     let rows: Vec<_> = figures.iter().map(Figure::row).collect();
     printer.answer(&rows, |_| figure::table(figures))?;
-    for figure in figures {
-        let Some(spread) = figure.noise() else {
-            continue;
-        };
-        let (scenario, who) = (&figure.scenario, figure.who.word());
-        let event = json!({"event": "noisy", "scenario": scenario, "who": who, "spread": spread});
-        printer.event(event, || {
-            Some(format!(
-                "{scenario} ({who}) is too noisy to tell: its rounds differ by {:.0} %; \
-                 run it on an idle machine, longer (--seconds), or on one core (--pin)",
-                spread * 100.0
-            ))
-        });
+    let noisy = figures.iter();
+    let noisy = noisy.filter_map(|figure| Some((figure.scenario.as_str(), figure.noise()?)));
+    let noisy: Vec<(&str, f64)> = noisy.collect();
+    if noisy.is_empty() {
+        return Ok(());
     }
+    let event = json!({
+        "event": "noisy",
+        "scenarios": noisy.iter().copied().collect::<BTreeMap<_, _>>(),
+    });
+    printer.event(event, || {
+        let which = noisy.iter().map(|(scenario, spread)| {
+            let percent = spread * 100.0;
+            format!("{scenario} (rounds differ by {percent:.0} %)")
+        });
+        let which = which.collect::<Vec<_>>().join(", ");
+        Some(format!(
+            "the machine was too noisy to tell: {which}; measure when it is idle, \
+             longer (--seconds), or on one core (--pin)"
+        ))
+    });
     Ok(())
 }
 

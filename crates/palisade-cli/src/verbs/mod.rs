@@ -3,7 +3,10 @@
 //! runtime itself.
 
 mod bench;
+mod demo;
+mod doctor;
 mod evict;
+mod guide;
 mod ls;
 mod permits;
 mod run;
@@ -40,5 +43,8 @@ verbs! {
     Ls => ls,
     Show => show,
     Evict => evict,
+    Doctor => doctor,
     Bench => bench,
+    Demo => demo,
+    Guide => guide,
 }

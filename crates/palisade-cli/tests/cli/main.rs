@@ -2,10 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod bench;
+mod demo;
+mod doctor;
 mod guardian;
+mod guide;
 mod list;
 mod loss;
 mod run;
+mod schema;
 mod signals;
 mod support;
 mod terminal;

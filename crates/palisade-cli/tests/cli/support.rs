@@ -310,3 +310,12 @@ pub(crate) fn runs(pid: &str) -> bool {
     };
     stat.is_ok_and(|stat| !matches!(state(&stat), Some('Z' | 'X') | None))
 }
+
+/// Runs a command whose reader has gone.
+pub(crate) fn into_closed_pipe(mut command: Command) -> Output {
+    let mut head = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
+    let closed = head.stdin.take().unwrap();
+    head.wait().unwrap();
+    let command = command.stdout(closed).stderr(Stdio::piped());
+    command.output().unwrap()
+}

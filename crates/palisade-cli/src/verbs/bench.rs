@@ -13,18 +13,21 @@ mod figure;
 mod held;
 mod lane;
 mod relay;
+mod traces;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use palisade::{Client, Error, Kind, Url};
+use palisade::{Error, Kind, Url};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::json;
 
 use self::course::{Course, Plan};
 use self::figure::{Figure, Who};
+use self::traces::Traces;
 use crate::args::Global;
 use crate::config;
 use crate::exit::{Failure, Outcome, Verdict};
@@ -33,9 +36,6 @@ use crate::signals::Endings;
 
 /// Turns of each side: enough to see whether they agree with each other.
 const ROUNDS: u32 = 10;
-
-/// An engine that does not answer must not keep an interrupted palisade from ending.
-const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Measure an engine: how fast locks are taken, given back and handed over
 ///
@@ -104,18 +104,29 @@ impl Bench {
         if self.pin {
             pin().map_err(|error| Failure::Start(format!("can't stay on one core: {error}")))?;
         }
-        tokio::select! {
+        let traces = Arc::default();
+        let figures = tokio::select! {
             biased;
-            signal = endings.next() => Ok(Outcome::Interrupted(signal.as_raw())),
-            figures = self.measure(&url, global.printer()) => {
+            signal = endings.next() => Err(signal),
+            figures = self.measure(&url, &traces, global.printer()) => Ok(figures),
+        };
+        traces.remove().await;
+        match figures {
+            Err(signal) => Ok(Outcome::Interrupted(signal.as_raw())),
+            Ok(figures) => {
                 report(&figures?, global.printer())?;
                 Ok(Outcome::Done)
             }
         }
     }
 
-    async fn measure(&self, url: &str, printer: Printer) -> Result<Vec<Figure>, Failure> {
-        let client = palisade::connect(url).await?;
+    async fn measure(
+        &self,
+        url: &str,
+        traces: &Arc<Traces>,
+        printer: Printer,
+    ) -> Result<Vec<Figure>, Failure> {
+        let client = traces.of(palisade::connect(url).await?);
         if self.baseline {
             // Refused before anything is measured.
             lane::raw(url).await?;
@@ -128,19 +139,22 @@ impl Bench {
             processes: self.as_processes(url)?,
             slice: self.seconds / ROUNDS,
             count: self.count,
+            traces: Arc::clone(traces),
         };
-        let mut todo = self.courses();
+        drop(client);
+        let todo = self.courses();
         let progress = Progress::new(&todo, self.baseline, printer);
         let mut figures = Vec::new();
-        for course in todo.drain(..) {
+        for course in todo {
             let measured = match course {
                 Course::Held => vec![held::measure(&plan, &progress).await?],
                 course => self.in_turns(&plan, course, &progress).await?,
             };
             figures.extend(measured);
+            // One course's connections are no burden on the next.
+            traces.remove().await;
         }
         progress.bar.finish_and_clear();
-        farewell(client).await;
         Ok(figures)
     }
 
@@ -217,11 +231,6 @@ impl Bench {
         figure::compare(&mut figures)?;
         Ok(figures)
     }
-}
-
-/// Lets what was left to the background be done.
-async fn farewell(client: Client) {
-    let _ = tokio::time::timeout(FAREWELL, client.end()).await;
 }
 
 /// Prints the figures, and says which of them mean little.

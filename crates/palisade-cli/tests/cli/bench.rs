@@ -2,11 +2,14 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::schema::assert_shape;
 use crate::support::*;
+
+const WARM_UP: Duration = Duration::from_millis(50);
 
 /// Quick figures: they are too short to mean anything.
 fn bench(store: &Store, args: &[&str]) -> std::process::Output {
@@ -188,10 +191,13 @@ fn a_signal_ends_it_with_all_its_waiters() {
             "--waiters",
             "4",
             "--seconds",
-            "60",
+            "600",
         ];
         let running = Running::start(store.palisade(&args));
         until("they pass it on", || store.waiters() > 0);
+        // Past the warm-up, which is short: in a round, they would go on for a minute.
+        let began = Instant::now();
+        until("the first round runs", || began.elapsed() > 6 * WARM_UP);
         running.signal(signal);
         let output = running.end();
         assert_eq!(output.status.code(), Some(expected), "{output:?}");

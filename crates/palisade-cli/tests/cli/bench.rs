@@ -235,11 +235,16 @@ fn what_can_not_be_measured_is_refused() {
         (&["--waiters", "1"], 2, "2..="),
         (&["--waiter-of", "x"], 2, "palisade itself"),
         (&["--processes", "--url", "memory:"], 2, "one process"),
+        (
+            &["--scenario", "pass", "--seconds", "0.02", "--waiters", "2"],
+            2,
+            "more --seconds",
+        ),
         (&["--url", "bananas:"], 78, "file"),
         (&["extra"], 2, "extra"),
     ] {
         for json in [&[][..], &["--json"]] {
-            let output = finish_soon(store.palisade(&[&["bench"], args, json].concat()));
+            let output = finish(store.palisade(&[&["bench"], args, json].concat()));
             assert_eq!(output.status.code(), Some(expected), "{output:?}");
             assert!(stderr(&output).contains(word), "{word} in {output:?}");
             assert!(output.stdout.is_empty());

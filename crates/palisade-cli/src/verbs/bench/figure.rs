@@ -8,7 +8,6 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
-use super::stuck;
 use crate::exit::Failure;
 
 /// Whose figure it is.
@@ -135,7 +134,7 @@ pub(super) fn compare(figures: &mut [Figure]) -> Result<(), Failure> {
             let message = format!(
                 "{scenario} ({who}): too few operations to measure; give it more --seconds"
             );
-            return Err(stuck(&message));
+            return Err(Failure::Usage(message));
         }
     }
     if let [ours, raw] = figures {

@@ -133,6 +133,9 @@ mod tests {
         one.give("k".into()).await.unwrap();
         waits.await.unwrap();
         drop((one, two));
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        let left = std::fs::read_dir(dir.path()).unwrap();
+        let left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let raw: Vec<String> = left.filter(|name| name.starts_with("raw")).collect();
+        assert_eq!(raw, Vec::<String>::new());
     }
 }

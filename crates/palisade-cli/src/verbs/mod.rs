@@ -5,9 +5,12 @@
 mod bench;
 mod completions;
 mod config;
+mod demo;
+mod doctor;
 mod elect;
 mod evict;
 mod fence;
+mod guide;
 mod leader;
 mod ls;
 mod man;
@@ -51,7 +54,10 @@ verbs! {
     Top => top,
     Evict => evict,
     Fence => fence,
+    Doctor => doctor,
     Bench => bench,
+    Demo => demo,
+    Guide => guide,
     Config => config,
     Completions => completions,
     Man => man,

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::schema;
+use crate::contract;
 use crate::support::*;
 
 /// palisade with nothing but these files and variables.
@@ -44,7 +44,7 @@ impl Home {
         command.envs(variables.iter().copied());
         let output = finish_soon(command);
         assert_eq!(output.status.code(), Some(0), "{output:?}");
-        schema::read(&stdout(&output), schema::CONFIG)
+        contract::read(&stdout(&output), contract::CONFIG)
     }
 
     fn url(&self, name: &str) -> String {
@@ -105,7 +105,7 @@ fn the_first_file_that_exists_is_read() {
         let mut command = home.palisade(&["config", "path", "--json"]);
         command.envs(variables.iter().copied());
         let output = finish_soon(command);
-        let answer = schema::read(&stdout(&output), schema::CONFIG_PATH);
+        let answer = contract::read(&stdout(&output), contract::CONFIG_PATH);
         let expected = i32::from(answer["path"].is_null());
         assert_eq!(output.status.code(), Some(expected), "{output:?}");
         answer
@@ -150,7 +150,7 @@ fn the_defaults_of_the_file_are_in_force() {
     let mut held = Running::start(run(&[], "echo ready; cat >/dev/null"));
     held.line();
     let output = finish(home.palisade(&["ls", "--json"]));
-    let lines = schema::read(&stdout(&output), schema::LINES);
+    let lines = contract::read(&stdout(&output), contract::LINES);
     let holder = &lines[0]["holders"][0];
     assert_eq!(holder["label"], "a b");
     assert!(
@@ -215,7 +215,7 @@ fn a_bad_file_is_refused_by_every_verb_that_reads_it() {
             let json = [args[..1].to_vec(), vec!["--json"], args[1..].to_vec()].concat();
             let output = finish_soon(home.palisade(&json));
             refused(&output, "");
-            schema::read(&stderr(&output), schema::ERROR);
+            contract::read(&stderr(&output), contract::ERROR);
         }
     }
     assert!(!home.store.path("state").exists(), "nothing was opened");

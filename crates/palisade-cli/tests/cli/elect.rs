@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use crate::schema;
+use crate::contract;
 use crate::support::*;
 
 /// `palisade elect NAME ARGS… -- sh -c SCRIPT`.
@@ -16,7 +16,7 @@ fn elect(store: &Store, name: &str, args: &[&str], script: &str) -> Command {
 /// Who leads, by `leader --json`.
 fn leader(store: &Store, name: &str) -> serde_json::Value {
     let output = finish(store.palisade(&["leader", name, "--json"]));
-    let answer = schema::read(&stdout(&output), schema::LEADER);
+    let answer = contract::read(&stdout(&output), contract::LEADER);
     let expected = i32::from(answer["leader"].is_null());
     assert_eq!(output.status.code(), Some(expected), "{output:?}");
     answer["leader"].clone()
@@ -26,7 +26,7 @@ fn leader(store: &Store, name: &str) -> serde_json::Value {
 #[track_caller]
 fn event(running: &mut Running, word: &str) -> serde_json::Value {
     let line = running.stderr_line();
-    let value = schema::read(&line, schema::event(word));
+    let value = contract::read(&line, contract::event(word));
     assert_eq!(value["event"], word, "{line}");
     value
 }
@@ -277,7 +277,7 @@ fn a_watch_shows_every_change() {
     let mut watch = Running::start(store.palisade(&["leader", "e", "--watch", "--json"]));
     let next = |watch: &mut Running| {
         let line = watch.line();
-        schema::read(&line, schema::LEADER)["leader"].clone()
+        contract::read(&line, contract::LEADER)["leader"].clone()
     };
     assert!(next(&mut watch).is_null());
     for value in ["one", "two"] {

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 
-use crate::schema;
+use crate::contract;
 use crate::support::*;
 
 /// A use of each verb that does its work, and the code that it ends with on an empty store.
@@ -92,7 +92,7 @@ fn an_unknown_flag_is_usage() {
         assert!(stderr(&output).starts_with("palisade: "), "{output:?}");
         let output = finish_soon(store.palisade(&[&verb, "--frobnicate", "--json"]));
         assert_eq!(output.status.code(), Some(2), "{output:?}");
-        schema::read(&stderr(&output), schema::ERROR);
+        contract::read(&stderr(&output), contract::ERROR);
         assert!(output.stdout.is_empty());
     }
 }
@@ -124,7 +124,7 @@ fn arguments_that_are_no_text_are_usage() {
         command.arg(bytes());
         let output = finish_soon(command);
         assert_eq!(output.status.code(), Some(2), "{verb} {output:?}");
-        schema::read(&stderr(&output), schema::ERROR);
+        contract::read(&stderr(&output), contract::ERROR);
     }
     let mut command = store.palisade(&["elect", "x", "--value"]);
     let output = finish_soon({
@@ -194,7 +194,7 @@ fn json_is_one_document() {
             assert!(output.stdout.is_empty());
             for line in stderr(&output).lines() {
                 let event: serde_json::Value = serde_json::from_str(line).unwrap();
-                schema::read(line, schema::event(event["event"].as_str().unwrap()));
+                contract::read(line, contract::event(event["event"].as_str().unwrap()));
             }
         }
     }

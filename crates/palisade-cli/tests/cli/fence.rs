@@ -2,7 +2,7 @@
 
 use std::process::Output;
 
-use crate::schema;
+use crate::contract;
 use crate::support::*;
 
 fn check(store: &Store, args: &[&str]) -> Output {
@@ -61,7 +61,7 @@ fn the_answer_as_json() {
     let store = Store::new();
     let read = |args: &[&str]| {
         let output = check(&store, &[args, &["--json"]].concat());
-        let answer = schema::read(&stdout(&output), schema::FENCE);
+        let answer = contract::read(&stdout(&output), contract::FENCE);
         let stale = answer["verdict"] == "stale";
         assert_eq!(output.status.code(), Some(i32::from(stale)));
         (answer["highest"].clone(), answer["accepted"].clone(), stale)
@@ -138,7 +138,7 @@ fn what_can_not_be_checked_is_refused() {
         assert!(output.stdout.is_empty(), "{output:?}");
         let output = check(&store, &[&["--json"][..], args].concat());
         assert_eq!(output.status.code(), Some(expected), "{output:?}");
-        schema::read(&stderr(&output), schema::ERROR);
+        contract::read(&stderr(&output), contract::ERROR);
     }
     // A damaged fence is never free.
     assert_eq!(

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::schema;
+use crate::contract;
 use crate::support::*;
 
 #[test]
@@ -47,7 +47,7 @@ fn ls_shows_holders_and_waiters() {
     );
 
     let output = finish(store.palisade(&["show", "a/lock", "--json"]));
-    let shown = schema::read(&stdout(&output), schema::LINE);
+    let shown = contract::read(&stdout(&output), contract::LINE);
     assert_eq!(
         (&shown["name"], output.status.code()),
         (&json!("a/lock"), Some(0))
@@ -88,10 +88,10 @@ fn an_absent_name_is_no() {
         let output = finish(store.palisade(&[args, &["--json"]].concat()));
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let expected = match args[0] {
-            "show" => schema::LINE,
-            _ => schema::EVICTED,
+            "show" => contract::LINE,
+            _ => contract::EVICTED,
         };
-        let answer = schema::read(&stdout(&output), expected);
+        let answer = contract::read(&stdout(&output), expected);
         assert_eq!(answer["name"], "x");
     }
     let _held = store.hold("x", &[]);

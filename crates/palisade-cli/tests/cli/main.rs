@@ -2,11 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod bench;
 mod config;
+mod contract;
+mod demo;
+mod doctor;
 mod elect;
 mod every_verb;
 mod fence;
 mod guardian;
+mod guide;
 mod list;
 mod loss;
 mod manual;

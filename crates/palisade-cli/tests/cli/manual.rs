@@ -2,8 +2,8 @@
 
 use std::process::{Command, Stdio};
 
+use crate::contract;
 use crate::every_verb::verbs;
-use crate::schema;
 use crate::support::*;
 
 #[test]
@@ -20,7 +20,7 @@ fn completions_know_every_verb_and_are_shell() {
             assert!(script.contains(&verb), "{verb} in {shell}");
         }
         let json = finish_soon(store.palisade(&["completions", shell, "--json"]));
-        let answer = schema::read(&stdout(&json), schema::COMPLETIONS);
+        let answer = contract::read(&stdout(&json), contract::COMPLETIONS);
         assert_eq!(
             (&answer["shell"], &answer["script"]),
             (&shell.into(), &script.into())
@@ -51,7 +51,7 @@ fn every_verb_has_a_page_with_its_examples() {
     let shown = out.display().to_string();
     let output = finish_soon(store.palisade(&["man", "--out", &shown, "--json"]));
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let written = schema::read(&stdout(&output), schema::WRITTEN);
+    let written = contract::read(&stdout(&output), contract::WRITTEN);
     let written = written["written"].as_array().unwrap();
     assert!(written.len() > verbs().len());
     for path in written {
@@ -70,7 +70,7 @@ fn every_verb_has_a_page_with_its_examples() {
     assert!(stdout(&output).contains(".TH palisade 1"), "{output:?}");
     let output = finish_soon(store.palisade(&["man", "run", "--json"]));
     assert_eq!(
-        schema::read(&stdout(&output), schema::PAGE)["page"],
+        contract::read(&stdout(&output), contract::PAGE)["page"],
         "palisade-run"
     );
     let output = finish_soon(store.palisade(&["man", "rnu"]));

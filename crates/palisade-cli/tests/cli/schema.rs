@@ -1,209 +1,65 @@
-//! The command's JSON, checked strictly: every key must be there, no other may be, and each value
-//! has its type. What the keys are is `docs/command.md`'s.
+//! A strict check of JSON against its shape: an unknown key, a missing key or a value of another
+//! type fails. A shape is JSON too: a word such as `"string"` or `"null|integer"` for a value,
+//! an array with one shape for all of its elements, an object for an object.
 
 use serde_json::Value;
 
-/// What a value must be.
-#[derive(Clone, Copy)]
-pub(crate) enum Is {
-    Text,
-    /// A decimal number as text, as tokens are.
-    Digits,
-    Number,
-    Bool,
-    /// RFC 3339.
-    Time,
-    OneOf(&'static [&'static str]),
-    /// Null, or this.
-    Maybe(&'static Is),
-    List(&'static Is),
-    Object(&'static [(&'static str, Is)]),
-}
-
-use Is::*;
-
-const MODE: Is = OneOf(&["exclusive", "shared", "permits"]);
-
-const HOLDER: Is = Object(&[
-    ("id", Text),
-    ("owner", Maybe(&Text)),
-    ("host", Maybe(&Text)),
-    ("pid", Maybe(&Number)),
-    ("label", Maybe(&Text)),
-    ("weight", Number),
-    ("mode", MODE),
-    ("token", Maybe(&Digits)),
-    ("since", Maybe(&Time)),
-    ("expires_in_ms", Maybe(&Number)),
-]);
-
-const WAITER: Is = Object(&[
-    ("id", Text),
-    ("owner", Maybe(&Text)),
-    ("host", Maybe(&Text)),
-    ("pid", Maybe(&Number)),
-    ("label", Maybe(&Text)),
-    ("weight", Number),
-    ("mode", MODE),
-    ("token", Maybe(&Digits)),
-    ("since", Maybe(&Time)),
-    ("expires_in_ms", Maybe(&Number)),
-    ("position", Number),
-]);
-
-pub(crate) const LINE: Is = Object(&[
-    ("name", Text),
-    ("kind", OneOf(&["lock", "permits"])),
-    ("capacity", Number),
-    ("holders", List(&HOLDER)),
-    ("waiters", List(&WAITER)),
-]);
-
-pub(crate) const LINES: Is = List(&LINE);
-
-pub(crate) const EVICTED: Is =
-    Object(&[("name", Text), ("forced", Bool), ("evicted", List(&HOLDER))]);
-
-pub(crate) const LEADER: Is = Object(&[
-    ("name", Text),
-    (
-        "leader",
-        Maybe(&Object(&[
-            ("value", Maybe(&Text)),
-            ("owner", Maybe(&Text)),
-            ("host", Maybe(&Text)),
-            ("pid", Maybe(&Number)),
-            ("token", Digits),
-            ("since", Maybe(&Time)),
-        ])),
-    ),
-]);
-
-pub(crate) const FENCE: Is = Object(&[
-    ("name", Text),
-    ("token", Digits),
-    ("verdict", OneOf(&["current", "stale"])),
-    ("highest", Maybe(&Digits)),
-    ("accepted", Bool),
-]);
-
-const SETTING: Is = Object(&[
-    ("value", Maybe(&Text)),
-    (
-        "from",
-        OneOf(&["flag", "environment", "url", "file", "default"]),
-    ),
-]);
-
-pub(crate) const CONFIG: Is = Object(&[
-    ("path", Maybe(&Text)),
-    ("url", SETTING),
-    ("ttl", SETTING),
-    ("wait", SETTING),
-    ("label", SETTING),
-]);
-
-pub(crate) const CONFIG_PATH: Is = Object(&[("path", Maybe(&Text)), ("searched", List(&Text))]);
-
-pub(crate) const COMPLETIONS: Is = Object(&[("shell", Text), ("script", Text)]);
-
-pub(crate) const PAGE: Is = Object(&[("page", Text), ("text", Text)]);
-
-pub(crate) const WRITTEN: Is = Object(&[("written", List(&Text))]);
-
-pub(crate) const ERROR: Is = Object(&[("error", Object(&[("code", Text), ("message", Text)]))]);
-
-/// Events on stderr, by their word.
-pub(crate) fn event(word: &str) -> Is {
-    const WORD: Is = Text;
-    match word {
-        "unreachable" | "not_released" => {
-            Object(&[("event", WORD), ("name", Text), ("message", Text)])
-        }
-        "waiting" => Object(&[("event", WORD), ("name", Text), ("holders", List(&HOLDER))]),
-        "acquired" => Object(&[
-            ("event", WORD),
-            ("name", Text),
-            ("token", Digits),
-            ("owner", Text),
-            ("engine", Text),
-            ("waited_ms", Number),
-        ]),
-        "released" => Object(&[("event", WORD), ("name", Text), ("code", Number)]),
-        "lost" => Object(&[
-            ("event", WORD),
-            ("name", Text),
-            ("reason", OneOf(&["expired", "evicted", "taken"])),
-        ]),
-        other => panic!("there is no event {other}"),
+/// Fails unless `value` has this shape.
+#[track_caller]
+pub(crate) fn assert_shape(value: &Value, shape: &Value) {
+    if let Err(wrong) = check(value, shape, "$") {
+        panic!("{wrong} in {value}");
     }
 }
 
-/// What is wrong with a value, if anything is.
-pub(crate) fn breach(value: &Value, is: Is, at: &str) -> Option<String> {
-    let wrong = |what: &str| Some(format!("{at} is not {what}: {value}"));
-    let fits = match is {
-        Text => value.is_string(),
-        Number => value.is_u64(),
-        Bool => value.is_boolean(),
-        Digits => value
+fn check(value: &Value, shape: &Value, at: &str) -> Result<(), String> {
+    match (value, shape) {
+        (Value::Object(value), Value::Object(shape)) => {
+            if let Some(unknown) = value.keys().find(|key| !shape.contains_key(*key)) {
+                return Err(format!("{at} has the unknown key {unknown}"));
+            }
+            for (key, shape) in shape {
+                let value = value.get(key).ok_or(format!("{at} lacks {key}"))?;
+                check(value, shape, &format!("{at}.{key}"))?;
+            }
+            Ok(())
+        }
+        (Value::Array(values), Value::Array(shape)) => {
+            let mut values = values.iter().enumerate();
+            values.try_for_each(|(i, value)| check(value, &shape[0], &format!("{at}[{i}]")))
+        }
+        (value, Value::String(words)) if words.split('|').any(|word| is(value, word)) => Ok(()),
+        _ => Err(format!("{at} is not {shape}")),
+    }
+}
+
+fn is(value: &Value, word: &str) -> bool {
+    match word {
+        "null" => value.is_null(),
+        "bool" => value.is_boolean(),
+        "string" => value.is_string(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        // A decimal number as text.
+        "token" => value
             .as_str()
             .is_some_and(|text| text.parse::<u64>().is_ok()),
-        Time => value
-            .as_str()
-            .is_some_and(|text| text.parse::<jiff::Timestamp>().is_ok()),
-        OneOf(words) => value.as_str().is_some_and(|word| words.contains(&word)),
-        Maybe(_) if value.is_null() => true,
-        Maybe(is) => return breach(value, *is, at),
-        List(is) => {
-            let Some(items) = value.as_array() else {
-                return wrong("a list");
-            };
-            let mut items = items.iter().enumerate();
-            return items.find_map(|(nr, item)| breach(item, *is, &format!("{at}[{nr}]")));
-        }
-        Object(keys) => {
-            let Some(object) = value.as_object() else {
-                return wrong("an object");
-            };
-            if let Some(key) = object.keys().find(|key| !keys.iter().any(|k| k.0 == **key)) {
-                return Some(format!("{at}.{key} is unknown"));
-            }
-            return keys.iter().find_map(|(key, is)| match object.get(*key) {
-                None => Some(format!("{at}.{key} is missing")),
-                Some(value) => breach(value, *is, &format!("{at}.{key}")),
-            });
-        }
-    };
-    match fits {
-        true => None,
-        false => wrong("what it must be"),
+        constant => value.as_str() == constant.strip_prefix('='),
     }
-}
-
-/// Reads one JSON document, which must fit.
-#[track_caller]
-pub(crate) fn read(text: &str, is: Is) -> Value {
-    let value: Value =
-        serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text:?}"));
-    assert_eq!(breach(&value, is, "$"), None);
-    value
 }
 
 #[test]
-fn the_checker_sees_what_is_missing_unknown_or_wrong() {
-    let text = r#"{"name":"x","leader":null}"#;
-    read(text, LEADER);
-    for bad in [
-        r#"{"name":"x"}"#,
-        r#"{"name":"x","leader":null,"more":1}"#,
-        r#"{"name":1,"leader":null}"#,
-        r#"{"name":"x","leader":{}}"#,
-        r#"[]"#,
+fn the_check_can_fail() {
+    use serde_json::json;
+    let shape = json!({"a": "null|integer", "b": [{"c": "=x|=y"}]});
+    assert_shape(&json!({"a": null, "b": [{"c": "x"}, {"c": "y"}]}), &shape);
+    for wrong in [
+        json!({"a": 1, "b": [], "d": 1}),
+        json!({"a": 1}),
+        json!({"a": 1.5, "b": []}),
+        json!({"a": 1, "b": [{"c": "z"}]}),
+        json!([]),
     ] {
-        let value: Value = serde_json::from_str(bad).unwrap();
-        assert!(breach(&value, LEADER, "$").is_some(), "{bad}");
+        assert!(check(&wrong, &shape, "$").is_err(), "{wrong}");
     }
-    let token = |text: &str| breach(&Value::from(text), Digits, "$").is_none();
-    assert!(token("7") && !token("x"));
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::schema;
+use crate::contract;
 
 /// Far more than anything here takes; a test that needs it has failed.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
@@ -82,7 +82,7 @@ impl Store {
     pub(crate) fn lines(&self) -> Vec<Value> {
         let output = finish(self.palisade(&["ls", "--json"]));
         assert_eq!(output.status.code(), Some(0), "{output:?}");
-        match schema::read(&stdout(&output), schema::LINES) {
+        match contract::read(&stdout(&output), contract::LINES) {
             Value::Array(lines) => lines,
             other => panic!("{other}"),
         }
@@ -333,4 +333,13 @@ pub(crate) fn runs(pid: &str) -> bool {
             .and_then(|rest| rest.chars().next())
     };
     stat.is_ok_and(|stat| !matches!(state(&stat), Some('Z' | 'X') | None))
+}
+
+/// Runs a command whose reader has gone.
+pub(crate) fn into_closed_pipe(mut command: Command) -> Output {
+    let mut head = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
+    let closed = head.stdin.take().unwrap();
+    head.wait().unwrap();
+    let command = command.stdout(closed).stderr(Stdio::piped());
+    command.output().unwrap()
 }

@@ -2,7 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 
-use crate::schema;
+use crate::contract;
 use crate::support::*;
 
 #[test]
@@ -10,7 +10,7 @@ fn objects_one_per_line_for_each_change() {
     let store = Store::new();
     let first = store.hold("a", &[]);
     let mut watch = Running::start(store.palisade(&["ls", "--watch", "--json"]));
-    let next = |watch: &mut Running| schema::read(&watch.line(), schema::LINE);
+    let next = |watch: &mut Running| contract::read(&watch.line(), contract::LINE);
     let line = next(&mut watch);
     assert_eq!(line["name"], "a");
     assert_eq!(line["holders"][0]["pid"], first.process.id());

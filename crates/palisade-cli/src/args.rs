@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::error::{ContextKind, ContextValue};
-use clap::{CommandFactory, Parser};
+use clap::{Args as _, CommandFactory, FromArgMatches, Parser};
 use palisade::core::url::nearest;
 
 use crate::exit::Failure;
@@ -61,10 +61,31 @@ impl Global {
 impl Args {
     /// Reads the arguments of this process.
     pub(crate) fn read() -> Result<Self, (Failure, Printer)> {
+        if let Some(args) = Self::read_one_verb(std::env::args_os().collect()) {
+            return Ok(args);
+        }
         Self::try_parse().map_err(|error| {
             let json = asks_for_json(own_arguments());
             (Failure::Arguments(with_suggestion(error)), Printer { json })
         })
+    }
+}
+
+impl Args {
+    /// Reads arguments with the definition of their one verb, because that of all verbs takes
+    /// longer than to take a lock. `None` when this is not enough, for help and for errors too.
+    fn read_one_verb(args: Vec<OsString>) -> Option<Self> {
+        let mut words = args.iter().skip(1);
+        let word = loop {
+            match words.next()?.to_str()? {
+                "--url" => drop(words.next()),
+                word if word.starts_with('-') => {}
+                word => break word,
+            }
+        };
+        let verb = Verb::definition(word)?;
+        let one = Global::augment_args(clap::Command::new("palisade")).subcommand(verb);
+        Self::from_arg_matches(&one.try_get_matches_from(args).ok()?).ok()
     }
 }
 
@@ -132,6 +153,38 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn one_verb_is_read_as_all_of_them_are() {
+        for line in [
+            "palisade run x -- true",
+            "palisade --url file:d run --json x --ttl 5s -- a --url b",
+            "palisade --url=file:d --json ls web --watch",
+            "palisade fence check x 7 --accept",
+            "palisade bench --engine-url memory: --count 1",
+        ] {
+            let args = || line.split(' ').map(OsString::from).collect::<Vec<_>>();
+            let one = Args::read_one_verb(args()).unwrap();
+            let all = Args::try_parse_from(args()).unwrap();
+            assert_eq!(format!("{one:?}"), format!("{all:?}"), "{line}");
+        }
+        for line in [
+            "palisade",
+            "palisade rnu x",
+            "palisade run",
+            "palisade run --help",
+        ] {
+            let args = line.split(' ').map(OsString::from).collect();
+            assert!(Args::read_one_verb(args).is_none(), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_verb_has_its_definition() {
+        for verb in Args::command().get_subcommands() {
+            assert!(Verb::definition(verb.get_name()).is_some(), "{verb}");
+        }
     }
 
     #[test]

@@ -35,6 +35,20 @@ macro_rules! verbs {
         }
 
         impl Verb {
+            /// The definition of the verb `word` alone, if it is one.
+            pub(crate) fn definition(word: &str) -> Option<clap::Command> {
+                use clap::Args as _;
+                match word {
+                    $(stringify!($fork_module) => {
+                        Some($fork_module::$fork::augment_args(clap::Command::new(stringify!($fork_module))))
+                    })*
+                    $(stringify!($module) => {
+                        Some($module::$verb::augment_args(clap::Command::new(stringify!($module))))
+                    })*
+                    _ => None,
+                }
+            }
+
             /// Does what it says.
             pub(crate) fn run(self, global: &Global) -> Verdict {
                 match self {

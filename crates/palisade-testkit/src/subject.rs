@@ -12,6 +12,8 @@ use std::time::Duration;
 use palisade::Client;
 use palisade::core::engine::BoxFuture;
 
+use crate::launch;
+
 /// How a subject's URL becomes a client.
 pub type Connect = fn(String) -> BoxFuture<palisade::Result<Client>>;
 
@@ -32,6 +34,14 @@ pub struct Subject {
 }
 
 impl Subject {
+    /// An engine behind a server, which is started for the run.
+    pub const fn served(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
+        Self {
+            installed: true,
+            ..Self::new(name, start)
+        }
+    }
+
     /// An engine that `palisade::connect` knows and that needs nothing installed.
     pub const fn new(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
         Self {
@@ -124,7 +134,14 @@ pub trait Hurt: Send + Sync {
 }
 
 /// The engines that palisade ships.
-pub const SUBJECTS: &[Subject] = &[Subject::new("memory", memory), Subject::new("file", file)];
+pub const SUBJECTS: &[Subject] = &[
+    Subject::new("memory", memory),
+    Subject::new("file", file),
+    Subject::served("etcd", || served("etcd", &[])),
+    Subject::served("etcd3", || served("etcd3", &[])),
+    Subject::served("etcd35", || served("etcd35", &[])),
+    Subject::served("etcd35x3", || served("etcd35x3", &[])),
+];
 
 fn memory() -> Result<Site, String> {
     Ok(Site::new("memory:"))
@@ -143,6 +160,16 @@ fn file() -> Result<Site, String> {
         ..Site::new("")
     }
     .keeping(dir))
+}
+
+/// Starts what the launcher calls `name`, with further settings.
+fn served(name: &str, settings: &[&str]) -> Result<Site, String> {
+    let running = launch::start_with(name, settings).map_err(|error| error.to_string())?;
+    Ok(Site {
+        processes: true,
+        ..Site::new(running.url())
+    }
+    .keeping(running))
 }
 
 impl Site {

@@ -1,0 +1,335 @@
+//! `survey`, `watch`, `audit` and `alarms`: what is in the lines, and hints that it changed.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream;
+use tokio::sync::broadcast;
+
+use super::Inner;
+use super::change::mark_key;
+use super::keys::{self, prefix_end, prefix_start};
+use super::leases::number;
+use super::ops;
+use super::queue::{Queue, Seat};
+use super::record::Record;
+use super::watching::{News, Watch};
+use super::wire::{
+    KeyValue, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, RequestOp, TxnRequest,
+};
+use crate::core::claim::ClaimId;
+use crate::core::engine::{Alarm, Audited, BoxStream};
+use crate::core::error::{Error, Kind, Result};
+use crate::core::name::Name;
+use crate::core::report::{ClaimReport, LineReport, Scope};
+use crate::core::ticket::{LeaseId, Ticket};
+
+/// The pause before a watch that broke is begun again.
+const PAUSE: Duration = Duration::from_millis(200);
+
+impl Inner {
+    pub(super) async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
+        match scope {
+            Scope::Line(name) => {
+                let found = self.read(&self.keys.line(&name)?).await?;
+                Ok(self.report(name.as_str(), found).into_iter().collect())
+            }
+            // Only what carries our records: the rest of the store belongs to others.
+            Scope::Prefix(prefix) if self.keys.shared_with_others() => {
+                let mut ours = ops::all(&format!("{}{prefix}", keys::OWNERS));
+                ours.keys_only = true;
+                let ours = self.rpc.range("survey", ours).await?.kvs.into_iter();
+                let line = |kv: KeyValue| self.keys.parse(kv.key.strip_prefix(keys::OWNERS.as_bytes())?);
+                let names: BTreeSet<String> =
+                    ours.filter_map(line).map(|parsed| parsed.name).collect();
+                let mut lines = Vec::new();
+                for name in names {
+                    let found = self.read(&format!("{name}/")).await?;
+                    lines.extend(self.report(&name, found));
+                }
+                Ok(lines)
+            }
+            Scope::Prefix(prefix) => {
+                let Found { places, marks, .. } = self.read(&self.keys.scope(&prefix)).await?;
+                let mut lines: BTreeMap<String, Vec<KeyValue>> = BTreeMap::new();
+                for kv in places {
+                    if let Some(parsed) = self.keys.parse(&kv.key) {
+                        lines.entry(parsed.name).or_default().push(kv);
+                    }
+                }
+                let report = |(name, places): (String, Vec<KeyValue>)| {
+                    let marks = marks.clone();
+                    let found = Found {
+                        places,
+                        marks,
+                        owners: Vec::new(),
+                    };
+                    self.report(&name, found)
+                };
+                Ok(lines.into_iter().filter_map(report).collect())
+            }
+        }
+    }
+
+    /// Reads all that is kept of the lines whose keys begin with `prefix`, at one revision.
+    async fn read(&self, prefix: &str) -> Result<Found> {
+        let under = |base: &str| ops::range(ops::all(&format!("{base}{prefix}")));
+        let mut success: Vec<RequestOp> = vec![ops::range(ops::all(prefix)), under(keys::MARKS)];
+        if self.keys.shared_with_others() {
+            success.push(under(keys::OWNERS));
+        }
+        let request = TxnRequest {
+            success,
+            ..Default::default()
+        };
+        let mut found = ops::found(self.rpc.txn("survey", request).await?).into_iter();
+        let mut next = || found.next().unwrap_or_default();
+        Ok(Found {
+            places: next(),
+            marks: next().into_iter().map(|mark| mark.key).collect(),
+            owners: next(),
+        })
+    }
+
+    fn report(&self, name: &str, found: Found) -> Option<LineReport> {
+        let name = Name::new(name).ok()?;
+        let queue = Queue::new(&self.keys, &self.keys.line(&name).ok()?, found.places);
+        if queue.seats.is_empty() {
+            return None;
+        }
+        let held = queue.holders();
+        let show = |(at, seat): (usize, &Seat)| {
+            let apart = found.owners.iter().find(|kv| kv.key == self.owner_key(&seat.key));
+            let apart = apart.and_then(|kv| Record::read_apart(&kv.value));
+            let record = seat.record.clone().or(apart);
+            let value = match (&record, self.keys.shared_with_others()) {
+                (Some(record), _) => record.value.clone(),
+                // The proposal of another tool's candidate.
+                (None, true) if !seat.value.is_empty() => {
+                    Some(String::from_utf8_lossy(&seat.value).into_owned())
+                }
+                (None, _) => None,
+            };
+            ClaimReport {
+                id: seat.claim.map_or_else(|| seat.rest.clone(), |claim| claim.to_string()),
+                owner: record.map(|record| record.owner),
+                ask: seat.ask,
+                value,
+                counted: (at < held).then(|| u64::try_from(seat.created).unwrap_or(0)),
+                // etcd tells whole seconds of a lease, one request each.
+                expires_in: None,
+                evicted: found.marks.contains(&mark_key(&seat.key)),
+            }
+        };
+        let mut holders: Vec<ClaimReport> = queue.seats.iter().enumerate().map(show).collect();
+        let waiters = holders.split_off(held);
+        Some(LineReport {
+            name: name.as_str().to_owned(),
+            capacity: queue.capacity,
+            holders,
+            waiters,
+        })
+    }
+
+    /// What a lease owns. etcd answers this from one member, which may lag after a change of
+    /// leaders: what a place should be there and is not listed is read once more.
+    pub(super) async fn audit(&self, lease: LeaseId) -> Result<Vec<Audited>> {
+        let id = number(lease);
+        let path = "/etcdserverpb.Lease/LeaseTimeToLive";
+        let request = LeaseTimeToLiveRequest { id, keys: true };
+        let answer: LeaseTimeToLiveResponse = self.rpc.ask("audit", path, request).await?;
+        if answer.ttl < 0 {
+            let message = "the lease has ended; its renewal will say so";
+            return Err(Error::new(Kind::Lost, "audit", message));
+        }
+        let (marks, places): (Vec<Vec<u8>>, Vec<Vec<u8>>) = answer
+            .keys
+            .into_iter()
+            .partition(|key| key.starts_with(keys::MARKS.as_bytes()));
+        let marks: HashSet<Vec<u8>> = marks.into_iter().collect();
+        let audited = |key: Vec<u8>| self.audited(lease, key, &marks);
+        let mut found: Vec<Audited> = places.into_iter().filter_map(audited).collect();
+        let listed: HashSet<ClaimId> = found.iter().map(|found| found.ticket.claim).collect();
+        for key in self.unlisted(id, &listed) {
+            if !self.rpc.range("audit", ops::one(&key)).await?.kvs.is_empty() {
+                found.extend(self.audited(lease, key, &marks));
+            }
+        }
+        self.marked.lock().extend(
+            found
+                .iter()
+                .filter(|found| found.evicted)
+                .map(|found| found.ticket.claim),
+        );
+        self.sweep(marks, &found).await;
+        Ok(found)
+    }
+
+    fn audited(&self, lease: LeaseId, key: Vec<u8>, marks: &HashSet<Vec<u8>>) -> Option<Audited> {
+        let parsed = self.keys.parse(&key)?;
+        let (_, claim) = parsed.ours?;
+        let evicted = marks.contains(&mark_key(&key));
+        let native: Arc<str> = String::from_utf8(key).ok()?.into();
+        let ticket = Ticket {
+            name: Name::new(&parsed.name).ok()?,
+            claim,
+            lease,
+            counted: 0,
+            native: Some(native),
+            in_doubt: false,
+        };
+        Some(Audited { ticket, evicted })
+    }
+
+    /// The keys of claims on the lease that a list does not have.
+    fn unlisted(&self, lease: i64, listed: &HashSet<ClaimId>) -> Vec<Vec<u8>> {
+        let known = self.known.lock();
+        let missing = known
+            .iter()
+            .filter(|(claim, known)| known.lease == lease && !listed.contains(claim));
+        missing
+            .filter_map(|(_, known)| known.key.as_ref().map(|key| key.as_bytes().to_vec()))
+            .collect()
+    }
+
+    /// Removes marks whose places are gone. Best effort: the lease ends them otherwise.
+    async fn sweep(&self, marks: HashSet<Vec<u8>>, found: &[Audited]) {
+        let places = found.iter().filter_map(|found| found.ticket.native.as_ref());
+        let in_use: HashSet<Vec<u8>> = places.map(|key| mark_key(key.as_bytes())).collect();
+        let success: Vec<RequestOp> = marks
+            .difference(&in_use)
+            .take(64)
+            .map(|mark| ops::delete(mark.clone()))
+            .collect();
+        if !success.is_empty() {
+            let request = TxnRequest {
+                success,
+                ..Default::default()
+            };
+            let _ = self.rpc.txn("audit", request).await;
+        }
+    }
+
+    pub(super) fn alarm(&self, alarm: Alarm) {
+        // Nobody listens before the first claim.
+        let _ = self.alarms.send(alarm);
+    }
+}
+
+/// What is kept of some lines.
+struct Found {
+    places: Vec<KeyValue>,
+    marks: HashSet<Vec<u8>>,
+    owners: Vec<KeyValue>,
+}
+
+/// Hints for the keeper: what the engine notices by itself, and marks on leases of ours.
+pub(super) fn alarms(inner: Arc<Inner>) -> BoxStream<Alarm> {
+    let heard = inner.alarms.subscribe();
+    let state = (inner, heard, None);
+    Box::pin(stream::unfold(state, |(inner, mut heard, mut marks)| async move {
+        let alarm = loop {
+            tokio::select! {
+                alarm = heard.recv() => match alarm {
+                    Ok(alarm) => break alarm,
+                    Err(broadcast::error::RecvError::Lagged(_)) => break Alarm::All,
+                    // The sender lives in `inner`.
+                    Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+                },
+                news = next_mark(&inner, &mut marks) => if news {
+                    break Alarm::All;
+                },
+            }
+        };
+        Some((alarm, (inner, heard, marks)))
+    }))
+}
+
+/// Whether a mark may concern us; also when the watch has just begun, since marks may have come
+/// before it.
+async fn next_mark(inner: &Inner, marks: &mut Option<Watch>) -> bool {
+    let Some(watch) = marks else {
+        let prefix = format!("{}{}", keys::MARKS, inner.keys.scope(""));
+        let begun = inner.begin_watch("evict", prefix_start(&prefix), prefix_end(&prefix));
+        match begun.await {
+            Ok(watch) => {
+                *marks = Some(watch);
+                return true;
+            }
+            Err(_) => {
+                tokio::time::sleep(PAUSE).await;
+                return false;
+            }
+        }
+    };
+    match watch.next().await {
+        News::Changed(events) => events.iter().any(|event| {
+            let key = event.kv.as_ref().filter(|_| event.kind == 0).map(|kv| &kv.key);
+            let rest = key.and_then(|key| std::str::from_utf8(key).ok()?.rsplit('/').next());
+            let ours = rest.and_then(keys::ours);
+            ours.is_some_and(|(lease, _)| inner.leases.is_ours(lease))
+        }),
+        News::Begun => false,
+        News::Over => {
+            *marks = None;
+            tokio::time::sleep(PAUSE).await;
+            false
+        }
+    }
+}
+
+/// Hints that a survey of `scope` may show something else.
+pub(super) fn watch(inner: Arc<Inner>, scope: Scope) -> BoxStream<Result<()>> {
+    let prefix = match &scope {
+        Scope::Line(name) => inner.keys.line(name),
+        Scope::Prefix(prefix) if inner.keys.shared_with_others() => {
+            Ok(format!("{}{prefix}", keys::OWNERS))
+        }
+        Scope::Prefix(prefix) => Ok(inner.keys.scope(prefix)),
+    };
+    let prefix = match prefix {
+        Ok(prefix) => prefix,
+        Err(error) => return Box::pin(stream::iter([Err(error)])),
+    };
+    let marked = match prefix.strip_prefix(keys::OWNERS) {
+        Some(prefix) => format!("{}{prefix}", keys::MARKS),
+        None => format!("{}{prefix}", keys::MARKS),
+    };
+    let state = (inner, prefix, marked, None);
+    Box::pin(stream::unfold(state, |(inner, prefix, marked, mut open)| async move {
+        let told = next_change(&inner, &prefix, &marked, &mut open).await;
+        Some((told, (inner, prefix, marked, open)))
+    }))
+}
+
+async fn next_change(
+    inner: &Inner,
+    prefix: &str,
+    marked: &str,
+    open: &mut Option<(Watch, Watch)>,
+) -> Result<()> {
+    let Some((places, marks)) = open else {
+        let begin = |prefix: &str| {
+            inner.begin_watch("watch", prefix_start(prefix), prefix_end(prefix))
+        };
+        let begun = futures_util::future::try_join(begin(prefix), begin(marked)).await;
+        match begun {
+            // A hint: something may have changed before.
+            Ok(both) => *open = Some(both),
+            Err(error) => {
+                tokio::time::sleep(PAUSE).await;
+                return Err(error);
+            }
+        }
+        return Ok(());
+    };
+    let news = tokio::select! {
+        news = places.next() => news,
+        news = marks.next() => news,
+    };
+    if let News::Over = news {
+        *open = None;
+    }
+    Ok(())
+}

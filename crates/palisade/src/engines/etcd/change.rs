@@ -184,7 +184,11 @@ impl Inner {
         if let Some(key) = &ticket.native {
             return Ok(Some(Arc::clone(key)));
         }
-        let lease = self.known.lock().get(&ticket.claim).map(|known| known.lease);
+        let lease = self
+            .known
+            .lock()
+            .get(&ticket.claim)
+            .map(|known| known.lease);
         let key = |lease| self.keys.place(&ticket.name, lease, ticket.claim);
         lease.map(key).transpose()
     }

@@ -94,7 +94,9 @@ impl Inner {
 /// What is known of a version, by the issue that tells it.
 fn of_version(version: &str) -> Option<Finding> {
     let number = |part: &str| -> Option<u32> {
-        let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+        let digits = part
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(part.len());
         part[..digits].parse().ok()
     };
     let parts: Vec<u32> = version.split('.').map_while(number).collect();

@@ -120,7 +120,11 @@ impl Endpoints {
 
     async fn attempt(&self, index: usize) -> Result<Connection> {
         let host = &self.hosts[index];
-        let down = |_| unreachable(format!("{host} can't be connected to; is etcd running there?"));
+        let down = |_| {
+            unreachable(format!(
+                "{host} can't be connected to; is etcd running there?"
+            ))
+        };
         let channel = self.endpoints[index].connect().await.map_err(down)?;
         let connection = Connection::new(channel);
         let connection = self.log_in(connection, host).await?;
@@ -128,9 +132,9 @@ impl Endpoints {
             .ask("/etcdserverpb.Maintenance/Status", Empty {})
             .await;
         match status {
-            Ok(status) if status.leader == 0 => {
-                Err(unreachable(format!("{host} knows no leader of its cluster")))
-            }
+            Ok(status) if status.leader == 0 => Err(unreachable(format!(
+                "{host} knows no leader of its cluster"
+            ))),
             Ok(_) => Ok(connection),
             // Without the right to see the status, a member that refuses is one that answers.
             Err(status) if status.code() == tonic::Code::PermissionDenied => Ok(connection),

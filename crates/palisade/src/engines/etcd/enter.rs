@@ -140,7 +140,9 @@ impl<'a> Entry<'a> {
         let (succeeded, created) = (response.succeeded, revision(response.header.as_ref()));
         let found = ops::found(response).pop().unwrap_or_default();
         if !(succeeded && whole) {
-            return self.place(Queue::new(&self.inner.keys, self.prefix, found)).await;
+            return self
+                .place(Queue::new(&self.inner.keys, self.prefix, found))
+                .await;
         }
         let ahead = found.into_iter().find(|kv| kv.key != self.key.as_bytes());
         Ok(self.entered(created, ahead.map(|kv| Ahead::Key(kv.key))))

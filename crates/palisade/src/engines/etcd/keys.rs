@@ -190,6 +190,9 @@ mod tests {
             Some(Kind::Config)
         );
         let reserved = Name::new(".palisade/evict").unwrap();
-        assert_eq!(keys.line(&reserved).err().unwrap().kind(), Kind::InvalidName);
+        assert_eq!(
+            keys.line(&reserved).err().unwrap().kind(),
+            Kind::InvalidName
+        );
     }
 }

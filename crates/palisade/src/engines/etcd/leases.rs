@@ -64,10 +64,11 @@ impl Leases {
         };
         let sent = BootTime::now();
         let path = "/etcdserverpb.Lease/LeaseGrant";
-        let granted: LeaseGrantResponse = rpc.ask("enter", path, request).await.map_err(|error| {
-            // The lease may be there, but no place was asked for yet.
-            Error::new(error.kind(), "enter", error.message())
-        })?;
+        let granted: LeaseGrantResponse =
+            rpc.ask("enter", path, request).await.map_err(|error| {
+                // The lease may be there, but no place was asked for yet.
+                Error::new(error.kind(), "enter", error.message())
+            })?;
         let armed = Armed {
             sent,
             ttl: seconds(granted.ttl),

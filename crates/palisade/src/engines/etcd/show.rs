@@ -1,6 +1,6 @@
 //! `survey`, `watch`, `audit` and `alarms`: what is in the lines, and hints that it changed.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,30 +28,40 @@ use crate::core::ticket::{LeaseId, Ticket};
 /// The pause before a watch that broke is begun again.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Up to how many leases a survey asks for their remaining time, one request each.
+const LEASES_ASKED: usize = 64;
+
 impl Inner {
     pub(super) async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
         match scope {
             Scope::Line(name) => {
                 let found = self.read(&self.keys.line(&name)?).await?;
-                Ok(self.report(name.as_str(), found).into_iter().collect())
+                let leases = self.remaining(&found.places).await;
+                let report = self.report(name.as_str(), found, &leases);
+                Ok(report.into_iter().collect())
             }
             // Only what carries our records: the rest of the store belongs to others.
             Scope::Prefix(prefix) if self.keys.shared_with_others() => {
                 let mut ours = ops::all(&format!("{}{prefix}", keys::OWNERS));
                 ours.keys_only = true;
                 let ours = self.rpc.range("survey", ours).await?.kvs.into_iter();
-                let line = |kv: KeyValue| self.keys.parse(kv.key.strip_prefix(keys::OWNERS.as_bytes())?);
+                let line = |kv: KeyValue| {
+                    self.keys
+                        .parse(kv.key.strip_prefix(keys::OWNERS.as_bytes())?)
+                };
                 let names: BTreeSet<String> =
                     ours.filter_map(line).map(|parsed| parsed.name).collect();
                 let mut lines = Vec::new();
                 for name in names {
                     let found = self.read(&format!("{name}/")).await?;
-                    lines.extend(self.report(&name, found));
+                    let leases = self.remaining(&found.places).await;
+                    lines.extend(self.report(&name, found, &leases));
                 }
                 Ok(lines)
             }
             Scope::Prefix(prefix) => {
                 let Found { places, marks, .. } = self.read(&self.keys.scope(&prefix)).await?;
+                let leases = self.remaining(&places).await;
                 let mut lines: BTreeMap<String, Vec<KeyValue>> = BTreeMap::new();
                 for kv in places {
                     if let Some(parsed) = self.keys.parse(&kv.key) {
@@ -65,7 +75,7 @@ impl Inner {
                         marks,
                         owners: Vec::new(),
                     };
-                    self.report(&name, found)
+                    self.report(&name, found, &leases)
                 };
                 Ok(lines.into_iter().filter_map(report).collect())
             }
@@ -92,7 +102,33 @@ impl Inner {
         })
     }
 
-    fn report(&self, name: &str, found: Found) -> Option<LineReport> {
+    /// How long leases still run, at the most; nothing when it would take very many requests.
+    async fn remaining(&self, places: &[KeyValue]) -> HashMap<i64, Duration> {
+        let leases: BTreeSet<i64> = places.iter().map(|kv| kv.lease).collect();
+        if leases.len() > LEASES_ASKED {
+            return HashMap::new();
+        }
+        let ask = |id: i64| async move {
+            let path = "/etcdserverpb.Lease/LeaseTimeToLive";
+            let request = LeaseTimeToLiveRequest { id, keys: false };
+            let answer: Result<LeaseTimeToLiveResponse> =
+                self.rpc.ask("survey", path, request).await;
+            let answer = answer.ok().filter(|answer| answer.ttl >= 0)?;
+            // etcd tells whole seconds, rounded down.
+            let ttl = (answer.ttl + 1).min(answer.granted_ttl);
+            Some((id, Duration::from_secs(u64::try_from(ttl).unwrap_or(0))))
+        };
+        let asked = leases.into_iter().filter(|&lease| lease != 0).map(ask);
+        let answers = futures_util::future::join_all(asked).await;
+        answers.into_iter().flatten().collect()
+    }
+
+    fn report(
+        &self,
+        name: &str,
+        found: Found,
+        leases: &HashMap<i64, Duration>,
+    ) -> Option<LineReport> {
         let name = Name::new(name).ok()?;
         let queue = Queue::new(&self.keys, &self.keys.line(&name).ok()?, found.places);
         if queue.seats.is_empty() {
@@ -100,7 +136,10 @@ impl Inner {
         }
         let held = queue.holders();
         let show = |(at, seat): (usize, &Seat)| {
-            let apart = found.owners.iter().find(|kv| kv.key == self.owner_key(&seat.key));
+            let apart = found
+                .owners
+                .iter()
+                .find(|kv| kv.key == self.owner_key(&seat.key));
             let apart = apart.and_then(|kv| Record::read_apart(&kv.value));
             let record = seat.record.clone().or(apart);
             let value = match (&record, self.keys.shared_with_others()) {
@@ -112,13 +151,14 @@ impl Inner {
                 (None, _) => None,
             };
             ClaimReport {
-                id: seat.claim.map_or_else(|| seat.rest.clone(), |claim| claim.to_string()),
+                id: seat
+                    .claim
+                    .map_or_else(|| seat.rest.clone(), |claim| claim.to_string()),
                 owner: record.map(|record| record.owner),
                 ask: seat.ask,
                 value,
                 counted: (at < held).then(|| u64::try_from(seat.created).unwrap_or(0)),
-                // etcd tells whole seconds of a lease, one request each.
-                expires_in: None,
+                expires_in: leases.get(&seat.lease).copied(),
                 evicted: found.marks.contains(&mark_key(&seat.key)),
             }
         };
@@ -152,7 +192,13 @@ impl Inner {
         let mut found: Vec<Audited> = places.into_iter().filter_map(audited).collect();
         let listed: HashSet<ClaimId> = found.iter().map(|found| found.ticket.claim).collect();
         for key in self.unlisted(id, &listed) {
-            if !self.rpc.range("audit", ops::one(&key)).await?.kvs.is_empty() {
+            if !self
+                .rpc
+                .range("audit", ops::one(&key))
+                .await?
+                .kvs
+                .is_empty()
+            {
                 found.extend(self.audited(lease, key, &marks));
             }
         }
@@ -195,7 +241,9 @@ impl Inner {
 
     /// Removes marks whose places are gone. Best effort: the lease ends them otherwise.
     async fn sweep(&self, marks: HashSet<Vec<u8>>, found: &[Audited]) {
-        let places = found.iter().filter_map(|found| found.ticket.native.as_ref());
+        let places = found
+            .iter()
+            .filter_map(|found| found.ticket.native.as_ref());
         let in_use: HashSet<Vec<u8>> = places.map(|key| mark_key(key.as_bytes())).collect();
         let success: Vec<RequestOp> = marks
             .difference(&in_use)
@@ -228,22 +276,25 @@ struct Found {
 pub(super) fn alarms(inner: Arc<Inner>) -> BoxStream<Alarm> {
     let heard = inner.alarms.subscribe();
     let state = (inner, heard, None);
-    Box::pin(stream::unfold(state, |(inner, mut heard, mut marks)| async move {
-        let alarm = loop {
-            tokio::select! {
-                alarm = heard.recv() => match alarm {
-                    Ok(alarm) => break alarm,
-                    Err(broadcast::error::RecvError::Lagged(_)) => break Alarm::All,
-                    // The sender lives in `inner`.
-                    Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
-                },
-                news = next_mark(&inner, &mut marks) => if news {
-                    break Alarm::All;
-                },
-            }
-        };
-        Some((alarm, (inner, heard, marks)))
-    }))
+    Box::pin(stream::unfold(
+        state,
+        |(inner, mut heard, mut marks)| async move {
+            let alarm = loop {
+                tokio::select! {
+                    alarm = heard.recv() => match alarm {
+                        Ok(alarm) => break alarm,
+                        Err(broadcast::error::RecvError::Lagged(_)) => break Alarm::All,
+                        // The sender lives in `inner`.
+                        Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+                    },
+                    news = next_mark(&inner, &mut marks) => if news {
+                        break Alarm::All;
+                    },
+                }
+            };
+            Some((alarm, (inner, heard, marks)))
+        },
+    ))
 }
 
 /// Whether a mark may concern us; also when the watch has just begun, since marks may have come
@@ -265,7 +316,11 @@ async fn next_mark(inner: &Inner, marks: &mut Option<Watch>) -> bool {
     };
     match watch.next().await {
         News::Changed(events) => events.iter().any(|event| {
-            let key = event.kv.as_ref().filter(|_| event.kind == 0).map(|kv| &kv.key);
+            let key = event
+                .kv
+                .as_ref()
+                .filter(|_| event.kind == 0)
+                .map(|kv| &kv.key);
             let rest = key.and_then(|key| std::str::from_utf8(key).ok()?.rsplit('/').next());
             let ours = rest.and_then(keys::ours);
             ours.is_some_and(|(lease, _)| inner.leases.is_ours(lease))
@@ -297,10 +352,13 @@ pub(super) fn watch(inner: Arc<Inner>, scope: Scope) -> BoxStream<Result<()>> {
         None => format!("{}{prefix}", keys::MARKS),
     };
     let state = (inner, prefix, marked, None);
-    Box::pin(stream::unfold(state, |(inner, prefix, marked, mut open)| async move {
-        let told = next_change(&inner, &prefix, &marked, &mut open).await;
-        Some((told, (inner, prefix, marked, open)))
-    }))
+    Box::pin(stream::unfold(
+        state,
+        |(inner, prefix, marked, mut open)| async move {
+            let told = next_change(&inner, &prefix, &marked, &mut open).await;
+            Some((told, (inner, prefix, marked, open)))
+        },
+    ))
 }
 
 async fn next_change(
@@ -310,9 +368,8 @@ async fn next_change(
     open: &mut Option<(Watch, Watch)>,
 ) -> Result<()> {
     let Some((places, marks)) = open else {
-        let begin = |prefix: &str| {
-            inner.begin_watch("watch", prefix_start(prefix), prefix_end(prefix))
-        };
+        let begin =
+            |prefix: &str| inner.begin_watch("watch", prefix_start(prefix), prefix_end(prefix));
         let begun = futures_util::future::try_join(begin(prefix), begin(marked)).await;
         match begun {
             // A hint: something may have changed before.

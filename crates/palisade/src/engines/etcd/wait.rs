@@ -149,7 +149,9 @@ impl Inner {
 
     fn ahead_of(&self, ticket: &Ticket) -> Option<Ahead> {
         let known = self.known.lock();
-        known.get(&ticket.claim).and_then(|known| known.ahead.clone())
+        known
+            .get(&ticket.claim)
+            .and_then(|known| known.ahead.clone())
     }
 
     fn set_ahead(&self, ticket: &Ticket, ahead: Option<Ahead>) {

@@ -225,6 +225,8 @@ pub(super) struct LeaseTimeToLiveRequest {
 pub(super) struct LeaseTimeToLiveResponse {
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,
+    #[prost(int64, tag = "4")]
+    pub(super) granted_ttl: i64,
     #[prost(bytes = "vec", repeated, tag = "5")]
     pub(super) keys: Vec<Vec<u8>>,
 }

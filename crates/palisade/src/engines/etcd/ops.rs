@@ -3,7 +3,8 @@
 use super::keys::{prefix_end, prefix_start};
 use super::wire::{
     ASCEND, BY_CREATE, CREATE, Compare, DESCEND, DeleteRangeRequest, Done, EQUAL, GREATER,
-    KeyValue, LESS, MODIFY, Op, PutRequest, RangeRequest, RequestOp, Revision, TxnResponse,
+    KeyValue, LESS, MODIFY, Op, PutRequest, RangeRequest, RequestOp, Revision, TxnRequest,
+    TxnResponse,
 };
 
 /// True if the key was created at this revision; 0 for one that is not there.
@@ -111,6 +112,21 @@ pub(super) fn youngest(prefix: &str, count: i64) -> RangeRequest {
 
 pub(super) fn range(range: RangeRequest) -> RequestOp {
     Op::Range(range).into()
+}
+
+/// A transaction inside of another.
+pub(super) fn txn(txn: TxnRequest) -> RequestOp {
+    Op::Txn(txn).into()
+}
+
+/// The answer to the transaction inside of another.
+pub(super) fn inner(response: TxnResponse) -> TxnResponse {
+    let mut responses = response.responses.into_iter();
+    let inner = responses.find_map(|response| match response.done {
+        Some(Done::Txn(inner)) => Some(inner),
+        _ => None,
+    });
+    inner.unwrap_or_default()
 }
 
 /// What the ranges of a transaction found, in order.

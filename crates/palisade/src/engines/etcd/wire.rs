@@ -95,7 +95,7 @@ pub(super) struct DeleteRangeResponse {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct RequestOp {
-    #[prost(oneof = "Op", tags = "1, 2, 3")]
+    #[prost(oneof = "Op", tags = "1, 2, 3, 4")]
     pub(super) op: Option<Op>,
 }
 
@@ -107,6 +107,8 @@ pub(super) enum Op {
     Put(PutRequest),
     #[prost(message, tag = "3")]
     Delete(DeleteRangeRequest),
+    #[prost(message, tag = "4")]
+    Txn(TxnRequest),
 }
 
 impl From<Op> for RequestOp {
@@ -117,7 +119,7 @@ impl From<Op> for RequestOp {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ResponseOp {
-    #[prost(oneof = "Done", tags = "1, 2, 3")]
+    #[prost(oneof = "Done", tags = "1, 2, 3, 4")]
     pub(super) done: Option<Done>,
 }
 
@@ -129,6 +131,8 @@ pub(super) enum Done {
     Put(PutResponse),
     #[prost(message, tag = "3")]
     Delete(DeleteRangeResponse),
+    #[prost(message, tag = "4")]
+    Txn(TxnResponse),
 }
 
 /// `Compare.result`.

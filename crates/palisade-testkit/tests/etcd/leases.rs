@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use palisade::core::engine::Eviction;
 use palisade::core::report::Scope;
 use palisade::{Client, Name, Settings, Url};
 use palisade_testkit::launch::{self, Running};
@@ -110,4 +111,36 @@ async fn quick_locks_beside_audits_are_never_lost() {
         .map(Result::unwrap)
         .is_some()
     {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_used_again_and_marks_do_not_stay_on_them() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let mutex = client.mutex("again").unwrap();
+    let first = mutex.lock().await.unwrap();
+    let key = first.ticket().native.clone();
+    // Marked and let go before anyone noticed.
+    let id = first.claim().to_string();
+    let marked = client.engine().evict(first.name().clone(), id, Eviction::Mark);
+    assert!(marked.await.unwrap());
+    let _ = first.release().await;
+    let mut last = 0;
+    for _ in 0..20 {
+        let hold = mutex.lock().await.unwrap();
+        assert_eq!(hold.ticket().native, key, "a key of its own");
+        assert!(hold.token().0 > last, "tokens");
+        last = hold.token().0;
+        let lines = client.survey(Scope::Line(hold.name().clone())).await;
+        let shown = lines.unwrap()[0].holders[0].clone();
+        assert_eq!(shown.id, hold.claim().to_string(), "whose it is");
+        assert!(!shown.evicted, "marked by an earlier claim");
+        hold.release().await.unwrap();
+    }
+    // Two at once are two.
+    let (one, two) = (client.semaphore("two", 2).unwrap(), client.semaphore("two", 2).unwrap());
+    let (one, two) = (one.acquire().await.unwrap(), two.acquire().await.unwrap());
+    assert_ne!(one.ticket().native, two.ticket().native);
 }

@@ -24,21 +24,26 @@ impl Inner {
         let Some(key) = self.key_of(&ticket)? else {
             return Ok(Left::Absent);
         };
+        let prefix = self.keys.line(&ticket.name)?;
+        // A mark must not outlive its place: the key may be used again.
         let mut success = self.deletes(key.as_bytes());
-        if self.marked.lock().remove(&ticket.claim) {
-            success.push(ops::delete(mark_key(key.as_bytes())));
-        }
+        success.push(ops::delete(mark_key(key.as_bytes())));
         let request = TxnRequest {
             compare: vec![ops::is_incarnation(key.as_bytes(), ticket.counted)],
             success,
             failure: Vec::new(),
         };
         let left = self.rpc.txn("leave", request).await?.succeeded;
-        self.known.lock().remove(&ticket.claim);
-        Ok(match left {
-            true => Left::Done,
-            false => Left::Absent,
-        })
+        let known = self.known.lock().remove(&ticket.claim);
+        if !left {
+            return Ok(Left::Absent);
+        }
+        // With `namespace=` the value of a key does not say whose it is.
+        let certain = ticket.counted != 0 && !ticket.in_doubt;
+        if let Some(known) = known.filter(|_| certain && !self.keys.shared_with_others()) {
+            self.pool.give(known.lease, prefix, key);
+        }
+        Ok(Left::Done)
     }
 
     /// What removes a place, without its mark.

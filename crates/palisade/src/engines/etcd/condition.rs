@@ -30,8 +30,8 @@ impl EtcdHold for Hold {
     fn etcd_compare(&self) -> Option<Condition> {
         let ticket = self.ticket();
         let key = ticket.native.as_deref()?;
-        let suffix = keys::suffix(number(ticket.lease), ticket.claim);
-        key.ends_with(&format!("/{suffix}")).then(|| Condition {
+        let (lease, _) = keys::ours(key.rsplit('/').next()?)?;
+        (lease == number(ticket.lease)).then(|| Condition {
             key: key.as_bytes().to_vec(),
             // Revisions of etcd are positive.
             create_revision: i64::try_from(ticket.counted).unwrap_or(-1),

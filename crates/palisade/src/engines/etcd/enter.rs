@@ -20,8 +20,10 @@ use crate::core::ticket::{LeaseId, Ticket};
 pub(super) struct Known {
     pub(super) lease: i64,
     pub(super) ask: Ask,
-    /// The key of its place, once it was answered.
-    pub(super) key: Option<Arc<str>>,
+    /// The key of its place.
+    pub(super) key: Arc<str>,
+    /// The create revision of its place; 0 until it was answered.
+    pub(super) created: i64,
     /// Whose change may let it in, when it was last seen waiting.
     pub(super) ahead: Option<Ahead>,
 }
@@ -34,17 +36,34 @@ impl Inner {
         let prefix = self.keys.line(&claim.name)?;
         for _ in 0..LEASES {
             let lease = self.leases.get(&self.rpc, claim.ttl).await?;
-            let entry = Entry::new(self, &claim, &prefix, lease)?;
+            let again = self.known.lock().get(&claim.id).cloned();
+            let key = match again {
+                // The same claim again has the same key, unless its lease has ended since.
+                Some(known) if known.lease == lease.id => known.key,
+                _ => match self.pool.take(lease.id, &prefix) {
+                    Some(key) => key,
+                    None => self.keys.place(&claim.name, lease.id, claim.id)?,
+                },
+            };
+            let entry = Entry {
+                inner: self,
+                claim: &claim,
+                prefix: &prefix,
+                lease,
+                key: Arc::clone(&key),
+                record: Record::new(&claim),
+            };
             let known = Known {
                 lease: lease.id,
                 ask: claim.ask,
-                key: None,
+                key,
+                created: 0,
                 ahead: None,
             };
             // Before anything is sent: a leave must find the place of an enter that was dropped.
             let before = self.known.lock().insert(claim.id, known);
-            let old = before.as_ref().map(|known| known.lease);
-            let entered = entry.enter(old.filter(|&old| old != lease.id)).await;
+            let old = before.clone().filter(|known| known.lease != lease.id);
+            let entered = entry.enter(old.map(|known| known.key)).await;
             match &entered {
                 // Nothing hangs on a lease that has ended: it was revoked, or forgotten.
                 Err(error) if error.kind() == Kind::Lost => {
@@ -53,7 +72,13 @@ impl Inner {
                     self.restore(&claim, before);
                     continue;
                 }
-                Ok(Entered::Busy) => self.restore(&claim, before),
+                Ok(Entered::Busy) => {
+                    // No place was taken, and no earlier copy is under way.
+                    if before.is_none() && !self.keys.shared_with_others() {
+                        self.pool.give(lease.id, prefix.clone(), entry.key.clone());
+                    }
+                    self.restore(&claim, before);
+                }
                 Err(error) if error.outcome() == Outcome::NotApplied => {
                     self.restore(&claim, before);
                 }
@@ -85,28 +110,17 @@ struct Entry<'a> {
     record: Record,
 }
 
-impl<'a> Entry<'a> {
-    fn new(inner: &'a Inner, claim: &'a Claim, prefix: &'a str, lease: Living) -> Result<Self> {
-        Ok(Self {
-            inner,
-            claim,
-            prefix,
-            lease,
-            key: inner.keys.place(&claim.name, lease.id, claim.id)?,
-            record: Record::new(claim),
-        })
-    }
-
-    async fn enter(&self, old_lease: Option<i64>) -> Result<Entered> {
+impl Entry<'_> {
+    async fn enter(&self, old: Option<Arc<str>>) -> Result<Entered> {
         match (self.claim.queue, self.claim.ask) {
-            (true, _) => self.take(old_lease).await,
-            (false, Ask::Whole) => self.take_if_free(old_lease).await,
-            (false, Ask::Part { .. }) => self.take_if_room(old_lease).await,
+            (true, _) => self.take(old).await,
+            (false, Ask::Whole) => self.take_if_free(old).await,
+            (false, Ask::Part { .. }) => self.take_if_room(old).await,
         }
     }
 
     /// What makes the place; an earlier copy on a lease that has ended since goes.
-    fn writes(&self, old_lease: Option<i64>) -> Result<Vec<RequestOp>> {
+    fn writes(&self, old: Option<Arc<str>>) -> Result<Vec<RequestOp>> {
         let keys = &self.inner.keys;
         let key = self.key.as_bytes();
         let mut writes = vec![ops::put(key, self.record.value(keys)?, self.lease.id)];
@@ -114,8 +128,7 @@ impl<'a> Entry<'a> {
             let apart = self.inner.owner_key(key);
             writes.push(ops::put(apart, self.record.json(), self.lease.id));
         }
-        if let Some(lease) = old_lease {
-            let old = keys.place(&self.claim.name, lease, self.claim.id)?;
+        if let Some(old) = old {
             writes.push(ops::delete(self.inner.owner_key(old.as_bytes())));
             writes.push(ops::delete(old.as_bytes()));
         }
@@ -124,9 +137,9 @@ impl<'a> Entry<'a> {
 
     /// Takes the last place: at once if the line is empty, which is cheap to compare, and else
     /// with a look at who is ahead, which is a read inside of a write.
-    async fn take(&self, old_lease: Option<i64>) -> Result<Entered> {
+    async fn take(&self, old: Option<Arc<str>>) -> Result<Entered> {
         let whole = self.claim.ask == Ask::Whole;
-        let writes = self.writes(old_lease)?;
+        let writes = self.writes(old)?;
         let mut behind = writes.clone();
         behind.push(ops::range(match whole {
             // Everyone ahead excludes it: the nearest is all it needs to know.
@@ -161,10 +174,10 @@ impl<'a> Entry<'a> {
     }
 
     /// Takes the place only if the line is empty.
-    async fn take_if_free(&self, old_lease: Option<i64>) -> Result<Entered> {
+    async fn take_if_free(&self, old: Option<Arc<str>>) -> Result<Entered> {
         let request = TxnRequest {
             compare: vec![ops::is_empty(self.prefix)],
-            success: self.writes(old_lease)?,
+            success: self.writes(old)?,
             failure: vec![ops::range(ops::one(self.key.as_bytes()))],
         };
         let response = self.inner.rpc.txn("enter", request).await?;
@@ -179,7 +192,7 @@ impl<'a> Entry<'a> {
     }
 
     /// Takes the place if a look says that it holds at once, and leaves it if that has changed.
-    async fn take_if_room(&self, old_lease: Option<i64>) -> Result<Entered> {
+    async fn take_if_room(&self, old: Option<Arc<str>>) -> Result<Entered> {
         let queue = self.look().await?;
         if queue.find(self.key.as_bytes()).is_some() {
             return self.place(queue).await;
@@ -190,7 +203,7 @@ impl<'a> Entry<'a> {
         if !queue.has_room(self.claim.ask) {
             return Ok(Entered::Busy);
         }
-        match self.take(old_lease).await? {
+        match self.take(old).await? {
             Entered::In {
                 place: Place::Waiting,
                 ..
@@ -244,7 +257,7 @@ impl<'a> Entry<'a> {
         };
         if let Some(known) = self.inner.known.lock().get_mut(&self.claim.id) {
             known.ahead = ahead;
-            known.key = Some(Arc::clone(&self.key));
+            known.created = created;
         }
         let ticket = Ticket {
             name: self.claim.name.clone(),

@@ -18,6 +18,7 @@ mod keys;
 mod leases;
 mod offer;
 mod ops;
+mod pool;
 mod queue;
 mod record;
 mod rpc;
@@ -26,7 +27,7 @@ mod wait;
 mod watching;
 mod wire;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +41,7 @@ use self::endpoints::Endpoints;
 use self::enter::Known;
 use self::keys::Keys;
 use self::leases::Leases;
+use self::pool::Pool;
 use self::rpc::Rpc;
 use crate::core::capability::Capability;
 use crate::core::claim::{Claim, ClaimId};
@@ -71,8 +73,8 @@ struct Inner {
     leases: Leases,
     /// The claims of this client, from their enter to their leave.
     known: Mutex<HashMap<ClaimId, Known>>,
-    /// Those of them that an operator takes away.
-    marked: Mutex<HashSet<ClaimId>>,
+    /// Keys to be used again.
+    pool: Pool,
     alarms: broadcast::Sender<Alarm>,
 }
 
@@ -114,7 +116,7 @@ impl Inner {
             shown: url.shown(),
             leases: Leases::default(),
             known: Mutex::default(),
-            marked: Mutex::default(),
+            pool: Pool::default(),
             alarms: broadcast::channel(64).0,
         })
     }

@@ -49,8 +49,11 @@ impl Queue {
         let seat = |kv: KeyValue| {
             let rest = kv.key.get(prefix.len()..).unwrap_or_default();
             let rest = String::from_utf8_lossy(rest).into_owned();
-            let claim = keys::ours(&rest).map(|(_, claim)| claim);
-            let record = claim.and_then(|_| Record::read(keys, &kv.value));
+            let named = keys::ours(&rest).map(|(_, claim)| claim);
+            let record = named.and_then(|_| Record::read(keys, &kv.value));
+            // A key may have been used before by another claim of the same client.
+            let told = record.as_ref().and_then(|record| record.id.parse().ok());
+            let claim = told.or(named);
             Seat {
                 ask: record.as_ref().map_or(Ask::Whole, Record::ask),
                 rest,
@@ -157,6 +160,7 @@ mod tests {
                 None => (format!("{at:x}"), Vec::new()),
                 Some(ask) => {
                     let mut record = Record {
+                        id: ClaimId(at as u128).to_string(),
                         owner: Owner::here("me", None),
                         part: None,
                         value: None,

@@ -18,6 +18,8 @@ const PART: &str = "\u{1}palisade ";
 /// The record of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
+    /// The claim. Its key may be called after an earlier one (see `Pool`).
+    pub(super) id: String,
     pub(super) owner: Owner,
     /// Weight and capacity; absent for the whole line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -29,6 +31,7 @@ pub(super) struct Record {
 impl Record {
     pub(super) fn new(claim: &Claim) -> Self {
         Self {
+            id: claim.id.to_string(),
             owner: claim.owner.clone(),
             part: part(claim.ask),
             value: claim.value.clone(),
@@ -107,6 +110,7 @@ mod tests {
     #[test]
     fn a_record_comes_back_and_a_proposal_is_never_taken_for_one() {
         let mut record = Record {
+            id: "7".into(),
             owner: Owner::here("me", None),
             part: Some((2, 3)),
             value: None,
@@ -132,6 +136,7 @@ mod tests {
             assert_eq!(Record::read(&keys, value.as_bytes()), None);
         }
         let unsound = Record {
+            id: "7".into(),
             owner: Owner::here("me", None),
             part: Some((4, 3)),
             value: None,

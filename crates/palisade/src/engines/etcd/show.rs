@@ -9,6 +9,7 @@ use tokio::sync::broadcast;
 
 use super::Inner;
 use super::change::mark_key;
+use super::enter::Known;
 use super::keys::{self, prefix_end, prefix_start};
 use super::leases::number;
 use super::ops;
@@ -173,7 +174,7 @@ impl Inner {
     }
 
     /// What a lease owns. etcd answers this from one member, which may lag after a change of
-    /// leaders: what a place should be there and is not listed is read once more.
+    /// leaders: a place that should be there and is not listed is read once more.
     pub(super) async fn audit(&self, lease: LeaseId) -> Result<Vec<Audited>> {
         let id = number(lease);
         let path = "/etcdserverpb.Lease/LeaseTimeToLive";
@@ -188,55 +189,70 @@ impl Inner {
             .into_iter()
             .partition(|key| key.starts_with(keys::MARKS.as_bytes()));
         let marks: HashSet<Vec<u8>> = marks.into_iter().collect();
-        let audited = |key: Vec<u8>| self.audited(lease, key, &marks);
-        let mut found: Vec<Audited> = places.into_iter().filter_map(audited).collect();
-        let listed: HashSet<ClaimId> = found.iter().map(|found| found.ticket.claim).collect();
-        for key in self.unlisted(id, &listed) {
-            if !self
-                .rpc
-                .range("audit", ops::one(&key))
-                .await?
-                .kvs
-                .is_empty()
-            {
-                found.extend(self.audited(lease, key, &marks));
+        let listed: HashSet<Vec<u8>> = places.into_iter().collect();
+        let mut found = Vec::new();
+        // Those of claims that are known; what the list does not have is read once more.
+        let known = self.known_on(id);
+        for (claim, known) in &known {
+            let key = known.key.as_bytes();
+            let is_there = listed.contains(key)
+                || known.created != 0
+                    && !self.rpc.range("audit", ops::one(key)).await?.kvs.is_empty();
+            if is_there {
+                found.extend(self.audited(lease, *claim, key, known.created, &marks));
             }
         }
-        self.marked.lock().extend(
-            found
-                .iter()
-                .filter(|found| found.evicted)
-                .map(|found| found.ticket.claim),
-        );
+        // Strangers: read, so that they are left by their incarnation. A key that was left since
+        // the list was made is not there, or is somebody else's by now.
+        let in_use: HashSet<&[u8]> = known
+            .iter()
+            .map(|(_, known)| known.key.as_bytes())
+            .collect();
+        for key in listed.iter().filter(|key| !in_use.contains(key.as_slice())) {
+            let Some(parsed) = self.keys.parse(key) else {
+                continue;
+            };
+            let Some((_, named)) = parsed.ours else {
+                continue;
+            };
+            let kv = self.rpc.range("audit", ops::one(key)).await?.kvs.pop();
+            if let Some(kv) = kv.filter(|kv| kv.lease == id) {
+                let record = Record::read(&self.keys, &kv.value);
+                let told = record.and_then(|record| record.id.parse().ok());
+                let claim = told.unwrap_or(named);
+                found.extend(self.audited(lease, claim, key, kv.create_revision, &marks));
+            }
+        }
         self.sweep(marks, &found).await;
         Ok(found)
     }
 
-    fn audited(&self, lease: LeaseId, key: Vec<u8>, marks: &HashSet<Vec<u8>>) -> Option<Audited> {
-        let parsed = self.keys.parse(&key)?;
-        let (_, claim) = parsed.ours?;
-        let evicted = marks.contains(&mark_key(&key));
-        let native: Arc<str> = String::from_utf8(key).ok()?.into();
+    fn audited(
+        &self,
+        lease: LeaseId,
+        claim: ClaimId,
+        key: &[u8],
+        created: i64,
+        marks: &HashSet<Vec<u8>>,
+    ) -> Option<Audited> {
+        let parsed = self.keys.parse(key)?;
         let ticket = Ticket {
             name: Name::new(&parsed.name).ok()?,
             claim,
             lease,
-            counted: 0,
-            native: Some(native),
+            counted: u64::try_from(created).unwrap_or(0),
+            native: Some(String::from_utf8(key.to_vec()).ok()?.into()),
             in_doubt: false,
         };
+        let evicted = marks.contains(&mark_key(key));
         Some(Audited { ticket, evicted })
     }
 
-    /// The keys of claims on the lease that a list does not have.
-    fn unlisted(&self, lease: i64, listed: &HashSet<ClaimId>) -> Vec<Vec<u8>> {
+    /// The claims of this client on the lease.
+    fn known_on(&self, lease: i64) -> Vec<(ClaimId, Known)> {
         let known = self.known.lock();
-        let missing = known
-            .iter()
-            .filter(|(claim, known)| known.lease == lease && !listed.contains(claim));
-        missing
-            .filter_map(|(_, known)| known.key.as_ref().map(|key| key.as_bytes().to_vec()))
-            .collect()
+        let on = known.iter().filter(|(_, known)| known.lease == lease);
+        on.map(|(claim, known)| (*claim, known.clone())).collect()
     }
 
     /// Removes marks whose places are gone. Best effort: the lease ends them otherwise.

@@ -124,7 +124,9 @@ async fn keys_are_used_again_and_marks_do_not_stay_on_them() {
     let key = first.ticket().native.clone();
     // Marked and let go before anyone noticed.
     let id = first.claim().to_string();
-    let marked = client.engine().evict(first.name().clone(), id, Eviction::Mark);
+    let marked = client
+        .engine()
+        .evict(first.name().clone(), id, Eviction::Mark);
     assert!(marked.await.unwrap());
     let _ = first.release().await;
     let mut last = 0;
@@ -140,7 +142,10 @@ async fn keys_are_used_again_and_marks_do_not_stay_on_them() {
         hold.release().await.unwrap();
     }
     // Two at once are two.
-    let (one, two) = (client.semaphore("two", 2).unwrap(), client.semaphore("two", 2).unwrap());
+    let (one, two) = (
+        client.semaphore("two", 2).unwrap(),
+        client.semaphore("two", 2).unwrap(),
+    );
     let (one, two) = (one.acquire().await.unwrap(), two.acquire().await.unwrap());
     assert_ne!(one.ticket().native, two.ticket().native);
 }

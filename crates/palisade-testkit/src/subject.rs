@@ -12,6 +12,10 @@ use std::time::Duration;
 use palisade::Client;
 use palisade::core::engine::BoxFuture;
 
+use crate::hurt::Servers;
+use crate::launch;
+use crate::proxy::Protocol;
+
 /// How a subject's URL becomes a client.
 pub type Connect = fn(String) -> BoxFuture<palisade::Result<Client>>;
 
@@ -32,6 +36,14 @@ pub struct Subject {
 }
 
 impl Subject {
+    /// An engine behind a server, which is started for the run.
+    pub const fn served(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
+        Self {
+            installed: true,
+            ..Self::new(name, start)
+        }
+    }
+
     /// An engine that `palisade::connect` knows and that needs nothing installed.
     pub const fn new(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
         Self {
@@ -124,7 +136,16 @@ pub trait Hurt: Send + Sync {
 }
 
 /// The engines that palisade ships.
-pub const SUBJECTS: &[Subject] = &[Subject::new("memory", memory), Subject::new("file", file)];
+pub const SUBJECTS: &[Subject] = &[
+    Subject::new("memory", memory),
+    Subject::new("file", file),
+    Subject::served("etcd", || served("etcd", &[])),
+    Subject::served("etcd3", || served("etcd3", &[])),
+    // Behind fault proxies, to be cut off from its clients.
+    Subject::served("etcd3-proxied", || proxied("etcd3", Protocol::Grpc)),
+    Subject::served("etcd35", || served("etcd35", &[])),
+    Subject::served("etcd35x3", || served("etcd35x3", &[])),
+];
 
 fn memory() -> Result<Site, String> {
     Ok(Site::new("memory:"))
@@ -145,7 +166,29 @@ fn file() -> Result<Site, String> {
     .keeping(dir))
 }
 
+/// Starts what the launcher calls `name`, with further settings.
+fn served(name: &str, settings: &[&str]) -> Result<Site, String> {
+    let running = launch::start_with(name, settings).map_err(|error| error.to_string())?;
+    Ok(Site::of(Servers::new(running)))
+}
+
+/// The same behind fault proxies.
+fn proxied(name: &str, protocol: Protocol) -> Result<Site, String> {
+    let running = launch::start(name).map_err(|error| error.to_string())?;
+    Ok(Site::of(Servers::proxied(running, protocol)?))
+}
+
 impl Site {
+    /// A site of servers, which live as long as it.
+    fn of(servers: Servers) -> Self {
+        Self {
+            processes: true,
+            url: servers.url(),
+            hurt: Some(Arc::new(servers)),
+            ..Self::new("")
+        }
+    }
+
     /// Lets `thing` live as long as the site.
     #[must_use]
     pub fn keeping(self, thing: impl Any + Send + Sync) -> Self {

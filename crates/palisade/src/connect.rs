@@ -115,6 +115,8 @@ pub fn open_fence(url: &str) -> Result<FileFence> {
 
 /// The engines of this build. Adding one is one line here.
 const OFFERS: &[Offer] = &[
+    #[cfg(feature = "etcd")]
+    crate::engines::etcd::OFFER,
     #[cfg(feature = "file")]
     crate::engines::file::OFFER,
     #[cfg(feature = "memory")]

@@ -11,6 +11,7 @@ mod leaks;
 mod linear;
 mod loss;
 mod order;
+mod outages;
 mod progress;
 mod register;
 mod tokens;

@@ -12,6 +12,8 @@ use std::time::Duration;
 use palisade::Client;
 use palisade::core::engine::BoxFuture;
 
+use crate::launch;
+
 /// How a subject's URL becomes a client.
 pub type Connect = fn(String) -> BoxFuture<palisade::Result<Client>>;
 
@@ -39,6 +41,16 @@ impl Subject {
             start,
             connect: CONNECT,
             installed: false,
+        }
+    }
+}
+
+impl Subject {
+    /// An engine that `palisade::connect` knows and whose server must be installed.
+    pub const fn installed(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
+        Self {
+            installed: true,
+            ..Self::new(name, start)
         }
     }
 }
@@ -124,7 +136,22 @@ pub trait Hurt: Send + Sync {
 }
 
 /// The engines that palisade ships.
-pub const SUBJECTS: &[Subject] = &[Subject::new("memory", memory), Subject::new("file", file)];
+pub const SUBJECTS: &[Subject] = &[
+    Subject::new("memory", memory),
+    Subject::new("file", file),
+    Subject::installed("consul", || served("consul")),
+    Subject::installed("consul3", || served("consul3")),
+];
+
+/// An engine that the testkit starts, for all trials of this process.
+fn served(engine: &str) -> Result<Site, String> {
+    let running = launch::start(engine).map_err(|error| error.to_string())?;
+    Ok(Site {
+        processes: true,
+        ..Site::new(running.url())
+    }
+    .keeping(running))
+}
 
 fn memory() -> Result<Site, String> {
     Ok(Site::new("memory:"))

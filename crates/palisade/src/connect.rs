@@ -89,6 +89,8 @@ impl std::fmt::Debug for Prepared {
 
 /// The engines of this build. Adding one is one line here.
 const OFFERS: &[Offer] = &[
+    #[cfg(feature = "consul")]
+    crate::engines::consul::OFFER,
     #[cfg(feature = "file")]
     crate::engines::file::OFFER,
     #[cfg(feature = "memory")]

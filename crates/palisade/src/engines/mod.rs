@@ -1,5 +1,7 @@
 //! The engines, one folder or file each, by feature. An engine knows the core and nothing else.
 
+#[cfg(feature = "consul")]
+pub mod consul;
 #[cfg(feature = "file")]
 pub mod file;
 #[cfg(feature = "memory")]

@@ -9,6 +9,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, StatusCode};
+use rustls::{ClientConfig, RootCertStore};
 
 use super::api::unreachable;
 use crate::core::error::{Error, Kind, Result};
@@ -18,7 +19,7 @@ use crate::engines::remote::Host;
 #[derive(Clone)]
 pub(super) struct Access {
     pub(super) hosts: Vec<Host>,
-    pub(super) tls: Option<rustls::ClientConfig>,
+    pub(super) tls: Option<ClientConfig>,
     /// A secret.
     pub(super) token: Option<String>,
     pub(super) datacenter: Option<String>,
@@ -46,7 +47,7 @@ impl Access {
             value.set_sensitive(true);
             headers.insert(HeaderName::from_static("x-consul-token"), value);
         }
-        let mut builder = Client::builder()
+        let builder = Client::builder()
             .default_headers(headers)
             .connect_timeout(self.connect_timeout)
             .http1_only()
@@ -54,13 +55,26 @@ impl Access {
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
             .tcp_nodelay(true);
-        if let Some(tls) = &self.tls {
-            builder = builder.tls_backend_preconfigured(tls.clone());
-        }
+        // Without one of ours reqwest would make its own, and panic where no provider is set.
+        let tls = self.tls.clone().map_or_else(trusts_nobody, Ok)?;
+        let builder = builder.tls_backend_preconfigured(tls);
         builder.build().map_err(|error| {
             Error::new(Kind::Config, "connect", "an HTTP client can't be set up").because(error)
         })
     }
+}
+
+/// For connections without TLS, which never ask it.
+fn trusts_nobody() -> Result<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| {
+            Error::new(Kind::Internal, "connect", "TLS can't be set up").because(error)
+        })?;
+    Ok(builder
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth())
 }
 
 /// Asks all agents who leads, and takes the first that knows.

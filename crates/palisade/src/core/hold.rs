@@ -281,7 +281,7 @@ impl Occupied {
     }
 
     async fn leave(mut self) -> Result<Left> {
-        self.keeper.forget(&self.ticket);
+        self.keeper.part_with(&self.ticket);
         let left = self.keeper.engine().leave(self.ticket.clone()).await;
         // On an error the drop leaves again, in the background.
         self.taken = left.is_err();

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::ConsulEngine;
 use super::api::Read;
@@ -84,6 +85,9 @@ fn report(name: &Name, line: &Line, view: &View, marked: &HashSet<String>) -> Li
             Some(record) => pair.counted(record),
             None => pair.modify_index,
         };
+        let ttl = record
+            .as_ref()
+            .map(|record| Duration::from_millis(record.ttl));
         Some(ClaimReport {
             evicted: marked.contains(&id),
             id,
@@ -91,7 +95,8 @@ fn report(name: &Name, line: &Line, view: &View, marked: &HashSet<String>) -> Li
             owner: record.map(|record| record.owner),
             ask,
             counted: Some(counted),
-            expires_in: None,
+            // Renewals leave no trace in the store: this is how long it can last without another.
+            expires_in: ttl,
         })
     };
     let mut report = LineReport {

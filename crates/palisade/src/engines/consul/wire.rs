@@ -73,6 +73,8 @@ impl Pair {
 pub(super) struct Record {
     pub(super) claim: String,
     pub(super) owner: Owner,
+    /// Of its session, in milliseconds.
+    pub(super) ttl: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) value: Option<String>,
     /// The index of the grant, where the key was written again since.
@@ -85,6 +87,7 @@ impl Record {
         Self {
             claim: claim.id.to_string(),
             owner: claim.owner.clone(),
+            ttl: u64::try_from(claim.ttl.as_millis()).unwrap_or(u64::MAX),
             value: claim.value.clone(),
             counted: None,
         }

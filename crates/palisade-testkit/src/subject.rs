@@ -12,7 +12,9 @@ use std::time::Duration;
 use palisade::Client;
 use palisade::core::engine::BoxFuture;
 
+use crate::hurt::Servers;
 use crate::launch;
+use crate::proxy::Protocol;
 
 /// How a subject's URL becomes a client.
 pub type Connect = fn(String) -> BoxFuture<palisade::Result<Client>>;
@@ -34,6 +36,14 @@ pub struct Subject {
 }
 
 impl Subject {
+    /// An engine behind a server, which is started for the run.
+    pub const fn served(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
+        Self {
+            installed: true,
+            ..Self::new(name, start)
+        }
+    }
+
     /// An engine that `palisade::connect` knows and that needs nothing installed.
     pub const fn new(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
         Self {
@@ -41,16 +51,6 @@ impl Subject {
             start,
             connect: CONNECT,
             installed: false,
-        }
-    }
-}
-
-impl Subject {
-    /// An engine that `palisade::connect` knows and whose server must be installed.
-    pub const fn installed(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
-        Self {
-            installed: true,
-            ..Self::new(name, start)
         }
     }
 }
@@ -139,19 +139,11 @@ pub trait Hurt: Send + Sync {
 pub const SUBJECTS: &[Subject] = &[
     Subject::new("memory", memory),
     Subject::new("file", file),
-    Subject::installed("consul", || served("consul")),
-    Subject::installed("consul3", || served("consul3")),
+    Subject::served("consul", || served("consul", &[])),
+    Subject::served("consul3", || served("consul3", &[])),
+    // Behind a fault proxy, to be cut off from its clients.
+    Subject::served("consul-proxied", || proxied("consul", Protocol::Http1)),
 ];
-
-/// An engine that the testkit starts, for all trials of this process.
-fn served(engine: &str) -> Result<Site, String> {
-    let running = launch::start(engine).map_err(|error| error.to_string())?;
-    Ok(Site {
-        processes: true,
-        ..Site::new(running.url())
-    }
-    .keeping(running))
-}
 
 fn memory() -> Result<Site, String> {
     Ok(Site::new("memory:"))
@@ -172,7 +164,29 @@ fn file() -> Result<Site, String> {
     .keeping(dir))
 }
 
+/// Starts what the launcher calls `name`, with further settings.
+fn served(name: &str, settings: &[&str]) -> Result<Site, String> {
+    let running = launch::start_with(name, settings).map_err(|error| error.to_string())?;
+    Ok(Site::of(Servers::new(running)))
+}
+
+/// The same behind fault proxies.
+fn proxied(name: &str, protocol: Protocol) -> Result<Site, String> {
+    let running = launch::start(name).map_err(|error| error.to_string())?;
+    Ok(Site::of(Servers::proxied(running, protocol)?))
+}
+
 impl Site {
+    /// A site of servers, which live as long as it.
+    fn of(servers: Servers) -> Self {
+        Self {
+            processes: true,
+            url: servers.url(),
+            hurt: Some(Arc::new(servers)),
+            ..Self::new("")
+        }
+    }
+
     /// Lets `thing` live as long as the site.
     #[must_use]
     pub fn keeping(self, thing: impl Any + Send + Sync) -> Self {

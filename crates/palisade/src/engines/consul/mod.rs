@@ -18,6 +18,7 @@ mod keys;
 mod offer;
 mod survey;
 mod take;
+mod turns;
 mod view;
 mod wire;
 
@@ -30,6 +31,7 @@ use self::api::Api;
 use self::book::Book;
 use self::keys::Keys;
 pub(crate) use self::offer::OFFER;
+use self::turns::Turns;
 use crate::core::capability::Capability;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
@@ -48,6 +50,7 @@ struct ConsulEngine {
     api: Api,
     keys: Keys,
     book: Book,
+    turns: Turns,
     /// One session is made at a time.
     making: Mutex<()>,
     alarms: broadcast::Sender<Alarm>,

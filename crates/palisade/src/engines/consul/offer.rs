@@ -175,6 +175,7 @@ async fn open(mut url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
         api,
         keys,
         book: Book::default(),
+        turns: Default::default(),
         making: Default::default(),
         alarms: broadcast::channel(64).0,
         capability,

@@ -58,36 +58,48 @@ impl ConsulEngine {
                 },
             },
         };
-        let first = View::default();
-        let view = match claim.ask {
+        match self.first(&line, &seat).await {
+            Ok(Tried::Gone) => {
+                // Ended since it was used last, by its ttl or by hand.
+                self.book.ended(seat.session);
+                self.book.forget(claim.id);
+                let seat = self.seat(&claim).await?;
+                let tried = self.first(&line, &seat).await;
+                self.answer(&seat, tried)
+            }
+            tried => self.answer(&seat, tried),
+        }
+    }
+
+    /// The first try of a claim.
+    async fn first(&self, line: &Line, seat: &Seat) -> Result<Tried> {
+        let view = match seat.claim.ask {
             // Free, as it is most of the time.
-            Ask::Whole => first,
-            _ => match self.look(&line).await {
-                Ok(view) => view,
-                Err(error) => {
-                    self.book.forget(claim.id);
-                    return Err(error);
-                }
-            },
+            Ask::Whole => View::default(),
+            _ => self.look(line).await?,
         };
-        match self.attempt(&line, &seat, view).await {
-            Ok(Tried::Held(counted)) => Ok(self.entered(&seat, Place::Held { counted })),
-            Ok(Tried::Behind | Tried::Delayed) if claim.queue => {
-                Ok(self.entered(&seat, Place::Waiting))
+        self.attempt(line, seat, view).await
+    }
+
+    fn answer(&self, seat: &Seat, tried: Result<Tried>) -> Result<Entered> {
+        match tried {
+            Ok(Tried::Held(counted)) => Ok(self.entered(seat, Place::Held { counted })),
+            Ok(Tried::Behind | Tried::Delayed) if seat.claim.queue => {
+                Ok(self.entered(seat, Place::Waiting))
             }
             Ok(Tried::Behind | Tried::Delayed) => {
-                self.book.forget(claim.id);
+                self.book.forget(seat.claim.id);
                 Ok(Entered::Busy)
             }
             Ok(Tried::Gone) => {
                 self.book.ended(seat.session);
-                self.book.forget(claim.id);
+                self.book.forget(seat.claim.id);
                 let message = "the session ended before it was used; try again";
                 Err(Error::new(Kind::Unreachable, "enter", message))
             }
             Err(error) => {
                 if error.outcome() == Outcome::NotApplied {
-                    self.book.forget(claim.id);
+                    self.book.forget(seat.claim.id);
                 }
                 Err(error)
             }
@@ -276,6 +288,15 @@ impl ConsulEngine {
             }
             let last = until.has_passed();
             let step = async {
+                // A last look is never left to others.
+                let turn = match last {
+                    true => None,
+                    false => match self.turns.take(&line.lock, nap(until, NAP)).await {
+                        Some(turn) => Some(turn),
+                        None => return Ok(None),
+                    },
+                };
+                let _turn = turn;
                 let view = self.after(&line, &seat, nap(until, NAP)).await?;
                 match view {
                     Some(view) => self.attempt(&line, &seat, view).await.map(Some),
@@ -319,19 +340,25 @@ impl ConsulEngine {
         if seen.index == index {
             return Ok(None);
         }
-        // An index that goes back is that of another history: start over.
-        let next = if seen.index < index { 0 } else { seen.index };
-        self.book.change(seat.claim.id, |seat| {
-            seat.watched = Some(Watched { tree, index: next });
-        });
+        // What to sleep on next is found out by whoever finds the line in use: a try that fails
+        // halfway is then followed by another look, not by sleep.
+        let watch = |watched| {
+            self.book
+                .change(seat.claim.id, |seat| seat.watched = watched)
+        };
+        watch(None);
         if tree {
             let view = self.look(line).await?;
             return Ok(Some(view));
         }
         let lock = seen.pairs.into_iter().next();
         match &lock {
-            // Held by the next one already.
-            Some(lock) if lock.holder().is_some() => Ok(None),
+            // Held by the next one already. An index that goes back is that of another history.
+            Some(lock) if lock.holder().is_some() => {
+                let index = if seen.index < index { 0 } else { seen.index };
+                watch(Some(Watched { tree, index }));
+                Ok(None)
+            }
             Some(_) => self.look(line).await.map(Some),
             None => Ok(Some(View::default())),
         }

@@ -42,7 +42,8 @@ pub(crate) struct Args {
 /// What every verb takes, before or after its name.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Global {
-    /// The engine that keeps the locks, such as file:DIR [default: $PALISADE_URL, then file:]
+    /// The engine that keeps the locks, such as file:DIR [default: $PALISADE_URL, then the config
+    /// file's, then file:]
     #[arg(long, alias = "engine-url", global = true, value_name = "URL")]
     pub(crate) url: Option<String>,
     /// Speak JSON: documents on stdout, errors on stderr
@@ -96,7 +97,7 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
         return error;
     };
     if error.get(ContextKind::SuggestedSubcommand).is_none()
-        && let Some(meant) = meant_verb(word)
+        && let Some(meant) = meant_verb(word, own_arguments())
     {
         let meant = ContextValue::Strings(vec![meant]);
         error.insert(ContextKind::SuggestedSubcommand, meant);
@@ -104,14 +105,20 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
     error
 }
 
-fn meant_verb(word: &str) -> Option<String> {
+/// The verb that was meant by `word`, or the part of a verb if one stands before it in `args`.
+fn meant_verb(word: &str, args: impl Iterator<Item = OsString>) -> Option<String> {
     let letters = |word: &str| {
         let mut letters: Vec<char> = word.chars().collect();
         letters.sort_unstable();
         letters
     };
     let verbs = Args::command();
-    let names = || verbs.get_subcommands().map(clap::Command::get_name);
+    let mut before = args.take_while(|arg| arg != OsStr::new(word));
+    let verb = before.find_map(|arg| verbs.find_subcommand(&arg));
+    let names = || {
+        let among = verb.unwrap_or(&verbs);
+        among.get_subcommands().map(clap::Command::get_name)
+    };
     let swapped = names().find(|name| letters(name) == letters(word));
     swapped
         .or_else(|| nearest(word, names()))
@@ -129,8 +136,14 @@ mod tests {
 
     #[test]
     fn swapped_letters_are_seen_through() {
-        assert_eq!(meant_verb("rnu").as_deref(), Some("run"));
-        assert_eq!(meant_verb("sl").as_deref(), Some("ls"));
-        assert_eq!(meant_verb("dance"), None);
+        let meant = |words: &[&str]| {
+            let args = words.iter().map(OsString::from);
+            meant_verb(words.last().unwrap(), args)
+        };
+        assert_eq!(meant(&["rnu"]).as_deref(), Some("run"));
+        assert_eq!(meant(&["--json", "sl"]).as_deref(), Some("ls"));
+        assert_eq!(meant(&["juggle"]), None);
+        assert_eq!(meant(&["config", "apth"]).as_deref(), Some("path"));
+        assert_eq!(meant(&["config", "sl"]), None);
     }
 }

@@ -3,12 +3,23 @@
 //! runtime itself.
 
 mod bench;
+mod completions;
+mod config;
+mod demo;
+mod doctor;
+mod elect;
 mod evict;
+mod fence;
+mod guide;
+mod leader;
 mod ls;
+mod man;
 mod permits;
 mod run;
 mod show;
+mod top;
 
+pub(crate) use self::show::look;
 use crate::args::Global;
 use crate::exit::Verdict;
 use crate::on_runtime;
@@ -36,9 +47,18 @@ macro_rules! verbs {
 }
 
 verbs! {
-    forking { Run => run }
+    forking { Run => run, Elect => elect }
+    Leader => leader,
     Ls => ls,
     Show => show,
+    Top => top,
     Evict => evict,
+    Fence => fence,
+    Doctor => doctor,
     Bench => bench,
+    Demo => demo,
+    Guide => guide,
+    Config => config,
+    Completions => completions,
+    Man => man,
 }

@@ -23,6 +23,7 @@ mod verbs;
 mod watcher;
 mod worker;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,6 +47,9 @@ use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
+
+/// Where fences are kept: not among the lines, which end with a boot.
+const FENCES: &str = "fences";
 
 /// Opens, and creates where it is missing, the store that `url` names.
 ///
@@ -105,6 +109,18 @@ pub fn sign_of_life(mut url: Url, settings: &Settings) -> Result<Liveness> {
     let dir = Dir::create(&dir::locate(&url)?, allow_network_fs)?;
     let _locked = dir.lock(settings.connect_timeout)?;
     dir.sign_of_life()
+}
+
+/// The folder of fences in the directory of the store that `url` names, which is created if it is
+/// missing.
+///
+/// # Errors
+/// [`Kind::Config`] for a directory that can't be used.
+pub fn fences(mut url: Url) -> Result<PathBuf> {
+    let allow_network_fs = url.take_flag("allow_network_fs")?;
+    url.finish(OPTIONS)?;
+    let dir = Dir::create(&dir::locate(&url)?, allow_network_fs)?;
+    Ok(dir.path.join(FENCES))
 }
 
 struct FileEngine {

@@ -22,8 +22,10 @@ use crate::core::ticket::{Armed, LeaseId, Ticket};
 pub(super) enum Stage {
     /// It has nothing in the store.
     Waiting,
-    /// A write that would give it the lock was sent and not answered yet, or never.
+    /// A write that would give it the lock is under way.
     Trying,
+    /// Such a write was not answered, and may still arrive.
+    Unknown,
     /// It holds, and this was counted.
     Held(u64),
 }
@@ -47,6 +49,8 @@ pub(super) struct Seat {
     pub(super) evicted: bool,
     /// Rung when it is taken away.
     pub(super) bell: Arc<Notify>,
+    /// Rung when a write of it was answered.
+    answered: Arc<Notify>,
 }
 
 impl Seat {
@@ -59,7 +63,7 @@ impl Seat {
             lease: LeaseId(self.session),
             counted: match self.stage {
                 Stage::Held(counted) => counted,
-                Stage::Waiting | Stage::Trying => 0,
+                Stage::Waiting | Stage::Trying | Stage::Unknown => 0,
             },
             ..Ticket::own(self.claim.name.clone(), self.claim.id)
         }
@@ -130,6 +134,35 @@ impl Book {
         self.0.lock().seats.get_mut(&claim).map(change)
     }
 
+    /// Says what became of the write that was under way for a seat.
+    pub(super) fn settle(&self, claim: ClaimId, stage: Stage) {
+        self.change(claim, |seat| {
+            seat.stage = stage;
+            seat.answered.notify_waiters();
+        });
+    }
+
+    /// The seat once nothing is under way for it, or after `limit`: then nobody will tell.
+    pub(super) async fn settled(&self, claim: ClaimId, limit: Duration) -> Option<Seat> {
+        let settled = async {
+            loop {
+                let seat = self.seat(claim)?;
+                let rung = seat.answered.notified();
+                match self.seat(claim)? {
+                    seat if seat.stage != Stage::Trying => return Some(seat),
+                    _ => rung.await,
+                }
+            }
+        };
+        match tokio::time::timeout(limit, settled).await {
+            Ok(seat) => seat,
+            Err(_) => {
+                self.settle(claim, Stage::Unknown);
+                self.seat(claim)
+            }
+        }
+    }
+
     /// Removes a seat, and remembers the doubt if a write of it may still arrive.
     pub(super) fn forget(&self, claim: ClaimId) {
         let mut state = self.0.lock();
@@ -137,6 +170,7 @@ impl Book {
             return;
         };
         seat.bell.notify_waiters();
+        seat.answered.notify_waiters();
         state.free(&seat);
     }
 
@@ -217,7 +251,8 @@ impl State {
             stage: Stage::Waiting,
             watched: None,
             evicted: false,
-            bell: Arc::new(Notify::new()),
+            bell: Arc::default(),
+            answered: Arc::default(),
         };
         if let Some(session) = self.sessions.get_mut(&id) {
             session.names.insert(claim.name.clone());
@@ -230,7 +265,7 @@ impl State {
         if let Some(session) = self.sessions.get_mut(&seat.session) {
             session.names.remove(&seat.claim.name);
             session.idle_since = BootTime::now();
-            if seat.stage == Stage::Trying {
+            if matches!(seat.stage, Stage::Trying | Stage::Unknown) {
                 session
                     .doubts
                     .insert(seat.claim.name.clone(), seat.claim.id);

@@ -10,7 +10,7 @@ use super::api::Committed;
 use super::book::Stage;
 use super::keys::Line;
 use super::view::{Asker, Spot, View};
-use super::wire::{Op, session_id, session_text};
+use super::wire::{Op, Pair, session_id, session_text};
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::engine::{Alarm, Amended, Amendment, Eviction, Left};
 use crate::core::error::{Error, Kind, Result};
@@ -23,14 +23,14 @@ const TRIES: u32 = 64;
 impl ConsulEngine {
     pub(super) async fn do_leave(self: Arc<Self>, ticket: Ticket) -> Result<Left> {
         let line = self.keys.line(&ticket.name)?;
-        let seat = self.book.seat(ticket.claim);
+        let seat = self.book.settled(ticket.claim, self.api.timeout).await;
         let (session, stage, ask) = match &seat {
             // The audit names the session on which it found a write that nobody waited for.
             Some(seat) if ticket.has_own_lease() || ticket.lease.0 == seat.session => {
                 (seat.session, seat.stage, Some(seat.claim.ask))
             }
             _ if ticket.has_own_lease() => return Ok(Left::Absent),
-            _ => (ticket.lease.0, Stage::Trying, None),
+            _ => (ticket.lease.0, Stage::Unknown, None),
         };
         let counted = match (stage, ticket.counted) {
             (Stage::Waiting, _) => {
@@ -39,7 +39,7 @@ impl ConsulEngine {
             }
             (Stage::Held(held), asked) if asked != 0 && asked != held => return Ok(Left::Absent),
             (Stage::Held(held), _) => held,
-            (Stage::Trying, asked) => asked,
+            (Stage::Trying | Stage::Unknown, asked) => asked,
         };
         let session = session_text(session);
         let mut left = Left::Absent;
@@ -119,23 +119,23 @@ impl ConsulEngine {
         Err(too_busy("leave"))
     }
 
-    /// Removes what a claim left behind whose session has ended.
+    /// Removes what a claim left behind that does not hold: its session has ended.
     async fn sweep(&self, line: &Line, claim: ClaimId, view: &View) -> Result<()> {
-        let Some(lock) = &view.lock else {
+        let id = claim.to_string();
+        let own = |pair: &&Pair| pair.record().is_some_and(|record| record.claim == id);
+        let lock = view.lock.iter().filter(|lock| lock.holder().is_none());
+        let left = lock.chain(view.readers(line)).find(own);
+        let Some(left) = left else {
             return Ok(());
         };
-        let own = |record: super::wire::Record| record.claim == claim.to_string();
-        if lock.holder().is_none() && lock.record().is_some_and(own) {
-            let ops = [
-                Op::check_index(&line.lock, lock.modify_index),
-                Op::delete(&line.lock),
-                Op::delete(&line.value(&claim.to_string())),
-                Op::delete(&self.keys.mark(&claim.to_string())),
-            ];
-            // Whoever was quicker has it now.
-            self.api.transact("leave", &ops).await?;
-        }
-        Ok(())
+        let ops = [
+            Op::check_index(&left.key, left.modify_index),
+            Op::delete(&left.key),
+            Op::delete(&line.value(&id)),
+            Op::delete(&self.keys.mark(&id)),
+        ];
+        // Whoever was quicker has it now.
+        self.api.transact("leave", &ops).await.map(drop)
     }
 
     pub(super) async fn do_amend(

@@ -59,7 +59,7 @@ impl ConsulEngine {
         let (mut found, mut held) = (Vec::new(), Vec::new());
         for seat in seats {
             match seat.stage {
-                Stage::Waiting | Stage::Trying => found.push(Audited {
+                Stage::Waiting | Stage::Trying | Stage::Unknown => found.push(Audited {
                     ticket: seat.ticket(),
                     evicted: seat.evicted,
                 }),

@@ -20,6 +20,7 @@ mod survey;
 mod take;
 mod turns;
 mod view;
+mod wait;
 mod wire;
 
 use std::sync::Arc;

@@ -61,6 +61,67 @@ async fn claims_share_a_session_but_not_on_one_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn every_reader_that_comes_or_goes_moves_the_gate() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let index = || {
+        let gate = get(&running, "/v1/kv/palisade/gate?consistent");
+        gate[0]["ModifyIndex"].as_u64().unwrap()
+    };
+    let lock = client.rwlock("gate").unwrap();
+    let first = lock.read().await.unwrap();
+    let mut last = index();
+    for _ in 0..3 {
+        // A writer that has looked before must not get in now.
+        let reader = lock.read().await.unwrap();
+        assert!(index() > last, "a reader came unseen");
+        last = index();
+        reader.release().await.unwrap();
+        assert!(index() > last, "a reader went unseen");
+        last = index();
+    }
+    first.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_and_writers_of_many_clients_never_overlap() {
+    use std::sync::atomic::{AtomicI64, Ordering};
+    let Some(running) = need("consul") else {
+        return;
+    };
+    // Readers count up, a writer takes a million.
+    let inside = std::sync::Arc::new(AtomicI64::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..6 {
+        let client = palisade::connect(running.url()).await.unwrap();
+        let inside = std::sync::Arc::clone(&inside);
+        tasks.spawn(async move {
+            let lock = client.rwlock("busy").unwrap();
+            for round in 0..30 {
+                let writes = (task + round) % 3 == 0;
+                let (hold, weight) = match writes {
+                    true => (lock.write().await.unwrap(), 1_000_000),
+                    false => (lock.read().await.unwrap(), 1),
+                };
+                let before = inside.fetch_add(weight, Ordering::SeqCst);
+                assert!(
+                    before < 1_000_000 && (!writes || before == 0),
+                    "{before} inside"
+                );
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                inside.fetch_sub(weight, Ordering::SeqCst);
+                hold.release().await.unwrap();
+            }
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_session_destroyed_by_hand_is_told_and_replaced() {
     let Some(running) = need("consul") else {
         return;

@@ -11,7 +11,7 @@ use super::book::Stage;
 use super::keys::Line;
 use super::view::{Asker, Spot, View};
 use super::wire::{Op, Pair, session_id, session_text};
-use crate::core::claim::{Ask, ClaimId};
+use crate::core::claim::{Ask, ClaimId, Mode};
 use crate::core::engine::{Alarm, Amended, Amendment, Eviction, Left};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
@@ -47,10 +47,8 @@ impl ConsulEngine {
         if quick && self.unlock(&line, ticket.claim, &session, counted).await? {
             left = Left::Done;
         } else {
-            left = match self
-                .take_out(&line, ticket.claim, &session, counted)
-                .await?
-            {
+            let claimed = (ticket.claim, ask);
+            left = match self.take_out(&line, claimed, &session, counted).await? {
                 true => Left::Done,
                 false => left,
             };
@@ -96,12 +94,20 @@ impl ConsulEngine {
     async fn take_out(
         &self,
         line: &Line,
-        claim: ClaimId,
+        (claim, ask): (ClaimId, Option<Ask>),
         session: &str,
         counted: u64,
     ) -> Result<bool> {
+        // Of a permit, what is below the lock says all, unless it is not there.
+        let permit = ask.filter(|ask| ask.mode() == Mode::Permits);
         for _ in 0..TRIES {
-            let view = self.look(line).await?;
+            let mut view = match permit {
+                Some(ask) => self.glance(line, ask).await?,
+                None => self.look(line).await?,
+            };
+            if permit.is_some() && view.find(line, claim, session).is_none() {
+                view = self.look(line).await?;
+            }
             let Some(held) = view.find(line, claim, session) else {
                 self.sweep(line, claim, &view).await?;
                 return Ok(false);

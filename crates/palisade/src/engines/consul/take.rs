@@ -176,7 +176,7 @@ impl ConsulEngine {
 
     /// Reads the part of a line that decides most of the time, and takes the rest for empty: for
     /// permits what is below the lock, for others the lock.
-    async fn glance(&self, line: &Line, ask: Ask) -> Result<View> {
+    pub(super) async fn glance(&self, line: &Line, ask: Ask) -> Result<View> {
         if ask.mode() == Mode::Permits {
             let tree = line.tree();
             let tree = self.api.read("look", &tree, true, Read::Consistent).await?;

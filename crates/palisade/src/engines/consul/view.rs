@@ -209,7 +209,7 @@ impl View {
         let mut ops = vec![Op::unchanged(&line.lock, self.lock.as_ref())];
         ops.extend(self.no_permits(line));
         ops.extend(self.dead_readers(line));
-        ops.push(Op::set(&line.lock, READERS, ""));
+        ops.push(gate(line));
         let key = line.reader(asker.claim);
         ops.push(Op::lock(&key, session, READERS, &asker.record.to_json()));
         ops
@@ -279,7 +279,7 @@ impl View {
                 let own = line.reader(claim);
                 let mut others = self.readers(line).filter(|pair| pair.key != own);
                 let gate = match others.any(|pair| pair.holder().is_some()) {
-                    true => Op::set(&line.lock, READERS, ""),
+                    true => gate(line),
                     false => Op::delete(&line.lock),
                 };
                 let mut ops = vec![Op::unchanged(&line.lock, self.lock.as_ref())];
@@ -310,7 +310,7 @@ impl View {
         vec![
             Op::unchanged(&line.lock, self.lock.as_ref()),
             Op::unlock(&line.lock, session),
-            Op::set(&line.lock, READERS, ""),
+            gate(line),
             Op::lock(&key, session, READERS, &asker.record.to_json()),
         ]
     }
@@ -361,6 +361,12 @@ impl Held {
             record,
         }
     }
+}
+
+/// Writes the gate of readers. Consul leaves a key alone, index included, that is written with
+/// the value it has, and then nobody would see that a reader came or went.
+fn gate(line: &Line) -> Op {
+    Op::set(&line.lock, READERS, &ClaimId::random().to_string())
 }
 
 fn json(holders: &Holders) -> String {

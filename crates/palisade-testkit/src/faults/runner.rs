@@ -56,7 +56,7 @@ impl Run {
         let ttl = capability.explicit_ttl(self.ttl.clamp(min, max));
         let ttl = ttl.unwrap_or(max);
         let time = match ttl > self.ttl {
-            true => self.time.max(ttl * 3),
+            true => self.time.max(ttl * 3 * self.site.lasts),
             false => self.time,
         };
         Self {

@@ -44,6 +44,8 @@ pub(super) struct Seat {
     pub(super) claim: Arc<Claim>,
     pub(super) session: u128,
     pub(super) stage: Stage,
+    /// When its last write was sent.
+    tried: BootTime,
     pub(super) watched: Option<Watched>,
     /// Whether an operator takes it away while it waits.
     pub(super) evicted: bool,
@@ -134,6 +136,15 @@ impl Book {
         self.0.lock().seats.get_mut(&claim).map(change)
     }
 
+    /// Says that a write is sent for a seat; `false` when it is gone.
+    pub(super) fn trying(&self, claim: ClaimId) -> bool {
+        let trying = |seat: &mut Seat| {
+            seat.stage = Stage::Trying;
+            seat.tried = BootTime::now();
+        };
+        self.change(claim, trying).is_some()
+    }
+
     /// Says what became of the write that was under way for a seat.
     pub(super) fn settle(&self, claim: ClaimId, stage: Stage) {
         self.change(claim, |seat| {
@@ -142,8 +153,13 @@ impl Book {
         });
     }
 
-    /// The seat once nothing is under way for it, or after `limit`: then nobody will tell.
-    pub(super) async fn settled(&self, claim: ClaimId, limit: Duration) -> Option<Seat> {
+    /// The seat once nothing is under way for it. A write that is older than `timeout` is answered
+    /// by nobody: its runtime has ended.
+    pub(super) async fn settled(&self, claim: ClaimId, timeout: Duration) -> Option<Seat> {
+        let seat = self.seat(claim)?;
+        if seat.stage != Stage::Trying {
+            return Some(seat);
+        }
         let settled = async {
             loop {
                 let seat = self.seat(claim)?;
@@ -154,7 +170,8 @@ impl Book {
                 }
             }
         };
-        match tokio::time::timeout(limit, settled).await {
+        let limit = seat.tried + timeout + Duration::from_millis(50);
+        match tokio::time::timeout(limit.remaining(), settled).await {
             Ok(seat) => seat,
             Err(_) => {
                 self.settle(claim, Stage::Unknown);
@@ -249,6 +266,7 @@ impl State {
             claim: Arc::clone(claim),
             session: id,
             stage: Stage::Waiting,
+            tried: BootTime::PAST,
             watched: None,
             evicted: false,
             bell: Arc::default(),

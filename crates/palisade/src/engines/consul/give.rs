@@ -42,51 +42,66 @@ impl ConsulEngine {
             (Stage::Trying | Stage::Unknown, asked) => asked,
         };
         let session = session_text(session);
-        let mut left = Left::Absent;
-        let quick = ask == Some(Ask::Whole) && matches!(stage, Stage::Held(_));
-        if quick && self.unlock(&line, ticket.claim, &session, counted).await? {
-            left = Left::Done;
-        } else {
-            let claimed = (ticket.claim, ask);
-            left = match self.take_out(&line, claimed, &session, counted).await? {
-                true => Left::Done,
-                false => left,
-            };
-        }
-        if seat.is_some()
-            && self
-                .book
-                .seat(ticket.claim)
-                .is_some_and(|seat| session_text(seat.session) == session)
-        {
-            if left == Left::Done {
+        let claimed = (ticket.claim, ask);
+        let quick = match (ask, stage) {
+            (Some(ask), Stage::Held(_)) => {
+                self.let_go(&line, (ticket.claim, ask), &session, counted)
+                    .await?
+            }
+            _ => false,
+        };
+        let there = quick || self.take_out(&line, claimed, &session, counted).await?;
+        if ask.is_some() {
+            if there {
                 // The write has arrived, whether or not its answer has.
-                self.book
-                    .change(ticket.claim, |seat| seat.stage = Stage::Held(counted));
+                self.book.settle(ticket.claim, Stage::Held(counted));
             }
             self.book.forget(ticket.claim);
         }
-        Ok(left)
+        if quick && ask != Some(Ask::Whole) {
+            // The place is given up; what the last one leaves behind is in nobody's way.
+            let _ = self.tidy(&line).await;
+        }
+        Ok(match there {
+            true => Left::Done,
+            false => Left::Absent,
+        })
     }
 
-    /// Gives the lock up in one request, if it is as it was when it was counted.
-    async fn unlock(
+    /// Gives a place up in one request that nobody's but a change of its own key can refuse.
+    /// Readers and permits count only while their own key is held, so that nothing else has to
+    /// be written.
+    async fn let_go(
         &self,
         line: &Line,
-        claim: ClaimId,
+        (claim, ask): (ClaimId, Ask),
         session: &str,
         counted: u64,
     ) -> Result<bool> {
+        let key = match ask.mode() {
+            Mode::Exclusive => line.lock.clone(),
+            Mode::Shared => line.reader(claim),
+            Mode::Permits => line.permit(session),
+        };
         let claim = claim.to_string();
         let ops = [
-            Op::check_index(&line.lock, counted),
-            Op::unlock(&line.lock, session),
-            Op::delete(&line.lock),
+            Op::check_index(&key, counted),
+            Op::unlock(&key, session),
+            Op::delete(&key),
             Op::delete(&line.value(&claim)),
             Op::delete(&self.keys.mark(&claim)),
         ];
         let done = self.api.transact("leave", &ops).await?;
         Ok(matches!(done, Committed::Done(_)))
+    }
+
+    /// Removes the gate or the list of holders when nobody is left, unless somebody comes.
+    async fn tidy(&self, line: &Line) -> Result<()> {
+        let view = self.look(line).await?;
+        match view.tidy(line) {
+            Some(ops) => self.api.transact("leave", &ops).await.map(drop),
+            None => Ok(()),
+        }
     }
 
     /// Looks for the claim and takes it out, again when others wrote in between; `false` when it

@@ -161,8 +161,8 @@ impl ConsulEngine {
         }
     }
 
-    /// Reads a line, surely. The lock first: as long as its index stays, no reader has come or
-    /// gone since, so that what is below it is no older.
+    /// Reads a line, surely. The lock first: as long as its index stays, no reader has come
+    /// since, so that what is below it is no older.
     pub(super) async fn look(&self, line: &Line) -> Result<View> {
         let lock = self.glance(line, Ask::READ).await?.lock;
         let tree = line.tree();
@@ -271,10 +271,7 @@ impl ConsulEngine {
         session: &str,
         ops: Vec<Op>,
     ) -> Result<Written> {
-        let trying = self
-            .book
-            .change(claim.id, |seat| seat.stage = Stage::Trying);
-        if trying.is_none() {
+        if !self.book.trying(claim.id) {
             // Left meanwhile.
             return Ok(Written::Gone);
         }

@@ -4,7 +4,7 @@
 //! that were read, so that the write decides and a stale read only costs another try.
 //!
 //! Whole: the lock itself, held by the session. Readers: the lock's key is an unlocked gate that
-//! every change writes again, and each reader a key of its own, held by its session. Permits:
+//! every reader writes who comes, and each reader a key of its own, held by its session. Permits:
 //! Consul's own semaphore. The kinds exclude each other, decided in the same transaction.
 
 use std::collections::BTreeSet;
@@ -303,6 +303,18 @@ impl View {
         }
     }
 
+    /// Removes what is left of a line in which nobody is; `None` when somebody is, or nothing.
+    pub(super) fn tidy(&self, line: &Line) -> Option<Vec<Op>> {
+        if self.is_gate() && !self.is_read(line) {
+            let mut ops = vec![Op::unchanged(&line.lock, self.lock.as_ref())];
+            ops.push(Op::delete(&line.lock));
+            ops.extend(self.dead_readers(line));
+            return Some(ops);
+        }
+        let semaphore = self.semaphore(line).filter(|pair| pair.flags == SEMAPHORE);
+        (semaphore.is_some() && self.holders(line).is_none()).then(|| self.no_permits(line))
+    }
+
     /// Makes a whole line a reader's, with the count that it has.
     pub(super) fn downgrade(&self, asker: &Asker<'_>) -> Vec<Op> {
         let Asker { line, session, .. } = *asker;
@@ -364,7 +376,7 @@ impl Held {
 }
 
 /// Writes the gate of readers. Consul leaves a key alone, index included, that is written with
-/// the value it has, and then nobody would see that a reader came or went.
+/// the value it has, and then a writer would not see that a reader came.
 fn gate(line: &Line) -> Op {
     Op::set(&line.lock, READERS, &ClaimId::random().to_string())
 }

@@ -70,6 +70,8 @@ pub struct Site {
     pub processes: bool,
     /// How soon the death of a holder is noticed; `None` when its ttl must end first.
     pub notices_death: Option<Duration>,
+    /// How many times its ttl a lease can last without renewal.
+    pub lasts: u32,
     /// How to cut it off, if that is possible.
     pub outage: Option<Arc<dyn Outage>>,
     /// How to hurt its server, if it has one.
@@ -85,6 +87,7 @@ impl Site {
             url: url.into(),
             processes: false,
             notices_death: None,
+            lasts: 1,
             outage: None,
             hurt: None,
             keep: None,
@@ -145,6 +148,12 @@ pub const SUBJECTS: &[Subject] = &[
     Subject::served("etcd3-proxied", || proxied("etcd3", Protocol::Grpc)),
     Subject::served("etcd35", || served("etcd35", &[])),
     Subject::served("etcd35x3", || served("etcd35x3", &[])),
+    Subject::served("consul", || served("consul", &[]).map(twice)),
+    Subject::served("consul3", || served("consul3", &[]).map(twice)),
+    // Behind a fault proxy, to be cut off from its clients.
+    Subject::served("consul-proxied", || {
+        proxied("consul", Protocol::Http1).map(twice)
+    }),
 ];
 
 fn memory() -> Result<Site, String> {
@@ -170,6 +179,11 @@ fn file() -> Result<Site, String> {
 fn served(name: &str, settings: &[&str]) -> Result<Site, String> {
     let running = launch::start_with(name, settings).map_err(|error| error.to_string())?;
     Ok(Site::of(Servers::new(running)))
+}
+
+/// Consul keeps a session for up to twice its ttl.
+fn twice(site: Site) -> Site {
+    Site { lasts: 2, ..site }
 }
 
 /// The same behind fault proxies.

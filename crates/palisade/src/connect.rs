@@ -117,6 +117,8 @@ pub fn open_fence(url: &str) -> Result<FileFence> {
 const OFFERS: &[Offer] = &[
     #[cfg(feature = "etcd")]
     crate::engines::etcd::OFFER,
+    #[cfg(feature = "consul")]
+    crate::engines::consul::OFFER,
     #[cfg(feature = "file")]
     crate::engines::file::OFFER,
     #[cfg(feature = "memory")]

@@ -113,9 +113,10 @@ pub(super) fn bounded_leak(index: &Index<'_>, params: &Params) -> Verdict {
     let mut violations = Vec::new();
     let mut judged = 0;
     let slack = nanos(params.slack);
-    let (ttl, death) = (nanos(params.ttl), nanos(params.death) + slack);
+    let (ttl, lasts) = (nanos(params.ttl), nanos(params.lasts));
+    let death = nanos(params.death) + slack;
     for gone in departures(index, ttl) {
-        let bound = if gone.killed { death } else { ttl + slack };
+        let bound = if gone.killed { death } else { lasts + slack };
         let Some(next) = next(index, gone.hold.name, gone.at, bound) else {
             continue;
         };

@@ -56,7 +56,7 @@ impl Run {
         let ttl = capability.explicit_ttl(self.ttl.clamp(min, max));
         let ttl = ttl.unwrap_or(max);
         let time = match ttl > self.ttl {
-            true => self.time.max(ttl * 3),
+            true => self.time.max(ttl * 3 * self.site.lasts),
             false => self.time,
         };
         Self {
@@ -220,7 +220,8 @@ async fn survey(client: &Client, record: &Recorder) -> Option<usize> {
 
 /// Looks at the line until it is empty, or until nothing can excuse that it is not.
 async fn last_look(run: &Run, client: &Client, record: &Recorder) -> Result<(), String> {
-    let limit = BootTime::now() + run.ttl + run.slack + Duration::from_millis(1500);
+    let limit =
+        BootTime::now() + run.ttl * run.site.lasts + run.slack + Duration::from_millis(1500);
     loop {
         let length = survey(client, record).await;
         if length == Some(0) {
@@ -261,7 +262,7 @@ async fn take_stock(workload: Workload, store: &Path, record: &Recorder) -> Resu
 fn judge(run: &Run, what: Cell, history: &History, hung: Vec<String>) -> Result<Report, String> {
     let params = Params {
         slack: run.slack,
-        ..Params::new(run.ttl, run.site.notices_death)
+        ..Params::new(run.ttl, run.site.notices_death).lasting(run.site.lasts)
     };
     let index = Index::new(history)?;
     let figures = Figures::of(&index);

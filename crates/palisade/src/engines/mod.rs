@@ -2,6 +2,8 @@
 
 #[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(feature = "consul")]
+pub mod consul;
 #[cfg(feature = "file")]
 pub mod file;
 #[cfg(feature = "memory")]

@@ -1,0 +1,27 @@
+-- leave.lua: gives a place up, if the incarnation matches, and grants and wakes the next.
+-- KEYS: the key, the hash.  ARGV: changes channel, id, count (0: unknown), in doubt (1 or 0),
+-- how long a tombstone is kept in ms.
+-- Answers 1 when it was in the line, 0 when it was not.
+
+local now = clock()
+local id, count = ARGV[2], tonumber(ARGV[3])
+local line = open(KEYS[1], KEYS[2])
+settle(line, now)
+
+local claim = record(line, id)
+local found = claim and (count == 0 or claim.token == 0 or claim.token == count)
+if found then
+  remove(line, claim)
+  advance(line, now)
+end
+
+-- A copy of its enter may still be under way: it must find that it was left.
+if ARGV[4] == '1' or (not found and count == 0) then
+  local ends = now + tonumber(ARGV[5]) * 1000
+  local tombs = line.hash .. ':left'
+  redis.call('ZREMRANGEBYSCORE', tombs, '-inf', text(now))
+  redis.call('ZADD', tombs, text(ends), id)
+  redis.call('PEXPIREAT', tombs, millis(ends))
+  redis.call('HSET', line.hash, 'left', text(ends))
+end
+return finish(line, ARGV[1], found and 1 or 0)

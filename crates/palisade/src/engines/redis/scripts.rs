@@ -1,0 +1,36 @@
+//! The scripts, one per verb. What they share (`line.lua`) is put before each.
+
+/// A script: which of [`SOURCES`] it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Script {
+    Enter,
+    Look,
+    Renew,
+    Amend,
+    Leave,
+    Survey,
+    Evict,
+}
+
+macro_rules! source {
+    ($file:literal) => {
+        concat!(include_str!("lua/line.lua"), include_str!($file))
+    };
+}
+
+/// In the order of [`Script`].
+pub(super) const SOURCES: [&str; 7] = [
+    source!("lua/enter.lua"),
+    source!("lua/look.lua"),
+    source!("lua/renew.lua"),
+    source!("lua/amend.lua"),
+    source!("lua/leave.lua"),
+    source!("lua/survey.lua"),
+    source!("lua/evict.lua"),
+];
+
+impl Script {
+    pub(super) const fn source(self) -> &'static str {
+        SOURCES[self as usize]
+    }
+}

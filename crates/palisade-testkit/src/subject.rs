@@ -12,6 +12,9 @@ use std::time::Duration;
 use palisade::Client;
 use palisade::core::engine::BoxFuture;
 
+use crate::launch::site;
+use crate::proxy::Protocol;
+
 /// How a subject's URL becomes a client.
 pub type Connect = fn(String) -> BoxFuture<palisade::Result<Client>>;
 
@@ -39,6 +42,14 @@ impl Subject {
             start,
             connect: CONNECT,
             installed: false,
+        }
+    }
+
+    /// An engine that `palisade::connect` knows and that must be installed.
+    pub const fn served(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
+        Self {
+            installed: true,
+            ..Self::new(name, start)
         }
     }
 }
@@ -124,7 +135,12 @@ pub trait Hurt: Send + Sync {
 }
 
 /// The engines that palisade ships.
-pub const SUBJECTS: &[Subject] = &[Subject::new("memory", memory), Subject::new("file", file)];
+pub const SUBJECTS: &[Subject] = &[
+    Subject::new("memory", memory),
+    Subject::new("file", file),
+    Subject::served("redis", || site::proxied("redis", Protocol::Resp)),
+    Subject::served("valkey", || site::direct("valkey")),
+];
 
 fn memory() -> Result<Site, String> {
     Ok(Site::new("memory:"))

@@ -58,6 +58,7 @@ pub fn prepare(url: &str) -> Result<Prepared> {
 /// What [`prepare`] made, to be connected with.
 pub struct Prepared {
     url: String,
+    #[cfg_attr(not(feature = "file"), allow(dead_code))]
     settings: Settings,
     #[cfg(feature = "file")]
     liveness: Option<Arc<crate::engines::file::Liveness>>,

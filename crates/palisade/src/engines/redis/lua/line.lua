@@ -205,7 +205,8 @@ local function ends_at(line, claim, now)
   if claim.token == 0 then
     return tonumber(redis.call('ZSCORE', line.hash .. ':leases', claim.id) or now)
   elseif line.whole then
-    return now + redis.call('PTTL', line.key) * 1000
+    -- The key was given a little more than the lease.
+    return now + math.min(redis.call('PTTL', line.key), claim.ttl) * 1000
   end
   return tonumber(redis.call('ZSCORE', line.hash .. ':shares', claim.id) or now)
 end

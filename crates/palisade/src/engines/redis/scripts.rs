@@ -1,4 +1,5 @@
-//! The scripts, one per verb. What they share (`line.lua`) is put before each.
+//! The scripts, one per verb. What they share (`line.lua`) is put before each; before that, for
+//! enter and leave, what is done on a line with nobody else in it.
 
 /// A script: which of [`SOURCES`] it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,15 +17,18 @@ macro_rules! source {
     ($file:literal) => {
         concat!(include_str!("lua/line.lua"), include_str!($file))
     };
+    ($first:literal, $file:literal) => {
+        concat!(include_str!($first), source!($file))
+    };
 }
 
 /// In the order of [`Script`].
 pub(super) const SOURCES: [&str; 7] = [
-    source!("lua/enter.lua"),
+    source!("lua/enter_idle.lua", "lua/enter.lua"),
     source!("lua/look.lua"),
     source!("lua/renew.lua"),
     source!("lua/amend.lua"),
-    source!("lua/leave.lua"),
+    source!("lua/leave_alone.lua", "lua/leave.lua"),
     source!("lua/survey.lua"),
     source!("lua/evict.lua"),
 ];

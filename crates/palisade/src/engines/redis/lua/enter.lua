@@ -16,6 +16,8 @@ local left = redis.call('HGET', KEYS[2], 'left')
 if left and tonumber(left) > now then
   local until_ = redis.call('ZSCORE', KEYS[2] .. ':left', id)
   if until_ and tonumber(until_) > now then return { 'busy' } end
+elseif left then
+  redis.call('HDEL', KEYS[2], 'left')
 end
 
 local line = open(KEYS[1], KEYS[2])

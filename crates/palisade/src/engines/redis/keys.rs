@@ -47,9 +47,20 @@ impl Keys {
         }
     }
 
-    /// Where watchers hear of changes.
-    pub(super) fn changes(&self) -> String {
-        format!("palisade:changes:{}", self.prefix)
+    /// What the keys of lines whose names begin with `prefix` begin with; empty for all keys.
+    pub(super) fn beginnings(&self, prefix: &str) -> Vec<String> {
+        let key = match self.prefix.is_empty() {
+            true => prefix.to_owned(),
+            false => format!("{}{}", self.prefix, encode(prefix)),
+        };
+        if key.is_empty() {
+            return Vec::new();
+        }
+        let beside = format!("{{{key}");
+        match tagged(&self.prefix) || beside.starts_with(&key) {
+            true => vec![key],
+            false => vec![key, beside],
+        }
     }
 
     /// The keys of the line `name`.
@@ -125,6 +136,9 @@ fn beside(key: &str) -> Option<String> {
 }
 
 fn encode(name: &str) -> String {
+    if !name.contains(['%', '{', '}']) {
+        return name.to_owned();
+    }
     name.replace('%', "%25")
         .replace('{', "%7B")
         .replace('}', "%7D")
@@ -212,5 +226,7 @@ mod tests {
         let keys = Keys::new("ns").unwrap();
         assert_eq!(keys.pattern("a*"), "{ns:a\\**}:palisade");
         assert_eq!(Keys::new("{t}").unwrap().pattern("a"), "{t}:a*:palisade");
+        assert_eq!(keys.beginnings("a"), ["ns:a", "{ns:a"]);
+        assert_eq!(Keys::new("").unwrap().beginnings(""), [""; 0]);
     }
 }

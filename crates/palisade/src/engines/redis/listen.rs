@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use redis::aio::MultiplexedConnection;
-use redis::{PushKind, Value};
+use redis::{PushInfo, PushKind, Value};
 use tokio::sync::{Notify, broadcast, watch};
 
 use super::fault::fault;
@@ -121,24 +121,44 @@ pub(super) fn changes(store: Arc<Store>, scope: Scope) -> BoxStream<Result<()>> 
     .boxed()
 }
 
+/// Asks the server to tell of every change to keys of the lines in `scope`: the broadcasts that
+/// client-side caches live on. They cost nothing while nobody watches, and tell of what other
+/// tools do too.
 async fn watch_changes(store: &Store, scope: &Scope) -> Result<Watching> {
     let (changed, over) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (rings, ends) = (Arc::clone(&changed), Arc::clone(&over));
+    let mut track = redis::cmd("CLIENT");
+    track.arg("TRACKING").arg("ON").arg("BCAST");
+    let prefix = match scope {
+        Scope::Prefix(prefix) => prefix.as_str(),
+        Scope::Line(name) => name.as_str(),
+    };
+    for beginning in store.keys.beginnings(prefix) {
+        track.arg("PREFIX").arg(beginning);
+    }
     let (keys, scope) = (store.keys.clone(), scope.clone());
-    let hear = move |push: redis::PushInfo| match (&push.kind, push.data.as_slice()) {
+    let included = move |key: &Value| {
+        let Value::BulkString(key) = key else {
+            return false;
+        };
+        let key = String::from_utf8_lossy(key);
+        let name = match keys.name_of(&key) {
+            Some((name, _)) => Some(name),
+            None => keys.name(&key),
+        };
+        name.is_some_and(|name| scope.includes(name.as_str()))
+    };
+    let hear = move |push: PushInfo| match (&push.kind, push.data.first()) {
         (PushKind::Disconnection, _) => ends.notify_one(),
-        (PushKind::Message, [_, Value::BulkString(key)]) => {
-            let name = std::str::from_utf8(key).ok().and_then(|key| keys.name(key));
-            if name.is_some_and(|name| scope.includes(name.as_str())) {
-                rings.notify_one();
-            }
-        }
+        (PushKind::Invalidate, Some(Value::Array(keys))) if !keys.iter().any(&included) => {}
+        // Some of them, or all that there were.
+        (PushKind::Invalidate, _) => rings.notify_one(),
         _ => {}
     };
     let listen = async {
         let mut connection = store.target.server.connect(hear).await?;
-        let subscribed = connection.subscribe(store.keys.changes()).await;
-        subscribed.map_err(|error| fault("watch", &error))?;
+        let tracked: redis::RedisResult<()> = track.query_async(&mut connection).await;
+        tracked.map_err(|error| fault("watch", &error))?;
         Ok(connection)
     };
     let connection = tokio::time::timeout(store.links.connect_timeout(), listen)

@@ -87,6 +87,14 @@ impl Store {
         answer.map_err(|error| fault(operation, &error))
     }
 
+    /// Makes a script write something even when it only confirms a grant, so that
+    /// [`Store::replicated`] covers the grant.
+    pub(super) fn mark_replicated(&self, command: &mut Cmd) {
+        if self.target.replicas > 0 {
+            command.arg(1);
+        }
+    }
+
     /// Waits until enough replicas have what was written on this connection.
     ///
     /// # Errors

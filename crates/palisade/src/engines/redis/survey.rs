@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use redis::{Cmd, RedisResult, Value};
+use redis::{RedisResult, Value};
 
 use super::fault::fault;
 use super::keys::LineKeys;
@@ -70,11 +70,8 @@ impl Store {
         name: &Name,
         keys: &LineKeys,
     ) -> Result<Option<LineReport>> {
-        let arguments = |command: &mut Cmd| {
-            command.arg(self.keys.changes());
-        };
         let answer: Value = self
-            .run("survey", link, Script::Survey, &[keys], arguments)
+            .run("survey", link, Script::Survey, &[keys], |_| ())
             .await?;
         let (capacity, mut holders, waiters) =
             read(&answer).ok_or_else(|| garbled("survey", &answer))?;

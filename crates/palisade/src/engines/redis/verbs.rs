@@ -18,12 +18,12 @@ use crate::core::sync;
 use crate::core::ticket::{Armed, Lease, Ticket};
 use crate::engines::remote::Link;
 
-/// How long a claim that was left before it arrived is remembered: far longer than a request can
-/// be under way, short enough that the memory stays small.
-const TOMBSTONE: Duration = Duration::from_secs(300);
-
 /// A push can be lost, and a server can freeze without a word: a waiter looks at least this often.
 const RECHECK: Duration = Duration::from_secs(1);
+
+/// The key lasts this many milliseconds longer than the lease: the server counts in whole ones, and
+/// the key must not end first.
+const ROUNDING: u64 = 2;
 
 /// Weight and capacity as the scripts count: the whole line is 0 of 0.
 fn numbers(ask: Ask) -> (u32, u32) {
@@ -43,30 +43,30 @@ struct Standing {
 }
 
 impl Standing {
-    /// Reads `{place, token, lease left, look again in}`, times in microseconds.
-    fn read(operation: &'static str, answer: &[String]) -> Result<Self> {
-        let numbers = |text: &[String]| -> Option<[u64; 3]> {
-            let [token, left, due] = text else {
-                return None;
-            };
-            Some([token.parse().ok()?, left.parse().ok()?, due.parse().ok()?])
+    /// Reads `PLACE TOKEN LEFT LOOK-AGAIN-IN`, times in microseconds, or `held TOKEN` of a claim
+    /// that has just been granted all of `ttl`.
+    fn read(operation: &'static str, answer: &str, ttl: Duration) -> Result<Self> {
+        let mut words = answer.split(' ');
+        let word = words.next().unwrap_or_default();
+        let mut number = || words.next().map(str::parse::<u64>);
+        let read = match (word, number(), number(), number()) {
+            ("held", Some(Ok(counted)), None, None) => Some((Place::Held { counted }, ttl, 0)),
+            ("held", Some(Ok(counted)), Some(Ok(left)), Some(Ok(due))) => {
+                Some((Place::Held { counted }, Duration::from_micros(left), due))
+            }
+            ("waiting", Some(Ok(_)), Some(Ok(left)), Some(Ok(due))) => {
+                Some((Place::Waiting, Duration::from_micros(left), due))
+            }
+            _ => None,
         };
-        let read = answer.split_first().and_then(|(word, rest)| {
-            let place = |counted| match word.as_str() {
-                "held" => Some(Place::Held { counted }),
-                "waiting" => Some(Place::Waiting),
-                _ => None,
-            };
-            let [counted, left, due] = numbers(rest)?;
-            Some(Self {
-                place: place(counted)?,
-                left: Duration::from_micros(left),
-                due: Duration::from_micros(due),
-            })
-        });
-        read.ok_or_else(|| {
+        let Some((place, left, due)) = read else {
             let message = "the server's answer makes no sense";
-            Error::new(Kind::Unusable, operation, message).maybe_applied()
+            return Err(Error::new(Kind::Unusable, operation, message).maybe_applied());
+        };
+        Ok(Self {
+            place,
+            left: left.min(ttl),
+            due: Duration::from_micros(due),
         })
     }
 }
@@ -84,43 +84,37 @@ impl Store {
             false => None,
         };
         let (weight, capacity) = numbers(claim.ask);
-        let mut rest = claim.owner.to_json();
+        let ttl = claim.ttl.as_millis() as u64;
+        let mut tail = format!(" {ttl} 0 {} {}", self.hub.channel, claim.owner.to_json());
         if let Some(value) = &claim.value {
-            rest = format!("{rest}\n{value}");
+            tail.push('\n');
+            tail.push_str(value);
         }
         let arguments = |command: &mut Cmd| {
             command
-                .arg(self.keys.changes())
                 .arg(claim.id.to_string())
-                .arg(weight)
-                .arg(capacity)
-                .arg(claim.ttl.as_millis() as u64)
-                .arg(u8::from(claim.queue))
-                .arg(&self.hub.channel)
-                .arg(&rest)
-                .arg(u8::from(self.target.replicas > 0));
+                .arg(format!("{weight} {capacity} "))
+                .arg(ttl + ROUNDING)
+                .arg(&tail)
+                .arg(u8::from(claim.queue));
+            self.mark_replicated(command);
         };
         let sent = BootTime::now();
-        let answer: Result<Vec<String>> = self
+        let answer: String = self
             .run("enter", &link, Script::Enter, &[&keys], arguments)
-            .await;
-        let answer = match answer {
-            Ok(answer) => answer,
-            Err(error) => return Err(error),
-        };
-        match answer.first().map(String::as_str) {
-            Some("busy") => {
-                self.hub.forget(claim.id);
-                return Ok(Entered::Busy);
-            }
-            Some("mismatch") => {
-                self.hub.forget(claim.id);
-                let live = answer.get(1).and_then(|live| live.parse().ok());
-                return Err(capacity_mismatch(live.unwrap_or_default(), capacity));
-            }
-            _ => {}
+            .await?;
+        if answer == "busy" {
+            self.hub.forget(claim.id);
+            return Ok(Entered::Busy);
         }
-        let standing = Standing::read("enter", &answer)?;
+        if let Some(live) = answer.strip_prefix("mismatch ") {
+            self.hub.forget(claim.id);
+            return Err(capacity_mismatch(
+                live.parse().unwrap_or_default(),
+                capacity,
+            ));
+        }
+        let standing = Standing::read("enter", &answer, claim.ttl)?;
         let counted = match standing.place {
             Place::Held { counted } => counted,
             Place::Waiting | Place::Gone => 0,
@@ -183,6 +177,9 @@ impl Store {
 
     /// Subscribes this runtime's connection to grants, once.
     async fn hear(&self, link: &Link<Wire>) -> Result<()> {
+        if link.connection.hears_wakes() {
+            return Ok(());
+        }
         let hear = link.connection.hear_wakes(&self.hub);
         let heard = tokio::time::timeout(self.timeout, hear).await;
         let error = match heard {
@@ -204,18 +201,16 @@ impl Store {
     async fn look(&self, keys: &LineKeys, ticket: &Ticket) -> Result<Option<Standing>> {
         let link = self.link().await?;
         let arguments = |command: &mut Cmd| {
-            command
-                .arg(self.keys.changes())
-                .arg(ticket.claim.to_string())
-                .arg(u8::from(self.target.replicas > 0));
+            command.arg(ticket.claim.to_string());
+            self.mark_replicated(command);
         };
-        let answer: Vec<String> = self
+        let answer: String = self
             .run("wait", &link, Script::Look, &[keys], arguments)
             .await?;
-        if answer.first().is_some_and(|word| word == "gone") {
+        if answer == "gone" {
             return Ok(None);
         }
-        let standing = Standing::read("wait", &answer)?;
+        let standing = Standing::read("wait", &answer, Duration::MAX)?;
         if standing.place != Place::Waiting {
             self.replicated("wait", &link).await?;
         }
@@ -266,7 +261,6 @@ impl Store {
         let link = self.link().await?;
         let lines: Vec<&LineKeys> = known.iter().map(|(_, keys)| keys).collect();
         let arguments = |command: &mut Cmd| {
-            command.arg(self.keys.changes());
             for (ticket, _) in known {
                 command.arg(ticket.claim.to_string()).arg(ticket.counted);
             }
@@ -282,10 +276,7 @@ impl Store {
         let keys = self.keys.line(&ticket.name)?;
         let link = self.link().await?;
         let arguments = |command: &mut Cmd| {
-            command
-                .arg(self.keys.changes())
-                .arg(ticket.claim.to_string())
-                .arg(ticket.counted);
+            command.arg(ticket.claim.to_string()).arg(ticket.counted);
             match amendment {
                 Amendment::Value(value) => command.arg("value").arg(value),
                 Amendment::Ask(ask) => {
@@ -313,11 +304,9 @@ impl Store {
         let link = self.link().await?;
         let arguments = |command: &mut Cmd| {
             command
-                .arg(self.keys.changes())
                 .arg(ticket.claim.to_string())
                 .arg(ticket.counted)
-                .arg(u8::from(ticket.in_doubt))
-                .arg(TOMBSTONE.as_millis() as u64);
+                .arg(u8::from(ticket.in_doubt));
         };
         let left: bool = self
             .run("leave", &link, Script::Leave, &[&keys], arguments)
@@ -334,7 +323,7 @@ impl Store {
         };
         let arguments = |command: &mut Cmd| {
             let id = super::survey::foreign_value(id);
-            command.arg(self.keys.changes()).arg(id).arg(how);
+            command.arg(id).arg(how);
         };
         let answer: String = self
             .run("evict", &link, Script::Evict, &[&keys], arguments)

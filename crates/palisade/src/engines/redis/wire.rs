@@ -144,6 +144,11 @@ impl Wire {
         self.shared.over.clone()
     }
 
+    /// Whether it hears of grants already.
+    pub(super) fn hears_wakes(&self) -> bool {
+        self.shared.wakes.initialized()
+    }
+
     /// Hears of grants from here on.
     pub(super) async fn hear_wakes(&self, hub: &Hub) -> Result<()> {
         let hear = || self.subscribe(hub.wake_channel());

@@ -1,5 +1,5 @@
 -- amend.lua: changes what a held claim weighs, or what it says; its token stays.
--- KEYS: the key, the hash.  ARGV: changes channel, id, count, then "ask" with weight (0: the whole
+-- KEYS: the key, the hash.  ARGV: id, count, then "ask" with weight (0: the whole
 -- line) and capacity, or "value" with the new value.
 -- Answers "done" | "busy" | "gone".
 
@@ -8,15 +8,15 @@ local line = open(KEYS[1], KEYS[2])
 settle(line, now)
 
 local function amend(claim)
-  if ARGV[4] == 'value' then
-    if claim.token ~= tonumber(ARGV[3]) then return 'gone' end
-    claim.rest = string.match(claim.rest, '^[^\n]*') .. '\n' .. ARGV[5]
+  if ARGV[3] == 'value' then
+    if claim.token ~= tonumber(ARGV[2]) then return 'gone' end
+    claim.rest = string.match(claim.rest, '^[^\n]*') .. '\n' .. ARGV[4]
     store(line, claim)
     changed = true
     return 'done'
   end
-  if claim.token == 0 or claim.token ~= tonumber(ARGV[3]) then return 'gone' end
-  local weight, capacity = tonumber(ARGV[5]), tonumber(ARGV[6])
+  if claim.token == 0 or claim.token ~= tonumber(ARGV[2]) then return 'gone' end
+  local weight, capacity = tonumber(ARGV[4]), tonumber(ARGV[5])
   local lighter = claim.weight == 0 or (weight > 0 and weight <= claim.weight)
   local alone = line.whole or redis.call('ZCARD', line.hash .. ':shares') == 1
   local others = line.parts - (claim.weight > 0 and 1 or 0)
@@ -45,5 +45,5 @@ local function amend(claim)
   return 'done'
 end
 
-local claim = record(line, ARGV[2])
-return finish(line, ARGV[1], claim and amend(claim) or 'gone')
+local claim = record(line, ARGV[1])
+return finish(line, claim and amend(claim) or 'gone')

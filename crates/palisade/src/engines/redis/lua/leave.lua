@@ -1,10 +1,13 @@
 -- leave.lua: gives a place up, if the incarnation matches, and grants and wakes the next.
--- KEYS: the key, the hash.  ARGV: changes channel, id, count (0: unknown), in doubt (1 or 0),
--- how long a tombstone is kept in ms.
+-- KEYS: the key, the hash.  ARGV: id, count (0: unknown), in doubt (1 or 0).
 -- Answers 1 when it was in the line, 0 when it was not.
 
+-- How long a claim that was left before it arrived is remembered, in microseconds: far longer
+-- than a request can be under way, short enough that the memory stays small.
+local REMEMBERED = 300 * 1000000
+
 local now = clock()
-local id, count = ARGV[2], tonumber(ARGV[3])
+local id, count = ARGV[1], tonumber(ARGV[2])
 local line = open(KEYS[1], KEYS[2])
 settle(line, now)
 
@@ -16,12 +19,12 @@ if found then
 end
 
 -- A copy of its enter may still be under way: it must find that it was left.
-if ARGV[4] == '1' or (not found and count == 0) then
-  local ends = now + tonumber(ARGV[5]) * 1000
+if ARGV[3] == '1' or (not found and count == 0) then
+  local ends = now + REMEMBERED
   local tombs = line.hash .. ':left'
   redis.call('ZREMRANGEBYSCORE', tombs, '-inf', text(now))
   redis.call('ZADD', tombs, text(ends), id)
   redis.call('PEXPIREAT', tombs, millis(ends))
   redis.call('HSET', line.hash, 'left', text(ends))
 end
-return finish(line, ARGV[1], found and 1 or 0)
+return finish(line, found and 1 or 0)

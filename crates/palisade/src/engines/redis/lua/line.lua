@@ -57,9 +57,7 @@ local function save(line)
   end
 end
 
-local function record(line, id)
-  local stored = redis.call('HGET', line.hash, id)
-  if not stored then return nil end
+local function parse(id, stored)
   local weight, capacity, token, ttl, evicted, channel, rest =
     string.match(stored, '^(%d+) (%d+) (%d+) (%d+) (%d) (%S+) (.*)$')
   if not weight then error('CORRUPT the record of this claim') end
@@ -67,6 +65,11 @@ local function record(line, id)
     id = id, weight = tonumber(weight), capacity = tonumber(capacity), token = tonumber(token),
     ttl = tonumber(ttl), evicted = evicted == '1', channel = channel, rest = rest,
   }
+end
+
+local function record(line, id)
+  local stored = redis.call('HGET', line.hash, id)
+  return stored and parse(id, stored)
 end
 
 local function store(line, claim)
@@ -235,23 +238,17 @@ end
 -- Where a claim stands: place, token, lease left, when to look again.
 local function standing(line, claim, now)
   local left = math.max(ends_at(line, claim, now) - now, 0)
-  if claim.token > 0 then return { 'held', text(claim.token), text(left), '0' } end
-  return { 'waiting', '0', text(left), text(due(line, claim, now)) }
+  if claim.token > 0 then return 'held ' .. text(claim.token) .. ' ' .. text(left) .. ' 0' end
+  return 'waiting 0 ' .. text(left) .. ' ' .. text(due(line, claim, now))
 end
 
--- Wakes exactly those who were granted, each client with one message, and tells who watches.
--- A user without the right to publish still locks; waiters then find out by looking.
-local function tell(line, changes)
+-- Saves, and wakes exactly those who were granted, each client with one message. A user without
+-- the right to publish still locks; waiters then find out by looking.
+local function finish(line, answer)
+  save(line)
   for channel, ids in pairs(granted) do
     redis.pcall('PUBLISH', 'palisade:wake:' .. channel, ids)
   end
-  granted = {}
-  if changed then redis.pcall('PUBLISH', changes, line.key) end
-  changed = false
-end
-
-local function finish(line, changes, answer)
-  save(line)
-  tell(line, changes)
+  granted, changed = {}, false
   return answer
 end

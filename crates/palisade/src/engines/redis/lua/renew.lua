@@ -1,5 +1,5 @@
 -- renew.lua: re-arms many leases in one call. Never re-creates anything.
--- KEYS: key and hash of each.  ARGV: changes channel, then id and count (0: unknown) of each.
+-- KEYS: key and hash of each.  ARGV: id and count (0: unknown) of each.
 -- Answers for each, in order: the ttl in ms | "lost" | "evicted" | "error ..." (not known).
 
 local now = clock()
@@ -34,12 +34,13 @@ local function renew(key, hash, id, count)
       answer = text(claim.ttl)
     end
   end
-  return finish(line, ARGV[1], answer)
+  return finish(line, answer)
 end
 
 local answers = {}
 for at = 1, #KEYS / 2 do
-  local done, answer = pcall(renew, KEYS[2 * at - 1], KEYS[2 * at], ARGV[2 * at], tonumber(ARGV[2 * at + 1]))
+  local done, answer = pcall(renew, KEYS[2 * at - 1], KEYS[2 * at],
+    ARGV[2 * at - 1], tonumber(ARGV[2 * at]))
   changed, granted = false, {}
   answers[at] = done and answer or 'error'
 end

@@ -1,5 +1,5 @@
 -- survey.lua: who holds and who waits.
--- KEYS: the key, the hash.  ARGV: changes channel.
+-- KEYS: the key, the hash.
 -- Answers {capacity, parts, foreign value or nil as "", lease of the foreign key in ms,
 -- {id, record, lease left in us} of each holder, the same of each waiter in order}.
 
@@ -27,6 +27,6 @@ end
 if line.waiting > 0 then waiters = redis.call('ZRANGE', line.hash .. ':queue', 0, -1) end
 local foreign = line.foreign or ''
 local lasts = line.foreign and redis.call('PTTL', line.key) or -1
-return finish(line, ARGV[1], {
+return finish(line, {
   text(line.capacity), text(line.parts), foreign, text(lasts), show(holders), show(waiters),
 })

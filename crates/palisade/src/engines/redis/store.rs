@@ -13,6 +13,7 @@ use super::hub::Hub;
 use super::keys::{Keys, LineKeys};
 use super::scripts::Script;
 use super::wire::Wire;
+use crate::core::claim::ClaimId;
 use crate::core::error::{Error, Kind, Result};
 use crate::engines::remote::{Link, Links, timed};
 
@@ -47,14 +48,15 @@ impl Store {
         let answer = command.query_async::<T>(&mut connection);
         match timed(operation, self.timeout, answer).await {
             Ok(answer) => {
-                match &answer {
-                    Err(error) if is_broken(error) => self.links.broken(link).await,
-                    _ => self.links.answered(link),
+                if answer.as_ref().is_err_and(is_broken) {
+                    self.links.broken(link).await;
                 }
                 Ok(answer)
             }
             Err(late) => {
-                self.links.late(link).await;
+                // Replies are told apart by their order alone: on a connection that lost one,
+                // every later reply would be taken for another's.
+                self.links.broken(link).await;
                 Err(late)
             }
         }
@@ -119,6 +121,30 @@ impl Store {
                 Err(Error::new(Kind::Unreachable, operation, message).maybe_applied())
             }
             Err(error) => Err(fault(operation, &error).maybe_applied()),
+        }
+    }
+}
+
+impl Store {
+    /// What follows `id` in an answer. Another id says that the connection has lost a reply, and
+    /// that this one is for somebody else.
+    pub(super) async fn addressed<'a>(
+        &self,
+        operation: &'static str,
+        link: &Link<Wire>,
+        id: ClaimId,
+        answer: &'a str,
+    ) -> Result<&'a str> {
+        let for_us = answer
+            .split_once(' ')
+            .filter(|(whom, _)| whom.parse() == Ok(id));
+        match for_us {
+            Some((_, rest)) => Ok(rest),
+            None => {
+                self.links.broken(link).await;
+                let message = "an answer for another request came";
+                Err(Error::new(Kind::Unreachable, operation, message).maybe_applied())
+            }
         }
     }
 }

@@ -103,6 +103,7 @@ impl Store {
         let answer: String = self
             .run("enter", &link, Script::Enter, &[&keys], arguments)
             .await?;
+        let answer = self.addressed("enter", &link, claim.id, &answer).await?;
         if answer == "busy" {
             self.hub.forget(claim.id);
             return Ok(Entered::Busy);
@@ -114,7 +115,7 @@ impl Store {
                 capacity,
             ));
         }
-        let standing = Standing::read("enter", &answer, claim.ttl)?;
+        let standing = Standing::read("enter", answer, claim.ttl)?;
         let counted = match standing.place {
             Place::Held { counted } => counted,
             Place::Waiting | Place::Gone => 0,
@@ -207,10 +208,11 @@ impl Store {
         let answer: String = self
             .run("wait", &link, Script::Look, &[keys], arguments)
             .await?;
+        let answer = self.addressed("wait", &link, ticket.claim, &answer).await?;
         if answer == "gone" {
             return Ok(None);
         }
-        let standing = Standing::read("wait", &answer, Duration::MAX)?;
+        let standing = Standing::read("wait", answer, Duration::MAX)?;
         if standing.place != Place::Waiting {
             self.replicated("wait", &link).await?;
         }
@@ -265,9 +267,16 @@ impl Store {
                 command.arg(ticket.claim.to_string()).arg(ticket.counted);
             }
         };
-        let answers = self
+        let mut answers: Vec<String> = self
             .run("renew", &link, Script::Renew, &lines, arguments)
             .await?;
+        let whom = match answers.is_empty() {
+            true => String::new(),
+            false => answers.remove(0) + " ",
+        };
+        if let Some((first, _)) = known.first() {
+            self.addressed("renew", &link, first.claim, &whom).await?;
+        }
         self.replicated("renew", &link).await?;
         Ok(answers)
     }
@@ -308,10 +317,16 @@ impl Store {
                 .arg(ticket.counted)
                 .arg(u8::from(ticket.in_doubt));
         };
-        let left: bool = self
+        let answer: String = self
             .run("leave", &link, Script::Leave, &[&keys], arguments)
             .await?;
-        Ok(if left { Left::Done } else { Left::Absent })
+        let left = self
+            .addressed("leave", &link, ticket.claim, &answer)
+            .await?;
+        Ok(match left {
+            "left" => Left::Done,
+            _ => Left::Absent,
+        })
     }
 
     pub(super) async fn evict(&self, name: &Name, id: &str, eviction: Eviction) -> Result<bool> {

@@ -19,7 +19,7 @@ do
         time[1] * 1000000 + time[2] + (ARGV[3] - 2) * 1000), ARGV[1])
     end
     redis.call('HSET', KEYS[2], 'token', token, 'line', line, ARGV[1], ARGV[2] .. token .. ARGV[4])
-    return 'held ' .. token
+    return ARGV[1] .. ' held ' .. token
   end
 end
 

@@ -1,6 +1,6 @@
 -- leave.lua: gives a place up, if the incarnation matches, and grants and wakes the next.
 -- KEYS: the key, the hash.  ARGV: id, count (0: unknown), in doubt (1 or 0).
--- Answers 1 when it was in the line, 0 when it was not.
+-- Answers "ID left", or "ID absent" when it was not in the line.
 
 -- How long a claim that was left before it arrived is remembered, in microseconds: far longer
 -- than a request can be under way, short enough that the memory stays small.
@@ -27,4 +27,4 @@ if ARGV[3] == '1' or (not found and count == 0) then
   redis.call('PEXPIREAT', tombs, millis(ends))
   redis.call('HSET', line.hash, 'left', text(ends))
 end
-return finish(line, found and 1 or 0)
+return finish(line, id .. (found and ' left' or ' absent'))

@@ -9,7 +9,7 @@ do
       and redis.call('GET', KEYS[1]) == ARGV[1] then
     redis.call('DEL', KEYS[1])
     redis.call('HDEL', KEYS[2], 'line', ARGV[1])
-    return 1
+    return ARGV[1] .. ' left'
   end
 end
 

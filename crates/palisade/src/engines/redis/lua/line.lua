@@ -238,8 +238,8 @@ end
 -- Where a claim stands: place, token, lease left, when to look again.
 local function standing(line, claim, now)
   local left = math.max(ends_at(line, claim, now) - now, 0)
-  if claim.token > 0 then return 'held ' .. text(claim.token) .. ' ' .. text(left) .. ' 0' end
-  return 'waiting 0 ' .. text(left) .. ' ' .. text(due(line, claim, now))
+  if claim.token > 0 then return claim.id .. ' held ' .. text(claim.token) .. ' ' .. text(left) .. ' 0' end
+  return claim.id .. ' waiting 0 ' .. text(left) .. ' ' .. text(due(line, claim, now))
 end
 
 -- Saves, and wakes exactly those who were granted, each client with one message. A user without

@@ -1,6 +1,6 @@
 -- renew.lua: re-arms many leases in one call. Never re-creates anything.
 -- KEYS: key and hash of each.  ARGV: id and count (0: unknown) of each.
--- Answers for each, in order: the ttl in ms | "lost" | "evicted" | "error ..." (not known).
+-- Answers the first id, then for each, in order: the ttl in ms | "lost" | "evicted" | "error ..." (not known).
 
 local now = clock()
 
@@ -37,11 +37,11 @@ local function renew(key, hash, id, count)
   return finish(line, answer)
 end
 
-local answers = {}
+local answers = { ARGV[1] }
 for at = 1, #KEYS / 2 do
   local done, answer = pcall(renew, KEYS[2 * at - 1], KEYS[2 * at],
     ARGV[2 * at - 1], tonumber(ARGV[2 * at]))
   changed, granted = false, {}
-  answers[at] = done and answer or 'error'
+  answers[at + 1] = done and answer or 'error'
 end
 return answers

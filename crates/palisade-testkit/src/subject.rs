@@ -154,6 +154,8 @@ pub const SUBJECTS: &[Subject] = &[
     Subject::served("consul-proxied", || {
         proxied("consul", Protocol::Http1).map(twice)
     }),
+    Subject::served("redis", || proxied("redis", Protocol::Resp)),
+    Subject::served("valkey", || served("valkey", &[])),
 ];
 
 fn memory() -> Result<Site, String> {

@@ -59,6 +59,7 @@ pub fn prepare(url: &str) -> Result<Prepared> {
 /// What [`prepare`] made, to be connected with.
 pub struct Prepared {
     url: String,
+    #[cfg_attr(not(feature = "file"), allow(dead_code))]
     settings: Settings,
     #[cfg(feature = "file")]
     liveness: Option<Arc<crate::engines::file::Liveness>>,
@@ -123,6 +124,8 @@ const OFFERS: &[Offer] = &[
     crate::engines::file::OFFER,
     #[cfg(feature = "memory")]
     crate::engines::memory::OFFER,
+    #[cfg(feature = "redis")]
+    crate::engines::redis::OFFER,
 ];
 
 /// What this build can connect to, by name.

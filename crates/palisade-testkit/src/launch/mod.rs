@@ -13,6 +13,7 @@ pub mod node;
 mod ports;
 pub mod proc;
 pub mod running;
+pub mod site;
 pub mod table;
 pub mod up;
 pub mod wire;

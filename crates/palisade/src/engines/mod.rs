@@ -8,5 +8,7 @@ pub mod consul;
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "remote")]
 pub(crate) mod remote;

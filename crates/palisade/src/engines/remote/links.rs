@@ -71,6 +71,11 @@ impl<C: Clone + Send + 'static> Links<C> {
         }
     }
 
+    /// How long connecting may take.
+    pub(crate) fn connect_timeout(&self) -> Duration {
+        self.connect_timeout
+    }
+
     fn slot(&self) -> Arc<AsyncMutex<Slot<C>>> {
         let mut slots = self.slots.lock();
         let new = || Slot::Down {

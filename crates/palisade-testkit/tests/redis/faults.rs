@@ -1,0 +1,332 @@
+//! What is lost on the way: replies, messages, connections, the server itself.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use palisade::Patience;
+use palisade::core::claim::Ask;
+use palisade_testkit::conformance::{self, Bed, Verdict};
+use palisade_testkit::launch::{self, site, table};
+use palisade_testkit::proxy::{Direction, to_client};
+use palisade_testkit::subject::Subject;
+
+use super::support::{Server, line, mutex, soon, until};
+
+const MS: fn(u64) -> Duration = Duration::from_millis;
+
+/// The reply to an enter never comes, a thousand times: asked again with the same id, there is
+/// one grant, the one that is held; what is left behind goes with its ttl.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_reply_to_enter_is_no_second_grant() {
+    const LOST: u64 = 1000;
+    const CLIENTS: usize = 8;
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let server = Arc::new(server);
+    let ttl = Duration::from_secs(2);
+    let eaten = server.proxy.inject(
+        to_client()
+            .label_contains("EVALSHA")
+            .containing(" held ")
+            .times(LOST)
+            .chance(0.5)
+            .eat(),
+    );
+    let eaten = Arc::new(eaten);
+    let mut tasks = Vec::new();
+    for number in 0..CLIENTS {
+        let client = server.client("timeout=40ms").await;
+        let judge = server.direct_client("").await;
+        let eaten = Arc::clone(&eaten);
+        tasks.push(tokio::spawn(async move {
+            let name = format!("lost-{number}");
+            let lock = client.line(&name, Ask::Whole).unwrap().ttl(ttl).unwrap();
+            let mut tokens = BTreeSet::new();
+            while eaten.hits() < LOST {
+                let Ok(Some(hold)) = lock.acquire(Patience::For(ttl * 2)).await else {
+                    continue;
+                };
+                let shown = line(&judge, &name).await;
+                // A hold that is still good is the one in the line.
+                if hold.is_valid() {
+                    let holders = shown.unwrap().holders;
+                    assert_eq!(holders.len(), 1, "holders of {name}");
+                    assert_eq!(holders[0].id, hold.claim().to_string());
+                    assert_eq!(holders[0].counted, Some(hold.token().0));
+                }
+                assert!(tokens.insert(hold.token()), "a token twice");
+                assert_eq!(tokens.last(), Some(&hold.token()), "a token went back");
+                // Its reply may be lost too: the keeper sees to it.
+                let _ = hold.release().await;
+            }
+            (judge, name)
+        }));
+    }
+    for task in tasks {
+        let (judge, name) = task.await.unwrap();
+        let start = Instant::now();
+        until("an empty line", async || {
+            line(&judge, &name).await.is_none()
+        })
+        .await;
+        assert!(start.elapsed() < ttl + MS(1500), "an orphan past its ttl");
+    }
+    assert_eq!(eaten.hits(), LOST);
+}
+
+/// The reply to a leave never comes, and another has the lock when it is asked again.
+#[tokio::test]
+async fn a_leave_asked_again_leaves_the_next_holder_alone() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.client("timeout=200ms").await;
+    let other = server.direct_client("").await;
+    let held = mutex(&client, "left", MS(30_000)).lock().await.unwrap();
+    let next = mutex(&other, "left", MS(30_000));
+    let waiter = tokio::spawn(async move { next.lock().await });
+    let judge = server.direct_client("").await;
+    until("a waiter", async || {
+        line(&judge, "left")
+            .await
+            .is_some_and(|line| line.waiters.len() == 1)
+    })
+    .await;
+    let lost = server.proxy.inject(
+        to_client()
+            .label_contains("EVALSHA")
+            .containing(" left\r\n")
+            .once()
+            .eat(),
+    );
+    let released = held.release().await;
+    assert!(released.is_err(), "the reply was lost");
+    let next = soon("the next grant", waiter).await.unwrap().unwrap();
+    assert_eq!(lost.hits(), 1);
+    // The keeper asks again, and hears that it was not there.
+    until("the second leave", async || {
+        server
+            .proxy
+            .seen()
+            .iter()
+            .filter(|seen| seen.direction == Direction::ToClient)
+            .count()
+            > 0
+            && server.ask(&["GET", "palisade:left"]) == next.claim().to_string()
+            && client_left_twice(&server)
+    })
+    .await;
+    assert!(next.is_valid());
+    let holders = line(&judge, "left").await.unwrap().holders;
+    assert_eq!(holders[0].id, next.claim().to_string());
+    next.release().await.unwrap();
+}
+
+/// Whether two requests with the same label, the leave's, went to the server through the proxy.
+fn client_left_twice(server: &Server) -> bool {
+    let seen = server.proxy.seen();
+    let labels: Vec<_> = seen
+        .iter()
+        .filter(|seen| seen.direction == Direction::ToEngine)
+        .filter_map(|seen| seen.label.clone())
+        .filter(|label| label.starts_with("EVALSHA"))
+        .collect();
+    // The enter, the leave whose reply is lost, and the leave again on the keeper's connection;
+    // renewals have another label.
+    labels
+        .iter()
+        .any(|label| labels.iter().filter(|other| *other == label).count() == 2)
+}
+
+/// Every message is lost: the next in line looks by itself, within a second.
+#[tokio::test]
+async fn without_messages_the_lock_is_handed_over_within_a_second() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let (one, two) = (server.client("").await, server.client("").await);
+    let lost = server
+        .proxy
+        .inject(to_client().push().label("message").eat());
+    let mut hold = mutex(&one, "passed", MS(30_000)).lock().await.unwrap();
+    for round in 0..6 {
+        let next = mutex(
+            if round % 2 == 0 { &two } else { &one },
+            "passed",
+            MS(30_000),
+        );
+        let waiter = tokio::spawn(async move { (next.lock().await.unwrap(), Instant::now()) });
+        let judge = server.direct_client("").await;
+        until("a waiter", async || {
+            line(&judge, "passed")
+                .await
+                .is_some_and(|line| line.waiters.len() == 1)
+        })
+        .await;
+        let left = Instant::now();
+        hold.release().await.unwrap();
+        let (next, at) = soon("the grant", waiter).await.unwrap();
+        let took = at - left;
+        assert!(took <= Duration::from_secs(1), "handed over after {took:?}");
+        hold = next;
+    }
+    assert!(lost.hits() >= 6, "{} messages were lost", lost.hits());
+}
+
+/// When the key of `name` ends, by the server's word.
+fn key_ends(server: &Server, name: &str) -> Instant {
+    let before = Instant::now();
+    let left: u64 = server
+        .ask(&["PTTL", &format!("palisade:{name}")])
+        .parse()
+        .unwrap();
+    before + MS(left)
+}
+
+#[tokio::test]
+async fn a_cut_connection_is_a_loss_before_the_key_ends() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.client("").await;
+    let hold = mutex(&client, "cut", MS(1500)).lock().await.unwrap();
+    server.proxy.refuse();
+    server.proxy.cut_all();
+    let ends = key_ends(&server, "cut");
+    soon("the loss", hold.lost()).await;
+    assert!(Instant::now() < ends, "told after the key had ended");
+    assert_eq!(
+        server.ask(&["GET", "palisade:cut"]),
+        hold.claim().to_string()
+    );
+    assert!(!hold.is_valid());
+}
+
+#[tokio::test]
+async fn a_frozen_server_is_a_loss_before_the_key_ends() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.client("").await;
+    let hold = mutex(&client, "frozen", MS(1500)).lock().await.unwrap();
+    let ends = key_ends(&server, "frozen");
+    server.running.nodes()[0].stop().unwrap();
+    soon("the loss", hold.lost()).await;
+    let told = Instant::now();
+    server.running.nodes()[0].cont().unwrap();
+    assert!(told < ends, "told after the key had ended");
+    assert!(!hold.is_valid());
+}
+
+/// A short cut costs neither the hold nor the waiter's place, and messages are heard again.
+#[tokio::test]
+async fn after_a_reconnect_the_hold_lives_and_messages_are_heard() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let (one, two) = (server.client("").await, server.client("").await);
+    let hold = mutex(&one, "kept", MS(3000)).lock().await.unwrap();
+    let next = mutex(&two, "kept", MS(3000));
+    let waiter = tokio::spawn(async move { (next.lock().await.unwrap(), Instant::now()) });
+    let judge = server.direct_client("").await;
+    let waiting = async || {
+        line(&judge, "kept")
+            .await
+            .is_some_and(|line| line.waiters.len() == 1)
+    };
+    until("a waiter", waiting).await;
+    let before = line(&judge, "kept").await.unwrap().waiters[0].id.clone();
+    server.proxy.cut_all();
+    tokio::time::sleep(MS(3500)).await;
+    assert!(hold.is_valid(), "the hold was lost");
+    let channel = format!("palisade:wake:{}", channel_of(&server, "kept", &before));
+    until("the subscription", async || {
+        server.ask(&["PUBSUB", "NUMSUB", &channel]).contains('1')
+    })
+    .await;
+    assert_eq!(line(&judge, "kept").await.unwrap().waiters[0].id, before);
+    hold.release().await.unwrap();
+    let (next, _) = soon("the grant", waiter).await.unwrap();
+    next.release().await.unwrap();
+}
+
+/// The channel that a claim's record names.
+fn channel_of(server: &Server, name: &str, id: &str) -> String {
+    let record = server.ask(&["HGET", &format!("{{palisade:{name}}}:palisade"), id]);
+    record.split(' ').nth(5).unwrap().to_owned()
+}
+
+/// The cases that need an engine which can be cut off, on a server of their own.
+#[test]
+fn the_cases_of_an_outage_hold() {
+    if let Err(why) = table::recipe_of("redis").unwrap().installed() {
+        return launch::skip("redis", &why);
+    }
+    let cases = conformance::all();
+    for name in [
+        "wait/cut_off_engine_is_unreachable",
+        "renew/cut_off_engine_is_unknown",
+    ] {
+        let case = cases.iter().find(|case| case.name == name).unwrap();
+        let subject = Subject::served("redis", || Err("not started".into()));
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let verdict = runtime.block_on(async {
+            let site = site::severable("redis").unwrap();
+            let bed = Bed::new(subject, site, Default::default(), Arc::default());
+            soon(name, conformance::run(case, bed.await.unwrap())).await
+        });
+        assert_eq!(verdict, Verdict::Ok, "{name}");
+    }
+}
+
+/// A thousand waiters: per hand-over one enter, one leave and one look, re-checks apart.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_waiters_are_no_herd() {
+    const WAITERS: u64 = 1000;
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("timeout=20s").await;
+    let hold = mutex(&client, "herd", MS(60_000)).lock().await.unwrap();
+    server.ask(&["CONFIG", "RESETSTAT"]);
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..WAITERS)
+        .map(|_| {
+            let next = mutex(&client, "herd", MS(60_000));
+            tokio::spawn(async move { next.lock().await.unwrap().release().await.unwrap() })
+        })
+        .collect();
+    let judge = server.direct_client("").await;
+    let mut surveys = 0;
+    until("a thousand waiters", async || {
+        surveys += 1;
+        line(&judge, "herd")
+            .await
+            .is_some_and(|line| line.waiters.len() as u64 == WAITERS)
+    })
+    .await;
+    hold.release().await.unwrap();
+    for task in tasks {
+        soon("its turn", task).await.unwrap();
+    }
+    let took = start.elapsed().as_secs_f64();
+    let stats = server.ask(&["INFO", "commandstats"]);
+    let calls = |command: &str| -> u64 {
+        let row = stats
+            .lines()
+            .find(|row| row.starts_with(&format!("cmdstat_{command}:")));
+        let calls = row.and_then(|row| row.split("calls=").nth(1)?.split(',').next()?.parse().ok());
+        calls.unwrap_or(0)
+    };
+    // Every waiter re-checks after three quarters of a second at the earliest.
+    let rechecks = (took / 0.75 * WAITERS as f64) as u64;
+    let published = calls("publish");
+    assert!(published <= WAITERS + 10, "{published} messages");
+    let evals = calls("evalsha");
+    assert!(
+        evals <= 3 * WAITERS + rechecks + surveys,
+        "{evals} requests in {took:.1} s"
+    );
+}

@@ -1,0 +1,242 @@
+//! Other tools' locks on the same key: redis-py's `Lock` and node-redlock, both ways, also while
+//! readers hold. Each tool is a small program that obeys lines on its input.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use palisade_testkit::launch;
+
+use super::support::{Server, line, soon};
+
+const PYTHON: &str = r#"
+import sys, redis
+client = redis.Redis(port=int(sys.argv[1]))
+locks = {}
+for order in sys.stdin:
+    verb, name, ttl = order.split()
+    if verb == "lock":
+        lock = client.lock(name, timeout=int(ttl) / 1000)
+        got = lock.acquire(blocking=False)
+        if got: locks[name] = lock
+        print("yes" if got else "no", flush=True)
+    else:
+        locks.pop(name).release()
+        print("yes", flush=True)
+"#;
+
+const NODE: &str = r#"
+const { default: Redlock } = require("redlock");
+const Client = require("ioredis");
+const redlock = new Redlock([new Client(Number(process.argv[2]))], { retryCount: 0 });
+redlock.on("error", () => {});
+const locks = {};
+const lines = require("readline").createInterface({ input: process.stdin });
+lines.on("close", () => process.exit(0));
+lines.on("line", async (order) => {
+  const [verb, name, ttl] = order.split(" ");
+  try {
+    if (verb === "lock") locks[name] = await redlock.acquire([name], Number(ttl));
+    else await locks[name].release();
+    console.log("yes");
+  } catch (error) { console.log("no"); }
+});
+"#;
+
+/// Another tool, as a process.
+struct Tool {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Tool {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let orders = child.stdin.take().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        Self {
+            child,
+            orders,
+            answers,
+        }
+    }
+
+    fn ask(&mut self, verb: &str, name: &str, ttl: u64) -> bool {
+        writeln!(self.orders, "{verb} {name} {ttl}").unwrap();
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).unwrap();
+        match answer.trim() {
+            "yes" => true,
+            "no" => false,
+            other => panic!("the other tool says {other:?}"),
+        }
+    }
+}
+
+impl Drop for Tool {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs an installer; its last words when it fails.
+fn install(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| error.to_string())?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(said.lines().last().unwrap_or("it failed").to_owned())
+        }
+    }
+}
+
+fn redis_py(folder: &Path, port: u16) -> Result<Tool, String> {
+    let venv = folder.join("venv");
+    install(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+    let pip = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "redis",
+    ];
+    install(Command::new(venv.join("bin/python")).args(pip))?;
+    Ok(Tool::start(
+        Command::new(venv.join("bin/python"))
+            .args(["-u", "-c", PYTHON])
+            .arg(port.to_string()),
+    ))
+}
+
+fn node_redlock(folder: &Path, port: u16) -> Result<Tool, String> {
+    let packages = ["redlock@5.0.0-beta.2", "ioredis@5"];
+    let npm = [
+        "install",
+        "--silent",
+        "--no-audit",
+        "--no-fund",
+        "--prefix",
+        ".",
+    ];
+    install(
+        Command::new("npm")
+            .args(npm)
+            .args(packages)
+            .current_dir(folder),
+    )?;
+    std::fs::write(folder.join("tool.js"), NODE).map_err(|error| error.to_string())?;
+    Ok(Tool::start(
+        Command::new("node")
+            .arg("tool.js")
+            .arg(port.to_string())
+            .current_dir(folder),
+    ))
+}
+
+type Install = fn(&Path, u16) -> Result<Tool, String>;
+
+async fn exclude_each_other(name: &str, install: Install) {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let mut tool = match install(folder.path(), server.port()) {
+        Ok(tool) => tool,
+        Err(why) => return launch::skip(name, &why),
+    };
+    let client = server.direct_client("namespace=").await;
+
+    // Ours first: exclusive, readers, permits.
+    let hold = client.mutex("job").unwrap().lock().await.unwrap();
+    assert!(!tool.ask("lock", "job", 5000), "{name} takes what we hold");
+    assert_eq!(server.ask(&["GET", "job"]), hold.claim().to_string());
+    hold.release().await.unwrap();
+    assert!(
+        tool.ask("lock", "job", 60_000),
+        "{name} finds it free after our release"
+    );
+
+    // Theirs first: nobody of ours gets in, the holder is shown, and waiting ends with theirs.
+    assert!(
+        client
+            .mutex("job")
+            .unwrap()
+            .try_lock()
+            .await
+            .unwrap()
+            .is_none()
+    );
+    assert!(
+        client
+            .rwlock("job")
+            .unwrap()
+            .try_read()
+            .await
+            .unwrap()
+            .is_none()
+    );
+    let shown = line(&client, "job").await.unwrap();
+    assert_eq!(
+        (shown.holders.len(), shown.holders[0].owner.as_ref()),
+        (1, None)
+    );
+    let waiting = client.mutex("job").unwrap();
+    let waiter = tokio::spawn(async move { waiting.lock().await });
+    super::support::until("a waiter", async || {
+        line(&client, "job")
+            .await
+            .is_some_and(|line| line.waiters.len() == 1)
+    })
+    .await;
+    assert!(tool.ask("unlock", "job", 0));
+    let hold = tokio::time::timeout(Duration::from_secs(2), waiter)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    assert!(
+        !tool.ask("lock", "job", 5000),
+        "{name} takes what our waiter was granted"
+    );
+    hold.release().await.unwrap();
+
+    // While readers hold, and as long as the last of them does.
+    let lock = client.rwlock("shared").unwrap();
+    let (one, two) = (lock.read().await.unwrap(), lock.read().await.unwrap());
+    assert!(
+        !tool.ask("lock", "shared", 5000),
+        "{name} takes what two readers hold"
+    );
+    one.release().await.unwrap();
+    assert!(
+        !tool.ask("lock", "shared", 5000),
+        "{name} takes what a reader holds"
+    );
+    two.release().await.unwrap();
+    assert!(
+        tool.ask("lock", "shared", 1000),
+        "{name} finds it free after the last reader"
+    );
+    // Theirs ends by its own ttl, without a word.
+    let read = soon("our turn", lock.read()).await.unwrap();
+    read.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn redis_py_and_palisade_exclude_each_other() {
+    exclude_each_other("redis-py", redis_py).await;
+}
+
+#[tokio::test]
+async fn node_redlock_and_palisade_exclude_each_other() {
+    exclude_each_other("node-redlock", node_redlock).await;
+}

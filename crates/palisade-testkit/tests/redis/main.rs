@@ -1,0 +1,8 @@
+//! The Redis engine on real servers: faults on the way, states of the server, other tools.
+
+#![allow(clippy::unwrap_used)]
+
+mod faults;
+mod interop;
+mod server;
+mod support;

@@ -1,0 +1,330 @@
+//! States of the server: forgotten scripts, other types, no memory, no rights, no data.
+
+use std::time::Duration;
+
+use palisade::core::engine::Renewal;
+use palisade::core::ticket::{Lease, Ticket};
+use palisade::{Hold, Kind, LossReason};
+use palisade_testkit::launch::wire;
+
+use super::support::{Server, line, mutex, soon};
+
+const TTL: Duration = Duration::from_millis(900);
+
+#[tokio::test]
+async fn forgotten_scripts_are_sent_again() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("").await;
+    for _ in 0..3 {
+        server.ask(&["SCRIPT", "FLUSH"]);
+        let hold = mutex(&client, "scripts", TTL).lock().await.unwrap();
+        server.ask(&["SCRIPT", "FLUSH"]);
+        hold.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_is_never_free() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("").await;
+    server.ask(&["RPUSH", "palisade:list", "x"]);
+    let lock = mutex(&client, "list", TTL);
+    for _ in 0..2 {
+        let error = lock.try_lock().await.err().unwrap();
+        assert_eq!(error.kind(), Kind::Unusable, "{error}");
+        let error = lock
+            .lock_timeout(Duration::from_millis(50))
+            .await
+            .err()
+            .unwrap();
+        assert_eq!(error.kind(), Kind::Unusable, "{error}");
+    }
+    assert_eq!(server.ask(&["LLEN", "palisade:list"]), "1");
+    // Replaced while held: lost.
+    let hold = mutex(&client, "replaced", TTL).lock().await.unwrap();
+    server.ask(&["DEL", "palisade:replaced"]);
+    server.ask(&["RPUSH", "palisade:replaced", "x"]);
+    assert_eq!(
+        soon("the loss", hold.lost()).await.reason,
+        LossReason::Taken
+    );
+}
+
+#[tokio::test]
+async fn flushed_and_deleted_locks_are_lost_and_tokens_rise() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("").await;
+    for command in [&["FLUSHALL"][..], &["DEL", "palisade:gone"]] {
+        let hold = mutex(&client, "gone", TTL).lock().await.unwrap();
+        let other = server.direct_client("").await;
+        let next = mutex(&other, "gone", TTL);
+        let waiter = tokio::spawn(async move { next.lock().await });
+        server.ask(command);
+        assert_eq!(
+            soon("the loss", hold.lost()).await.reason,
+            LossReason::Taken
+        );
+        let next = soon("the next", waiter).await.unwrap().unwrap();
+        assert!(
+            next.token() > hold.token(),
+            "{} after {}",
+            next.token(),
+            hold.token()
+        );
+        next.release().await.unwrap();
+    }
+}
+
+fn lease(hold: &Hold) -> Lease {
+    let ticket = Ticket {
+        counted: hold.token().0,
+        ..Ticket::own(hold.name().clone(), hold.claim())
+    };
+    Lease {
+        id: ticket.lease,
+        ticket: Some(ticket),
+    }
+}
+
+/// After a foreign DEL and SET our renewals are lost, and the foreign lock is not touched.
+#[tokio::test]
+async fn a_foreign_value_is_never_renewed_or_released() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("").await;
+    let hold = mutex(&client, "stolen", Duration::from_secs(60))
+        .lock()
+        .await
+        .unwrap();
+    server.ask(&["DEL", "palisade:stolen"]);
+    server.ask(&["SET", "palisade:stolen", "theirs", "PX", "5000"]);
+    let renewals = client.engine().renew(vec![lease(&hold)]).await;
+    assert!(matches!(renewals[..], [Renewal::Lost]), "{renewals:?}");
+    let left: i64 = server.ask(&["PTTL", "palisade:stolen"]).parse().unwrap();
+    assert!(left <= 5000, "extended to {left} ms");
+    let _ = hold.release().await;
+    assert_eq!(server.ask(&["GET", "palisade:stolen"]), "theirs");
+    let shown = line(&client, "stolen").await.unwrap();
+    assert_eq!(shown.holders[0].id, "theirs");
+    assert_eq!(shown.holders[0].owner, None);
+}
+
+#[tokio::test]
+async fn a_full_server_says_so_and_lets_go_all_the_same() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("").await;
+    let hold = mutex(&client, "full", Duration::from_secs(30))
+        .lock()
+        .await
+        .unwrap();
+    let other = server.direct_client("").await;
+    let next = mutex(&other, "full", Duration::from_secs(30));
+    let waiter = tokio::spawn(async move { next.lock().await });
+    super::support::until("a waiter", async || {
+        line(&client, "full")
+            .await
+            .is_some_and(|line| line.waiters.len() == 1)
+    })
+    .await;
+    server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let error = mutex(&client, "another", TTL)
+        .try_lock()
+        .await
+        .err()
+        .unwrap();
+    assert_eq!(error.kind(), Kind::Unusable, "{error}");
+    let ours = hold.claim().to_string();
+    hold.release().await.unwrap();
+    assert_ne!(server.ask(&["GET", "palisade:full"]), ours);
+    server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    soon("the next", waiter)
+        .await
+        .unwrap()
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_busy_server_and_a_replica_are_unreachable() {
+    let Some(server) = Server::with(&["--busy-reply-threshold", "50"]) else {
+        return;
+    };
+    let client = server.direct_client("").await;
+    let port = server.port();
+    let script = "local t = redis.call('TIME')[1] while redis.call('TIME')[1] - t < 60 do end";
+    let busy = std::thread::spawn(move || wire::redis(port, &["EVAL", script, "0"]));
+    super::support::until("a busy server", async || {
+        server.ask(&["PING"]).contains("BUSY")
+    })
+    .await;
+    let error = mutex(&client, "busy", TTL).try_lock().await.err().unwrap();
+    assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+    server.ask(&["SCRIPT", "KILL"]);
+    let _ = busy.join();
+    mutex(&client, "busy", TTL)
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+
+    server.ask(&["REPLICAOF", "127.0.0.1", "1"]);
+    let error = mutex(&client, "replica", TTL)
+        .try_lock()
+        .await
+        .err()
+        .unwrap();
+    assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+    assert!(
+        error.message().contains("primary") || error.message().contains("replica"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn logins_are_checked_and_a_user_without_channels_still_waits() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    server.ask(&[
+        "ACL",
+        "SETUSER",
+        "locks",
+        "on",
+        ">hunter2",
+        "resetchannels",
+        "~*",
+        "+@all",
+    ]);
+    let url = |login: &str| {
+        server
+            .direct("")
+            .replace("redis://", &format!("redis://{login}@"))
+    };
+    let error = palisade::connect(&url("locks:wrong")).await.err().unwrap();
+    assert_eq!(error.kind(), Kind::Denied, "{error}");
+    assert!(!format!("{error:?}").contains("wrong"));
+    let one = palisade::connect(&url("locks:hunter2")).await.unwrap();
+    let two = palisade::connect(&url("locks:hunter2")).await.unwrap();
+    let hold = mutex(&one, "acl", TTL).lock().await.unwrap();
+    let next = mutex(&two, "acl", TTL);
+    let waiter = tokio::spawn(async move { next.lock().await });
+    hold.release().await.unwrap();
+    soon("the next", waiter)
+        .await
+        .unwrap()
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let codes: Vec<_> = one
+        .check()
+        .await
+        .unwrap()
+        .findings
+        .iter()
+        .map(|f| f.code)
+        .collect();
+    assert!(codes.contains(&"no_channels"), "{codes:?}");
+}
+
+/// What replicas must have, and none has, is not granted and not left behind.
+#[tokio::test]
+async fn a_grant_that_no_replica_has_is_given_back() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("replicas=1&timeout=400ms").await;
+    let error = mutex(&client, "alone", TTL).try_lock().await.err().unwrap();
+    assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+    assert!(error.message().contains("0 of 1"), "{error}");
+    assert_eq!(server.ask(&["EXISTS", "palisade:alone"]), "0");
+
+    let Some(replica) = Server::start() else {
+        return;
+    };
+    replica.ask(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
+    super::support::until("the replica", async || {
+        server.ask(&["WAIT", "1", "100"]) == "1"
+            && replica
+                .ask(&["INFO", "replication"])
+                .contains("master_link_status:up")
+    })
+    .await;
+    let hold = mutex(&client, "copied", TTL).lock().await.unwrap();
+    assert_eq!(
+        replica.ask(&["GET", "palisade:copied"]),
+        hold.claim().to_string()
+    );
+    hold.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn unsafe_settings_are_found() {
+    let settings = [
+        "--maxmemory",
+        "100mb",
+        "--maxmemory-policy",
+        "volatile-lru",
+        "--appendonly",
+        "no",
+    ];
+    let Some(server) = Server::with(&settings) else {
+        return;
+    };
+    let client = server.direct_client("").await;
+    let found = client.check().await.unwrap();
+    let codes: Vec<_> = found.findings.iter().map(|f| f.code).collect();
+    assert!(
+        codes.contains(&"eviction") && codes.contains(&"no_persistence"),
+        "{codes:?}"
+    );
+    assert!(found.version.unwrap().contains("Redis"));
+    assert!(found.clock_ahead_us.unwrap().abs() < 1_000_000);
+
+    let Some(safe) = Server::start() else { return };
+    let findings = safe.direct_client("").await.check().await.unwrap().findings;
+    assert!(findings.is_empty(), "{findings:?}");
+    let Some(replica) = Server::start() else {
+        return;
+    };
+    replica.ask(&["REPLICAOF", "127.0.0.1", &safe.port().to_string()]);
+    let client = safe.direct_client("").await;
+    super::support::until("the replica", async || {
+        let findings = client.check().await.unwrap().findings;
+        findings
+            .iter()
+            .any(|finding| finding.code == "unsafe_failover")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn bad_urls_are_refused_before_any_connection() {
+    for (url, kind) in [
+        ("redis://127.0.0.1:1", Kind::Unreachable),
+        ("redis://", Kind::Config),
+        ("redis://a,b", Kind::Config),
+        ("redis://h/x", Kind::Config),
+        ("redis://h?replicas=-1", Kind::Config),
+        ("redis://h?replica=1", Kind::Config),
+        ("redis://h?tls_ca=/nowhere", Kind::Config),
+        ("rediss://h?tls_ca=/nowhere", Kind::Config),
+        ("redis://h?namespace=a%7Db", Kind::Config),
+    ] {
+        let error = palisade::connect(url).await.err().unwrap();
+        assert_eq!(error.kind(), kind, "{url}: {error}");
+    }
+}

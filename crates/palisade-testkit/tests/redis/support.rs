@@ -1,0 +1,100 @@
+//! A server of the test's own, with or without the proxy, and commands to it beside palisade.
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use palisade::core::name::Name;
+use palisade::core::report::{LineReport, Scope};
+use palisade::{Client, Mutex};
+use palisade_testkit::launch::{self, Error, Running, wire};
+use palisade_testkit::proxy::{Protocol, Proxy};
+
+/// How long an event may take on a busy machine.
+pub(crate) const SOON: Duration = Duration::from_secs(10);
+
+pub(crate) struct Server {
+    // Before the server: connections end first.
+    pub(crate) proxy: Proxy,
+    pub(crate) running: Running,
+}
+
+impl Server {
+    /// A server, or `None` when it can't be had here.
+    pub(crate) fn start() -> Option<Self> {
+        launch::need("redis").map(Self::behind_a_proxy)
+    }
+
+    /// A server with further settings.
+    pub(crate) fn with(settings: &[&str]) -> Option<Self> {
+        match launch::start_with("redis", settings) {
+            Ok(running) => Some(Self::behind_a_proxy(running)),
+            Err(Error::Missing(why)) => {
+                launch::skip("redis", &why);
+                None
+            }
+            Err(Error::Failed(why)) => panic!("{why}"),
+        }
+    }
+
+    fn behind_a_proxy(running: Running) -> Self {
+        let target = (Ipv4Addr::LOCALHOST, running.nodes()[0].port());
+        let proxy = Proxy::start(target.into(), Protocol::Resp).unwrap();
+        Self { proxy, running }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.running.nodes()[0].port()
+    }
+
+    /// One command, past the proxy.
+    pub(crate) fn ask(&self, command: &[&str]) -> String {
+        wire::redis(self.port(), command).unwrap_or_else(|why| why)
+    }
+
+    /// The URL past the proxy.
+    pub(crate) fn direct(&self, options: &str) -> String {
+        format!("{}?{options}", self.running.url())
+    }
+
+    /// The URL through the proxy.
+    pub(crate) fn proxied(&self, options: &str) -> String {
+        format!("redis://{}?{options}", self.proxy.addr())
+    }
+
+    pub(crate) async fn client(&self, options: &str) -> Client {
+        palisade::connect(&self.proxied(options)).await.unwrap()
+    }
+
+    pub(crate) async fn direct_client(&self, options: &str) -> Client {
+        palisade::connect(&self.direct(options)).await.unwrap()
+    }
+}
+
+pub(crate) fn mutex(client: &Client, name: &str, ttl: Duration) -> Mutex {
+    client.mutex(name).unwrap().ttl(ttl).unwrap()
+}
+
+pub(crate) async fn line(client: &Client, name: &str) -> Option<LineReport> {
+    let scope = Scope::Line(Name::new(name).unwrap());
+    client.survey(scope).await.unwrap().pop()
+}
+
+/// Waits until `test` is true.
+pub(crate) async fn until(what: &str, mut test: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !test().await {
+        assert!(
+            Instant::now() < end,
+            "{what} did not happen within {SOON:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// The future's answer, or a failure that says what did not come.
+pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(SOON, future).await {
+        Ok(answer) => answer,
+        Err(_) => panic!("{what} did not happen within {SOON:?}"),
+    }
+}

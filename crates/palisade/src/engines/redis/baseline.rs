@@ -1,0 +1,104 @@
+//! The raw operations that `bench` compares with: what a client would do by hand.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, RedisResult, Value};
+
+use super::Target;
+use super::fault::fault;
+use super::wire::Server;
+use crate::core::baseline::Baseline;
+use crate::core::engine::BoxFuture;
+use crate::core::error::{Error, Kind, Result};
+use crate::core::url::{Settings, Url};
+use crate::engines::remote::Links;
+
+/// The release script that every tool has.
+const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
+
+/// Long enough that no cycle ends by it.
+const TTL_MS: u32 = 30_000;
+
+struct RedisBaseline {
+    links: Arc<Links<(MultiplexedConnection, String)>>,
+    server: Server,
+    /// Connections that wait for nothing: a BLPOP blocks its own.
+    idle: Arc<Mutex<Vec<MultiplexedConnection>>>,
+}
+
+pub(super) async fn open(url: Url, settings: Settings) -> Result<Arc<dyn Baseline>> {
+    let server = Target::take(url)?.server;
+    let connecting = server.clone();
+    let links = Links::new(settings.connect_timeout, move || {
+        let server = connecting.clone();
+        Box::pin(async move {
+            let mut connection = server.connect(|_| ()).await?;
+            let mut load = redis::cmd("SCRIPT");
+            load.arg("LOAD").arg(RELEASE);
+            let hash: RedisResult<String> = load.query_async(&mut connection).await;
+            let hash = hash.map_err(|error| fault("baseline", &error))?;
+            Ok((connection, hash))
+        })
+    });
+    Ok(Arc::new(RedisBaseline {
+        links: Arc::new(links),
+        server,
+        idle: Arc::default(),
+    }))
+}
+
+async fn ask(connection: &mut MultiplexedConnection, command: &Cmd) -> Result<Value> {
+    let answer = command.query_async(connection).await;
+    answer.map_err(|error| fault("baseline", &error))
+}
+
+impl Baseline for RedisBaseline {
+    fn describe(&self) -> String {
+        "SET NX PX, EVALSHA compare-and-delete; RPUSH, BLPOP".to_owned()
+    }
+
+    fn cycle(&self, key: String) -> BoxFuture<Result<()>> {
+        let links = Arc::clone(&self.links);
+        Box::pin(async move {
+            let (mut connection, hash) = links.get().await?.connection;
+            let id = format!("{:032x}", rand::random::<u128>());
+            let mut set = redis::cmd("SET");
+            set.arg(&key).arg(&id).arg("NX").arg("PX").arg(TTL_MS);
+            if ask(&mut connection, &set).await? == Value::Nil {
+                let message = "the key is in use";
+                return Err(Error::new(Kind::Unusable, "baseline", message));
+            }
+            let mut release = redis::cmd("EVALSHA");
+            release.arg(&hash).arg(1).arg(&key).arg(&id);
+            ask(&mut connection, &release).await.map(drop)
+        })
+    }
+
+    fn take(&self, key: String) -> BoxFuture<Result<()>> {
+        let (server, idle) = (self.server.clone(), Arc::clone(&self.idle));
+        Box::pin(async move {
+            let free = idle.lock().pop();
+            let mut connection = match free {
+                Some(connection) => connection,
+                None => server.connect(|_| ()).await?,
+            };
+            let mut pop = redis::cmd("BLPOP");
+            pop.arg(&key).arg(0);
+            ask(&mut connection, &pop).await?;
+            idle.lock().push(connection);
+            Ok(())
+        })
+    }
+
+    fn give(&self, key: String) -> BoxFuture<Result<()>> {
+        let links = Arc::clone(&self.links);
+        Box::pin(async move {
+            let (mut connection, _) = links.get().await?.connection;
+            let mut push = redis::cmd("RPUSH");
+            push.arg(&key).arg(1);
+            ask(&mut connection, &push).await.map(drop)
+        })
+    }
+}

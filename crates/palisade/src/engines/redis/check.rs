@@ -1,0 +1,192 @@
+//! `check`: what about this server could break exclusion, tokens or wake-ups.
+
+use std::collections::HashMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use redis::RedisResult;
+
+use super::fault::fault;
+use super::store::Store;
+use super::wire::Wire;
+use crate::core::clock::BootTime;
+use crate::core::error::Result;
+use crate::core::report::{Checkup, Finding, Severity};
+use crate::engines::remote::{Link, clock_off, plain_text};
+
+/// The oldest version that has all the commands in use.
+const OLDEST: (u32, u32) = (6, 2);
+
+fn finding(severity: Severity, code: &'static str, message: &str, remedy: &str) -> Finding {
+    Finding {
+        severity,
+        code,
+        message: message.to_owned(),
+        remedy: remedy.to_owned(),
+    }
+}
+
+impl Store {
+    pub(super) async fn check(&self) -> Result<Checkup> {
+        let link = self.link().await?;
+        let info = self.info(&link).await?;
+        let ahead = self.clock_ahead(&link).await?;
+        let said = |key: &str| info.get(key).map(String::as_str).unwrap_or_default();
+        let number = |key: &str| said(key).parse::<u64>().unwrap_or(0);
+
+        let version = match info.get("valkey_version") {
+            Some(version) => format!("Valkey {version}"),
+            None => format!("Redis {}", said("redis_version")),
+        };
+        let mut findings = Vec::new();
+        findings.extend(plain_text(
+            std::slice::from_ref(&self.target.host),
+            self.target.encrypted,
+        ));
+        findings.extend(clock_off(ahead));
+        if is_old(said("redis_version")) {
+            findings.push(finding(
+                Severity::Danger,
+                "old_version",
+                "this server is older than Redis 6.2 and lacks commands that locks need",
+                "use Redis 6.2 or newer, or Valkey",
+            ));
+        }
+        let policy = said("maxmemory_policy");
+        if policy != "noeviction" && !policy.is_empty() {
+            let severity = match number("maxmemory") {
+                0 => Severity::Warning,
+                _ => Severity::Danger,
+            };
+            findings.push(finding(
+                severity,
+                "eviction",
+                &format!("maxmemory-policy is {policy}: when memory runs out, held locks are evicted and granted again"),
+                "set maxmemory-policy noeviction, or keep locks in a server of their own",
+            ));
+        }
+        if said("role") == "slave" {
+            findings.push(finding(
+                Severity::Danger,
+                "replica",
+                "this server is a replica: it takes no locks",
+                "name the primary in the URL",
+            ));
+        } else if number("connected_slaves") > 0
+            && !info.contains_key("min_slaves_good_slaves")
+            && self.target.replicas == 0
+        {
+            findings.push(finding(
+                Severity::Warning,
+                "unsafe_failover",
+                "there are replicas, but a grant need not reach any of them: after a failover it may be granted again",
+                "set min-replicas-to-write 1 and min-replicas-max-lag, and use the option replicas=1",
+            ));
+        }
+        if said("cluster_enabled") == "1" {
+            findings.push(finding(
+                Severity::Danger,
+                "cluster",
+                "this server is part of a Redis Cluster, which redis: does not speak",
+                "use a server that is not part of a cluster",
+            ));
+        }
+        findings.extend(self.persistence(&link, number("aof_enabled") == 1).await?);
+        findings.extend(self.channels(&link).await?);
+        Ok(Checkup {
+            version: Some(version),
+            clock_ahead_us: Some(ahead),
+            findings,
+        })
+    }
+
+    async fn info(&self, link: &Link<Wire>) -> Result<HashMap<String, String>> {
+        let text: RedisResult<String> = self.ask("check", link, &redis::cmd("INFO")).await?;
+        let text = text.map_err(|error| fault("check", &error))?;
+        let pairs = text.lines().filter_map(|line| line.split_once(':'));
+        Ok(pairs
+            .map(|(key, value)| (key.to_owned(), value.trim().to_owned()))
+            .collect())
+    }
+
+    /// How far the server's clock is ahead of ours, in microseconds, as of the middle of a
+    /// request.
+    async fn clock_ahead(&self, link: &Link<Wire>) -> Result<i64> {
+        let began = BootTime::now();
+        let time: RedisResult<(i64, i64)> = self.ask("check", link, &redis::cmd("TIME")).await?;
+        let took = BootTime::now().saturating_since(began);
+        let here = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_micros() as i64);
+        let (seconds, micros) = time.map_err(|error| fault("check", &error))?;
+        Ok(seconds * 1_000_000 + micros - (here - took.as_micros() as i64 / 2))
+    }
+
+    /// Warns of a restart that forgets who holds.
+    async fn persistence(&self, link: &Link<Wire>, aof: bool) -> Result<Option<Finding>> {
+        let mut get = redis::cmd("CONFIG");
+        get.arg("GET").arg("save");
+        let save: RedisResult<HashMap<String, String>> = self.ask("check", link, &get).await?;
+        // Hosted servers don't tell; then nothing is claimed.
+        let snapshots = save.map_or(true, |save| save.values().any(|save| !save.is_empty()));
+        let found = match (aof, snapshots) {
+            (true, _) => return Ok(None),
+            (false, true) => finding(
+                Severity::Info,
+                "snapshots_only",
+                "the server keeps snapshots but no append-only file: a crash forgets the latest grants",
+                "set appendonly yes, or rely on the fence",
+            ),
+            (false, false) => finding(
+                Severity::Warning,
+                "no_persistence",
+                "the server keeps nothing on disk: a restart forgets who holds, and grants again",
+                "set appendonly yes, or rely on the fence",
+            ),
+        };
+        Ok(Some(found))
+    }
+
+    /// Warns of a user who can't be woken.
+    async fn channels(&self, link: &Link<Wire>) -> Result<Option<Finding>> {
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(self.hub.wake_channel()).arg("");
+        let published: RedisResult<i64> = self.ask("check", link, &publish).await?;
+        let denied = published.is_err_and(|error| error.code() == Some("NOPERM"));
+        Ok(denied.then(|| {
+            finding(
+                Severity::Warning,
+                "no_channels",
+                "this user may not use the channels palisade:*, so that waiters are not woken but look now and then",
+                "give the user the rights &palisade:* +publish +subscribe",
+            )
+        }))
+    }
+}
+
+fn is_old(version: &str) -> bool {
+    let mut numbers = version.split('.').map(|part| part.parse::<u32>().ok());
+    let (major, minor) = (numbers.next().flatten(), numbers.next().flatten());
+    match (major, minor) {
+        (Some(major), Some(minor)) => (major, minor) < OLDEST,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_versions_are_told_from_new_ones() {
+        for (version, old) in [
+            ("5.0.14", true),
+            ("6.0.16", true),
+            ("6.2.0", false),
+            ("7.0.15", false),
+            ("10.1.0", false),
+            ("", false),
+        ] {
+            assert_eq!(is_old(version), old, "{version}");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Names of keys: a line's own key, and the one beside it in the same hash slot.
+//!
+//! In a namespace of ours the key is `NAMESPACE:NAME` with `%`, `{` and `}` of the name written as
+//! `%25`, `%7B` and `%7D`; with an empty namespace it is the name, as other tools use it. Redis
+//! hashes what stands between the first `{` and the next `}`, or else all of a key: the key beside
+//! it is `{KEY}:palisade`, or `KEY:palisade` when KEY has such a tag itself.
+
+use crate::core::error::{Error, Kind, Result};
+use crate::core::name::Name;
+
+/// Ends the name of the hash beside a key.
+const SUFFIX: &str = ":palisade";
+
+/// How names become keys.
+#[derive(Debug, Clone)]
+pub(super) struct Keys {
+    /// The namespace with its colon, or nothing.
+    prefix: String,
+}
+
+/// The keys of one line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LineKeys {
+    /// The string that other tools know.
+    pub(super) key: String,
+    /// The hash beside it; other keys of the line begin with its name.
+    pub(super) hash: String,
+}
+
+impl Keys {
+    /// Keys of `namespace`, which may be empty.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] for braces that would tear the keys of a line apart.
+    pub(super) fn new(namespace: &str) -> Result<Self> {
+        let prefix = match namespace {
+            "" => String::new(),
+            namespace => format!("{namespace}:"),
+        };
+        match beside(&prefix) {
+            Some(_) => Ok(Self { prefix }),
+            None => Err(Error::new(
+                Kind::Config,
+                "connect",
+                "namespace: a } needs a { before it, with something in between",
+            )),
+        }
+    }
+
+    /// What the keys of lines whose names begin with `prefix` begin with; empty for all keys.
+    pub(super) fn beginnings(&self, prefix: &str) -> Vec<String> {
+        let key = match self.prefix.is_empty() {
+            true => prefix.to_owned(),
+            false => format!("{}{}", self.prefix, encode(prefix)),
+        };
+        if key.is_empty() {
+            return Vec::new();
+        }
+        let beside = format!("{{{key}");
+        match tagged(&self.prefix) || beside.starts_with(&key) {
+            true => vec![key],
+            false => vec![key, beside],
+        }
+    }
+
+    /// The keys of the line `name`.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`] when it is used as it is and its braces can't be.
+    pub(super) fn line(&self, name: &Name) -> Result<LineKeys> {
+        let key = match self.prefix.is_empty() {
+            true => name.as_str().to_owned(),
+            false => format!("{}{}", self.prefix, encode(name.as_str())),
+        };
+        let hash = beside(&key).ok_or_else(|| {
+            let message =
+                "with an empty namespace, a } in a name needs a { before it, with something in between";
+            Error::new(Kind::InvalidName, "name", message)
+        })?;
+        Ok(LineKeys { key, hash })
+    }
+
+    /// The pattern of hashes whose lines' names begin with `prefix`; more may match it.
+    pub(super) fn pattern(&self, prefix: &str) -> String {
+        if self.prefix.is_empty() {
+            return format!("*{SUFFIX}");
+        }
+        let begin = escape(&format!("{}{}", self.prefix, encode(prefix)));
+        match tagged(&self.prefix) {
+            true => format!("{begin}*{SUFFIX}"),
+            false => format!("{{{begin}*}}{SUFFIX}"),
+        }
+    }
+
+    /// The line that a hash belongs to, if it is one of this namespace.
+    pub(super) fn name_of(&self, hash: &str) -> Option<(Name, LineKeys)> {
+        let inside = hash.strip_suffix(SUFFIX)?;
+        let bare = inside.strip_prefix('{').and_then(|k| k.strip_suffix('}'));
+        let key = [bare, Some(inside)]
+            .into_iter()
+            .flatten()
+            .find(|key| beside(key).as_deref() == Some(hash))?;
+        let keys = LineKeys {
+            key: key.to_owned(),
+            hash: hash.to_owned(),
+        };
+        Some((self.name(key)?, keys))
+    }
+
+    /// The line whose own key is `key`, if it is one of this namespace.
+    pub(super) fn name(&self, key: &str) -> Option<Name> {
+        let name = key.strip_prefix(&self.prefix)?;
+        let name = match self.prefix.is_empty() {
+            true => name.to_owned(),
+            false => decode(name)?,
+        };
+        Name::new(name).ok()
+    }
+}
+
+/// Whether only a part of the key is hashed.
+fn tagged(key: &str) -> bool {
+    let inside = key
+        .split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'));
+    inside.is_some_and(|(tag, _)| !tag.is_empty())
+}
+
+/// A key in the same slot; `None` when there is none.
+fn beside(key: &str) -> Option<String> {
+    match (tagged(key), key.contains('}')) {
+        (true, _) => Some(format!("{key}{SUFFIX}")),
+        (false, true) => None,
+        (false, false) => Some(format!("{{{key}}}{SUFFIX}")),
+    }
+}
+
+fn encode(name: &str) -> String {
+    if !name.contains(['%', '{', '}']) {
+        return name.to_owned();
+    }
+    name.replace('%', "%25")
+        .replace('{', "%7B")
+        .replace('}', "%7D")
+}
+
+fn decode(key: &str) -> Option<String> {
+    let decoded = key
+        .replace("%7B", "{")
+        .replace("%7D", "}")
+        .replace("%25", "%");
+    (encode(&decoded) == key).then_some(decoded)
+}
+
+/// Takes the meaning of a pattern away.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if "*?[]\\^-".contains(c) {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What Redis hashes of a key.
+    fn hashed(key: &str) -> &str {
+        match key
+            .split_once('{')
+            .and_then(|(_, rest)| rest.split_once('}'))
+        {
+            Some((tag, _)) if !tag.is_empty() => tag,
+            _ => key,
+        }
+    }
+
+    #[test]
+    fn the_keys_of_a_line_share_a_slot_and_tell_their_name() {
+        let names = [
+            "a",
+            "a:b",
+            "{x}",
+            "{x",
+            "a{}b",
+            "x}y",
+            "100%",
+            "%7B",
+            "a{b}c",
+            "ü*?[a]\\",
+        ];
+        for namespace in ["palisade", "{tag}", "a{b}c", "x{"] {
+            let keys = Keys::new(namespace).unwrap();
+            for name in names {
+                let name = Name::new(name).unwrap();
+                let line = keys.line(&name).unwrap();
+                assert_eq!(hashed(&line.key), hashed(&line.hash), "{line:?}");
+                assert_eq!(keys.name_of(&line.hash), Some((name, line)), "{namespace}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_namespace_uses_names_as_they_are() {
+        let keys = Keys::new("").unwrap();
+        for good in ["job", "a{b}c", "a{b", "{a}{}"] {
+            let name = Name::new(good).unwrap();
+            let line = keys.line(&name).unwrap();
+            assert_eq!(line.key, good);
+            assert_eq!(hashed(&line.key), hashed(&line.hash), "{line:?}");
+            assert_eq!(keys.name_of(&line.hash), Some((name, line)));
+        }
+        for bad in ["a}b", "{}", "a{}b{c}"] {
+            let refused = keys.line(&Name::new(bad).unwrap()).unwrap_err();
+            assert_eq!(refused.kind(), Kind::InvalidName, "{bad}");
+        }
+        assert_eq!(Keys::new("a}b").unwrap_err().kind(), Kind::Config);
+    }
+
+    #[test]
+    fn a_pattern_means_what_it_says() {
+        let keys = Keys::new("ns").unwrap();
+        assert_eq!(keys.pattern("a*"), "{ns:a\\**}:palisade");
+        assert_eq!(Keys::new("{t}").unwrap().pattern("a"), "{t}:a*:palisade");
+        assert_eq!(keys.beginnings("a"), ["ns:a", "{ns:a"]);
+        assert_eq!(Keys::new("").unwrap().beginnings(""), [""; 0]);
+    }
+}

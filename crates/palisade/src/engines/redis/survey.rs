@@ -1,0 +1,223 @@
+//! Who holds and who waits: one script call per line; lines are found by SCAN, since a list of
+//! them would stand in another hash slot.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use redis::{RedisResult, Value};
+
+use super::fault::fault;
+use super::keys::LineKeys;
+use super::scripts::Script;
+use super::store::{Store, garbled};
+use super::wire::Wire;
+use crate::core::claim::{Ask, ClaimId};
+use crate::core::error::Result;
+use crate::core::name::Name;
+use crate::core::owner::Owner;
+use crate::core::report::{ClaimReport, LineReport, Scope};
+use crate::engines::remote::Link;
+
+/// How many keys a step of SCAN looks at, and how many lines are asked for at once: a millisecond
+/// or two of the server's time.
+const STEP: usize = 1000;
+const AT_ONCE: usize = 100;
+
+impl Store {
+    pub(super) async fn survey(&self, scope: &Scope) -> Result<Vec<LineReport>> {
+        let link = self.link().await?;
+        let found = match scope {
+            Scope::Line(name) => vec![(name.clone(), self.keys.line(name)?)],
+            Scope::Prefix(prefix) => self.lines(&link, prefix).await?,
+        };
+        let mut reports = Vec::new();
+        for some in found.chunks(AT_ONCE) {
+            let asked = some
+                .iter()
+                .map(|(name, keys)| self.report(&link, name, keys));
+            reports.extend(try_join_all(asked).await?.into_iter().flatten());
+        }
+        Ok(reports)
+    }
+
+    /// The lines that have records and whose names begin with `prefix`, by name.
+    async fn lines(&self, link: &Link<Wire>, prefix: &str) -> Result<Vec<(Name, LineKeys)>> {
+        let mut found = BTreeMap::new();
+        let mut cursor = 0u64;
+        loop {
+            let mut scan = redis::cmd("SCAN");
+            scan.arg(cursor).arg("MATCH").arg(self.keys.pattern(prefix));
+            scan.arg("COUNT").arg(STEP).arg("TYPE").arg("hash");
+            let step: RedisResult<(u64, Vec<Vec<u8>>)> = self.ask("survey", link, &scan).await?;
+            let (next, hashes) = step.map_err(|error| fault("survey", &error))?;
+            let names = hashes.into_iter().filter_map(|hash| {
+                let hash = String::from_utf8(hash).ok()?;
+                self.keys.name_of(&hash)
+            });
+            found.extend(names.filter(|(name, _)| name.as_str().starts_with(prefix)));
+            cursor = next;
+            if cursor == 0 {
+                return Ok(found.into_iter().collect());
+            }
+        }
+    }
+
+    /// One line; `None` when nobody is in it.
+    async fn report(
+        &self,
+        link: &Link<Wire>,
+        name: &Name,
+        keys: &LineKeys,
+    ) -> Result<Option<LineReport>> {
+        let answer: Value = self
+            .run("survey", link, Script::Survey, &[keys], |_| ())
+            .await?;
+        let (capacity, mut holders, waiters) =
+            read(&answer).ok_or_else(|| garbled("survey", &answer))?;
+        if holders.is_empty() && waiters.is_empty() {
+            return Ok(None);
+        }
+        holders.sort_by_key(|holder| holder.counted);
+        Ok(Some(LineReport {
+            name: name.to_string(),
+            capacity,
+            holders,
+            waiters,
+        }))
+    }
+}
+
+type Shown = (Option<u32>, Vec<ClaimReport>, Vec<ClaimReport>);
+
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+fn number<T: std::str::FromStr>(value: &Value) -> Option<T> {
+    text(value)?.parse().ok()
+}
+
+/// Reads what `survey.lua` answers.
+fn read(answer: &Value) -> Option<Shown> {
+    let Value::Array(items) = answer else {
+        return None;
+    };
+    let [
+        capacity,
+        parts,
+        Value::BulkString(foreign),
+        lasts,
+        holders,
+        waiters,
+    ] = items.as_slice()
+    else {
+        return None;
+    };
+    let capacity = (number::<u64>(parts)? > 0).then_some(number(capacity)?);
+    let mut holders = claims(holders)?;
+    if !foreign.is_empty() {
+        let lasts: i64 = number(lasts)?;
+        holders.push(ClaimReport {
+            id: foreign_id(foreign),
+            owner: None,
+            ask: Ask::Whole,
+            value: None,
+            counted: None,
+            expires_in: u64::try_from(lasts).ok().map(Duration::from_millis),
+            evicted: false,
+        });
+    }
+    Some((capacity, holders, claims(waiters)?))
+}
+
+fn claims(value: &Value) -> Option<Vec<ClaimReport>> {
+    let Value::Array(items) = value else {
+        return None;
+    };
+    items.iter().map(claim).collect()
+}
+
+/// Reads `{id, record, lease left}`; the record is described in `line.lua`.
+fn claim(value: &Value) -> Option<ClaimReport> {
+    let Value::Array(items) = value else {
+        return None;
+    };
+    let [id, record, left] = items.as_slice() else {
+        return None;
+    };
+    let mut words = text(record)?.splitn(7, ' ');
+    let mut next = || words.next();
+    let weight: u32 = next()?.parse().ok()?;
+    let capacity: u32 = next()?.parse().ok()?;
+    let token: u64 = next()?.parse().ok()?;
+    let _ttl = next()?;
+    let evicted = next()? == "1";
+    let _channel = next()?;
+    let rest = next()?;
+    let (owner, value) = match rest.split_once('\n') {
+        Some((owner, value)) => (owner, Some(value.to_owned())),
+        None => (rest, None),
+    };
+    let left: i64 = number(left)?;
+    Some(ClaimReport {
+        id: text(id)?.to_owned(),
+        owner: Owner::from_json(owner.as_bytes()),
+        ask: match weight {
+            0 => Ask::Whole,
+            weight => Ask::Part { weight, capacity },
+        },
+        value,
+        counted: (token > 0).then_some(token),
+        expires_in: Some(Duration::from_micros(u64::try_from(left).unwrap_or(0))),
+        evicted,
+    })
+}
+
+/// What another tool's value is shown as: as it is, or in hex when it is no text.
+fn foreign_id(value: &[u8]) -> String {
+    match std::str::from_utf8(value) {
+        Ok(text) if !text.chars().any(char::is_control) && !text.starts_with("hex:") => {
+            text.to_owned()
+        }
+        _ => {
+            let digits = value.iter().map(|byte| format!("{byte:02x}"));
+            format!("hex:{}", digits.collect::<String>())
+        }
+    }
+}
+
+/// The value that an id of [`foreign_id`] stands for; ids of ours stand for themselves.
+pub(super) fn foreign_value(id: &str) -> Vec<u8> {
+    let hex = id.strip_prefix("hex:").filter(|hex| hex.is_ascii());
+    let byte = |at: usize| u8::from_str_radix(hex?.get(at..at + 2)?, 16).ok();
+    let bytes = (0..hex.map_or(0, str::len)).step_by(2).map(byte);
+    match (hex, bytes.collect::<Option<Vec<u8>>>()) {
+        (Some(_), Some(bytes)) => bytes,
+        // The id of a claim of ours is written in lower case.
+        _ => match id.parse::<ClaimId>() {
+            Ok(claim) if id.len() == 32 && id.eq_ignore_ascii_case(&claim.to_string()) => {
+                claim.to_string().into_bytes()
+            }
+            _ => id.as_bytes().to_vec(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_other_tools_are_shown_and_found_again() {
+        for value in [&b"0123abc"[..], b"\x00\xff\x10", b"hex:00", b"a b\n", b"=="] {
+            let id = foreign_id(value);
+            assert!(!id.chars().any(char::is_control));
+            assert_eq!(foreign_value(&id), value, "{id}");
+        }
+    }
+}

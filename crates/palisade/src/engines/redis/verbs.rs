@@ -1,0 +1,356 @@
+//! The verbs on one claim: enter, wait, renew, amend, leave, evict.
+
+use std::time::Duration;
+
+use redis::Cmd;
+
+use super::keys::LineKeys;
+use super::scripts::Script;
+use super::store::Store;
+use super::wire::Wire;
+use crate::core::claim::{Ask, Claim};
+use crate::core::clock::BootTime;
+use crate::core::engine::{Amended, Amendment, Entered, Eviction, Left, Place, Renewal};
+use crate::core::error::{Error, Kind, Result};
+use crate::core::line::capacity_mismatch;
+use crate::core::name::Name;
+use crate::core::sync;
+use crate::core::ticket::{Armed, Lease, Ticket};
+use crate::engines::remote::Link;
+
+/// A push can be lost, and a server can freeze without a word: a waiter looks at least this often.
+const RECHECK: Duration = Duration::from_secs(1);
+
+/// The key lasts this many milliseconds longer than the lease: the server counts in whole ones, and
+/// the key must not end first.
+const ROUNDING: u64 = 2;
+
+/// Weight and capacity as the scripts count: the whole line is 0 of 0.
+fn numbers(ask: Ask) -> (u32, u32) {
+    match ask {
+        Ask::Whole => (0, 0),
+        Ask::Part { weight, capacity } => (weight, capacity),
+    }
+}
+
+/// Where a claim stands, as a script answers.
+struct Standing {
+    place: Place,
+    /// What is left of its lease.
+    left: Duration,
+    /// When it should look again.
+    due: Duration,
+}
+
+impl Standing {
+    /// Reads `PLACE TOKEN LEFT LOOK-AGAIN-IN`, times in microseconds, or `held TOKEN` of a claim
+    /// that has just been granted all of `ttl`.
+    fn read(operation: &'static str, answer: &str, ttl: Duration) -> Result<Self> {
+        let mut words = answer.split(' ');
+        let word = words.next().unwrap_or_default();
+        let mut number = || words.next().map(str::parse::<u64>);
+        let read = match (word, number(), number(), number()) {
+            ("held", Some(Ok(counted)), None, None) => Some((Place::Held { counted }, ttl, 0)),
+            ("held", Some(Ok(counted)), Some(Ok(left)), Some(Ok(due))) => {
+                Some((Place::Held { counted }, Duration::from_micros(left), due))
+            }
+            ("waiting", Some(Ok(_)), Some(Ok(left)), Some(Ok(due))) => {
+                Some((Place::Waiting, Duration::from_micros(left), due))
+            }
+            _ => None,
+        };
+        let Some((place, left, due)) = read else {
+            let message = "the server's answer makes no sense";
+            return Err(Error::new(Kind::Unusable, operation, message).maybe_applied());
+        };
+        Ok(Self {
+            place,
+            left: left.min(ttl),
+            due: Duration::from_micros(due),
+        })
+    }
+}
+
+impl Store {
+    pub(super) async fn enter(&self, claim: &Claim) -> Result<Entered> {
+        let keys = self.keys.line(&claim.name)?;
+        let link = self.link().await?;
+        // Before the claim is in the line: the push that grants it must find the bell.
+        let bell = match claim.queue {
+            true => {
+                self.hear(&link).await?;
+                Some(self.hub.bell(claim.id))
+            }
+            false => None,
+        };
+        let (weight, capacity) = numbers(claim.ask);
+        let ttl = claim.ttl.as_millis() as u64;
+        let mut tail = format!(" {ttl} 0 {} {}", self.hub.channel, claim.owner.to_json());
+        if let Some(value) = &claim.value {
+            tail.push('\n');
+            tail.push_str(value);
+        }
+        let arguments = |command: &mut Cmd| {
+            command
+                .arg(claim.id.to_string())
+                .arg(format!("{weight} {capacity} "))
+                .arg(ttl + ROUNDING)
+                .arg(&tail)
+                .arg(u8::from(claim.queue));
+            self.mark_replicated(command);
+        };
+        let sent = BootTime::now();
+        let answer: String = self
+            .run("enter", &link, Script::Enter, &[&keys], arguments)
+            .await?;
+        let answer = self.addressed("enter", &link, claim.id, &answer).await?;
+        if answer == "busy" {
+            self.hub.forget(claim.id);
+            return Ok(Entered::Busy);
+        }
+        if let Some(live) = answer.strip_prefix("mismatch ") {
+            self.hub.forget(claim.id);
+            return Err(capacity_mismatch(
+                live.parse().unwrap_or_default(),
+                capacity,
+            ));
+        }
+        let standing = Standing::read("enter", answer, claim.ttl)?;
+        let counted = match standing.place {
+            Place::Held { counted } => counted,
+            Place::Waiting | Place::Gone => 0,
+        };
+        match (&bell, counted) {
+            (Some(bell), 0) => bell.set_due(sent + standing.due),
+            _ => self.hub.forget(claim.id),
+        }
+        let ticket = Ticket {
+            counted,
+            ..Ticket::own(claim.name.clone(), claim.id)
+        };
+        if counted != 0
+            && let Err(error) = self.replicated("enter", &link).await
+        {
+            // Nobody may hold what a failover would forget.
+            self.leave(&ticket).await.map_err(Error::maybe_applied)?;
+            return Err(error);
+        }
+        Ok(Entered::In {
+            ticket,
+            armed: Armed {
+                sent,
+                ttl: standing.left,
+            },
+            place: standing.place,
+        })
+    }
+
+    pub(super) async fn wait(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
+        let keys = self.keys.line(&ticket.name)?;
+        let bell = self.hub.bell(ticket.claim);
+        loop {
+            let link = self.link().await?;
+            self.hear(&link).await?;
+            let look_at = bell.due().min(until).min(BootTime::now() + RECHECK);
+            if !look_at.has_passed() {
+                tokio::select! {
+                    biased;
+                    () = bell.rung.notified() => {}
+                    () = sync::sleep_until(look_at) => {}
+                }
+            }
+            let Some(standing) = self.look(&keys, ticket).await? else {
+                self.hub.forget(ticket.claim);
+                return Ok(Place::Gone);
+            };
+            match standing.place {
+                Place::Waiting => bell.set_due(BootTime::now() + standing.due),
+                place => {
+                    self.hub.forget(ticket.claim);
+                    return Ok(place);
+                }
+            }
+            if until.has_passed() {
+                return Ok(Place::Waiting);
+            }
+        }
+    }
+
+    /// Subscribes this runtime's connection to grants, once.
+    async fn hear(&self, link: &Link<Wire>) -> Result<()> {
+        if link.connection.hears_wakes() {
+            return Ok(());
+        }
+        let hear = link.connection.hear_wakes(&self.hub);
+        let heard = tokio::time::timeout(self.timeout, hear).await;
+        let error = match heard {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => error,
+            Err(_) => {
+                let message = format!("no answer within {:?}", self.timeout);
+                Error::new(Kind::Unreachable, "subscribe", message)
+            }
+        };
+        if error.kind() == Kind::Unreachable {
+            self.links.broken(link).await;
+        }
+        // Nothing was asked for yet.
+        Err(Error::new(error.kind(), "subscribe", error.message()))
+    }
+
+    /// Where a claim stands; `None` when it is not in the line.
+    async fn look(&self, keys: &LineKeys, ticket: &Ticket) -> Result<Option<Standing>> {
+        let link = self.link().await?;
+        let arguments = |command: &mut Cmd| {
+            command.arg(ticket.claim.to_string());
+            self.mark_replicated(command);
+        };
+        let answer: String = self
+            .run("wait", &link, Script::Look, &[keys], arguments)
+            .await?;
+        let answer = self.addressed("wait", &link, ticket.claim, &answer).await?;
+        if answer == "gone" {
+            return Ok(None);
+        }
+        let standing = Standing::read("wait", answer, Duration::MAX)?;
+        if standing.place != Place::Waiting {
+            self.replicated("wait", &link).await?;
+        }
+        Ok(Some(standing))
+    }
+
+    pub(super) async fn renew(&self, leases: Vec<Lease>) -> Vec<Renewal> {
+        // Shared leases, and names that can't be keys, were never given out by this engine.
+        let line = |lease: &Lease| {
+            let ticket = lease.ticket.clone()?;
+            let keys = self.keys.line(&ticket.name).ok()?;
+            Some((ticket, keys))
+        };
+        let asked: Vec<_> = leases.iter().map(line).collect();
+        let known: Vec<_> = asked.iter().flatten().collect();
+        if known.is_empty() {
+            return leases.iter().map(|_| Renewal::Lost).collect();
+        }
+        let sent = BootTime::now();
+        let mut answers = match self.renew_known(&known).await {
+            Ok(answers) => answers.into_iter(),
+            Err(error) => {
+                let unknown = || Error::new(error.kind(), "renew", error.message()).maybe_applied();
+                return leases.iter().map(|_| Renewal::Unknown(unknown())).collect();
+            }
+        };
+        let renewal = |line: &Option<_>| match line {
+            None => Renewal::Lost,
+            Some(_) => match answers.next().as_deref() {
+                Some("lost") => Renewal::Lost,
+                Some("evicted") => Renewal::Evicted,
+                answer => match answer.and_then(|ttl| ttl.parse().ok()) {
+                    Some(ttl) => Renewal::Held(Armed {
+                        sent,
+                        ttl: Duration::from_millis(ttl),
+                    }),
+                    None => {
+                        let message = "the records of this line can't be used";
+                        Renewal::Unknown(Error::new(Kind::Unusable, "renew", message))
+                    }
+                },
+            },
+        };
+        asked.iter().map(renewal).collect()
+    }
+
+    async fn renew_known(&self, known: &[&(Ticket, LineKeys)]) -> Result<Vec<String>> {
+        let link = self.link().await?;
+        let lines: Vec<&LineKeys> = known.iter().map(|(_, keys)| keys).collect();
+        let arguments = |command: &mut Cmd| {
+            for (ticket, _) in known {
+                command.arg(ticket.claim.to_string()).arg(ticket.counted);
+            }
+        };
+        let mut answers: Vec<String> = self
+            .run("renew", &link, Script::Renew, &lines, arguments)
+            .await?;
+        let whom = match answers.is_empty() {
+            true => String::new(),
+            false => answers.remove(0) + " ",
+        };
+        if let Some((first, _)) = known.first() {
+            self.addressed("renew", &link, first.claim, &whom).await?;
+        }
+        self.replicated("renew", &link).await?;
+        Ok(answers)
+    }
+
+    pub(super) async fn amend(&self, ticket: &Ticket, amendment: &Amendment) -> Result<Amended> {
+        let keys = self.keys.line(&ticket.name)?;
+        let link = self.link().await?;
+        let arguments = |command: &mut Cmd| {
+            command.arg(ticket.claim.to_string()).arg(ticket.counted);
+            match amendment {
+                Amendment::Value(value) => command.arg("value").arg(value),
+                Amendment::Ask(ask) => {
+                    let (weight, capacity) = numbers(*ask);
+                    command.arg("ask").arg(weight).arg(capacity)
+                }
+            };
+        };
+        let answer: String = self
+            .run("amend", &link, Script::Amend, &[&keys], arguments)
+            .await?;
+        Ok(match answer.as_str() {
+            "done" => {
+                self.replicated("amend", &link).await?;
+                Amended::Done
+            }
+            "busy" => Amended::Busy,
+            _ => Amended::Gone,
+        })
+    }
+
+    pub(super) async fn leave(&self, ticket: &Ticket) -> Result<Left> {
+        self.hub.forget(ticket.claim);
+        let keys = self.keys.line(&ticket.name)?;
+        let link = self.link().await?;
+        let arguments = |command: &mut Cmd| {
+            command
+                .arg(ticket.claim.to_string())
+                .arg(ticket.counted)
+                .arg(u8::from(ticket.in_doubt));
+        };
+        let answer: String = self
+            .run("leave", &link, Script::Leave, &[&keys], arguments)
+            .await?;
+        let left = self
+            .addressed("leave", &link, ticket.claim, &answer)
+            .await?;
+        Ok(match left {
+            "left" => Left::Done,
+            _ => Left::Absent,
+        })
+    }
+
+    pub(super) async fn evict(&self, name: &Name, id: &str, eviction: Eviction) -> Result<bool> {
+        let keys = self.keys.line(name)?;
+        let link = self.link().await?;
+        let how = match eviction {
+            Eviction::Mark => "mark",
+            Eviction::Remove => "remove",
+        };
+        let arguments = |command: &mut Cmd| {
+            let id = super::survey::foreign_value(id);
+            command.arg(id).arg(how);
+        };
+        let answer: String = self
+            .run("evict", &link, Script::Evict, &[&keys], arguments)
+            .await?;
+        match answer.as_str() {
+            "done" => Ok(true),
+            "foreign" => Err(Error::new(
+                Kind::Unsupported,
+                "evict",
+                "another tool holds this lock and can't be asked to let go; it can only be removed by force",
+            )),
+            _ => Ok(false),
+        }
+    }
+}

@@ -12,6 +12,8 @@ use std::time::Duration;
 use palisade::Client;
 use palisade::core::engine::BoxFuture;
 
+use crate::sites;
+
 /// How a subject's URL becomes a client.
 pub type Connect = fn(String) -> BoxFuture<palisade::Result<Client>>;
 
@@ -39,6 +41,14 @@ impl Subject {
             start,
             connect: CONNECT,
             installed: false,
+        }
+    }
+
+    /// An engine that `palisade::connect` knows and whose server is started for the run.
+    pub const fn server(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
+        Self {
+            installed: true,
+            ..Self::new(name, start)
         }
     }
 }
@@ -124,7 +134,12 @@ pub trait Hurt: Send + Sync {
 }
 
 /// The engines that palisade ships.
-pub const SUBJECTS: &[Subject] = &[Subject::new("memory", memory), Subject::new("file", file)];
+pub const SUBJECTS: &[Subject] = &[
+    Subject::new("memory", memory),
+    Subject::new("file", file),
+    Subject::server("postgres", sites::table),
+    Subject::server("postgres-pooled", sites::pooled),
+];
 
 fn memory() -> Result<Site, String> {
     Ok(Site::new("memory:"))

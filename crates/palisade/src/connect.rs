@@ -93,6 +93,8 @@ const OFFERS: &[Offer] = &[
     crate::engines::file::OFFER,
     #[cfg(feature = "memory")]
     crate::engines::memory::OFFER,
+    #[cfg(feature = "postgres")]
+    crate::engines::postgres::OFFER,
 ];
 
 /// What this build can connect to, by name.

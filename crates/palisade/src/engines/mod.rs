@@ -4,5 +4,7 @@
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "remote")]
 pub(crate) mod remote;

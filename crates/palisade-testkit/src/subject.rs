@@ -138,6 +138,7 @@ pub const SUBJECTS: &[Subject] = &[
     Subject::new("memory", memory),
     Subject::new("file", file),
     Subject::server("postgres", sites::table),
+    Subject::server("postgres+advisory", sites::advisory),
     Subject::server("postgres-pooled", sites::pooled),
 ];
 

@@ -95,6 +95,8 @@ const OFFERS: &[Offer] = &[
     crate::engines::memory::OFFER,
     #[cfg(feature = "postgres")]
     crate::engines::postgres::OFFER,
+    #[cfg(feature = "postgres")]
+    crate::engines::postgres::advisory::OFFER,
 ];
 
 /// What this build can connect to, by name.

@@ -2,4 +2,4 @@
 
 mod postgres;
 
-pub(crate) use postgres::{pooled, table};
+pub(crate) use postgres::{advisory, pooled, table};

@@ -1,6 +1,7 @@
 //! PostgreSQL: the lease table, alone and behind a pooler.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::launch::{self, Running};
 use crate::subject::{Harm, Hurt, Site};
@@ -18,6 +19,17 @@ pub(crate) fn table() -> Result<Site, String> {
         ..Site::new(running.url())
     }
     .keeping(running))
+}
+
+/// One server, for session locks.
+pub(crate) fn advisory() -> Result<Site, String> {
+    let site = table()?;
+    Ok(Site {
+        url: site.url.replacen("postgres:", "postgres+advisory:", 1),
+        // The kernel closes the connections of a process that dies, and the server lets go.
+        notices_death: Some(Duration::from_millis(300)),
+        ..site
+    })
 }
 
 /// A server behind a pooler in transaction mode; whoever waits listens at the server itself.

@@ -7,6 +7,7 @@
 //! `server` connects, `pooler` finds out what stands in between, `session` is one connection,
 //! `desk` asks on it, `mail` is what the server pushes.
 
+pub mod advisory;
 mod desk;
 mod fault;
 mod mail;

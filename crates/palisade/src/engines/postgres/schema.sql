@@ -57,6 +57,18 @@ INSERT INTO @schema@.floor (token) VALUES (0) ON CONFLICT DO NOTHING;
 -- The tokens of postgres+advisory://.
 CREATE SEQUENCE IF NOT EXISTS @schema@.token;
 
+-- Who has an advisory lock, for people: one row per session, true only while that session lives
+-- and has the lock. Nothing is decided by it.
+CREATE UNLOGGED TABLE IF NOT EXISTS @schema@.session (
+  pid       int PRIMARY KEY,
+  claim     text NOT NULL,
+  namespace text NOT NULL,
+  name      text NOT NULL,
+  ttl       bigint NOT NULL,
+  owner     text NOT NULL,
+  value     text
+) WITH (fillfactor = 50);
+
 -- Removes some lines that nobody has used for a day: those in a few blocks, chosen at random, so
 -- that it costs the same however many there are.
 CREATE OR REPLACE FUNCTION @schema@.sweep() RETURNS void LANGUAGE plpgsql AS $$

@@ -127,6 +127,21 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Asks the server to give up what `client` waits for.
+    ///
+    /// # Errors
+    /// As connecting.
+    pub(super) async fn cancel(&self, client: &Client) -> Result<()> {
+        let cancel = client.cancel_token();
+        match &self.tls {
+            None => cancel.cancel_query(NoTls).await,
+            Some(tls) => cancel.cancel_query(tls.clone()).await,
+        }
+        .map_err(fault::connecting)
+    }
+}
+
 fn has_certificates(url: &Url) -> bool {
     ["tls_ca", "tls_cert", "tls_key"]
         .iter()

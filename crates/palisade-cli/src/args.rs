@@ -43,7 +43,7 @@ pub(crate) struct Args {
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Global {
     /// The engine that keeps the locks, such as file:DIR [default: $PALISADE_URL, then file:]
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, alias = "engine-url", global = true, value_name = "URL")]
     pub(crate) url: Option<String>,
     /// Speak JSON: documents on stdout, errors on stderr
     #[arg(long, global = true)]

@@ -2,6 +2,7 @@
 //! line, and its line in the list below. A verb that forks comes first there: it starts the
 //! runtime itself.
 
+mod bench;
 mod evict;
 mod ls;
 mod permits;
@@ -39,4 +40,5 @@ verbs! {
     Ls => ls,
     Show => show,
     Evict => evict,
+    Bench => bench,
 }

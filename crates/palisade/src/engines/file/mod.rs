@@ -5,7 +5,10 @@
 //! its ttl. See `tx` for what a transaction does, `store` for how operations get to one,
 //! `liveness` for the dead, `watcher` for the sleepers and `layout` for what survives a boot.
 
+#[cfg(feature = "baseline")]
+mod baseline;
 mod dir;
+mod ear;
 mod fault;
 mod layout;
 mod liveness;
@@ -136,7 +139,7 @@ impl Engine for FileEngine {
     fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
         let (store, namespace, timeout) = self.parts();
         Box::pin(async move {
-            store.watcher.start();
+            store.watcher.start_here();
             // Before the first look, so that no hint is missed between the two.
             let sleeper = store.watcher.sleeper(ticket.claim.0);
             loop {
@@ -304,7 +307,7 @@ impl Watch {
     /// Sleeps until something in the scope may have changed.
     async fn changed(&mut self) -> Result<()> {
         if self.sleeper.is_none() {
-            self.store.watcher.start();
+            self.store.watcher.start_here();
             self.sleeper = Some(self.store.watcher.sleeper(self.id));
             let process = self.store.shared.liveness.process();
             let watch = record::write_watch(process, &self.namespace, &self.scope);

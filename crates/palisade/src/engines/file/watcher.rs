@@ -1,11 +1,12 @@
 //! `Watcher`: who sleeps in this process, and the thread that wakes them.
 //!
-//! The thread sits in epoll on this process's FIFO, where hints of others arrive, and on write
-//! ends of the FIFOs of processes that someone sleeps on, which report an error when those die.
+//! The thread sits in epoll on the FIFO where alarms arrive, and on write ends of the FIFOs of
+//! processes that someone sleeps on, which report an error when those die. Other hints are heard
+//! by the runtimes where somebody sleeps (see `ear`), and here only when one of these can't.
 //! It starts with the first sleeper. It decides nothing: whoever is woken looks for itself.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -15,11 +16,12 @@ use rustix::event::epoll;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::{Notify, mpsc};
 
-use super::liveness::{self, Hint, Peer};
+use super::ear::Ears;
+use super::liveness::{self, Hint, Liveness, Peer};
 use super::store::Shared;
 use crate::core::engine::Alarm;
 
-/// The epoll key of this process's own FIFO; no process has it as its id.
+/// The epoll key of this process's own FIFOs; no process has it as its id.
 const OWN: u64 = 0;
 /// The epoll key of the bell; no process has it as its id.
 const BELL: u64 = u64::MAX;
@@ -27,10 +29,11 @@ const BELL: u64 = u64::MAX;
 /// See the module's text.
 pub(super) struct Watcher {
     inner: Arc<Inner>,
+    ears: Ears,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct Inner {
+pub(super) struct Inner {
     shared: Arc<Shared>,
     sleepers: Mutex<HashMap<u128, Vec<Arc<Notify>>>>,
     alarms: Mutex<Vec<mpsc::UnboundedSender<Alarm>>>,
@@ -42,6 +45,8 @@ struct Inner {
 struct Poll {
     epoll: Arc<OwnedFd>,
     bell: Arc<OwnedFd>,
+    /// Where alarms arrive, unless that can't be had.
+    alarms: Option<Arc<OwnedFd>>,
     peers: HashMap<u64, PeerEnd>,
 }
 
@@ -61,7 +66,18 @@ impl Watcher {
                 poll: Mutex::default(),
                 stopping: AtomicBool::new(false),
             }),
+            ears: Ears::default(),
             thread: Mutex::default(),
+        }
+    }
+
+    /// Starts what wakes sleepers of this runtime, unless it runs.
+    pub(super) fn start_here(&self) {
+        self.start();
+        if !self.ears.listen_here(&self.inner)
+            && let Some(poll) = self.inner.poll.lock().as_ref()
+        {
+            poll.hear_hints(&self.inner.shared);
         }
     }
 
@@ -100,18 +116,19 @@ impl Watcher {
         let Ok(poll) = Poll::new(&self.inner.shared) else {
             return;
         };
-        let epoll = Arc::clone(&poll.epoll);
+        let (epoll, alarms) = (Arc::clone(&poll.epoll), poll.alarms.clone());
         *self.inner.poll.lock() = Some(poll);
         let inner = Arc::clone(&self.inner);
         *thread = std::thread::Builder::new()
             .name("palisade-wake".into())
-            .spawn(move || inner.watch(&epoll))
+            .spawn(move || inner.watch(&epoll, alarms.as_deref()))
             .ok();
     }
 
     /// Ends the thread and waits for that.
     pub(super) fn stop(&self) {
         self.inner.stopping.store(true, Ordering::Release);
+        self.ears.stop();
         let bell = self.inner.poll.lock().as_ref().map(|p| Arc::clone(&p.bell));
         if let Some(bell) = bell {
             // An eventfd that was rung already rings.
@@ -128,24 +145,34 @@ impl Poll {
     fn new(shared: &Shared) -> rustix::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let own = shared.liveness.fifo();
-        epoll::add(
-            &epoll,
-            own,
-            epoll::EventData::new_u64(OWN),
-            epoll::EventFlags::IN,
-        )?;
         epoll::add(
             &epoll,
             &bell,
             epoll::EventData::new_u64(BELL),
             epoll::EventFlags::IN,
         )?;
-        Ok(Self {
+        let poll = Self {
             epoll: Arc::new(epoll),
             bell: Arc::new(bell),
+            alarms: shared.liveness.hear_alarms().ok().map(Arc::new),
             peers: HashMap::new(),
-        })
+        };
+        match &poll.alarms {
+            Some(alarms) => poll.hear(alarms.as_fd()),
+            None => poll.hear_hints(shared),
+        }
+        Ok(poll)
+    }
+
+    /// Lets the thread hear all hints; again is no harm.
+    fn hear_hints(&self, shared: &Shared) {
+        self.hear(shared.liveness.fifo());
+    }
+
+    fn hear(&self, fifo: BorrowedFd<'_>) {
+        let data = epoll::EventData::new_u64(OWN);
+        // What is not heard is found by looking again now and then.
+        let _ = epoll::add(&self.epoll, fifo, data, epoll::EventFlags::IN);
     }
 
     fn forget(&mut self, process: u64) -> Vec<Arc<Notify>> {
@@ -159,7 +186,11 @@ impl Poll {
 }
 
 impl Inner {
-    fn hand(&self, hint: Hint) {
+    pub(super) fn liveness(&self) -> &Liveness {
+        &self.shared.liveness
+    }
+
+    pub(super) fn hand(&self, hint: Hint) {
         let id = match hint {
             Hint::Look(claim) => claim.0,
             Hint::Changed(watch) => watch,
@@ -177,7 +208,7 @@ impl Inner {
         }
     }
 
-    fn watch(&self, epoll: &OwnedFd) {
+    fn watch(&self, epoll: &OwnedFd, alarms: Option<&OwnedFd>) {
         let mut events = Vec::with_capacity(64);
         while !self.stopping.load(Ordering::Acquire) {
             events.clear();
@@ -186,7 +217,13 @@ impl Inner {
             for event in &events {
                 match event.data.u64() {
                     BELL => {}
-                    OWN => liveness::receive(self.shared.liveness.fifo(), |hint| self.hand(hint)),
+                    OWN => {
+                        let hints = self.liveness().fifo();
+                        for fifo in alarms.map(AsFd::as_fd).into_iter().chain([hints]) {
+                            let read = |buffer: &mut [u8]| Ok(rustix::io::read(fifo, buffer)?);
+                            liveness::receive(read, |hint| self.hand(hint));
+                        }
+                    }
                     process => self.died(process),
                 }
             }

@@ -8,6 +8,8 @@
 //! `desk` asks on it, `mail` is what the server pushes.
 
 pub mod advisory;
+#[cfg(feature = "baseline")]
+mod baseline;
 mod desk;
 mod fault;
 mod mail;

@@ -5,6 +5,8 @@
 //! the end of the lock. `hall` keeps connections and claims, `verbs` lock and unlock, `scribe` and
 //! `survey` are for people.
 
+#[cfg(feature = "baseline")]
+mod baseline;
 mod chair;
 mod hall;
 mod key;

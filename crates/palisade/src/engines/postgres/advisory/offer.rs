@@ -49,5 +49,5 @@ pub(crate) const OFFER: Offer = Offer {
     },
     open: |url, settings| Box::pin(async move { super::open(url, &settings) }),
     #[cfg(feature = "baseline")]
-    baseline: None,
+    baseline: Some(|url, settings| Box::pin(super::baseline::open(url, settings))),
 };

@@ -102,12 +102,19 @@ fn pass(url: &str, wanted_ms: f64) -> bool {
     });
     drop(tell);
     let mut turns: Vec<_> = told.into_iter().collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
     turns.sort_unstable_by_key(|(granted, _)| *granted);
-    let gaps = turns.windows(2).map(|pair| pair[1].0.saturating_since(pair[0].1));
+    let gaps = turns
+        .windows(2)
+        .map(|pair| pair[1].0.saturating_since(pair[0].1));
     let middle = median(gaps.collect());
     let ok = middle.as_secs_f64() * 1e3 <= wanted_ms;
     let verdict = if ok { "ok" } else { "TOO SLOW" };
-    println!("{:18} pass:  median {middle:?} (wanted {wanted_ms} ms) {verdict}", scheme(url));
+    println!(
+        "{:18} pass:  median {middle:?} (wanted {wanted_ms} ms) {verdict}",
+        scheme(url)
+    );
     ok
 }

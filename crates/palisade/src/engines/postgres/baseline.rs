@@ -52,7 +52,11 @@ struct Raw {
 
 /// A number of a key that fits where claims are rung for.
 fn bell_of(key: &str) -> ClaimId {
-    let sum = |seed: u64| key.bytes().fold(seed, |sum, b| (sum ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    let sum = |seed: u64| {
+        key.bytes().fold(seed, |sum, b| {
+            (sum ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+        })
+    };
     ClaimId(u128::from(sum(7)) << 64 | u128::from(sum(0xcbf2_9ce4_8422_2325)))
 }
 
@@ -101,7 +105,10 @@ impl Baseline for Rows {
             let raw = raws.get().await?.connection;
             raw.know(&key).await?;
             for _ in 0..2 {
-                raw.client.execute(&raw.touch, &[&key]).await.map_err(failed)?;
+                raw.client
+                    .execute(&raw.touch, &[&key])
+                    .await
+                    .map_err(failed)?;
             }
             Ok(())
         })
@@ -113,7 +120,13 @@ impl Baseline for Rows {
             let raw = raws.get().await?.connection;
             raw.know(&key).await?;
             let bell = raw.mail.bell(bell_of(&key));
-            while raw.client.execute(&raw.grab, &[&key]).await.map_err(failed)? == 0 {
+            while raw
+                .client
+                .execute(&raw.grab, &[&key])
+                .await
+                .map_err(failed)?
+                == 0
+            {
                 bell.rung().await;
             }
             Ok(())
@@ -126,7 +139,10 @@ impl Baseline for Rows {
             let raw = raws.get().await?.connection;
             raw.know(&key).await?;
             let text = format!("g{}", bell_of(&key));
-            raw.client.query(&raw.hand, &[&key, &text]).await.map_err(failed)?;
+            raw.client
+                .query(&raw.hand, &[&key, &text])
+                .await
+                .map_err(failed)?;
             Ok(())
         })
     }

@@ -26,6 +26,7 @@ type Sessions = Links<Arc<Session>>;
 /// What all connections of one engine share.
 pub(super) struct Desk {
     pub(super) server: Server,
+    pub(super) schema: Schema,
     pub(super) namespace: String,
     pub(super) timeout: Duration,
     /// The channel on which this client listens.
@@ -82,6 +83,7 @@ impl Desk {
             schema,
         } = plan;
         let between = Arc::new(Found::new(between));
+        let ours = schema.clone();
         let statements = Arc::new(Statements::of(&schema.quoted()));
         let (timeout, connect_timeout) = (settings.timeout, settings.connect_timeout);
         let sessions = {
@@ -129,6 +131,7 @@ impl Desk {
         });
         Self {
             server,
+            schema: ours,
             namespace: settings.namespace.clone(),
             timeout,
             mailbox: format!("palisade_{:016x}", rand::random::<u64>()),

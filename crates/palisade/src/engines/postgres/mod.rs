@@ -10,6 +10,7 @@
 pub mod advisory;
 #[cfg(feature = "baseline")]
 mod baseline;
+mod check;
 mod desk;
 mod fault;
 mod mail;
@@ -18,8 +19,10 @@ mod pooler;
 mod schema;
 mod server;
 mod session;
+mod shedlock;
 mod survey;
 mod verbs;
+mod wire;
 
 use std::sync::Arc;
 
@@ -38,11 +41,20 @@ use crate::core::url::{Settings, Url};
 /// # Errors
 /// [`Kind::Config`] for a URL or option that can't be used.
 pub fn open(mut url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
+    let layout = url.take("layout");
     let plan = plan(&mut url, settings)?;
     url.finish(offer::OPTIONS)?;
     let shown = plan.server.shown(&url.scheme);
     let desk = Arc::new(Desk::new(plan, settings));
-    Ok(Arc::new(PostgresEngine { desk, shown }))
+    match layout.as_deref() {
+        None | Some("palisade") => Ok(Arc::new(PostgresEngine { desk, shown })),
+        Some("shedlock") => Ok(Arc::new(shedlock::ShedlockEngine::new(desk, shown))),
+        Some(_) => Err(Error::new(
+            Kind::Config,
+            "connect",
+            "option layout must be palisade or shedlock",
+        )),
+    }
 }
 
 fn plan(url: &mut Url, settings: &Settings) -> Result<Plan> {

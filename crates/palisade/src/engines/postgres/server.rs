@@ -7,13 +7,18 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
+use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::fault;
 use super::mail::Mail;
+use super::schema::first_cell;
+use super::wire::{Socket, Wire};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url};
 use crate::engines::remote::{Host, Login, Tls};
@@ -128,15 +133,96 @@ impl Server {
 }
 
 impl Server {
-    /// Asks the server to give up what `client` waits for.
+    /// Connects to the first server that takes writes, or to the only one, with a connection that
+    /// can move between runtimes; and says which it is.
+    ///
+    /// # Errors
+    /// As [`Server::connect`].
+    pub(super) async fn connect_wire(&self, mail: Arc<Mail>) -> Result<(Client, Arc<Wire>, usize)> {
+        let mut last = None;
+        for at in 0..self.hosts.len() {
+            match self.connect_to(at, Arc::clone(&mail)).await {
+                Ok((client, wire)) => return Ok((client, wire, at)),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| config_error("no host is named")))
+    }
+
+    async fn connect_to(&self, at: usize, mail: Arc<Mail>) -> Result<(Client, Arc<Wire>)> {
+        let socket = Socket::new(self.dial(at).await?);
+        let stream = socket.clone();
+        let (client, wire) = match &self.tls {
+            None => {
+                let connected = self.config.connect_raw(stream, NoTls).await;
+                let (client, connection) = connected.map_err(fault::connecting)?;
+                (client, Wire::new(connection, socket, mail))
+            }
+            Some(tls) => {
+                let connected = self
+                    .config
+                    .connect_raw(stream, self.tls_for(tls, at)?)
+                    .await;
+                let (client, connection) = connected.map_err(fault::connecting)?;
+                (client, Wire::new(connection, socket, mail))
+            }
+        };
+        wire.settle_here();
+        if self.hosts.len() > 1 {
+            let asked = client.simple_query("SHOW transaction_read_only").await;
+            let rows = asked.map_err(|error| fault::reading("connect", &error))?;
+            if first_cell(&rows) != Some("off") {
+                let message = "none of the servers takes writes: all are standbys";
+                return Err(Error::new(Kind::Unreachable, "connect", message));
+            }
+        }
+        Ok((client, wire))
+    }
+
+    /// A socket to a server, with the timeouts of every connection of ours.
+    async fn dial(&self, at: usize) -> Result<TcpStream> {
+        let failed = |error: std::io::Error| {
+            let message = "the server can't be reached";
+            Error::new(Kind::Unreachable, "connect", message).because(error)
+        };
+        let host = &self.hosts[at];
+        let stream = TcpStream::connect((host.name.as_str(), host.port)).await;
+        let stream = stream.map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        let millis = u32::try_from(UNACKNOWLEDGED.as_millis()).unwrap_or(u32::MAX);
+        sockopt::set_socket_keepalive(&stream, true)
+            .and_then(|()| sockopt::set_tcp_keepidle(&stream, IDLE))
+            .and_then(|()| sockopt::set_tcp_keepintvl(&stream, PROBE))
+            .and_then(|()| sockopt::set_tcp_keepcnt(&stream, PROBES))
+            .and_then(|()| sockopt::set_tcp_user_timeout(&stream, millis))
+            .map_err(|error| failed(error.into()))?;
+        Ok(stream)
+    }
+
+    fn tls_for(
+        &self,
+        tls: &MakeRustlsConnect,
+        at: usize,
+    ) -> Result<<MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect> {
+        let host = &self.hosts[at].name;
+        let made = MakeTlsConnect::<Socket>::make_tls_connect(&mut tls.clone(), host);
+        made.map_err(|_| config_error("the host's name can't be in a certificate"))
+    }
+
+    /// Asks the server `at` to give up what `client` waits for.
     ///
     /// # Errors
     /// As connecting.
-    pub(super) async fn cancel(&self, client: &Client) -> Result<()> {
+    pub(super) async fn cancel(&self, client: &Client, at: usize) -> Result<()> {
         let cancel = client.cancel_token();
+        let socket = Socket::new(self.dial(at).await?);
         match &self.tls {
-            None => cancel.cancel_query(NoTls).await,
-            Some(tls) => cancel.cancel_query(tls.clone()).await,
+            None => cancel.cancel_query_raw(socket, NoTls).await,
+            Some(tls) => {
+                cancel
+                    .cancel_query_raw(socket, self.tls_for(tls, at)?)
+                    .await
+            }
         }
         .map_err(fault::connecting)
     }

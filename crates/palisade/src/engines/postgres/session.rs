@@ -26,9 +26,15 @@ pub(super) enum Verb {
     SurveyPrefix,
     SurveyLine,
     Fingerprint,
+    ShedEnter,
+    ShedRenew,
+    ShedLeave,
+    ShedSurvey,
+    ShedMark,
+    ShedRemove,
 }
 
-const VERBS: [Verb; 9] = [
+const VERBS: [Verb; 15] = [
     Verb::Enter,
     Verb::Place,
     Verb::Renew,
@@ -38,6 +44,12 @@ const VERBS: [Verb; 9] = [
     Verb::SurveyPrefix,
     Verb::SurveyLine,
     Verb::Fingerprint,
+    Verb::ShedEnter,
+    Verb::ShedRenew,
+    Verb::ShedLeave,
+    Verb::ShedSurvey,
+    Verb::ShedMark,
+    Verb::ShedRemove,
 ];
 
 /// The columns of a survey; `@which@` chooses the lines.
@@ -68,6 +80,25 @@ impl Verb {
                 || name, 0)::numeric), 0)::text FROM @schema@.line \
                 WHERE namespace = $1 AND starts_with(name, $2)"
                 .into(),
+            Self::ShedEnter => "SELECT @schema@.shed_enter($1, $2, $3, $4)".into(),
+            Self::ShedRenew => "SELECT @schema@.shed_renew($1, $2, $3)".into(),
+            Self::ShedLeave => "SELECT @schema@.shed_leave($1, $2, $3, $4)".into(),
+            Self::ShedSurvey => "SELECT name, locked_by, (extract(epoch FROM lock_until \
+                - timezone('utc', clock_timestamp())) * 1000000)::bigint FROM shedlock \
+                WHERE CASE WHEN $2 THEN name = $1 ELSE starts_with(name, $1) END \
+                AND lock_until > timezone('utc', clock_timestamp()) ORDER BY name COLLATE \"C\""
+                .into(),
+            Self::ShedMark => "UPDATE shedlock SET locked_by = left('evicting ' || \
+                substr(locked_by, 10), 255) WHERE name = $1 AND starts_with(locked_by, \
+                'palisade ' || $2 || ' ') AND lock_until > timezone('utc', clock_timestamp()) \
+                RETURNING 1"
+                .into(),
+            Self::ShedRemove => {
+                "UPDATE shedlock SET lock_until = timezone('utc', clock_timestamp()) \
+                WHERE name = $1 AND (locked_by = $2 OR split_part(locked_by, ' ', 2) = $2) \
+                AND lock_until > timezone('utc', clock_timestamp()) RETURNING 1"
+                    .into()
+            }
         }
     }
 
@@ -83,6 +114,11 @@ impl Verb {
             Self::Leave => &[T, T, T, N, B],
             Self::Evict => &[T, T, T, B],
             Self::SurveyPrefix | Self::SurveyLine | Self::Fingerprint => &[T, T],
+            Self::ShedEnter => &[T, T, N, T],
+            Self::ShedRenew => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
+            Self::ShedLeave => &[T, T, N, B],
+            Self::ShedSurvey => &[T, B],
+            Self::ShedMark | Self::ShedRemove => &[T, T],
         }
     }
 }

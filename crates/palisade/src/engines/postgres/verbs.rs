@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::{FutureExt, StreamExt, stream};
 
 use super::PostgresEngine;
+use super::check;
 use super::desk::Desk;
 use super::fault;
 use super::mail::{Bell, Heard};
@@ -25,6 +26,7 @@ use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::sync;
 use crate::core::ticket::{Armed, Lease, LeaseId, Ticket};
+use crate::engines::remote::timed;
 
 /// A push can be lost; then this is how late a waiter is.
 const RECHECK: Duration = Duration::from_secs(1);
@@ -263,6 +265,20 @@ impl Desk {
         Ok(answer == [1])
     }
 
+    pub(super) async fn check(&self) -> Result<Checkup> {
+        let session = self.session().await?;
+        let subject = check::Subject {
+            server: &self.server,
+            schema: &self.schema,
+            between: self.between(),
+            pushes: self.can_listen(),
+            oldest: (120_000, "the functions are not tested there"),
+            timeout: self.timeout,
+        };
+        let examined = check::examine(&session.connection.client, &subject);
+        timed("check", self.timeout, examined).await?
+    }
+
     /// Waits for the next alarm. `listening` is what was heard on so far.
     async fn alarm(&self, listening: &mut Option<Listening>) -> Alarm {
         loop {
@@ -384,7 +400,8 @@ impl Engine for PostgresEngine {
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {
-        async { Ok(Checkup::default()) }.boxed()
+        let desk = Arc::clone(&self.desk);
+        Box::pin(async move { desk.check().await })
     }
 
     fn close(&self) -> BoxFuture<()> {

@@ -1,11 +1,9 @@
 //! `Hall`: the claims of one client, its connections, and where these live.
 //!
-//! A connection is driven by the keeper's runtime, which runs whatever the caller's does: a
-//! session whose heartbeat fails is a lost lock. Each claim has a connection to itself; one that
-//! is free again is used for the next claim.
+//! Each claim has a connection to itself; one that is free again is used for the next claim.
+//! Whatever must go on while the caller's runtime is blocked is done at home: in the keeper's.
 
 use std::collections::HashMap;
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -92,20 +90,6 @@ impl Hall {
         home.unwrap_or_else(Handle::current)
     }
 
-    /// Runs at home, and gives up with the caller.
-    async fn at_home<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = Result<T>> + Send + 'static,
-    ) -> Result<T> {
-        let gone = |_| Error::new(Kind::Unreachable, "connect", "the client is closed");
-        let mut task = tokio::task::JoinSet::new();
-        task.spawn_on(work, &self.home());
-        task.join_next().await.map_or_else(
-            || Err(gone(())),
-            |joined| joined.unwrap_or_else(|_| Err(gone(()))),
-        )
-    }
-
     /// A connection that no claim has.
     ///
     /// # Errors
@@ -116,21 +100,17 @@ impl Hall {
                 return Ok(own);
             }
         }
-        let hall = Arc::clone(self);
         let limit = self.connect_timeout;
-        self.at_home(async move {
-            let connected = tokio::time::timeout(limit, hall.connect()).await;
-            connected.unwrap_or_else(|_| {
-                let message = format!("no connection within {limit:?}");
-                Err(Error::new(Kind::Unreachable, "connect", message))
-            })
+        let connected = tokio::time::timeout(limit, self.connect()).await;
+        connected.unwrap_or_else(|_| {
+            let message = format!("no connection within {limit:?}");
+            Err(Error::new(Kind::Unreachable, "connect", message))
         })
-        .await
     }
 
-    async fn connect(self: Arc<Self>) -> Result<Arc<Own>> {
+    async fn connect(self: &Arc<Self>) -> Result<Arc<Own>> {
         let mail = Arc::new(Mail::default());
-        let client = self.server.connect(Arc::clone(&mail)).await?;
+        let (client, wire, at) = self.server.connect_wire(Arc::clone(&mail)).await?;
         if !self.direct.load(Ordering::Relaxed) {
             refuse_pooler(pooler::probe(&self.server, &client).await?)?;
             self.direct.store(true, Ordering::Relaxed);
@@ -139,17 +119,17 @@ impl Hall {
             self.schema.ensure(&client).await?;
             self.ready.store(true, Ordering::Relaxed);
         }
-        let own = Own::begin(client, mail, Arc::clone(&self.statements)).await?;
+        let own = Own::begin(client, wire, mail, Arc::clone(&self.statements), at).await?;
         let own = Arc::new(own);
         self.watch_over(&own);
         Ok(own)
     }
 
-    /// Passes on what is said on a connection: its end, and evictions.
+    /// Passes on what is said on a connection, its end and evictions: at home, for the keeper.
     fn watch_over(self: &Arc<Self>, own: &Arc<Own>) {
         let (hall, pid) = (Arc::downgrade(self), own.pid);
         let mut heard = own.mail.listen();
-        tokio::spawn(async move {
+        self.home().spawn(async move {
             loop {
                 let news = heard.recv().await;
                 let Some(hall) = hall.upgrade() else { return };

@@ -163,7 +163,8 @@ impl Engine for AdvisoryEngine {
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {
-        async { Ok(Checkup::default()) }.boxed()
+        let locks = self.locks.clone();
+        Box::pin(async move { locks.check().await })
     }
 
     fn close(&self) -> BoxFuture<()> {

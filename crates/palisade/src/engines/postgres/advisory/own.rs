@@ -15,6 +15,7 @@ use tokio_postgres::{Client, Row, Statement};
 use super::super::fault;
 use super::super::mail::Mail;
 use super::super::schema::first_cell;
+use super::super::wire::Wire;
 use crate::core::claim::ClaimId;
 use crate::core::error::Result;
 
@@ -117,8 +118,11 @@ impl Statements {
 /// A connection of ours.
 pub(super) struct Own {
     pub(super) client: Client,
+    wire: Arc<Wire>,
     pub(super) mail: Arc<Mail>,
     pub(super) pid: i32,
+    /// Which of the servers it leads to.
+    pub(super) at: usize,
     statements: Arc<Statements>,
     prepared: [OnceCell<Statement>; VERBS.len()],
     /// Where this server's history was when we came: another one is another server's.
@@ -140,8 +144,10 @@ impl Own {
     /// What the server refuses.
     pub(super) async fn begin(
         client: Client,
+        wire: Arc<Wire>,
         mail: Arc<Mail>,
         statements: Arc<Statements>,
+        at: usize,
     ) -> Result<Self> {
         // 6 s of silence and then a probe every 2 s: given up after 12 to 14 s.
         let setup = "SET statement_timeout = 0; SET lock_timeout = 0; \
@@ -169,8 +175,10 @@ impl Own {
         client.batch_execute(&listen).await.map_err(failed)?;
         Ok(Self {
             client,
+            wire,
             mail,
             pid,
+            at,
             statements,
             prepared: Default::default(),
             timeline,
@@ -186,6 +194,7 @@ impl Own {
         verb: Verb,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        self.wire.settle_here();
         let cell = &self.prepared[verb as usize];
         let statement = match cell.get() {
             Some(statement) => statement,
@@ -196,6 +205,12 @@ impl Own {
             }
         };
         self.client.query(statement, parameters).await
+    }
+
+    /// Makes a connection answer here that is used past [`Own::ask`].
+    pub(super) fn here(&self) -> &Client {
+        self.wire.settle_here();
+        &self.client
     }
 
     /// Takes the lock `key`, or waits for it; `None` when it is busy.

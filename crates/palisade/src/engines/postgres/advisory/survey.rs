@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio_postgres::Row;
 
+use super::super::check;
+use super::super::pooler::Between;
 use super::hall::failed;
 use super::verbs::Locks;
 use crate::core::claim::{Ask, ClaimId};
@@ -13,7 +15,7 @@ use crate::core::engine::Eviction;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
-use crate::core::report::{ClaimReport, LineReport, Scope};
+use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
 use crate::engines::remote::timed;
 
 /// The locks of this database: `$1` is the key of one line, or null; `$2` the namespace and `$3`
@@ -105,7 +107,7 @@ impl Locks {
         let statement = timed(
             "survey",
             hall.timeout,
-            own.client.prepare_typed(&sql, &types),
+            own.here().prepare_typed(&sql, &types),
         )
         .await?;
         let statement = statement.map_err(|error| failed("survey", &error))?;
@@ -114,7 +116,7 @@ impl Locks {
         let rows = timed(
             "survey",
             hall.timeout,
-            own.client.query(&statement, parameters),
+            own.here().query(&statement, parameters),
         )
         .await?;
         let rows = rows.map_err(|error| failed("survey", &error))?;
@@ -208,13 +210,32 @@ impl Locks {
             Eviction::Remove => format!("SELECT pg_terminate_backend({pid})"),
         };
         let own = hall.connection().await?;
-        let done = timed("evict", hall.timeout, own.client.batch_execute(&sql)).await?;
+        let done = timed("evict", hall.timeout, own.here().batch_execute(&sql)).await?;
         done.map_err(|error| failed("evict", &error))?;
         hall.spare(own);
         if eviction == Eviction::Remove {
             self.until_gone(name, pid).await?;
         }
         Ok(true)
+    }
+
+    pub(super) async fn check(&self) -> Result<Checkup> {
+        let hall = &self.hall;
+        let own = hall.connection().await?;
+        let subject = check::Subject {
+            server: &hall.server,
+            schema: &hall.schema,
+            between: Between::Nothing,
+            pushes: true,
+            oldest: (
+                140_000,
+                "a client that is stopped, and not gone, keeps its lock",
+            ),
+            timeout: hall.timeout,
+        };
+        let checkup = timed("check", hall.timeout, check::examine(own.here(), &subject)).await??;
+        hall.spare(own);
+        Ok(checkup)
     }
 
     /// Waits until a session that was told to end has let go.

@@ -238,7 +238,7 @@ impl Locks {
 
     /// Asks the server to end the statement that waits.
     async fn cancel(&self, chair: &Chair) {
-        let cancelled = self.hall.server.cancel(&chair.own.client);
+        let cancelled = self.hall.server.cancel(&chair.own.client, chair.own.at);
         // If it does not work, the server notices that we are gone.
         let _ = tokio::time::timeout(self.hall.timeout, cancelled).await;
     }

@@ -7,6 +7,7 @@ mod evict;
 mod ls;
 mod permits;
 mod run;
+mod schema;
 mod show;
 
 use crate::args::Global;
@@ -41,4 +42,5 @@ verbs! {
     Show => show,
     Evict => evict,
     Bench => bench,
+    Schema => schema,
 }

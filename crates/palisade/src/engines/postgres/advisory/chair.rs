@@ -22,6 +22,8 @@ pub(super) struct Chair {
     pub(super) ask: Mutex<Ask>,
     pub(super) value: Mutex<Option<String>>,
     evicted: AtomicBool,
+    /// When it took its place.
+    pub(super) since: BootTime,
     /// Until when a claim that waits is wanted.
     wanted: Mutex<BootTime>,
 }
@@ -35,6 +37,7 @@ impl Chair {
             ask: Mutex::new(claim.ask),
             value: Mutex::new(claim.value.clone()),
             evicted: AtomicBool::new(false),
+            since: BootTime::now(),
             wanted: Mutex::new(BootTime::now() + claim.ttl),
             claim,
         })

@@ -41,6 +41,12 @@ impl Scribe {
                 };
                 let chairs = fresh.iter().filter_map(Weak::upgrade);
                 for chair in chairs.filter(|chair| hall.chair(chair.claim.id).is_some()) {
+                    // Writing takes the connection to this runtime: not in the middle of a
+                    // quick lock and unlock.
+                    if !(chair.since + DELAY).has_passed() {
+                        scribe.fresh.lock().push(Arc::downgrade(&chair));
+                        continue;
+                    }
                     // For people: the next heartbeat finds out what is wrong, if anything is.
                     let _ = scribe.record(&chair, &hall).await;
                 }

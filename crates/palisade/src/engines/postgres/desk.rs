@@ -114,11 +114,18 @@ impl Desk {
             })
         };
         let ears = listen.map(|server| {
+            let way = Arc::new(Found::new(None));
             Links::new(connect_timeout, move || {
                 let (server, statements) = (server.clone(), Arc::clone(&statements));
+                let way = Arc::clone(&way);
                 Box::pin(async move {
                     let session = connect(&server, &statements).await?;
-                    match pooler::probe(&server, &session.client).await? {
+                    let found = match way.get() {
+                        Some(found) => found,
+                        None => pooler::probe(&server, &session.client).await?,
+                    };
+                    way.set(found);
+                    match found {
                         Between::Nothing => Ok(session),
                         Between::Pooler => Err(Error::new(
                             Kind::Config,

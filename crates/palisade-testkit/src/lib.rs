@@ -19,6 +19,7 @@ pub mod launch;
 pub mod model;
 pub mod proxy;
 pub mod report;
+pub(crate) mod sites;
 pub mod subject;
 pub mod taker;
 pub mod wrap;

@@ -15,6 +15,7 @@ use palisade::core::engine::BoxFuture;
 use crate::hurt::Servers;
 use crate::launch;
 use crate::proxy::Protocol;
+use crate::sites;
 
 /// How a subject's URL becomes a client.
 pub type Connect = fn(String) -> BoxFuture<palisade::Result<Client>>;
@@ -156,6 +157,9 @@ pub const SUBJECTS: &[Subject] = &[
     }),
     Subject::served("redis", || proxied("redis", Protocol::Resp)),
     Subject::served("valkey", || served("valkey", &[])),
+    Subject::served("postgres", sites::table),
+    Subject::served("postgres+advisory", sites::advisory),
+    Subject::served("postgres-pooled", sites::pooled),
 ];
 
 fn memory() -> Result<Site, String> {

@@ -126,6 +126,10 @@ const OFFERS: &[Offer] = &[
     crate::engines::memory::OFFER,
     #[cfg(feature = "redis")]
     crate::engines::redis::OFFER,
+    #[cfg(feature = "postgres")]
+    crate::engines::postgres::OFFER,
+    #[cfg(feature = "postgres")]
+    crate::engines::postgres::advisory::OFFER,
 ];
 
 /// What this build can connect to, by name.

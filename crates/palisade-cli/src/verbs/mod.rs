@@ -16,6 +16,7 @@ mod ls;
 mod man;
 mod permits;
 mod run;
+mod schema;
 mod show;
 mod top;
 
@@ -75,4 +76,5 @@ verbs! {
     Config => config,
     Completions => completions,
     Man => man,
+    Schema => schema,
 }

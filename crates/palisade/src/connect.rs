@@ -9,6 +9,7 @@ use crate::core::card::{Card, Offer};
 use crate::core::engine::Engine;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url, nearest};
+use crate::fence::FileFence;
 
 /// Connects to the engine that the URL's scheme names.
 ///
@@ -84,6 +85,31 @@ impl Prepared {
 impl std::fmt::Debug for Prepared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Prepared").finish_non_exhaustive()
+    }
+}
+
+/// Opens the fence that is kept beside the embedded store: one for each namespace, in files of
+/// their own, which a reboot leaves as they are. For data that can't compare tokens itself; see
+/// [`FileFence::accept`] for what that is worth.
+///
+/// # Errors
+/// [`Kind::Unsupported`] on an engine other than `file:`; [`Kind::Config`] as [`connect`].
+pub fn open_fence(url: &str) -> Result<FileFence> {
+    let mut url = Url::parse(url)?;
+    let _settings = url.take_settings()?;
+    match url.scheme.as_str() {
+        #[cfg(feature = "file")]
+        "file" => {
+            let folder = crate::fence::encode(&_settings.namespace);
+            let fences = crate::engines::file::fences(url)?;
+            FileFence::open(fences.join(folder))
+        }
+        scheme if schemes().contains(&scheme) => {
+            let message = "only file: keeps a fence beside its locks; with other engines the \
+                           storage itself must compare the tokens";
+            Err(Error::new(Kind::Unsupported, "fence", message).with("engine", url.shown()))
+        }
+        scheme => Err(unknown(scheme)),
     }
 }
 

@@ -13,17 +13,21 @@ mod figure;
 mod held;
 mod lane;
 mod relay;
+mod traces;
 
+use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use palisade::{Client, Error, Kind, Url};
+use palisade::{Error, Kind, Url};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::json;
 
 use self::course::{Course, Plan};
 use self::figure::{Figure, Who};
+use self::traces::Traces;
 use crate::args::Global;
 use crate::config;
 use crate::exit::{Failure, Outcome, Verdict};
@@ -32,9 +36,6 @@ use crate::signals::Endings;
 
 /// Turns of each side: enough to see whether they agree with each other.
 const ROUNDS: u32 = 10;
-
-/// An engine that does not answer must not keep an interrupted palisade from ending.
-const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Measure an engine: how fast locks are taken, given back and handed over
 ///
@@ -103,18 +104,29 @@ impl Bench {
         if self.pin {
             pin().map_err(|error| Failure::Start(format!("can't stay on one core: {error}")))?;
         }
-        tokio::select! {
+        let traces = Arc::default();
+        let figures = tokio::select! {
             biased;
-            signal = endings.next() => Ok(Outcome::Interrupted(signal.as_raw())),
-            figures = self.measure(&url, global.printer()) => {
+            signal = endings.next() => Err(signal),
+            figures = self.measure(&url, &traces, global.printer()) => Ok(figures),
+        };
+        traces.remove().await;
+        match figures {
+            Err(signal) => Ok(Outcome::Interrupted(signal.as_raw())),
+            Ok(figures) => {
                 report(&figures?, global.printer())?;
                 Ok(Outcome::Done)
             }
         }
     }
 
-    async fn measure(&self, url: &str, printer: Printer) -> Result<Vec<Figure>, Failure> {
-        let client = palisade::connect(url).await?;
+    async fn measure(
+        &self,
+        url: &str,
+        traces: &Arc<Traces>,
+        printer: Printer,
+    ) -> Result<Vec<Figure>, Failure> {
+        let client = traces.of(palisade::connect(url).await?);
         if self.baseline {
             // Refused before anything is measured.
             lane::raw(url).await?;
@@ -124,23 +136,38 @@ impl Bench {
             engine: client.describe(),
             // The owner is random: nobody else uses these names.
             name: format!("palisade-bench-{}", client.owner()),
-            processes: self.processes || Url::parse(url)?.scheme == "file",
+            processes: self.as_processes(url)?,
             slice: self.seconds / ROUNDS,
             count: self.count,
+            traces: Arc::clone(traces),
         };
-        let mut todo = self.courses();
+        drop(client);
+        let todo = self.courses();
         let progress = Progress::new(&todo, self.baseline, printer);
         let mut figures = Vec::new();
-        for course in todo.drain(..) {
+        for course in todo {
             let measured = match course {
                 Course::Held => vec![held::measure(&plan, &progress).await?],
                 course => self.in_turns(&plan, course, &progress).await?,
             };
             figures.extend(measured);
+            // One course's connections are no burden on the next.
+            traces.remove().await;
         }
         progress.bar.finish_and_clear();
-        farewell(client).await;
         Ok(figures)
+    }
+
+    /// Whether waiters are processes: always on `file:`, never on `memory:`.
+    fn as_processes(&self, url: &str) -> Result<bool, Failure> {
+        match Url::parse(url)?.scheme.as_str() {
+            "memory" if self.processes => {
+                let why = "--processes: the locks of memory: are those of one process";
+                Err(Failure::Usage(why.into()))
+            }
+            "file" => Ok(true),
+            _ => Ok(self.processes),
+        }
     }
 
     fn courses(&self) -> Vec<Course> {
@@ -206,29 +233,31 @@ impl Bench {
     }
 }
 
-/// Lets what was left to the background be done.
-async fn farewell(client: Client) {
-    let _ = tokio::time::timeout(FAREWELL, client.end()).await;
-}
-
 /// Prints the figures, and says which of them mean little.
 fn report(figures: &[Figure], printer: Printer) -> io::Result<()> {
     let rows: Vec<_> = figures.iter().map(Figure::row).collect();
     printer.answer(&rows, |_| figure::table(figures))?;
-    for figure in figures {
-        let Some(spread) = figure.noise() else {
-            continue;
-        };
-        let (scenario, who) = (&figure.scenario, figure.who.word());
-        let event = json!({"event": "noisy", "scenario": scenario, "who": who, "spread": spread});
-        printer.event(event, || {
-            Some(format!(
-                "{scenario} ({who}) is too noisy to tell: its rounds differ by {:.0} %; \
-                 run it on an idle machine, longer (--seconds), or on one core (--pin)",
-                spread * 100.0
-            ))
-        });
+    let noisy = figures.iter();
+    let noisy = noisy.filter_map(|figure| Some((figure.scenario.as_str(), figure.noise()?)));
+    let noisy: Vec<(&str, f64)> = noisy.collect();
+    if noisy.is_empty() {
+        return Ok(());
     }
+    let event = json!({
+        "event": "noisy",
+        "scenarios": noisy.iter().copied().collect::<BTreeMap<_, _>>(),
+    });
+    printer.event(event, || {
+        let which = noisy.iter().map(|(scenario, spread)| {
+            let percent = spread * 100.0;
+            format!("{scenario} (rounds differ by {percent:.0} %)")
+        });
+        let which = which.collect::<Vec<_>>().join(", ");
+        Some(format!(
+            "the machine was too noisy to tell: {which}; measure when it is idle, \
+             longer (--seconds), or on one core (--pin)"
+        ))
+    });
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! `Course`: what one figure measures; `Runner`: one side that is ready to run it, round by round.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::cli::Runs;
@@ -7,6 +8,7 @@ use super::crew::Crew;
 use super::cycles::Cycles;
 use super::figure::{Round, Who};
 use super::lane::Lane;
+use super::traces::Traces;
 use crate::exit::Failure;
 
 /// What all courses share.
@@ -20,6 +22,7 @@ pub(super) struct Plan {
     /// How long a round takes.
     pub(super) slice: Duration,
     pub(super) count: Option<u32>,
+    pub(super) traces: Arc<Traces>,
 }
 
 /// What one figure measures.
@@ -58,8 +61,8 @@ impl Course {
         let name = format!("{}-{}", plan.name, self.name());
         Ok(match self {
             Self::Cycles { at_once } => {
-                let lane = Lane::open(&plan.url, who).await?;
-                Runner::Cycles(Cycles::new(lane, &name, at_once)?)
+                let lane = Lane::open(&plan.url, who, &plan.traces).await?;
+                Runner::Cycles(Cycles::new(&lane, &name, at_once)?)
             }
             Self::Relay { waiters, pass } => {
                 let crew = Crew::gather(plan, who, &name, waiters, pass).await?;
@@ -87,12 +90,10 @@ impl Runner {
         }
     }
 
-    /// Leaves nothing behind.
+    /// Lets the processes end by themselves.
     pub(super) async fn end(self) {
-        match self {
-            Self::Cycles(cycles) => cycles.end().await,
-            Self::Relay(crew) => crew.end().await,
-            Self::Cli(_) => {}
+        if let Self::Relay(crew) = self {
+            crew.end().await;
         }
     }
 }

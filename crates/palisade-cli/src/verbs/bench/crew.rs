@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use palisade::BootTime;
+use rustix::process::{Signal, set_parent_process_death_signal};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -19,18 +20,20 @@ use super::course::Plan;
 use super::figure::{Round, Who};
 use super::lane::Lane;
 use super::relay::{self, Board, Turn, take_turns};
+use super::traces::Traces;
 use super::{refused, stuck};
 use crate::exit::{Failure, Outcome, Verdict};
 
 /// Beyond the end of a round, before a waiter that says nothing is given up.
 const LONGEST: Duration = Duration::from_secs(60);
 
+/// A waiter that does not end by itself is killed.
+const FAREWELL: Duration = Duration::from_secs(2);
+
 /// Those who take one name from each other.
 pub(super) struct Crew {
     waiters: Waiters,
     pass: bool,
-    /// Lays the baton, and takes it away again.
-    first: Lane,
     name: String,
     dir: TempDir,
 }
@@ -51,13 +54,13 @@ impl Crew {
         let dir = tempfile::tempdir().map_err(refused("can't make a temporary folder"))?;
         std::fs::write(dir.path().join("board"), [0; 8])
             .map_err(refused("can't write to the temporary folder"))?;
-        let first = Lane::open(&plan.url, who).await?;
-        first.door(name)?.lay_baton().await?;
+        let first = Lane::open(&plan.url, who, &plan.traces).await?;
+        plan.traces.lay(first.door(name)?).await?;
         let waiters = match plan.processes {
             false => {
                 let mut lanes = Vec::new();
                 for _ in 0..count {
-                    lanes.push(Lane::open(&plan.url, who).await?);
+                    lanes.push(Lane::open(&plan.url, who, &plan.traces).await?);
                 }
                 Waiters::Tasks(lanes)
             }
@@ -81,7 +84,6 @@ impl Crew {
         Ok(Self {
             waiters,
             pass,
-            first,
             name: name.to_owned(),
             dir,
         })
@@ -110,22 +112,11 @@ impl Crew {
     }
 
     pub(super) async fn end(self) {
-        match self.waiters {
-            Waiters::Tasks(lanes) => {
-                for lane in lanes {
-                    lane.end().await;
-                }
-            }
-            Waiters::Processes(processes) => {
-                for process in processes {
-                    process.end().await;
-                }
+        if let Waiters::Processes(processes) = self.waiters {
+            for process in processes {
+                process.end().await;
             }
         }
-        if let Ok(door) = self.first.door(&self.name) {
-            door.take_baton_away().await;
-        }
-        self.first.end().await;
     }
 }
 
@@ -205,7 +196,7 @@ impl Process {
 
     async fn end(mut self) {
         drop(self.stdin);
-        let _ = tokio::time::timeout(super::FAREWELL, self.child.wait()).await;
+        let _ = tokio::time::timeout(FAREWELL, self.child.wait()).await;
     }
 }
 
@@ -215,6 +206,9 @@ fn gone() -> Failure {
 
 /// What a waiter that is a process does.
 pub(super) async fn serve(url: &str, told: &str) -> Verdict {
+    // A round would go on without anyone who wants to know.
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| refused("can't tie a waiter to the bench")(error.into()))?;
     let wrong = || Failure::Usage("--waiter-of is for palisade itself".into());
     let mut parts = told.splitn(3, ',');
     let (Some(who), Some(name), Some(board)) = (parts.next(), parts.next(), parts.next()) else {
@@ -225,7 +219,8 @@ pub(super) async fn serve(url: &str, told: &str) -> Verdict {
         "raw" => Who::Raw,
         _ => return Err(wrong()),
     };
-    let lane = Lane::open(url, who).await?;
+    let traces = Traces::default();
+    let lane = Lane::open(url, who, &traces).await?;
     let door = lane.door(name)?;
     let board = Some(PathBuf::from(board)).filter(|board| board != Path::new(""));
     let board = board.map(|board| Board::open(&board)).transpose()?;
@@ -238,8 +233,8 @@ pub(super) async fn serve(url: &str, told: &str) -> Verdict {
         let mut out = std::io::stdout().lock();
         std::io::Write::write_all(&mut out, format!("{answer}.\n").as_bytes())?;
     }
-    drop(door);
-    lane.end().await;
+    drop((door, lane));
+    traces.remove().await;
     Ok(Outcome::Done)
 }
 

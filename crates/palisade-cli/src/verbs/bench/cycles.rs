@@ -10,17 +10,16 @@ use super::lane::{Door, Lane};
 use super::refused;
 use crate::exit::Failure;
 
-/// One client, and a name for each that cycles at the same time.
+/// Names on one client: a name for each that cycles at the same time.
 pub(super) struct Cycles {
-    lane: Lane,
     doors: Arc<[Door]>,
 }
 
 impl Cycles {
-    pub(super) fn new(lane: Lane, name: &str, at_once: u16) -> Result<Self, Failure> {
+    pub(super) fn new(lane: &Lane, name: &str, at_once: u16) -> Result<Self, Failure> {
         let doors = (0..at_once).map(|at| lane.door(&format!("{name}-{at}")));
         let doors = doors.collect::<Result<_, _>>()?;
-        Ok(Self { lane, doors })
+        Ok(Self { doors })
     }
 
     pub(super) async fn round(&self, slice: Duration) -> Result<Round, Failure> {
@@ -44,11 +43,6 @@ impl Cycles {
         }
         let took = began.elapsed();
         Ok(Round { times, took })
-    }
-
-    pub(super) async fn end(self) {
-        drop(self.doors);
-        self.lane.end().await;
     }
 }
 

@@ -8,7 +8,6 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
-use super::stuck;
 use crate::exit::Failure;
 
 /// Whose figure it is.
@@ -43,8 +42,8 @@ pub(super) struct Figure {
     pub(super) scenario: String,
     pub(super) who: Who,
     pub(super) rounds: Vec<Round>,
-    /// To the raw operations of the same run.
-    ratio: Option<f64>,
+    /// To the raw operations of the same run, round by round.
+    ratios: Vec<f64>,
     /// Operations per second, where an operation is not what was timed.
     pub(super) ops_s: Option<f64>,
     /// What else is to be said, to people.
@@ -74,7 +73,7 @@ impl Figure {
             scenario,
             who,
             rounds: Vec::new(),
-            ratio: None,
+            ratios: Vec::new(),
             ops_s: None,
             remark: None,
         }
@@ -98,34 +97,32 @@ impl Figure {
             ops_s: rounded(self.ops_s.unwrap_or(counted), 1),
             p50_us: micros(quantile(&times, 0.5)),
             p99_us: micros(quantile(&times, 0.99)),
-            ratio_to_raw: self.ratio.map(|ratio| rounded(ratio, 3)),
+            ratio_to_raw: sorted(self.ratios.clone())
+                .get(self.ratios.len() / 2)
+                .map(|ratio| rounded(*ratio, 3)),
         }
     }
 
     fn medians(&self) -> Vec<f64> {
         let medians = self.rounds.iter().filter(|round| !round.times.is_empty());
-        medians
-            .map(|round| {
-                let mut times = round.times.clone();
-                times.sort_unstable();
-                quantile(&times, 0.5)
-            })
-            .collect()
+        medians.map(middle).collect()
     }
 
-    /// By how much the middle half of the rounds differs, when that is too much.
+    /// By how much the middle half of the rounds differs, when that is too much. Where there is
+    /// a ratio, its rounds count: what slows both sides says nothing against it.
     pub(super) fn noise(&self) -> Option<f64> {
-        let mut medians = self.medians();
-        medians.sort_unstable_by(f64::total_cmp);
-        let at = |share: f64| {
-            let at = (medians.len().saturating_sub(1)) as f64 * share;
-            medians
-                .get(at.round() as usize)
-                .copied()
-                .unwrap_or_default()
+        let rounds = match (self.who, self.ratios.is_empty()) {
+            (Who::Raw, _) => return None,
+            (Who::Palisade, false) => self.ratios.clone(),
+            (Who::Palisade, true) => self.medians(),
         };
-        let spread = (at(0.75) - at(0.25)) / at(0.5).max(1.0);
-        (medians.len() > 3 && spread > NOISY).then(|| rounded(spread, 3))
+        let rounds = sorted(rounds);
+        let at = |share: f64| {
+            let at = rounds.len().saturating_sub(1) as f64 * share;
+            rounds.get(at.round() as usize).copied().unwrap_or_default()
+        };
+        let spread = (at(0.75) - at(0.25)) / at(0.5).max(1e-9);
+        (rounds.len() > 3 && spread > NOISY).then(|| rounded(spread, 3))
     }
 }
 
@@ -137,17 +134,14 @@ pub(super) fn compare(figures: &mut [Figure]) -> Result<(), Failure> {
             let message = format!(
                 "{scenario} ({who}): too few operations to measure; give it more --seconds"
             );
-            return Err(stuck(&message));
+            return Err(Failure::Usage(message));
         }
     }
     if let [ours, raw] = figures {
         let pairs = ours.rounds.iter().zip(&raw.rounds);
         let pairs = pairs.filter(|(ours, raw)| !ours.times.is_empty() && !raw.times.is_empty());
-        let mut ratios: Vec<f64> = pairs
-            .map(|(ours, raw)| middle(ours) / middle(raw).max(1.0))
-            .collect();
-        ratios.sort_unstable_by(f64::total_cmp);
-        ours.ratio = ratios.get(ratios.len() / 2).copied();
+        let ratios = pairs.map(|(ours, raw)| middle(ours) / middle(raw).max(1.0));
+        ours.ratios = ratios.collect();
     }
     Ok(())
 }
@@ -156,6 +150,11 @@ fn middle(round: &Round) -> f64 {
     let mut times = round.times.clone();
     times.sort_unstable();
     quantile(&times, 0.5)
+}
+
+fn sorted(mut values: Vec<f64>) -> Vec<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    values
 }
 
 /// The nearest rank, of sorted times.
@@ -252,8 +251,14 @@ mod tests {
         compare(&mut both).unwrap();
         assert_eq!(both[0].row().ratio_to_raw, Some(2.0));
         assert_eq!(both[1].row().ratio_to_raw, None);
-        assert!(both[0].noise().is_some());
-        assert!(figure(Who::Raw, &[100, 102, 98, 101]).noise().is_none());
+        assert_eq!(both[0].noise(), None, "the ratio is steady");
+    }
+
+    #[test]
+    fn rounds_that_disagree_are_noise() {
+        let noise = |rounds: &[u64]| figure(Who::Palisade, rounds).noise();
+        assert_eq!(noise(&[100, 102, 98, 101]), None);
+        assert!(noise(&[200, 200, 800, 800]).is_some());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::counting::Counting;
 use super::course::{Course, Plan};
 use super::figure::{Figure, Round, Who, compare};
-use super::{Progress, ROUNDS, farewell, refused, stuck};
+use super::{Progress, ROUNDS, refused, stuck};
 use crate::exit::Failure;
 
 /// How many are taken and released at the same time.
@@ -25,7 +25,7 @@ pub(super) async fn measure(plan: &Plan, progress: &Progress) -> Result<Figure, 
     let connected = palisade::connect(&plan.url).await?;
     let engine = Counting::new(Arc::clone(connected.engine()));
     let counted = engine.counted();
-    let client = Client::new(Arc::new(engine), &settings)?;
+    let client = plan.traces.of(Client::new(Arc::new(engine), &settings)?);
     let ttl = client.ttl();
 
     let memory = resident();
@@ -52,8 +52,6 @@ pub(super) async fn measure(plan: &Plan, progress: &Progress) -> Result<Figure, 
     let began = Instant::now();
     release(holds).await?;
     let released = began.elapsed();
-    farewell(client).await;
-    farewell(connected).await;
 
     let calls = after.calls[before.calls.len()..].to_vec();
     let leases = after.leases - before.leases;

@@ -8,7 +8,8 @@ use palisade::core::baseline::Baseline;
 use palisade::{Client, Error, Hold, Kind, Mutex};
 
 use super::figure::Who;
-use super::{farewell, stuck};
+use super::stuck;
+use super::traces::Traces;
 use crate::exit::Failure;
 
 /// Nobody waits this long in a measurement: something was lost.
@@ -29,9 +30,9 @@ pub(super) enum Lane {
 }
 
 impl Lane {
-    pub(super) async fn open(url: &str, who: Who) -> Result<Self, Failure> {
+    pub(super) async fn open(url: &str, who: Who, traces: &Traces) -> Result<Self, Failure> {
         Ok(match who {
-            Who::Palisade => Self::Ours(palisade::connect(url).await?),
+            Who::Palisade => Self::Ours(traces.of(palisade::connect(url).await?)),
             Who::Raw => Self::Raw(raw(url).await?),
         })
     }
@@ -41,12 +42,6 @@ impl Lane {
             Self::Ours(client) => Door::Ours(client.mutex(name)?),
             Self::Raw(baseline) => Door::Raw(Arc::clone(baseline), name.to_owned()),
         })
-    }
-
-    pub(super) async fn end(self) {
-        if let Self::Ours(client) = self {
-            farewell(client).await;
-        }
     }
 }
 
@@ -100,7 +95,7 @@ impl Door {
     /// Takes the baton away after the last round, so that nothing is left.
     pub(super) async fn take_baton_away(&self) {
         if let Self::Raw(baseline, key) = self {
-            let _ = tokio::time::timeout(super::FAREWELL, baseline.take(key.clone())).await;
+            let _ = baseline.take(key.clone()).await;
         }
     }
 }

@@ -110,3 +110,32 @@ impl Baseline for Flock {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Two of them are two open files: what one has, the other waits for.
+    #[tokio::test]
+    async fn a_baton_is_had_by_one_at_a_time_and_leaves_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("file:{}", dir.path().display());
+        let open = || open_baseline(Url::parse(&url).unwrap()).unwrap();
+        let (one, two) = (open(), open());
+        one.cycle("a/b".into()).await.unwrap();
+        one.give("k".into()).await.unwrap();
+        one.take("k".into()).await.unwrap();
+        let mut waits = two.take("k".into());
+        let early = tokio::time::timeout(Duration::from_millis(50), &mut waits).await;
+        assert!(early.is_err(), "both have it");
+        one.give("k".into()).await.unwrap();
+        waits.await.unwrap();
+        drop((one, two));
+        let left = std::fs::read_dir(dir.path()).unwrap();
+        let left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let raw: Vec<String> = left.filter(|name| name.starts_with("raw")).collect();
+        assert_eq!(raw, Vec::<String>::new());
+    }
+}

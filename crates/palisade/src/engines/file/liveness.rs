@@ -98,24 +98,6 @@ impl Liveness {
         rustix::fs::openat(&self.procs, file_name(self.process), flags, Mode::empty())
     }
 
-    /// Makes the FIFO where alarms arrive, apart from the other hints: those wake sleepers, and
-    /// must not wake anybody else on the way.
-    pub(super) fn hear_alarms(&self) -> Result<OwnedFd, Errno> {
-        let name = format!("{}{ALARMS}", file_name(self.process));
-        match rustix::fs::mknodat(
-            &self.procs,
-            &name,
-            FileType::Fifo,
-            Mode::RUSR | Mode::WUSR,
-            0,
-        ) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(errno) => return Err(errno),
-        }
-        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        rustix::fs::openat(&self.procs, &name, flags, Mode::empty())
-    }
-
     /// The folder of all signs of life.
     pub(super) fn procs(&self) -> BorrowedFd<'_> {
         self.procs.as_fd()
@@ -131,19 +113,14 @@ impl Drop for Liveness {
     }
 }
 
-/// What the name of the FIFO for alarms has after that of the process.
-const ALARMS: &str = ".alarms";
-
 fn file_name(process: u64) -> String {
     format!("{process:016x}")
 }
 
-/// Removes the FIFOs of a process that is gone.
+/// Removes the FIFO of a process that is gone.
 pub(super) fn remove(procs: BorrowedFd<'_>, process: u64) {
-    let name = file_name(process);
-    // Left behind, they are swept when the store is opened next.
-    let _ = rustix::fs::unlinkat(procs, format!("{name}{ALARMS}"), AtFlags::empty());
-    let _ = rustix::fs::unlinkat(procs, name, AtFlags::empty());
+    // Left behind, it is swept when the store is opened next.
+    let _ = rustix::fs::unlinkat(procs, file_name(process), AtFlags::empty());
 }
 
 /// What became of opening a process's FIFO.
@@ -185,13 +162,6 @@ pub(super) fn open_to_wake(procs: BorrowedFd<'_>, process: u64) -> Peer {
     open(procs, process, OFlags::RDWR)
 }
 
-/// Opens an end to send alarms to; `None` when the process does not hear them apart.
-pub(super) fn open_to_alarm(procs: BorrowedFd<'_>, process: u64) -> Option<OwnedFd> {
-    let name = format!("{}{ALARMS}", file_name(process));
-    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    rustix::fs::openat(procs, name, flags, Mode::empty()).ok()
-}
-
 /// Sends a hint to another process. A full FIFO loses it; the sleeper's own look makes up for it.
 pub(super) fn send(end: &OwnedFd, hint: Hint) {
     let _ = rustix::io::write(end, &hint.to_bytes());
@@ -226,7 +196,6 @@ pub(super) fn sweep(procs: BorrowedFd<'_>, mine: Option<u64>) -> Result<bool, Er
             .file_name()
             .to_str()
             .ok()
-            .map(|name| name.strip_suffix(ALARMS).unwrap_or(name))
             .filter(|name| name.len() == 16)
             .and_then(|name| u64::from_str_radix(name, 16).ok())
         else {

@@ -18,7 +18,7 @@ use rustix::process::{Pid, getpid};
 use super::dir::{Dir, LINES};
 use super::fault::Fault;
 use super::layout;
-use super::liveness::{self, Hint, Liveness, Peer};
+use super::liveness::{self, Liveness, Peer};
 use super::lmdb::{Data, FILE};
 use super::tx::{Hints, Tx};
 use super::watcher::Watcher;
@@ -199,12 +199,6 @@ impl Store {
         for (process, hint) in list {
             if process == self.shared.liveness.process() {
                 self.watcher.hand(hint);
-                continue;
-            }
-            if let Hint::Alarm(_) = hint
-                && let Some(end) = liveness::open_to_alarm(self.shared.liveness.procs(), process)
-            {
-                liveness::send(&end, hint);
                 continue;
             }
             let known = ends.iter().position(|(known, _)| *known == process);

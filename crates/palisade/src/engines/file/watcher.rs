@@ -1,12 +1,12 @@
 //! `Watcher`: who sleeps in this process, and the thread that wakes them.
 //!
-//! The thread sits in epoll on the FIFO where alarms arrive, and on write ends of the FIFOs of
-//! processes that someone sleeps on, which report an error when those die. Other hints are heard
-//! by the runtimes where somebody sleeps (see `ear`), and here only when one of these can't.
+//! The thread sits in epoll on this process's FIFO, where hints of others arrive, and on write
+//! ends of the FIFOs of processes that someone sleeps on, which report an error when those die.
+//! It is deaf to hints while somebody sleeps in a runtime that hears them itself (see `ear`).
 //! It starts with the first sleeper. It decides nothing: whoever is woken looks for itself.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -21,7 +21,7 @@ use super::liveness::{self, Hint, Liveness, Peer};
 use super::store::Shared;
 use crate::core::engine::Alarm;
 
-/// The epoll key of this process's own FIFOs; no process has it as its id.
+/// The epoll key of this process's own FIFO; no process has it as its id.
 const OWN: u64 = 0;
 /// The epoll key of the bell; no process has it as its id.
 const BELL: u64 = u64::MAX;
@@ -45,8 +45,8 @@ pub(super) struct Inner {
 struct Poll {
     epoll: Arc<OwnedFd>,
     bell: Arc<OwnedFd>,
-    /// Where alarms arrive, unless that can't be had.
-    alarms: Option<Arc<OwnedFd>>,
+    /// How many sleep where hints are heard without the thread.
+    hearing: usize,
     peers: HashMap<u64, PeerEnd>,
 }
 
@@ -71,25 +71,21 @@ impl Watcher {
         }
     }
 
-    /// Starts what wakes sleepers of this runtime, unless it runs.
-    pub(super) fn start_here(&self) {
-        self.start();
-        if !self.ears.listen_here(&self.inner)
-            && let Some(poll) = self.inner.poll.lock().as_ref()
-        {
-            poll.hear_hints(&self.inner.shared);
-        }
-    }
-
-    /// Somebody who sleeps under `id`, a claim or a watch. Hints from now on wake it, also those
-    /// that come before it sleeps.
+    /// Somebody who sleeps under `id`, a claim or a watch, in the runtime of this call. Hints from
+    /// now on wake it, also those that come before it sleeps.
     pub(super) fn sleeper(&self, id: u128) -> Sleeper {
+        self.start();
+        let hears = self.ears.listen_here(&self.inner);
+        if hears {
+            self.inner.hearing(1);
+        }
         let bell = Arc::new(Notify::new());
         let mut sleepers = self.inner.sleepers.lock();
         sleepers.entry(id).or_default().push(Arc::clone(&bell));
         Sleeper {
             id,
             bell,
+            hears,
             inner: Arc::clone(&self.inner),
         }
     }
@@ -116,12 +112,12 @@ impl Watcher {
         let Ok(poll) = Poll::new(&self.inner.shared) else {
             return;
         };
-        let (epoll, alarms) = (Arc::clone(&poll.epoll), poll.alarms.clone());
+        let epoll = Arc::clone(&poll.epoll);
         *self.inner.poll.lock() = Some(poll);
         let inner = Arc::clone(&self.inner);
         *thread = std::thread::Builder::new()
             .name("palisade-wake".into())
-            .spawn(move || inner.watch(&epoll, alarms.as_deref()))
+            .spawn(move || inner.watch(&epoll))
             .ok();
     }
 
@@ -151,28 +147,14 @@ impl Poll {
             epoll::EventData::new_u64(BELL),
             epoll::EventFlags::IN,
         )?;
-        let poll = Self {
+        let own = epoll::EventData::new_u64(OWN);
+        epoll::add(&epoll, shared.liveness.fifo(), own, epoll::EventFlags::IN)?;
+        Ok(Self {
             epoll: Arc::new(epoll),
             bell: Arc::new(bell),
-            alarms: shared.liveness.hear_alarms().ok().map(Arc::new),
+            hearing: 0,
             peers: HashMap::new(),
-        };
-        match &poll.alarms {
-            Some(alarms) => poll.hear(alarms.as_fd()),
-            None => poll.hear_hints(shared),
-        }
-        Ok(poll)
-    }
-
-    /// Lets the thread hear all hints; again is no harm.
-    fn hear_hints(&self, shared: &Shared) {
-        self.hear(shared.liveness.fifo());
-    }
-
-    fn hear(&self, fifo: BorrowedFd<'_>) {
-        let data = epoll::EventData::new_u64(OWN);
-        // What is not heard is found by looking again now and then.
-        let _ = epoll::add(&self.epoll, fifo, data, epoll::EventFlags::IN);
+        })
     }
 
     fn forget(&mut self, process: u64) -> Vec<Arc<Notify>> {
@@ -208,7 +190,23 @@ impl Inner {
         }
     }
 
-    fn watch(&self, epoll: &OwnedFd, alarms: Option<&OwnedFd>) {
+    /// Counts who hears without the thread, which is deaf meanwhile: a hint would wake both, on
+    /// two cores. What nobody has read when the last one is gone, the thread hears at once.
+    fn hearing(&self, step: isize) {
+        let mut poll = self.poll.lock();
+        let Some(poll) = poll.as_mut() else { return };
+        poll.hearing = poll.hearing.saturating_add_signed(step);
+        let flags = match (poll.hearing, step) {
+            (0, _) => epoll::EventFlags::IN,
+            (1, 1..) => epoll::EventFlags::empty(),
+            _ => return,
+        };
+        let own = epoll::EventData::new_u64(OWN);
+        // What is not heard is found by looking again now and then.
+        let _ = epoll::modify(&poll.epoll, self.liveness().fifo(), own, flags);
+    }
+
+    fn watch(&self, epoll: &OwnedFd) {
         let mut events = Vec::with_capacity(64);
         while !self.stopping.load(Ordering::Acquire) {
             events.clear();
@@ -218,11 +216,9 @@ impl Inner {
                 match event.data.u64() {
                     BELL => {}
                     OWN => {
-                        let hints = self.liveness().fifo();
-                        for fifo in alarms.map(AsFd::as_fd).into_iter().chain([hints]) {
-                            let read = |buffer: &mut [u8]| Ok(rustix::io::read(fifo, buffer)?);
-                            liveness::receive(read, |hint| self.hand(hint));
-                        }
+                        let fifo = self.liveness().fifo();
+                        let read = |buffer: &mut [u8]| Ok(rustix::io::read(fifo, buffer)?);
+                        liveness::receive(read, |hint| self.hand(hint));
                     }
                     process => self.died(process),
                 }
@@ -243,6 +239,8 @@ impl Inner {
 pub(super) struct Sleeper {
     id: u128,
     bell: Arc<Notify>,
+    /// Whether its runtime hears hints.
+    hears: bool,
     inner: Arc<Inner>,
 }
 
@@ -307,6 +305,9 @@ impl Sleeper {
 
 impl Drop for Sleeper {
     fn drop(&mut self) {
+        if self.hears {
+            self.inner.hearing(-1);
+        }
         if let Some(poll) = self.inner.poll.lock().as_mut() {
             self.unmind(poll, &[]);
         }

@@ -55,3 +55,23 @@ impl Baseline for Keys {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_baton_is_had_by_one_at_a_time() {
+        let (one, two) = (Keys::default(), Keys::default());
+        one.cycle("k".into()).await.unwrap();
+        one.give("k".into()).await.unwrap();
+        one.take("k".into()).await.unwrap();
+        let mut waits = two.take("k".into());
+        let early = tokio::time::timeout(Duration::from_millis(50), &mut waits).await;
+        assert!(early.is_err(), "both have it");
+        one.give("k".into()).await.unwrap();
+        waits.await.unwrap();
+    }
+}

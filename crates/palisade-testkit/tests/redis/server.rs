@@ -92,7 +92,7 @@ fn lease(hold: &Hold) -> Lease {
     }
 }
 
-/// After a foreign DEL and SET our renewals are lost, and the foreign lock is not touched.
+/// After another tool has taken the key our renewals are lost, and the foreign lock is not touched.
 #[tokio::test]
 async fn a_foreign_value_is_never_renewed_or_released() {
     let Some(server) = Server::start() else {
@@ -103,7 +103,7 @@ async fn a_foreign_value_is_never_renewed_or_released() {
         .lock()
         .await
         .unwrap();
-    server.ask(&["DEL", "palisade:stolen"]);
+    // In one step: in between a renewal of the keeper's would find the key gone.
     server.ask(&["SET", "palisade:stolen", "theirs", "PX", "5000"]);
     let renewals = client.engine().renew(vec![lease(&hold)]).await;
     assert!(matches!(renewals[..], [Renewal::Lost]), "{renewals:?}");

@@ -328,3 +328,80 @@ async fn bad_urls_are_refused_before_any_connection() {
         assert_eq!(error.kind(), kind, "{url}: {error}");
     }
 }
+
+/// A certificate of our own for 127.0.0.1, and its key; the error says why there is none.
+fn certificate(folder: &std::path::Path) -> Result<(), String> {
+    let subject = "subjectAltName=IP:127.0.0.1,DNS:localhost";
+    let made = std::process::Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+        ])
+        .args([
+            "-addext",
+            subject,
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+        ])
+        .args(["-keyout", "key.pem", "-out", "cert.pem"])
+        .current_dir(folder)
+        .output()
+        .map_err(|error| format!("openssl: {error}"))?;
+    match made.status.success() {
+        true => Ok(()),
+        false => Err("openssl makes no certificate".to_owned()),
+    }
+}
+
+#[tokio::test]
+async fn locks_go_through_tls_and_strangers_are_not_trusted() {
+    let folder = tempfile::tempdir().unwrap();
+    if let Err(why) = certificate(folder.path()) {
+        return palisade_testkit::launch::skip("redis", &why);
+    }
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let (tls_port, cert, key) = (port.to_string(), file("cert.pem"), file("key.pem"));
+    let settings = [
+        "--tls-port",
+        tls_port.as_str(),
+        "--tls-cert-file",
+        &cert,
+        "--tls-key-file",
+        &key,
+        "--tls-auth-clients",
+        "no",
+    ];
+    let Some(_server) = Server::with(&settings) else {
+        return;
+    };
+    let url = format!("rediss://127.0.0.1:{port}?tls_ca={cert}");
+    let client = palisade::connect(&url).await.unwrap();
+    mutex(&client, "tls", TTL)
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    // Without our authority the server is a stranger.
+    let error = palisade::connect(&format!("rediss://127.0.0.1:{port}"))
+        .await
+        .err()
+        .unwrap();
+    assert!(
+        matches!(error.kind(), Kind::Unreachable | Kind::Config),
+        "{error:?}"
+    );
+}

@@ -23,6 +23,7 @@ soak:
     PALISADE_TEST_FULL=1 cargo test --release -p palisade-testkit --test lease
     PALISADE_TEST_FULL=1 cargo test --release -p palisade --test cancel
     PALISADE_TEST_FULL=1 cargo test --release -p palisade-cli --test cli guardian
+    PALISADE_TEST_FULL=1 cargo test --release -p palisade-cli --test cli demo
     PALISADE_TEST_FULL=1 cargo test --release -p palisade --features shuttle --test orderings
     cargo test -p palisade --features known-bad --test known_bad -- each_variant --nocapture
 

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::error::{ContextKind, ContextValue};
-use clap::{CommandFactory, Parser};
+use clap::{Args as _, CommandFactory, FromArgMatches, Parser};
 use palisade::core::url::nearest;
 
 use crate::exit::Failure;
@@ -42,8 +42,9 @@ pub(crate) struct Args {
 /// What every verb takes, before or after its name.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Global {
-    /// The engine that keeps the locks, such as file:DIR [default: $PALISADE_URL, then file:]
-    #[arg(long, global = true, value_name = "URL")]
+    /// The engine that keeps the locks, such as file:DIR [default: $PALISADE_URL, then the config
+    /// file's, then file:]
+    #[arg(long, alias = "engine-url", global = true, value_name = "URL")]
     pub(crate) url: Option<String>,
     /// Speak JSON: documents on stdout, errors on stderr
     #[arg(long, global = true)]
@@ -60,10 +61,31 @@ impl Global {
 impl Args {
     /// Reads the arguments of this process.
     pub(crate) fn read() -> Result<Self, (Failure, Printer)> {
+        if let Some(args) = Self::read_one_verb(std::env::args_os().collect()) {
+            return Ok(args);
+        }
         Self::try_parse().map_err(|error| {
             let json = asks_for_json(own_arguments());
             (Failure::Arguments(with_suggestion(error)), Printer { json })
         })
+    }
+}
+
+impl Args {
+    /// Reads arguments with the definition of their one verb, because that of all verbs takes
+    /// longer than to take a lock. `None` when this is not enough, for help and for errors too.
+    fn read_one_verb(args: Vec<OsString>) -> Option<Self> {
+        let mut words = args.iter().skip(1);
+        let word = loop {
+            match words.next()?.to_str()? {
+                "--url" => drop(words.next()),
+                word if word.starts_with('-') => {}
+                word => break word,
+            }
+        };
+        let verb = Verb::definition(word)?;
+        let one = Global::augment_args(clap::Command::new("palisade")).subcommand(verb);
+        Self::from_arg_matches(&one.try_get_matches_from(args).ok()?).ok()
     }
 }
 
@@ -96,7 +118,7 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
         return error;
     };
     if error.get(ContextKind::SuggestedSubcommand).is_none()
-        && let Some(meant) = meant_verb(word)
+        && let Some(meant) = meant_verb(word, own_arguments())
     {
         let meant = ContextValue::Strings(vec![meant]);
         error.insert(ContextKind::SuggestedSubcommand, meant);
@@ -104,14 +126,20 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
     error
 }
 
-fn meant_verb(word: &str) -> Option<String> {
+/// The verb that was meant by `word`, or the part of a verb if one stands before it in `args`.
+fn meant_verb(word: &str, args: impl Iterator<Item = OsString>) -> Option<String> {
     let letters = |word: &str| {
         let mut letters: Vec<char> = word.chars().collect();
         letters.sort_unstable();
         letters
     };
     let verbs = Args::command();
-    let names = || verbs.get_subcommands().map(clap::Command::get_name);
+    let mut before = args.take_while(|arg| arg != OsStr::new(word));
+    let verb = before.find_map(|arg| verbs.find_subcommand(&arg));
+    let names = || {
+        let among = verb.unwrap_or(&verbs);
+        among.get_subcommands().map(clap::Command::get_name)
+    };
     let swapped = names().find(|name| letters(name) == letters(word));
     swapped
         .or_else(|| nearest(word, names()))
@@ -128,9 +156,47 @@ mod tests {
     }
 
     #[test]
+    fn one_verb_is_read_as_all_of_them_are() {
+        for line in [
+            "palisade run x -- true",
+            "palisade --url file:d run --json x --ttl 5s -- a --url b",
+            "palisade --url=file:d --json ls web --watch",
+            "palisade fence check x 7 --accept",
+            "palisade bench --engine-url memory: --count 1",
+        ] {
+            let args = || line.split(' ').map(OsString::from).collect::<Vec<_>>();
+            let one = Args::read_one_verb(args()).unwrap();
+            let all = Args::try_parse_from(args()).unwrap();
+            assert_eq!(format!("{one:?}"), format!("{all:?}"), "{line}");
+        }
+        for line in [
+            "palisade",
+            "palisade rnu x",
+            "palisade run",
+            "palisade run --help",
+        ] {
+            let args = line.split(' ').map(OsString::from).collect();
+            assert!(Args::read_one_verb(args).is_none(), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_verb_has_its_definition() {
+        for verb in Args::command().get_subcommands() {
+            assert!(Verb::definition(verb.get_name()).is_some(), "{verb}");
+        }
+    }
+
+    #[test]
     fn swapped_letters_are_seen_through() {
-        assert_eq!(meant_verb("rnu").as_deref(), Some("run"));
-        assert_eq!(meant_verb("sl").as_deref(), Some("ls"));
-        assert_eq!(meant_verb("dance"), None);
+        let meant = |words: &[&str]| {
+            let args = words.iter().map(OsString::from);
+            meant_verb(words.last().unwrap(), args)
+        };
+        assert_eq!(meant(&["rnu"]).as_deref(), Some("run"));
+        assert_eq!(meant(&["--json", "sl"]).as_deref(), Some("ls"));
+        assert_eq!(meant(&["juggle"]), None);
+        assert_eq!(meant(&["config", "apth"]).as_deref(), Some("path"));
+        assert_eq!(meant(&["config", "sl"]), None);
     }
 }

@@ -22,8 +22,8 @@ use crate::guardian::{Guardian, Report};
 use crate::terminal::{Stop, Terminal, stop};
 
 /// A started command.
-pub(crate) struct Child {
-    guardian: Guardian,
+pub(crate) struct Child<'a> {
+    guardian: &'a mut Guardian,
     group: Pid,
     terminal: Terminal,
     /// Whether the child gets the terminal when it goes on: it wants it, or had it before all of
@@ -36,9 +36,9 @@ pub(crate) struct Child {
 }
 
 /// How the start of a command went.
-pub(crate) enum Start {
+pub(crate) enum Start<'a> {
     /// It runs.
-    Runs(Child),
+    Runs(Child<'a>),
     /// It was too late for it: the lock is lost, or will be in a moment.
     TooLate,
 }
@@ -59,15 +59,15 @@ pub(crate) enum Change {
     Unguarded,
 }
 
-impl Child {
+impl<'a> Child<'a> {
     /// Has `guardian` start its command, called `program`, with `environment` added to ours.
     pub(crate) async fn start(
-        mut guardian: Guardian,
+        guardian: &'a mut Guardian,
         program: &OsStr,
         environment: Vec<(String, String)>,
         deadline: BootTime,
         grace: Duration,
-    ) -> Result<Start, Failure> {
+    ) -> Result<Start<'a>, Failure> {
         let mut terminal = Terminal::default();
         guardian.start(environment, terminal.offer(), deadline, grace)?;
         let report = guardian.report().await;

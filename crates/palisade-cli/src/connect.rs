@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use palisade::{Client, Error, Kind, Patience, Prepared, Url};
 
 use crate::args::Global;
-use crate::config;
+use crate::config::Config;
 use crate::exit::Failure;
 
 /// Between two tries to connect: soon enough to be there when the engine comes up, rarely enough
@@ -15,16 +15,30 @@ const RETRY: Duration = Duration::from_millis(250);
 /// Where the locks are, not yet connected to.
 pub(crate) struct Place {
     url: String,
+    wait: Option<Patience>,
 }
 
 impl Place {
     /// The engine that the arguments, the environment or the configuration name.
     pub(crate) fn find(global: &Global) -> Result<Self, Failure> {
-        let url = config::url(global.url.as_deref())?;
-        Ok(Self { url })
+        let config = Config::find(global.url.as_deref())?;
+        Ok(Self {
+            url: config.full_url()?,
+            wait: config.wait(),
+        })
     }
 
-    /// The ttl that the URL asks for.
+    /// The URL. May hold a secret.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// How long the configuration says to wait for a lock.
+    pub(crate) fn wait(&self) -> Option<Patience> {
+        self.wait
+    }
+
+    /// The ttl that the URL or the configuration asks for.
     pub(crate) fn ttl(&self) -> Result<Option<Duration>, Failure> {
         Ok(Url::parse(&self.url)?.take_duration("ttl")?)
     }

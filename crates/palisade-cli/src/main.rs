@@ -5,12 +5,15 @@
 //! asks for it, because a lock that guards a short command is mostly start-up time, and because a
 //! guardian can only be forked while there is no other thread.
 
+mod abilities;
 mod args;
 mod child;
 mod config;
 mod connect;
 mod exit;
 mod guardian;
+mod job;
+mod live;
 mod print;
 mod signals;
 mod supervise;

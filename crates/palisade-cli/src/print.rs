@@ -77,8 +77,21 @@ impl Printer {
     }
 }
 
+/// Text on stdout.
+pub(crate) fn text(text: &str) -> io::Result<()> {
+    let mut out = anstream::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
 /// Lines as a table, one row per claim.
 pub(crate) fn table(lines: &[LineView]) -> String {
+    let styled = |(style, row)| format!("{style}{row}{style:#}\n");
+    rows(lines).into_iter().map(styled).collect()
+}
+
+/// The rows of the table, with its header.
+pub(crate) fn rows(lines: &[LineView]) -> Vec<(Style, String)> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_content_arrangement(ContentArrangement::Disabled);
@@ -87,7 +100,7 @@ pub(crate) fn table(lines: &[LineView]) -> String {
     ]);
     let mut styles = vec![HEADER];
     for line in lines {
-        for claim in line.holders.iter().chain(&line.waiters) {
+        for claim in line.claims() {
             table.add_row(row(line, claim));
             styles.push(match claim.position {
                 None => Style::new(),
@@ -95,15 +108,12 @@ pub(crate) fn table(lines: &[LineView]) -> String {
             });
         }
     }
-    let mut text = String::new();
-    for (row, style) in table.lines().zip(styles) {
-        let row = row.trim();
-        text.push_str(&format!("{style}{row}{style:#}\n"));
-    }
-    text
+    let rows = table.lines().map(|row| row.trim().to_owned());
+    styles.into_iter().zip(rows).collect()
 }
 
-fn row(line: &LineView, claim: &ClaimView) -> [String; 10] {
+/// The cells of one claim.
+pub(crate) fn row(line: &LineView, claim: &ClaimView) -> [String; 10] {
     let state = match (claim.position, claim.evicted) {
         (Some(position), _) => format!("waits #{position}"),
         (None, true) => "evicted".to_owned(),

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
 use crate::exit::Failure;
-use crate::sys;
+use crate::{sys, terminal};
 
 /// What ends a process when a person or a supervisor asks for it.
 const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
@@ -77,6 +77,17 @@ impl Signals {
             stop,
             resumed: stream(Signal::CONT)?,
         })
+    }
+
+    /// The next signal that asks us to end, while no child is there to be stopped with us.
+    pub(crate) async fn ending(&mut self) -> Signal {
+        loop {
+            match self.next().await {
+                Event::Ending(signal) => return signal,
+                Event::Stop => terminal::stop(terminal::Stop::Us),
+                Event::Resumed => {}
+            }
+        }
     }
 
     /// The next event.

@@ -34,7 +34,7 @@ pub(crate) enum End {
 
 /// Looks after `child` until it has ended.
 pub(crate) async fn supervise(
-    mut child: Child,
+    mut child: Child<'_>,
     hold: &Hold,
     ttl: Duration,
     signals: &mut Signals,
@@ -67,7 +67,7 @@ enum Over {
 }
 
 async fn until_over(
-    child: &mut Child,
+    child: &mut Child<'_>,
     hold: &Hold,
     grace: Duration,
     signals: &mut Signals,

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::exit::Failure;
 
 /// One line.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct LineView {
     pub(crate) name: String,
     pub(crate) kind: &'static str,
@@ -22,7 +22,7 @@ pub(crate) struct LineView {
 }
 
 /// One claim. A foreign tool's claim has no owner, host, pid and since.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct ClaimView {
     pub(crate) id: String,
     pub(crate) owner: Option<String>,
@@ -74,6 +74,20 @@ impl LineView {
             waiters: waiters.collect::<Result<_, Failure>>()?,
         })
     }
+
+    /// Holders, then waiters.
+    pub(crate) fn claims(&self) -> impl Iterator<Item = &ClaimView> {
+        self.holders.iter().chain(&self.waiters)
+    }
+
+    /// The same without what changes by itself.
+    pub(crate) fn lasting(&self) -> Self {
+        let mut lasting = self.clone();
+        for claim in lasting.holders.iter_mut().chain(&mut lasting.waiters) {
+            claim.expires_in_ms = None;
+        }
+        lasting
+    }
 }
 
 impl ClaimView {
@@ -84,17 +98,7 @@ impl ClaimView {
         client: &Client,
     ) -> Result<Self, Failure> {
         let token = claim.counted.map(|counted| client.token(counted));
-        let owner = claim.owner.as_ref();
-        let asked = owner.and_then(|owner| {
-            let millis = i64::try_from(owner.since).ok()?;
-            Timestamp::from_millisecond(millis).ok()
-        });
-        let part = |part: fn(&Owner) -> &str| owner.map(|owner| part(owner).to_owned());
         Ok(Self {
-            owner: part(|owner| &owner.owner),
-            host: part(|owner| &owner.host),
-            pid: owner.map(|owner| owner.pid),
-            label: owner.and_then(|owner| owner.label.clone()),
             weight: claim.ask.weight_in(capacity),
             mode: match claim.ask.mode() {
                 Mode::Exclusive => "exclusive",
@@ -102,13 +106,36 @@ impl ClaimView {
                 Mode::Permits => "permits",
             },
             token: token.transpose()?.map(|token| token.to_string()),
-            since: asked.map(|asked| asked.to_string()),
             expires_in_ms: claim.expires_in.map(|left| left.as_millis() as u64),
             position,
-            asked,
             evicted: claim.evicted,
             id: claim.id,
+            ..Self::of_owner(claim.owner.as_ref())
         })
+    }
+
+    /// A claim of which only the owner is known.
+    pub(crate) fn of_owner(owner: Option<&Owner>) -> Self {
+        let asked = owner.and_then(|owner| {
+            let millis = i64::try_from(owner.since).ok()?;
+            Timestamp::from_millisecond(millis).ok()
+        });
+        let part = |part: fn(&Owner) -> &str| owner.map(|owner| part(owner).to_owned());
+        Self {
+            id: String::new(),
+            owner: part(|owner| &owner.owner),
+            host: part(|owner| &owner.host),
+            pid: owner.map(|owner| owner.pid),
+            label: owner.and_then(|owner| owner.label.clone()),
+            weight: 1,
+            mode: "exclusive",
+            token: None,
+            since: asked.map(|asked| asked.to_string()),
+            expires_in_ms: None,
+            position: None,
+            asked,
+            evicted: false,
+        }
     }
 
     /// How long ago it asked, in whole seconds.
@@ -123,7 +150,11 @@ impl ClaimView {
 impl fmt::Display for ClaimView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(owner) = &self.owner else {
-            return write!(f, "another tool ({})", shown(&self.id));
+            f.write_str("another tool")?;
+            return match self.id.as_str() {
+                "" => Ok(()),
+                id => write!(f, " ({})", shown(id)),
+            };
         };
         f.write_str(&shown(owner))?;
         if let Some(label) = &self.label {

@@ -12,8 +12,10 @@ use std::time::Duration;
 use palisade::Client;
 use palisade::core::engine::BoxFuture;
 
-use crate::launch::site;
+use crate::hurt::Servers;
+use crate::launch;
 use crate::proxy::Protocol;
+use crate::sites;
 
 /// How a subject's URL becomes a client.
 pub type Connect = fn(String) -> BoxFuture<palisade::Result<Client>>;
@@ -35,6 +37,14 @@ pub struct Subject {
 }
 
 impl Subject {
+    /// An engine behind a server, which is started for the run.
+    pub const fn served(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
+        Self {
+            installed: true,
+            ..Self::new(name, start)
+        }
+    }
+
     /// An engine that `palisade::connect` knows and that needs nothing installed.
     pub const fn new(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
         Self {
@@ -42,14 +52,6 @@ impl Subject {
             start,
             connect: CONNECT,
             installed: false,
-        }
-    }
-
-    /// An engine that `palisade::connect` knows and that must be installed.
-    pub const fn served(name: &'static str, start: fn() -> Result<Site, String>) -> Self {
-        Self {
-            installed: true,
-            ..Self::new(name, start)
         }
     }
 }
@@ -69,6 +71,8 @@ pub struct Site {
     pub processes: bool,
     /// How soon the death of a holder is noticed; `None` when its ttl must end first.
     pub notices_death: Option<Duration>,
+    /// How many times its ttl a lease can last without renewal.
+    pub lasts: u32,
     /// How to cut it off, if that is possible.
     pub outage: Option<Arc<dyn Outage>>,
     /// How to hurt its server, if it has one.
@@ -84,6 +88,7 @@ impl Site {
             url: url.into(),
             processes: false,
             notices_death: None,
+            lasts: 1,
             outage: None,
             hurt: None,
             keep: None,
@@ -138,8 +143,23 @@ pub trait Hurt: Send + Sync {
 pub const SUBJECTS: &[Subject] = &[
     Subject::new("memory", memory),
     Subject::new("file", file),
-    Subject::served("redis", || site::proxied("redis", Protocol::Resp)),
-    Subject::served("valkey", || site::direct("valkey")),
+    Subject::served("etcd", || served("etcd", &[])),
+    Subject::served("etcd3", || served("etcd3", &[])),
+    // Behind fault proxies, to be cut off from its clients.
+    Subject::served("etcd3-proxied", || proxied("etcd3", Protocol::Grpc)),
+    Subject::served("etcd35", || served("etcd35", &[])),
+    Subject::served("etcd35x3", || served("etcd35x3", &[])),
+    Subject::served("consul", || served("consul", &[]).map(twice)),
+    Subject::served("consul3", || served("consul3", &[]).map(twice)),
+    // Behind a fault proxy, to be cut off from its clients.
+    Subject::served("consul-proxied", || {
+        proxied("consul", Protocol::Http1).map(twice)
+    }),
+    Subject::served("redis", || proxied("redis", Protocol::Resp)),
+    Subject::served("valkey", || served("valkey", &[])),
+    Subject::served("postgres", sites::table),
+    Subject::served("postgres+advisory", sites::advisory),
+    Subject::served("postgres-pooled", sites::pooled),
 ];
 
 fn memory() -> Result<Site, String> {
@@ -161,7 +181,34 @@ fn file() -> Result<Site, String> {
     .keeping(dir))
 }
 
+/// Starts what the launcher calls `name`, with further settings.
+fn served(name: &str, settings: &[&str]) -> Result<Site, String> {
+    let running = launch::start_with(name, settings).map_err(|error| error.to_string())?;
+    Ok(Site::of(Servers::new(running)))
+}
+
+/// Consul keeps a session for up to twice its ttl.
+fn twice(site: Site) -> Site {
+    Site { lasts: 2, ..site }
+}
+
+/// The same behind fault proxies.
+fn proxied(name: &str, protocol: Protocol) -> Result<Site, String> {
+    let running = launch::start(name).map_err(|error| error.to_string())?;
+    Ok(Site::of(Servers::proxied(running, protocol)?))
+}
+
 impl Site {
+    /// A site of servers, which live as long as it.
+    fn of(servers: Servers) -> Self {
+        Self {
+            processes: true,
+            url: servers.url(),
+            hurt: Some(Arc::new(servers)),
+            ..Self::new("")
+        }
+    }
+
     /// Lets `thing` live as long as the site.
     #[must_use]
     pub fn keeping(self, thing: impl Any + Send + Sync) -> Self {

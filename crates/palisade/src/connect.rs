@@ -9,6 +9,7 @@ use crate::core::card::{Card, Offer};
 use crate::core::engine::Engine;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url, nearest};
+use crate::fence::FileFence;
 
 /// Connects to the engine that the URL's scheme names.
 ///
@@ -88,14 +89,47 @@ impl std::fmt::Debug for Prepared {
     }
 }
 
+/// Opens the fence that is kept beside the embedded store: one for each namespace, in files of
+/// their own, which a reboot leaves as they are. For data that can't compare tokens itself; see
+/// [`FileFence::accept`] for what that is worth.
+///
+/// # Errors
+/// [`Kind::Unsupported`] on an engine other than `file:`; [`Kind::Config`] as [`connect`].
+pub fn open_fence(url: &str) -> Result<FileFence> {
+    let mut url = Url::parse(url)?;
+    let _settings = url.take_settings()?;
+    match url.scheme.as_str() {
+        #[cfg(feature = "file")]
+        "file" => {
+            let folder = crate::fence::encode(&_settings.namespace);
+            let fences = crate::engines::file::fences(url)?;
+            FileFence::open(fences.join(folder))
+        }
+        scheme if schemes().contains(&scheme) => {
+            let message = "only file: keeps a fence beside its locks; with other engines the \
+                           storage itself must compare the tokens";
+            Err(Error::new(Kind::Unsupported, "fence", message).with("engine", url.shown()))
+        }
+        scheme => Err(unknown(scheme)),
+    }
+}
+
 /// The engines of this build. Adding one is one line here.
 const OFFERS: &[Offer] = &[
+    #[cfg(feature = "etcd")]
+    crate::engines::etcd::OFFER,
+    #[cfg(feature = "consul")]
+    crate::engines::consul::OFFER,
     #[cfg(feature = "file")]
     crate::engines::file::OFFER,
     #[cfg(feature = "memory")]
     crate::engines::memory::OFFER,
     #[cfg(feature = "redis")]
     crate::engines::redis::OFFER,
+    #[cfg(feature = "postgres")]
+    crate::engines::postgres::OFFER,
+    #[cfg(feature = "postgres")]
+    crate::engines::postgres::advisory::OFFER,
 ];
 
 /// What this build can connect to, by name.

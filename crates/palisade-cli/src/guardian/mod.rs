@@ -33,6 +33,15 @@ use self::wire::{Order, link, receive, send};
 use crate::exit::Failure;
 use crate::sys::{self, Mask};
 
+/// How often a guardian may have to start its command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Terms {
+    /// Once.
+    One,
+    /// Again after each loss.
+    Many,
+}
+
 /// palisade's hand on its guardian. Dropped, it waits for the guardian's end, which ends a command
 /// that still runs.
 pub(crate) struct Guardian {
@@ -48,7 +57,7 @@ pub(crate) struct Guardian {
 impl Guardian {
     /// Forks the guardian of `command`, which is started later, with the signals of `mask`
     /// blocked. There must be no other thread.
-    pub(crate) fn fork(command: &[OsString], mask: Mask) -> Result<Self, Failure> {
+    pub(crate) fn fork(command: &[OsString], mask: Mask, terms: Terms) -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::Start(format!("can't start a guardian: {error}"));
         // Children that an earlier program left to this process by `exec` are not ours to end.
         let childless = waitid(
@@ -63,7 +72,7 @@ impl Guardian {
             if let Some((ours, its)) = ends.take() {
                 drop(ours);
                 // palisade hears of a failure by the end of the link.
-                let _ = ward::guard(command, mask, its);
+                let _ = ward::guard(command, mask, terms, its);
             }
         })
         .map_err(failed)?;
@@ -137,7 +146,7 @@ impl Guardian {
     /// command with the process group `group` has started. Returns when that is done; the keeper
     /// keeps the lock up meanwhile.
     pub(crate) fn replace(&mut self, group: Option<Pid>) {
-        if self.link.is_some() || self.fresh.is_some() {
+        if self.lives() {
             // It may be stopped, which nothing else ends.
             let _ = kill_process(self.pid, Signal::KILL);
             self.wait();
@@ -148,6 +157,11 @@ impl Guardian {
         if self.adopts {
             family::end_all();
         }
+    }
+
+    /// Whether it is there to start a command: nobody has replaced it.
+    pub(crate) fn lives(&self) -> bool {
+        self.link.is_some() || self.fresh.is_some()
     }
 
     /// Waits until the guardian is gone, once.
@@ -161,7 +175,7 @@ impl Guardian {
 impl Drop for Guardian {
     fn drop(&mut self) {
         // Its pid is not its own any more after a wait.
-        if self.link.is_some() || self.fresh.is_some() {
+        if self.lives() {
             // Somebody may have stopped it.
             let _ = kill_process(self.pid, Signal::CONT);
             self.wait();

@@ -24,9 +24,9 @@ use rustix::time::{
     timerfd_settime,
 };
 
-use super::family;
 use super::ladder::{Ladder, Step};
 use super::wire::{Order, Report, receive, send};
+use super::{Terms, family};
 use crate::sys::{self, Mask};
 use crate::terminal;
 
@@ -41,8 +41,14 @@ struct Start {
     foreground: bool,
 }
 
-/// Guards `command` from before its start, with the signals of `mask` blocked, until its end.
-pub(super) fn guard(command: &[OsString], mask: Mask, link: OwnedFd) -> io::Result<()> {
+/// Guards `command` from before its start, with the signals of `mask` blocked, until its end, and
+/// as often as it is started.
+pub(super) fn guard(
+    command: &[OsString],
+    mask: Mask,
+    terms: Terms,
+    link: OwnedFd,
+) -> io::Result<()> {
     // Signals to palisade's group, as from a terminal or a shell, are not for us. It fails for
     // a process that has just been forked only if it is in that group already.
     let _ = setpgid(None, None);
@@ -53,26 +59,32 @@ pub(super) fn guard(command: &[OsString], mask: Mask, link: OwnedFd) -> io::Resu
         children: sys::signal_fd(Signal::CHILD)?,
         link,
     };
-    let Some((order, ladder)) = ward.start_order()? else {
-        return Ok(());
-    };
-    // palisade may have been stopped since it got the lock.
-    if ladder.clone().step(BootTime::now()) != Step::Wait {
-        send(&ward.link, &Report::Lost);
-        return Ok(());
-    }
-    match order.start(command, mask) {
-        Ok(pid) => {
-            send(&ward.link, &Report::Started(pid.as_raw_pid()));
-            sys::let_go_of_inherited_files();
-            Charge::new(ward, pid, ladder).guard()
+    while let Some((order, ladder)) = ward.start_order()? {
+        // palisade may have been stopped since it got the lock.
+        if ladder.clone().step(BootTime::now()) != Step::Wait {
+            send(&ward.link, &Report::Lost);
+        } else {
+            match order.start(command, mask) {
+                Ok(pid) => {
+                    send(&ward.link, &Report::Started(pid.as_raw_pid()));
+                    // A command that may be started again needs them again.
+                    if terms == Terms::One {
+                        sys::let_go_of_inherited_files();
+                    }
+                    Charge::new(&ward, pid, ladder).guard()?;
+                }
+                Err(error) => {
+                    let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
+                    send(&ward.link, &Report::NotStarted(errno));
+                    return Ok(());
+                }
+            }
         }
-        Err(error) => {
-            let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
-            send(&ward.link, &Report::NotStarted(errno));
-            Ok(())
+        if terms == Terms::One {
+            return Ok(());
         }
     }
+    Ok(())
 }
 
 impl Start {
@@ -158,8 +170,8 @@ fn wait(what: &mut [PollFd<'_>]) -> io::Result<()> {
 }
 
 /// A command that runs.
-struct Charge {
-    ward: Ward,
+struct Charge<'a> {
+    ward: &'a Ward,
     command: Pid,
     ladder: Ladder,
     /// How often it was told to go on.
@@ -175,8 +187,8 @@ enum Left {
     Nobody,
 }
 
-impl Charge {
-    fn new(ward: Ward, command: Pid, ladder: Ladder) -> Self {
+impl<'a> Charge<'a> {
+    fn new(ward: &'a Ward, command: Pid, ladder: Ladder) -> Self {
         Self {
             ward,
             command,

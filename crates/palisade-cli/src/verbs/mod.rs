@@ -2,12 +2,25 @@
 //! line, and its line in the list below. A verb that forks comes first there: it starts the
 //! runtime itself.
 
+mod bench;
+mod completions;
+mod config;
+mod demo;
+mod doctor;
+mod elect;
 mod evict;
+mod fence;
+mod guide;
+mod leader;
 mod ls;
+mod man;
 mod permits;
 mod run;
+mod schema;
 mod show;
+mod top;
 
+pub(crate) use self::show::look;
 use crate::args::Global;
 use crate::exit::Verdict;
 use crate::on_runtime;
@@ -23,6 +36,20 @@ macro_rules! verbs {
         }
 
         impl Verb {
+            /// The definition of the verb `word` alone, if it is one.
+            pub(crate) fn definition(word: &str) -> Option<clap::Command> {
+                use clap::Args as _;
+                match word {
+                    $(stringify!($fork_module) => {
+                        Some($fork_module::$fork::augment_args(clap::Command::new(stringify!($fork_module))))
+                    })*
+                    $(stringify!($module) => {
+                        Some($module::$verb::augment_args(clap::Command::new(stringify!($module))))
+                    })*
+                    _ => None,
+                }
+            }
+
             /// Does what it says.
             pub(crate) fn run(self, global: &Global) -> Verdict {
                 match self {
@@ -35,8 +62,19 @@ macro_rules! verbs {
 }
 
 verbs! {
-    forking { Run => run }
+    forking { Run => run, Elect => elect }
+    Leader => leader,
     Ls => ls,
     Show => show,
+    Top => top,
     Evict => evict,
+    Fence => fence,
+    Doctor => doctor,
+    Bench => bench,
+    Demo => demo,
+    Guide => guide,
+    Config => config,
+    Completions => completions,
+    Man => man,
+    Schema => schema,
 }

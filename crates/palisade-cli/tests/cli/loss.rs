@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::contract;
 use crate::support::*;
 
 /// A child that does not end when it is asked to.
@@ -14,7 +15,7 @@ fn an_evicted_child_is_asked_to_end() {
     let running = store.start("x", &["--json"], script);
     let output = finish(store.palisade(&["evict", "x", "--json"]));
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let done: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let done = contract::read(&stdout(&output), contract::EVICTED);
     assert_eq!(
         (&done["name"], &done["forced"]),
         (&"x".into(), &false.into())

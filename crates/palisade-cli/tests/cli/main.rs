@@ -2,13 +2,26 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod bench;
+mod config;
+mod contract;
+mod demo;
+mod doctor;
+mod elect;
+mod every_verb;
+mod fence;
 mod guardian;
+mod guide;
 mod list;
 mod loss;
+mod manual;
 mod run;
+mod schema;
 mod signals;
 mod support;
 mod terminal;
+mod top;
 mod unreachable;
 mod usage;
 mod waiting;
+mod watch;

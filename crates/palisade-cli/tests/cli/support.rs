@@ -1,7 +1,7 @@
 //! A store of its own for each test, and palisade processes that are ended with the test.
 
 use std::ffi::OsStr;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::contract;
 
 /// Far more than anything here takes; a test that needs it has failed.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
@@ -24,6 +26,8 @@ pub(crate) fn palisade() -> Command {
     ] {
         command.env_remove(name);
     }
+    // Whoever runs the tests may have one.
+    command.env("PALISADE_CONFIG", "/dev/null");
     command.stdin(Stdio::null());
     command
 }
@@ -78,7 +82,10 @@ impl Store {
     pub(crate) fn lines(&self) -> Vec<Value> {
         let output = finish(self.palisade(&["ls", "--json"]));
         assert_eq!(output.status.code(), Some(0), "{output:?}");
-        serde_json::from_slice(&output.stdout).unwrap()
+        match contract::read(&stdout(&output), contract::LINES) {
+            Value::Array(lines) => lines,
+            other => panic!("{other}"),
+        }
     }
 
     pub(crate) fn waiters(&self) -> usize {
@@ -124,11 +131,14 @@ impl Pipe {
                 .position(|part| part == text.as_bytes());
             found.map(|at| at + text.len())
         };
+        let deadline = Instant::now() + LIMIT;
         let end = loop {
             if let Some(end) = at(&self.seen) {
                 break end;
             }
-            match self.chunks.recv_timeout(LIMIT) {
+            // What comes may be something else, again and again.
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.chunks.recv_timeout(left) {
                 Ok(chunk) => self.seen.extend(chunk),
                 Err(RecvTimeoutError::Disconnected) => break self.seen.len(),
                 Err(RecvTimeoutError::Timeout) => {
@@ -140,6 +150,14 @@ impl Pipe {
         let rest = self.seen.split_off(end);
         let seen = std::mem::replace(&mut self.seen, rest);
         String::from_utf8_lossy(&seen).into_owned()
+    }
+
+    /// What came since, if anything does.
+    pub(crate) fn more(&mut self) -> Vec<u8> {
+        if let Ok(chunk) = self.chunks.recv_timeout(Duration::from_millis(20)) {
+            self.seen.extend(chunk);
+        }
+        std::mem::take(&mut self.seen)
     }
 
     /// Everything up to the end of the pipe.
@@ -199,6 +217,12 @@ impl Running {
             .see("\n")
             .trim_end()
             .to_owned()
+    }
+
+    /// Writes to its stdin.
+    pub(crate) fn write(&mut self, text: &str) {
+        let stdin = self.stdin.as_mut().unwrap();
+        stdin.write_all(text.as_bytes()).unwrap();
     }
 
     pub(crate) fn signal(&self, signal: &str) {
@@ -309,4 +333,13 @@ pub(crate) fn runs(pid: &str) -> bool {
             .and_then(|rest| rest.chars().next())
     };
     stat.is_ok_and(|stat| !matches!(state(&stat), Some('Z' | 'X') | None))
+}
+
+/// Runs a command whose reader has gone.
+pub(crate) fn into_closed_pipe(mut command: Command) -> Output {
+    let mut head = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
+    let closed = head.stdin.take().unwrap();
+    head.wait().unwrap();
+    let command = command.stdout(closed).stderr(Stdio::piped());
+    command.output().unwrap()
 }

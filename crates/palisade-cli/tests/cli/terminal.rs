@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use crate::support::*;
 
 /// A terminal with something running in it.
-struct Session {
+pub(crate) struct Session {
     process: Child,
     keys: ChildStdin,
     screen: Pipe,
@@ -15,11 +15,12 @@ struct Session {
 
 impl Session {
     /// Runs a line of shell.
-    fn start(store: &Store, line: &str) -> Self {
+    pub(crate) fn start(store: &Store, line: &str) -> Self {
         let mut process = Command::new("script")
             .args(["-qefc", line, "/dev/null"])
             .env("PALISADE", env!("CARGO_BIN_EXE_palisade"))
             .env("PALISADE_URL", store.url())
+            .env("PALISADE_CONFIG", "/dev/null")
             .env("SHELL", "/bin/sh")
             .env("TERM", "xterm")
             .env_remove("NO_COLOR")
@@ -34,20 +35,25 @@ impl Session {
         }
     }
 
-    fn press(&mut self, keys: &str) {
+    pub(crate) fn press(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
         self.keys.flush().unwrap();
     }
 
     /// Waits until `text` is on the screen, and answers with everything up to it.
     #[track_caller]
-    fn see(&mut self, text: &str) -> String {
+    pub(crate) fn see(&mut self, text: &str) -> String {
         let seen = self.screen.see(text);
         assert!(seen.ends_with(text), "{text:?} did not come: {seen:?}");
         seen
     }
 
-    fn code(mut self) -> Option<i32> {
+    /// What came to the screen since.
+    pub(crate) fn more(&mut self) -> Vec<u8> {
+        self.screen.more()
+    }
+
+    pub(crate) fn code(mut self) -> Option<i32> {
         let mut code = None;
         until("the session ends", || {
             code = self.process.try_wait().unwrap();

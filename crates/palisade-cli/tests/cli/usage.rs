@@ -184,3 +184,15 @@ fn help_and_version() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(!store.path("store").exists(), "none of this opened a store");
 }
+
+#[test]
+fn schemas() {
+    let store = Store::new();
+    let output = finish_soon(store.palisade(&["schema", "postgres", "--user", "app"]));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let sql = String::from_utf8(output.stdout).unwrap();
+    assert!(sql.contains("CREATE TABLE IF NOT EXISTS \"palisade\".line"));
+    assert!(sql.contains("\nGRANT USAGE ON SCHEMA \"palisade\" TO \"app\";"));
+    refused(&store, &["schema", "postgres", "--schema", "a;b"], 78, "lower-case");
+    refused(&store, &["schema", "oracle"], 2, "postgres");
+}

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::outages::outages;
 use crate::history::{Answer, Event, Grip, History, What};
 
 /// A span of time, from inclusive, until exclusive.
@@ -86,6 +87,8 @@ pub struct Index<'h> {
     pub pauses: HashMap<&'h str, Vec<Window>>,
     /// When each client got no processor.
     pub stalls: HashMap<&'h str, Vec<Window>>,
+    /// When the engine could not serve.
+    pub outages: Vec<Window>,
     /// The event that killed each client that was.
     pub kills: HashMap<&'h str, usize>,
     /// Which client an owner handle is.
@@ -108,6 +111,7 @@ impl<'h> Index<'h> {
             holds: Vec::new(),
             pauses: HashMap::new(),
             stalls: HashMap::new(),
+            outages: outages(history),
             kills: HashMap::new(),
             owners: HashMap::new(),
             claims: HashMap::new(),
@@ -332,10 +336,12 @@ impl<'h> Index<'h> {
         parts
     }
 
-    /// How long `client` was stopped or starved inside `window`. A stop shows as a stall, too.
+    /// How long `client` was stopped, starved or without an engine inside `window`. A stop shows
+    /// as a stall, too.
     pub fn out_of_action(&self, client: &str, window: Window) -> u64 {
         let all = [self.pauses.get(client), self.stalls.get(client)];
-        let mut windows: Vec<Window> = all.into_iter().flatten().flatten().copied().collect();
+        let all = all.into_iter().flatten().flatten().chain(&self.outages);
+        let mut windows: Vec<Window> = all.copied().collect();
         windows.retain(|out| out.overlap(window) > 0);
         windows.sort_unstable_by_key(|out| out.from);
         let (mut total, mut reached) = (0, window.from);
@@ -348,10 +354,11 @@ impl<'h> Index<'h> {
         total
     }
 
-    /// Whether `client` was stopped or killed inside `window`.
+    /// Whether `client` was stopped or killed, or the engine hurt, inside `window`.
     pub fn was_hurt(&self, client: &str, window: Window) -> bool {
         let killed = self.kills.get(client).map(|at| self.at(*at));
-        let mut pauses = self.pauses.get(client).into_iter().flatten();
+        let pauses = self.pauses.get(client).into_iter().flatten();
+        let mut pauses = pauses.chain(&self.outages);
         killed.is_some_and(|at| at < window.until) || pauses.any(|out| out.overlap(window) > 0)
     }
 }

@@ -88,7 +88,7 @@ fn leak(
     client: &str,
     shown: &Shown,
 ) -> Option<Leak> {
-    let (soon, ttl) = (nanos(LEAVE + params.slack), nanos(params.ttl));
+    let (soon, ttl) = (nanos(LEAVE + params.slack), nanos(params.lasts));
     let overdue = |since: usize, bound: u64| {
         let window = Window {
             from: index.at(since),

@@ -11,6 +11,7 @@ mod leaks;
 mod linear;
 mod loss;
 mod order;
+mod outages;
 mod progress;
 mod register;
 mod tokens;
@@ -138,7 +139,9 @@ impl fmt::Display for Invariant {
 pub struct Params {
     /// How long a place lasts without renewal.
     pub ttl: Duration,
-    /// How soon the engine notices a death; the ttl where it does not.
+    /// How long the engine keeps a place without renewal; some take their time.
+    pub lasts: Duration,
+    /// How soon the engine notices a death; the end of the lease where it does not.
     pub death: Duration,
     /// What a busy machine may add to any bound.
     pub slack: Duration,
@@ -153,10 +156,25 @@ pub struct Params {
 }
 
 impl Params {
+    /// With leases that last up to `times` their ttl.
+    #[must_use]
+    pub fn lasting(self, times: u32) -> Self {
+        let lasts = self.ttl * times;
+        Self {
+            lasts,
+            death: match self.death == self.ttl {
+                true => lasts,
+                false => self.death,
+            },
+            ..self
+        }
+    }
+
     /// The usual bounds for a ttl, on an engine that notices a death in `death`.
     pub fn new(ttl: Duration, death: Option<Duration>) -> Self {
         Self {
             ttl,
+            lasts: ttl,
             death: death.unwrap_or(ttl),
             slack: Duration::from_millis(100),
             recheck: Duration::from_secs(1),

@@ -113,9 +113,10 @@ pub(super) fn bounded_leak(index: &Index<'_>, params: &Params) -> Verdict {
     let mut violations = Vec::new();
     let mut judged = 0;
     let slack = nanos(params.slack);
-    let (ttl, death) = (nanos(params.ttl), nanos(params.death) + slack);
+    let (ttl, lasts) = (nanos(params.ttl), nanos(params.lasts));
+    let death = nanos(params.death) + slack;
     for gone in departures(index, ttl) {
-        let bound = if gone.killed { death } else { ttl + slack };
+        let bound = if gone.killed { death } else { lasts + slack };
         let Some(next) = next(index, gone.hold.name, gone.at, bound) else {
             continue;
         };
@@ -161,45 +162,6 @@ pub(super) fn bounded_leak(index: &Index<'_>, params: &Params) -> Verdict {
     }
 }
 
-/// When the engine was hurt: stopped, killed, cut off or silenced.
-fn outages(index: &Index<'_>) -> Vec<Window> {
-    const OUTAGES: [&str; 4] = ["engine-stop", "engine-kill", "cut", "blackhole"];
-    let mut begun = None;
-    let mut all = Vec::new();
-    for event in &index.history.events {
-        match &event.what {
-            What::FaultBegin { fault } if OUTAGES.contains(&fault.as_str()) => {
-                begun = Some(event.at);
-            }
-            What::FaultEnd { fault } if OUTAGES.contains(&fault.as_str()) => {
-                all.extend(begun.take().map(|from| Window {
-                    from,
-                    until: event.at,
-                }));
-            }
-            _ => {}
-        }
-    }
-    all.extend(begun.map(|from| Window {
-        from,
-        until: u64::MAX,
-    }));
-    all
-}
-
-/// How much longer than on a healthy engine something may take that goes on in `window`: the
-/// request in flight, and the connection after it, end by their own limits.
-fn held_up(outages: &[Window], window: Window, request: u64) -> u64 {
-    let overlap = outages.iter().map(|outage| {
-        let felt = Window {
-            until: outage.until.saturating_add(2 * request),
-            ..*outage
-        };
-        felt.overlap(window)
-    });
-    overlap.sum()
-}
-
 /// I7: every acquire is answered by its deadline, none is left hanging, and a release wakes the
 /// next waiter.
 pub(super) fn progress(index: &Index<'_>, params: &Params) -> Verdict {
@@ -208,7 +170,6 @@ pub(super) fn progress(index: &Index<'_>, params: &Params) -> Verdict {
     }
     let mut violations = Vec::new();
     let slack = nanos(params.slack);
-    let outages = outages(index);
     for attempt in &index.attempts {
         let called = index.at(attempt.called);
         let Some(returned) = attempt.returned else {
@@ -231,9 +192,6 @@ pub(super) fn progress(index: &Index<'_>, params: &Params) -> Verdict {
             true => nanos(params.request),
             false => 0,
         };
-        // Two limits at the most: one request, one connection.
-        let limits = 2 * nanos(params.request);
-        let request = request + held_up(&outages, window, nanos(params.request)).min(limits);
         let bound = attempt
             .patience
             .map(|patience| patience + slack + out + request);
@@ -257,14 +215,6 @@ pub(super) fn progress(index: &Index<'_>, params: &Params) -> Verdict {
             continue;
         }
         let (from, done) = (index.at(release), index.at(released));
-        let soon = Window {
-            from,
-            until: done.saturating_add(bound),
-        };
-        // Those who wait find out when the engine is back.
-        if held_up(&outages, soon, nanos(params.request)) > 0 {
-            continue;
-        }
         let Some(next) = next(index, hold.name, from, done - from + bound) else {
             continue;
         };

@@ -117,7 +117,11 @@ async fn next_in_line_is_granted(bed: Bed) -> Check {
         Left::Done,
         "the leave"
     );
-    // Granted by the leave itself, before anyone asks again.
+    // Granted by the leave itself, before anyone asks again; without a line in the engine, to
+    // whoever asks next.
+    if !bed.capability().waiters_visible {
+        bed.granted(&next).await?;
+    }
     let line = bed
         .until(&name, "the grant", |line| line.holders.len() == 1)
         .await?;

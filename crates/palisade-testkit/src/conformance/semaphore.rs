@@ -67,7 +67,8 @@ async fn contention_stays_within_capacity(bed: Bed) -> Check {
                 let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
                 most.fetch_max(now, Ordering::SeqCst);
                 ensure!(now <= CAPACITY, "{now} of {CAPACITY} permits");
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                // Longer than a request to a server takes, so that holds overlap if they may.
+                tokio::time::sleep(Duration::from_millis(20)).await;
                 inside.fetch_sub(1, Ordering::SeqCst);
                 hold.release().await?;
             }

@@ -185,7 +185,11 @@ async fn dropping_keeps_the_place(bed: Bed) -> Check {
     let name = bed.name("dropped")?;
     let first = bed.hold(&name, Ask::Whole).await?;
     let next = bed.queue(&name, Ask::Whole).await?;
-    let behind = bed.queue(&name, Ask::Whole).await?;
+    // Where waiters have no order, one behind might be served first.
+    let behind = match bed.capability().fair {
+        true => Some(bed.queue(&name, Ask::Whole).await?),
+        false => None,
+    };
     for millis in [0, 1, 20] {
         let wait = bed.engine().wait(next.ticket.clone(), far());
         let dropped = tokio::time::timeout(Duration::from_millis(millis), wait).await;
@@ -196,8 +200,10 @@ async fn dropping_keeps_the_place(bed: Bed) -> Check {
     }
     bed.engine().leave(first.ticket).await?;
     bed.granted(&next).await?;
-    let place = bed.engine().wait(behind.ticket, BootTime::PAST).await?;
-    ensure_eq!(place, Place::Waiting, "the one behind");
+    if let Some(behind) = behind {
+        let place = bed.engine().wait(behind.ticket, BootTime::PAST).await?;
+        ensure_eq!(place, Place::Waiting, "the one behind");
+    }
     Ok(())
 }
 

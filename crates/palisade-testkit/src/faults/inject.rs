@@ -33,7 +33,9 @@ pub(super) async fn inject(
             while !end.has_passed() {
                 let calm = Duration::from_millis(crew.rng.random_range(40..160));
                 rest(end, calm).await;
-                once(crew, fault, ttl, end).await.map_err(words)?;
+                once(crew, fault, (ttl, site.lasts), end)
+                    .await
+                    .map_err(words)?;
             }
             Ok(())
         }
@@ -45,8 +47,13 @@ async fn rest(end: BootTime, time: Duration) {
     tokio::time::sleep(time.min(end.remaining())).await;
 }
 
-/// Hurts one worker.
-async fn once(crew: &mut Crew, fault: Fault, ttl: Duration, end: BootTime) -> io::Result<()> {
+/// Hurts one worker. A lease ends at the latest when it has lasted its ttl so many times.
+async fn once(
+    crew: &mut Crew,
+    fault: Fault,
+    (ttl, lasts): (Duration, u32),
+    end: BootTime,
+) -> io::Result<()> {
     let phase = match fault {
         Fault::KillWaiter => Phase::Waiting,
         _ => Phase::Held,
@@ -63,7 +70,7 @@ async fn once(crew: &mut Crew, fault: Fault, ttl: Duration, end: BootTime) -> io
                 return crew.go_on(at);
             }
             // Past the lease whenever it was last renewed, with time for others to be at work.
-            let pause = ttl + ttl.mul_f64(crew.rng.random_range(0.3..0.6));
+            let pause = ttl * lasts + ttl.mul_f64(crew.rng.random_range(0.3..0.6));
             tokio::time::sleep(pause).await;
             crew.go_on(at)
         }
@@ -84,7 +91,7 @@ async fn once(crew: &mut Crew, fault: Fault, ttl: Duration, end: BootTime) -> io
             }
             crew.stop(at)?;
             let before = crew.wrote_beside(at);
-            let limit = BootTime::now() + ttl * 3;
+            let limit = BootTime::now() + ttl * (2 + lasts);
             let others = |crew: &mut Crew| (crew.wrote_beside(at) > before).then_some(());
             crew.until(limit, others).await;
             crew.members[at].tell("go");

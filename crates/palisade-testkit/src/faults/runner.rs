@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use palisade::fence::Fence;
-use palisade::{BootTime, Client, Name, Scope};
+use palisade::{BootTime, Capability, Client, Name, Scope, TtlRange};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
@@ -47,6 +47,24 @@ pub struct Run {
     pub program: PathBuf,
     /// Where to keep history and timeline.
     pub keep: Option<PathBuf>,
+}
+
+impl Run {
+    /// With a ttl that the engine takes, and time enough to see some of them end.
+    fn fitted(&self, capability: &Capability) -> Self {
+        let TtlRange { min, max, .. } = capability.ttl;
+        let ttl = capability.explicit_ttl(self.ttl.clamp(min, max));
+        let ttl = ttl.unwrap_or(max);
+        let time = match ttl > self.ttl {
+            true => self.time.max(ttl * 3 * self.site.lasts),
+            false => self.time,
+        };
+        Self {
+            ttl,
+            time,
+            ..self.clone()
+        }
+    }
 }
 
 /// How a cell went.
@@ -97,6 +115,7 @@ pub async fn run(run: &Run) -> Result<Report, String> {
         rand::random::<u64>()
     );
     let client = (run.subject.connect)(url.clone()).await.map_err(words)?;
+    let run = &run.fitted(&client.capability());
     let what = cell(&run.site, &client.capability(), run.workload, run.fault);
     if let Cell::NotApplicable(why) = what {
         return Ok(Report::not_applicable(why));
@@ -201,7 +220,8 @@ async fn survey(client: &Client, record: &Recorder) -> Option<usize> {
 
 /// Looks at the line until it is empty, or until nothing can excuse that it is not.
 async fn last_look(run: &Run, client: &Client, record: &Recorder) -> Result<(), String> {
-    let limit = BootTime::now() + run.ttl + run.slack + Duration::from_millis(1500);
+    let limit =
+        BootTime::now() + run.ttl * run.site.lasts + run.slack + Duration::from_millis(1500);
     loop {
         let length = survey(client, record).await;
         if length == Some(0) {
@@ -242,7 +262,7 @@ async fn take_stock(workload: Workload, store: &Path, record: &Recorder) -> Resu
 fn judge(run: &Run, what: Cell, history: &History, hung: Vec<String>) -> Result<Report, String> {
     let params = Params {
         slack: run.slack,
-        ..Params::new(run.ttl, run.site.notices_death)
+        ..Params::new(run.ttl, run.site.notices_death).lasting(run.site.lasts)
     };
     let index = Index::new(history)?;
     let figures = Figures::of(&index);

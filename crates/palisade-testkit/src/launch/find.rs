@@ -67,6 +67,13 @@ pub(crate) const ETCD: Part = Part {
     source: Source::Packages(&["etcd-server"]),
 };
 
+pub(crate) const ETCDCTL: Part = Part {
+    name: "etcdctl",
+    variable: "PALISADE_TEST_ETCDCTL",
+    look: || on_path("etcdctl"),
+    source: Source::Packages(&["etcd-client"]),
+};
+
 pub(crate) const ETCD35: Part = Part {
     name: "etcd 3.5",
     variable: "PALISADE_TEST_ETCD35",

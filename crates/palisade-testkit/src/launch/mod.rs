@@ -21,6 +21,7 @@ pub mod wire;
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 pub use node::Node;
@@ -81,6 +82,27 @@ pub fn need(name: &str) -> Option<Running> {
         Ok(running) => Some(running),
         Err(Error::Failed(why)) => panic!("{name} does not start: {why}"),
         Err(Error::Missing(why)) => {
+            assert!(!required(), "{name} is required, but: {why}");
+            skip(name, &why);
+            None
+        }
+    }
+}
+
+/// A tool of an engine for a test, for interoperation; `None` when it can't be had here, as with
+/// [`need`].
+///
+/// # Panics
+/// When it can't be had although [`REQUIRE`] or `CI` is set, or is not known.
+pub fn need_tool(name: &str) -> Option<PathBuf> {
+    let got = match name {
+        "etcd" => find::ETCD.get(),
+        "etcdctl" => find::ETCDCTL.get(),
+        _ => panic!("no tool is called {name:?}"),
+    };
+    match got {
+        Ok(path) => Some(path),
+        Err(why) => {
             assert!(!required(), "{name} is required, but: {why}");
             skip(name, &why);
             None

@@ -57,6 +57,12 @@ impl Hold {
         self.place.ticket.claim
     }
 
+    /// The ticket behind it: the engine's own key of the place, its lease and its count, for
+    /// conditions in writes of the user's own. Releasing it goes through the hold alone.
+    pub fn ticket(&self) -> &Ticket {
+        &self.place.ticket
+    }
+
     /// Whether the lock is held now. Costs nanoseconds: one clock read and one atomic load.
     ///
     /// A pause can come right after the answer, so this narrows the window and does not close
@@ -281,7 +287,7 @@ impl Occupied {
     }
 
     async fn leave(mut self) -> Result<Left> {
-        self.keeper.forget(&self.ticket);
+        self.keeper.part_with(&self.ticket);
         let left = self.keeper.engine().leave(self.ticket.clone()).await;
         // On an error the drop leaves again, in the background.
         self.taken = left.is_err();

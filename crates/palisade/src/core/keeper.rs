@@ -8,7 +8,7 @@
 //! Registering and forgetting take one short mutex and wake nobody, unless something is due
 //! earlier than the thread would look by itself.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,6 +47,12 @@ pub(super) struct State {
     pub(super) entering: HashMap<ClaimId, bool>,
     /// Tickets to be left in the background.
     pub(super) leaving: Vec<Departure>,
+    /// Claims whose leave is under way, and those that were left since an audit was asked for: a
+    /// list may still have them, and they are no strangers.
+    pub(super) parting: HashSet<ClaimId>,
+    pub(super) parted: HashSet<ClaimId>,
+    /// How many audits are under way.
+    pub(super) auditing: usize,
     /// How many background leaves are under way.
     pub(super) departing: usize,
     /// When the thread looks next by itself.
@@ -112,6 +118,9 @@ impl Keeper {
                 leases: HashMap::new(),
                 entering: HashMap::new(),
                 leaving: Vec::new(),
+                parting: HashSet::new(),
+                parted: HashSet::new(),
+                auditing: 0,
                 departing: 0,
                 looks_at: BootTime::NEVER,
                 dozes_at: None,
@@ -206,6 +215,13 @@ impl Keeper {
     /// Stops renewing for a claim, before its place is left. A shared lease goes on living.
     pub(crate) fn forget(&self, ticket: &Ticket) {
         self.0.state.lock().forget(ticket);
+    }
+
+    /// Stops renewing for a claim whose place is being left from now on, until it is forgotten.
+    pub(crate) fn part_with(&self, ticket: &Ticket) {
+        let mut state = self.0.state.lock();
+        state.forget(ticket);
+        state.parting.insert(ticket.claim);
     }
 
     /// Leaves in the background, not before `not_before`; until then it goes on renewing.

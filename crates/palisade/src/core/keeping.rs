@@ -41,7 +41,9 @@ enum Answer {
         lease: LeaseId,
         answer: Result<Vec<Audited>>,
     },
-    Left,
+    Left {
+        claim: ClaimId,
+    },
 }
 
 type Requests = FuturesUnordered<BoxFuture<'static, Answer>>;
@@ -78,6 +80,7 @@ impl Shared {
                 return None;
             }
         }
+        state.auditing += due.iter().filter(|lease| lease.ticket.is_none()).count();
         state.looks_at = state.next_look(now);
         let looks_at = state.looks_at;
         drop(state);
@@ -140,14 +143,19 @@ impl Shared {
                     break;
                 }
             }
-            Answer::Left
+            Answer::Left {
+                claim: departure.ticket.claim,
+            }
         })
     }
 
     fn take(&self, answer: Answer) {
         let mut state = self.state.lock();
         match answer {
-            Answer::Left => state.departing -= 1,
+            Answer::Left { claim } => {
+                state.departing -= 1;
+                state.has_parted(claim);
+            }
             Answer::Audited {
                 sent,
                 lease,
@@ -155,8 +163,9 @@ impl Shared {
             } => {
                 let strangers = state.compare(sent, lease, found, &self.observers);
                 state.leaving.extend(strangers);
+                state.audited();
             }
-            Answer::Audited { answer: Err(_), .. } => {}
+            Answer::Audited { answer: Err(_), .. } => state.audited(),
             Answer::Renewed {
                 sent,
                 leases,
@@ -235,6 +244,7 @@ impl State {
         self.leaving = later;
         for departure in &now {
             self.forget(&departure.ticket);
+            self.parting.insert(departure.ticket.claim);
         }
         now
     }
@@ -245,12 +255,28 @@ impl State {
             return;
         }
         self.entering.remove(&ticket.claim);
+        self.has_parted(ticket.claim);
         let Some(kept) = self.leases.get_mut(&ticket.lease) else {
             return;
         };
         kept.claims.remove(&ticket.claim);
         if ticket.has_own_lease() {
             self.leases.remove(&ticket.lease);
+        }
+    }
+
+    /// Says that a leave has come to its end. A list that was asked for before may still have it.
+    fn has_parted(&mut self, claim: ClaimId) {
+        if self.parting.remove(&claim) && self.auditing > 0 {
+            self.parted.insert(claim);
+        }
+    }
+
+    /// Says that an audit has come to its end.
+    fn audited(&mut self) {
+        self.auditing -= 1;
+        if self.auditing == 0 {
+            self.parted.clear();
         }
     }
 
@@ -385,8 +411,13 @@ impl State {
             }
         });
         let give_up = BootTime::now() + kept.armed.ttl;
-        let known =
-            |claim: &ClaimId| kept.claims.contains_key(claim) || self.entering.contains_key(claim);
+        let known = |claim: &ClaimId| {
+            kept.claims.contains_key(claim)
+                || self.entering.contains_key(claim)
+                || self.parting.contains(claim)
+                || self.parted.contains(claim)
+                || self.leaving.iter().any(|left| left.ticket.claim == *claim)
+        };
         found
             .into_iter()
             .map(|audited| audited.ticket)

@@ -85,6 +85,11 @@ impl Url {
         self.options.remove(option)
     }
 
+    /// Whether an option is there, and not taken yet.
+    pub fn has(&self, option: &str) -> bool {
+        self.options.contains_key(option)
+    }
+
     /// Takes an option that is yes or no out; absent is no.
     ///
     /// # Errors

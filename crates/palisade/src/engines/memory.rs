@@ -4,6 +4,9 @@
 //! clients of the same store exclude each other. Nothing survives the process (class C): its
 //! tokens are a counter floored by the clock.
 
+#[cfg(feature = "baseline")]
+mod baseline;
+
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -44,7 +47,7 @@ pub(crate) const OFFER: Offer = Offer {
     },
     open: |url, settings| Box::pin(async move { open(url, &settings) }),
     #[cfg(feature = "baseline")]
-    baseline: None,
+    baseline: Some(|_, _| Box::pin(async { Ok(Arc::new(baseline::Keys::default()) as _) })),
 };
 
 const CAPABILITY: Capability = Capability {

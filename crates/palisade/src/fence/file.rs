@@ -64,6 +64,21 @@ impl FileFence {
         }
     }
 
+    /// Remembers a token for data that is kept elsewhere, unless it is stale: both are decided in
+    /// one step, and an equal token is accepted unless the fence is strict. Data that was written
+    /// here is left as it is.
+    ///
+    /// Advisory: a pause can come between this and the write that it is about.
+    ///
+    /// # Errors
+    /// As [`Fence::write`].
+    pub fn accept(&self, resource: &Name, token: Token) -> BoxFuture<Result<Verdict>> {
+        self.blocking(resource, move |files, rule| {
+            let _turn = files.take_turn()?;
+            files.accept(rule, token)
+        })
+    }
+
     /// The plain file that holds a resource's data.
     ///
     /// # Errors
@@ -113,12 +128,8 @@ impl Fence for FileFence {
     fn write(&self, resource: &Name, token: Token, data: Vec<u8>) -> BoxFuture<Result<Verdict>> {
         self.blocking(resource, move |files, rule| {
             let _turn = files.take_turn()?;
-            let highest = files.highest()?;
-            let verdict = rule.judge(highest, token);
+            let verdict = files.accept(rule, token)?;
             if verdict == Verdict::Accepted {
-                if highest != Some(token) {
-                    files.put(&files.token, token_line(token).as_bytes())?;
-                }
                 files.put(&files.data, &data)?;
             }
             Ok(verdict)
@@ -177,6 +188,16 @@ impl Files {
                 Err(fs::TryLockError::Error(error)) => return Err(broken("lock")(error)),
             }
         }
+    }
+
+    /// Judges a token, and makes it the highest if it is accepted. The caller has the turn.
+    fn accept(&self, rule: Rule, token: Token) -> Result<Verdict> {
+        let highest = self.highest()?;
+        let verdict = rule.judge(highest, token);
+        if verdict == Verdict::Accepted && highest != Some(token) {
+            self.put(&self.token, token_line(token).as_bytes())?;
+        }
+        Ok(verdict)
     }
 
     fn highest(&self) -> Result<Option<Token>> {
@@ -242,7 +263,7 @@ fn broken(what: &'static str) -> impl Fn(io::Error) -> Error {
 }
 
 /// Keeps letters, digits, `-` and `_`; everything else as `%` and two hex digits per byte.
-fn encode(name: &str) -> String {
+pub(crate) fn encode(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
     name.bytes()
         .map(|byte| match plain(byte) {

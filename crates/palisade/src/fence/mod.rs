@@ -11,6 +11,8 @@ mod file;
 mod memory;
 
 pub use file::FileFence;
+#[cfg(feature = "file")]
+pub(crate) use file::encode;
 pub use memory::MemoryFence;
 
 use crate::core::engine::BoxFuture;

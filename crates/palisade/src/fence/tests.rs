@@ -68,6 +68,48 @@ async fn files_refuse_what_is_older_also_when_opened_again() {
 }
 
 #[tokio::test]
+async fn a_token_is_remembered_without_data_and_leaves_data_alone() {
+    let (dir, fence) = files();
+    let accept = |token| fence.accept(&name(), Token(token));
+    assert_eq!(accept(5).await.unwrap(), Verdict::Accepted);
+    assert_eq!(accept(5).await.unwrap(), Verdict::Accepted);
+    let stale = Verdict::Stale { highest: Token(5) };
+    assert_eq!(accept(4).await.unwrap(), stale);
+    assert!(!fence.data_path(&name()).unwrap().exists());
+    let again = FileFence::open(dir.path().join("fenced")).unwrap();
+    assert_eq!(again.check(&name(), Token(4)).await.unwrap(), stale);
+
+    fence.write(&name(), Token(6), b"six".into()).await.unwrap();
+    assert_eq!(accept(7).await.unwrap(), Verdict::Accepted);
+    let kept = fence.read(&name()).await.unwrap().unwrap();
+    assert_eq!((kept.token, kept.data), (Token(7), b"six".to_vec()));
+}
+
+#[cfg(all(feature = "file", feature = "memory"))]
+#[tokio::test]
+async fn the_fence_of_a_store_is_kept_beside_it_for_each_namespace() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = |more: &str| format!("file:{}/store{more}", dir.path().display());
+    let fence = crate::open_fence(&url("")).unwrap();
+    fence.accept(&name(), Token(5)).await.unwrap();
+    let check = async |url: &str| {
+        let fence = crate::open_fence(url).unwrap();
+        fence.check(&name(), Token(4)).await.unwrap()
+    };
+    let stale = Verdict::Stale { highest: Token(5) };
+    assert_eq!(check(&url("?ttl=5s")).await, stale);
+    assert_eq!(check(&url("?namespace=other")).await, Verdict::Accepted);
+    assert_eq!(check(&url("?namespace=")).await, Verdict::Accepted);
+    // The store is as good as before.
+    crate::connect(&url("")).await.unwrap();
+
+    let kind = |url: &str| crate::open_fence(url).unwrap_err().kind();
+    assert_eq!(kind("memory:"), Kind::Unsupported);
+    assert_eq!(kind("bananas:"), Kind::Config);
+    assert_eq!(kind(&url("?tll=5s")), Kind::Config);
+}
+
+#[tokio::test]
 async fn strict_files_take_each_token_once() {
     let (_dir, fence) = files();
     takes_each_token_once(&fence.strict()).await;

@@ -116,3 +116,22 @@ async fn a_late_release_leaves_the_next_hold_alone() {
     .await;
     assert!(next.is_valid());
 }
+
+#[tokio::test]
+async fn a_copy_of_an_enter_that_arrives_after_the_release_takes_no_place() {
+    let (engine, client) = Faulty::client(SOON).await;
+    for queue in [true, false] {
+        engine.enter.set([Fault::Defer], Fault::Pass);
+        let mutex = client.mutex("copied").unwrap();
+        match queue {
+            true => mutex.lock().await.unwrap().release().await.unwrap(),
+            // Not asked again: it is left in the background.
+            false => {
+                mutex.try_lock().await.unwrap_err();
+                within(SOON, client.close()).await;
+            }
+        }
+        assert_eq!(engine.enter.arrive().await, 1);
+        assert_eq!(engine.in_line("copied").await, 0, "queue: {queue}");
+    }
+}

@@ -28,6 +28,8 @@ pub(crate) enum Fault {
     Refuse,
     /// Apply it, then fail as if the answer was lost.
     EatReply,
+    /// Fail as if the answer was lost, and apply it when the test says so.
+    Defer,
     /// Never answer, never apply.
     Hang,
     /// Apply it, answer only after this long.
@@ -37,9 +39,9 @@ pub(crate) enum Fault {
 }
 
 /// The faults for the next calls of one verb; when they run out, `then` goes on for ever.
-#[derive(Debug)]
 pub(crate) struct Script {
     queue: Mutex<(VecDeque<Fault>, Fault)>,
+    deferred: Mutex<Vec<BoxFuture<()>>>,
     calls: AtomicUsize,
 }
 
@@ -47,6 +49,7 @@ impl Default for Script {
     fn default() -> Self {
         Self {
             queue: Mutex::new((VecDeque::new(), Fault::Pass)),
+            deferred: Mutex::default(),
             calls: AtomicUsize::new(0),
         }
     }
@@ -68,10 +71,20 @@ impl Script {
         queue.0.pop_front().unwrap_or(then)
     }
 
-    async fn apply<T>(
+    /// Lets the calls arrive that were deferred; says how many.
+    pub(crate) async fn arrive(&self) -> usize {
+        let calls = std::mem::take(&mut *self.deferred.lock());
+        let count = calls.len();
+        for call in calls {
+            call.await;
+        }
+        count
+    }
+
+    async fn apply<T: 'static>(
         &self,
         verb: &'static str,
-        call: impl Future<Output = Result<T>>,
+        call: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         let gone = || Error::new(Kind::Unreachable, verb, "cut off by the test");
         match self.next() {
@@ -79,6 +92,11 @@ impl Script {
             Fault::Refuse => Err(gone()),
             Fault::EatReply => {
                 let _ = call.await;
+                Err(gone().maybe_applied())
+            }
+            Fault::Defer => {
+                let call = async move { drop(call.await) };
+                self.deferred.lock().push(Box::pin(call));
                 Err(gone().maybe_applied())
             }
             Fault::Hang => std::future::pending().await,
@@ -180,7 +198,7 @@ impl Engine for Faulty {
     fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
         let (script, count, call) = (self.renew.clone(), leases.len(), self.inner.renew(leases));
         Box::pin(async move {
-            let answer = script.apply("renew", async { Ok(call.await) }).await;
+            let answer = script.apply("renew", async move { Ok(call.await) }).await;
             let unknown = |_| Renewal::Unknown(Error::new(Kind::Unreachable, "renew", "cut off"));
             answer.unwrap_or_else(|_| (0..count).map(unknown).collect())
         })

@@ -111,16 +111,14 @@ async fn act() {
             say(&format!("{}", counted.unwrap()));
             wait_for_end();
         }
-        "wait" => {
-            let engine = open(dir).await;
-            let (ticket, counted) = enter(&engine, claim("door", Ask::Whole)).await;
-            assert_eq!(counted, None);
-            say("waiting");
-            let Place::Held { counted } = pushed(&engine, &ticket).await else {
-                panic!("granted");
+        "wait" => wait(dir).await,
+        "wait without I/O" => {
+            let wait = || {
+                let mut builder = tokio::runtime::Builder::new_current_thread();
+                let runtime = builder.enable_time().build().unwrap();
+                runtime.block_on(wait(dir));
             };
-            say(&counted.to_string());
-            wait_for_end();
+            std::thread::scope(|scope| scope.spawn(wait).join().unwrap());
         }
         "victim" => {
             use futures_util::StreamExt;
@@ -173,6 +171,18 @@ async fn act() {
         }
         other => panic!("no such role: {other}"),
     }
+}
+
+async fn wait(dir: &Path) {
+    let engine = open(dir).await;
+    let (ticket, counted) = enter(&engine, claim("door", Ask::Whole)).await;
+    assert_eq!(counted, None);
+    say("waiting");
+    let Place::Held { counted } = pushed(&engine, &ticket).await else {
+        panic!("granted");
+    };
+    say(&counted.to_string());
+    wait_for_end();
 }
 
 /// Holds with a sign of life that another process shares, as a fork would.

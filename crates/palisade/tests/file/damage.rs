@@ -283,3 +283,32 @@ async fn a_directory_is_one_store_under_all_its_names() {
     let (_, counted) = enter(&open(&link).await, claim("a", Ask::Whole)).await;
     assert_eq!(counted, None);
 }
+
+/// Every page is checked when a store is opened: one that was once large must not make every
+/// start slow when nobody is in it any more, and tokens go on all the same.
+#[tokio::test]
+async fn a_large_store_of_nobody_who_lives_starts_small() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("lines/data.mdb");
+    let size = || data.metadata().unwrap().len();
+    let second = Second::start(dir.path(), "hold");
+    let engine = open(dir.path()).await;
+    let big = Claim {
+        value: Some("v".repeat(1 << 20)),
+        ..claim("big", Ask::Whole)
+    };
+    let (_, counted) = enter(&engine, big).await;
+    let held: u64 = second.says().parse().unwrap();
+    drop(engine);
+    // Somebody lives, and holds.
+    let engine = open(dir.path()).await;
+    assert!(size() > 1 << 20);
+    let (_, busy) = enter(&engine, claim("door", Ask::Whole)).await;
+    assert_eq!(busy, None);
+    drop(engine);
+    drop(second);
+    let engine = open(dir.path()).await;
+    assert!(size() < 256 << 10, "{} bytes", size());
+    let (_, now) = enter(&engine, claim("big", Ask::Whole)).await;
+    assert!(now > counted && now > Some(held), "{now:?}");
+}

@@ -134,10 +134,19 @@ async fn a_hold_lives_until_all_who_share_its_sign_of_life_are_gone() {
 
 #[tokio::test]
 async fn another_process_is_granted_by_a_push() {
+    granted_by_a_push("wait").await;
+}
+
+#[tokio::test]
+async fn a_runtime_without_io_is_woken_all_the_same() {
+    granted_by_a_push("wait without I/O").await;
+}
+
+async fn granted_by_a_push(role: &str) {
     let dir = tempfile::tempdir().unwrap();
     let engine = open(dir.path()).await;
     let held = hold(&engine, "door").await;
-    let second = Second::start(dir.path(), "wait");
+    let second = Second::start(dir.path(), role);
     assert_eq!(second.says(), "waiting");
     let counted = held.counted;
     engine.leave(held).await.unwrap();

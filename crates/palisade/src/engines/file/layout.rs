@@ -25,12 +25,16 @@ const CEILING: &str = "ceiling";
 /// What the ceiling is kept ahead of every token, at least: an hour of microseconds.
 const AHEAD: u64 = 3_600_000_000;
 
+/// From this size on, lines that nobody is in any more are thrown away when the store is opened:
+/// every page is checked then, and a store that was once large would make every start slow.
+const LARGE: i64 = 512 * 1024;
+
 fn config(message: String) -> Error {
     Error::new(Kind::Config, "connect", message)
 }
 
 /// Makes the directory one of this boot: checks the layout, and throws the lines away if they
-/// are of another boot. `lock` is the locked writer lock, `alive` says whether any process of the
+/// are of another boot, or large and of nobody who lives. `lock` is the locked writer lock, `alive` says whether any process of the
 /// store lives.
 ///
 /// # Errors
@@ -45,10 +49,11 @@ pub(super) fn prepare(dir: &Dir, lock: &OwnedFd, alive: bool) -> Result<()> {
         None => None,
     };
     if found.as_ref() == Some(&now) {
-        let missing = rustix::fs::statat(&dir.fd, data, AtFlags::empty()).is_err();
-        return match alive && missing {
-            true => Err(deleted(dir)),
-            false => Ok(()),
+        let size = rustix::fs::statat(&dir.fd, &*data, AtFlags::empty()).map(|stat| stat.st_size);
+        return match size {
+            Err(_) if alive => Err(deleted(dir)),
+            Ok(LARGE..) if !alive => throw_away(dir, &data),
+            _ => Ok(()),
         };
     }
     if alive {
@@ -67,11 +72,15 @@ pub(super) fn prepare(dir: &Dir, lock: &OwnedFd, alive: bool) -> Result<()> {
         }
         write_ceiling(dir, 0)?;
     }
-    match rustix::fs::unlinkat(&dir.fd, data, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => {}
-        Err(errno) => return Err(unusable_dir(&dir.path, errno)),
-    }
+    throw_away(dir, &data)?;
     replace(dir, BOOT, &now.to_text())
+}
+
+fn throw_away(dir: &Dir, data: &str) -> Result<()> {
+    match rustix::fs::unlinkat(&dir.fd, data, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(unusable_dir(&dir.path, errno)),
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]

@@ -92,6 +92,12 @@ impl Liveness {
         self.fifo.as_fd()
     }
 
+    /// Opens the FIFO anew, to hear hints with: no sign of life.
+    pub(super) fn open_to_hear(&self) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        rustix::fs::openat(&self.procs, file_name(self.process), flags, Mode::empty())
+    }
+
     /// The folder of all signs of life.
     pub(super) fn procs(&self) -> BorrowedFd<'_> {
         self.procs.as_fd()
@@ -162,10 +168,13 @@ pub(super) fn send(end: &OwnedFd, hint: Hint) {
 }
 
 /// Reads what has arrived and hands each hint on.
-pub(super) fn receive(fifo: BorrowedFd<'_>, mut hand: impl FnMut(Hint)) {
+pub(super) fn receive(
+    mut read: impl FnMut(&mut [u8]) -> std::io::Result<usize>,
+    mut hand: impl FnMut(Hint),
+) {
     // A multiple of whole hints, so that a read never ends inside one.
     let mut buffer = [0; HINT * 64];
-    while let Ok(length) = rustix::io::read(fifo, &mut buffer) {
+    while let Ok(length) = read(&mut buffer) {
         for bytes in buffer[..length].as_chunks().0 {
             if let Some(hint) = Hint::from_bytes(bytes) {
                 hand(hint);

@@ -5,7 +5,10 @@
 //! its ttl. See `tx` for what a transaction does, `store` for how operations get to one,
 //! `liveness` for the dead, `watcher` for the sleepers and `layout` for what survives a boot.
 
+#[cfg(feature = "baseline")]
+mod baseline;
 mod dir;
+mod ear;
 mod fault;
 mod layout;
 mod liveness;
@@ -20,6 +23,7 @@ mod verbs;
 mod watcher;
 mod worker;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,6 +47,9 @@ use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
+
+/// Where fences are kept: not among the lines, which end with a boot.
+const FENCES: &str = "fences";
 
 /// Opens, and creates where it is missing, the store that `url` names.
 ///
@@ -104,6 +111,18 @@ pub fn sign_of_life(mut url: Url, settings: &Settings) -> Result<Liveness> {
     dir.sign_of_life()
 }
 
+/// The folder of fences in the directory of the store that `url` names, which is created if it is
+/// missing.
+///
+/// # Errors
+/// [`Kind::Config`] for a directory that can't be used.
+pub fn fences(mut url: Url) -> Result<PathBuf> {
+    let allow_network_fs = url.take_flag("allow_network_fs")?;
+    url.finish(OPTIONS)?;
+    let dir = Dir::create(&dir::locate(&url)?, allow_network_fs)?;
+    Ok(dir.path.join(FENCES))
+}
+
 struct FileEngine {
     store: Arc<Store>,
     namespace: Arc<str>,
@@ -136,7 +155,6 @@ impl Engine for FileEngine {
     fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
         let (store, namespace, timeout) = self.parts();
         Box::pin(async move {
-            store.watcher.start();
             // Before the first look, so that no hint is missed between the two.
             let sleeper = store.watcher.sleeper(ticket.claim.0);
             loop {
@@ -304,7 +322,6 @@ impl Watch {
     /// Sleeps until something in the scope may have changed.
     async fn changed(&mut self) -> Result<()> {
         if self.sleeper.is_none() {
-            self.store.watcher.start();
             self.sleeper = Some(self.store.watcher.sleeper(self.id));
             let process = self.store.shared.liveness.process();
             let watch = record::write_watch(process, &self.namespace, &self.scope);

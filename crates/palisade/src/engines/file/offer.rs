@@ -37,5 +37,5 @@ pub(crate) const OFFER: Offer = Offer {
     },
     open: |url, settings| Box::pin(async move { super::open(url, &settings).await }),
     #[cfg(feature = "baseline")]
-    baseline: None,
+    baseline: Some(|url, _| Box::pin(async move { super::baseline::open_baseline(url) })),
 };

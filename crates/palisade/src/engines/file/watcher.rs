@@ -2,6 +2,7 @@
 //!
 //! The thread sits in epoll on this process's FIFO, where hints of others arrive, and on write
 //! ends of the FIFOs of processes that someone sleeps on, which report an error when those die.
+//! It is deaf to hints while somebody sleeps in a runtime that hears them itself (see `ear`).
 //! It starts with the first sleeper. It decides nothing: whoever is woken looks for itself.
 
 use std::collections::HashMap;
@@ -15,7 +16,8 @@ use rustix::event::epoll;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::{Notify, mpsc};
 
-use super::liveness::{self, Hint, Peer};
+use super::ear::Ears;
+use super::liveness::{self, Hint, Liveness, Peer};
 use super::store::Shared;
 use crate::core::engine::Alarm;
 
@@ -27,10 +29,11 @@ const BELL: u64 = u64::MAX;
 /// See the module's text.
 pub(super) struct Watcher {
     inner: Arc<Inner>,
+    ears: Ears,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct Inner {
+pub(super) struct Inner {
     shared: Arc<Shared>,
     sleepers: Mutex<HashMap<u128, Vec<Arc<Notify>>>>,
     alarms: Mutex<Vec<mpsc::UnboundedSender<Alarm>>>,
@@ -42,6 +45,8 @@ struct Inner {
 struct Poll {
     epoll: Arc<OwnedFd>,
     bell: Arc<OwnedFd>,
+    /// How many sleep where hints are heard without the thread.
+    hearing: usize,
     peers: HashMap<u64, PeerEnd>,
 }
 
@@ -61,19 +66,26 @@ impl Watcher {
                 poll: Mutex::default(),
                 stopping: AtomicBool::new(false),
             }),
+            ears: Ears::default(),
             thread: Mutex::default(),
         }
     }
 
-    /// Somebody who sleeps under `id`, a claim or a watch. Hints from now on wake it, also those
-    /// that come before it sleeps.
+    /// Somebody who sleeps under `id`, a claim or a watch, in the runtime of this call. Hints from
+    /// now on wake it, also those that come before it sleeps.
     pub(super) fn sleeper(&self, id: u128) -> Sleeper {
+        self.start();
+        let hears = self.ears.listen_here(&self.inner);
+        if hears {
+            self.inner.hearing(1);
+        }
         let bell = Arc::new(Notify::new());
         let mut sleepers = self.inner.sleepers.lock();
         sleepers.entry(id).or_default().push(Arc::clone(&bell));
         Sleeper {
             id,
             bell,
+            hears,
             inner: Arc::clone(&self.inner),
         }
     }
@@ -112,6 +124,7 @@ impl Watcher {
     /// Ends the thread and waits for that.
     pub(super) fn stop(&self) {
         self.inner.stopping.store(true, Ordering::Release);
+        self.ears.stop();
         let bell = self.inner.poll.lock().as_ref().map(|p| Arc::clone(&p.bell));
         if let Some(bell) = bell {
             // An eventfd that was rung already rings.
@@ -128,22 +141,18 @@ impl Poll {
     fn new(shared: &Shared) -> rustix::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let own = shared.liveness.fifo();
-        epoll::add(
-            &epoll,
-            own,
-            epoll::EventData::new_u64(OWN),
-            epoll::EventFlags::IN,
-        )?;
         epoll::add(
             &epoll,
             &bell,
             epoll::EventData::new_u64(BELL),
             epoll::EventFlags::IN,
         )?;
+        let own = epoll::EventData::new_u64(OWN);
+        epoll::add(&epoll, shared.liveness.fifo(), own, epoll::EventFlags::IN)?;
         Ok(Self {
             epoll: Arc::new(epoll),
             bell: Arc::new(bell),
+            hearing: 0,
             peers: HashMap::new(),
         })
     }
@@ -159,7 +168,11 @@ impl Poll {
 }
 
 impl Inner {
-    fn hand(&self, hint: Hint) {
+    pub(super) fn liveness(&self) -> &Liveness {
+        &self.shared.liveness
+    }
+
+    pub(super) fn hand(&self, hint: Hint) {
         let id = match hint {
             Hint::Look(claim) => claim.0,
             Hint::Changed(watch) => watch,
@@ -177,6 +190,22 @@ impl Inner {
         }
     }
 
+    /// Counts who hears without the thread, which is deaf meanwhile: a hint would wake both, on
+    /// two cores. What nobody has read when the last one is gone, the thread hears at once.
+    fn hearing(&self, step: isize) {
+        let mut poll = self.poll.lock();
+        let Some(poll) = poll.as_mut() else { return };
+        poll.hearing = poll.hearing.saturating_add_signed(step);
+        let flags = match (poll.hearing, step) {
+            (0, _) => epoll::EventFlags::IN,
+            (1, 1..) => epoll::EventFlags::empty(),
+            _ => return,
+        };
+        let own = epoll::EventData::new_u64(OWN);
+        // What is not heard is found by looking again now and then.
+        let _ = epoll::modify(&poll.epoll, self.liveness().fifo(), own, flags);
+    }
+
     fn watch(&self, epoll: &OwnedFd) {
         let mut events = Vec::with_capacity(64);
         while !self.stopping.load(Ordering::Acquire) {
@@ -186,7 +215,11 @@ impl Inner {
             for event in &events {
                 match event.data.u64() {
                     BELL => {}
-                    OWN => liveness::receive(self.shared.liveness.fifo(), |hint| self.hand(hint)),
+                    OWN => {
+                        let fifo = self.liveness().fifo();
+                        let read = |buffer: &mut [u8]| Ok(rustix::io::read(fifo, buffer)?);
+                        liveness::receive(read, |hint| self.hand(hint));
+                    }
                     process => self.died(process),
                 }
             }
@@ -206,6 +239,8 @@ impl Inner {
 pub(super) struct Sleeper {
     id: u128,
     bell: Arc<Notify>,
+    /// Whether its runtime hears hints.
+    hears: bool,
     inner: Arc<Inner>,
 }
 
@@ -270,6 +305,9 @@ impl Sleeper {
 
 impl Drop for Sleeper {
     fn drop(&mut self) {
+        if self.hears {
+            self.inner.hearing(-1);
+        }
         if let Some(poll) = self.inner.poll.lock().as_mut() {
             self.unmind(poll, &[]);
         }

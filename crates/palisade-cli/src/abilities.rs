@@ -1,0 +1,101 @@
+//! What an engine can do, for people and programs: the capability data, shown by `doctor` and
+//! chosen by in `guide`. The field names are the command's contract.
+
+use std::time::Duration;
+
+use palisade::{Capability, Class, Permits, Tokens};
+use serde::Serialize;
+
+/// A capability as programs see it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Abilities {
+    shared: bool,
+    permits: &'static str,
+    fair: bool,
+    waiters_visible: bool,
+    tokens: &'static str,
+    early_loss: bool,
+    detached: bool,
+    ttl_ms: TtlRange,
+    reentrant_session: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct TtlRange {
+    min: u64,
+    max: u64,
+    step: u64,
+}
+
+impl Abilities {
+    pub(crate) fn new(capability: &Capability) -> Self {
+        let millis = |time: Duration| time.as_millis() as u64;
+        Self {
+            shared: capability.shared,
+            permits: match capability.permits {
+                Permits::Weighted => "weighted",
+                Permits::Slots => "slots",
+                Permits::None => "none",
+            },
+            fair: capability.fair,
+            waiters_visible: capability.waiters_visible,
+            tokens: match capability.tokens {
+                Tokens::Durable => "durable",
+                Tokens::Floored => "floored",
+                Tokens::None => "none",
+            },
+            early_loss: capability.early_loss,
+            detached: capability.detached,
+            ttl_ms: TtlRange {
+                min: millis(capability.ttl.min),
+                max: millis(capability.ttl.max),
+                step: millis(capability.ttl.step),
+            },
+            reentrant_session: capability.reentrant_session,
+        }
+    }
+
+    /// What people want to know, and the answer.
+    pub(crate) fn rows(&self) -> Vec<(&'static str, String)> {
+        let yes = |yes| if yes { "yes" } else { "no" }.to_owned();
+        let ttl = |millis| humantime::format_duration(Duration::from_millis(millis)).to_string();
+        vec![
+            ("readers beside each other", yes(self.shared)),
+            (
+                "permits",
+                match self.permits {
+                    "weighted" => "any weight".to_owned(),
+                    "slots" => "one by one".to_owned(),
+                    none => none.to_owned(),
+                },
+            ),
+            ("served in the order of coming", yes(self.fair)),
+            ("shows who waits", yes(self.waiters_visible)),
+            (
+                "tokens",
+                match self.tokens {
+                    "durable" => "never go back".to_owned(),
+                    "floored" => "go back only if counter and clock are lost".to_owned(),
+                    none => none.to_owned(),
+                },
+            ),
+            ("told before the next is granted", yes(self.early_loss)),
+            ("renewable from another process", yes(self.detached)),
+            (
+                "ttl",
+                format!("{} to {}", ttl(self.ttl_ms.min), ttl(self.ttl_ms.max)),
+            ),
+        ]
+    }
+}
+
+/// What a class means.
+pub(crate) fn meaning(class: Class) -> &'static str {
+    match class {
+        Class::A => "consensus: exclusion and tokens survive lost nodes and stepped clocks",
+        Class::B => {
+            "one durable node: tokens survive; exclusion assumes that its clock is not stepped"
+        }
+        Class::C => "timed: exclusion and tokens assume sane clocks and kept data",
+    }
+}

@@ -1,0 +1,177 @@
+//! The config file: where it is looked for, and what may be in it.
+//!
+//! A file that is there must be right: an unknown key, a value of the wrong type or a file that
+//! can't be read is an error that names the line or the key. No value is ever repeated, since a
+//! URL may hold a secret. A file that is not there costs one failed `open` per place.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use palisade::core::url::nearest;
+use palisade::{Patience, parse_duration};
+
+use super::{bad_file, parse_wait};
+use crate::exit::Failure;
+use crate::view::shown;
+
+/// For all users of the machine.
+const SYSTEM: &str = "/etc/palisade/config.toml";
+
+/// Far more than four keys and many comments need; anything longer is another file.
+const LONGEST: u64 = 64 * 1024;
+
+const KEYS: [&str; 4] = ["url", "ttl", "wait", "label"];
+
+/// What the file says.
+#[derive(Debug, Default)]
+pub(super) struct Values {
+    pub(super) url: Option<String>,
+    pub(super) ttl: Option<String>,
+    pub(super) wait: Option<(Patience, String)>,
+    pub(super) label: Option<String>,
+}
+
+/// Where the file is looked for, in order. The first that exists is the one.
+pub(crate) fn candidates() -> Vec<PathBuf> {
+    if let Some(path) = variable("PALISADE_CONFIG") {
+        return vec![path];
+    }
+    let user = [
+        variable("XDG_CONFIG_HOME").filter(|path| path.is_absolute()),
+        variable("HOME")
+            .filter(|path| path.is_absolute())
+            .map(|home| home.join(".config")),
+    ];
+    let mut candidates: Vec<_> = user.into_iter().flatten().collect();
+    candidates.dedup();
+    let mut candidates: Vec<_> = candidates
+        .into_iter()
+        .map(|folder| folder.join("palisade/config.toml"))
+        .collect();
+    candidates.push(PathBuf::from(SYSTEM));
+    candidates
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
+}
+
+/// The file that is in force, and what it says.
+pub(super) fn read() -> Result<(Option<PathBuf>, Values), Failure> {
+    let asked_for = variable("PALISADE_CONFIG").is_some();
+    for path in candidates() {
+        // Not blocked by a FIFO that nobody writes to.
+        let mut how = OpenOptions::new();
+        how.read(true).custom_flags(libc::O_NONBLOCK);
+        match how.open(&path) {
+            Ok(file) => {
+                let values = text(file, &path).and_then(|text| parse(&text, &path))?;
+                return Ok((Some(path), values));
+            }
+            Err(error) if asked_for && error.kind() == ErrorKind::NotFound => {
+                let why = "PALISADE_CONFIG names it, and it is not there";
+                return Err(bad_file(&path, why));
+            }
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+                    && !asked_for => {}
+            Err(error) => return Err(bad_file(&path, format!("it can't be opened: {error}"))),
+        }
+    }
+    Ok((None, Values::default()))
+}
+
+fn text(file: File, path: &Path) -> Result<String, Failure> {
+    let mut bytes = Vec::new();
+    file.take(LONGEST + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| bad_file(path, format!("it can't be read: {error}")))?;
+    if bytes.len() as u64 > LONGEST {
+        return Err(bad_file(path, "it is longer than 64 KiB"));
+    }
+    String::from_utf8(bytes).map_err(|_| bad_file(path, "it is not valid UTF-8"))
+}
+
+fn parse(text: &str, path: &Path) -> Result<Values, Failure> {
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        // What the parser says may repeat the line.
+        let at = error.span().map_or(0, |span| span.start);
+        let before = text.as_bytes().iter().take(at);
+        let line = before.filter(|byte| **byte == b'\n').count() + 1;
+        bad_file(path, format!("line {line} is not valid TOML"))
+    })?;
+    let mut values = Values::default();
+    for (key, value) in table {
+        let toml::Value::String(value) = value else {
+            return Err(match KEYS.contains(&key.as_str()) {
+                true => bad_file(path, format!("{key} must be text in quotes")),
+                false => unknown(&key, path),
+            });
+        };
+        let wrong = |why: String| bad_file(path, format!("{key}: {why}"));
+        match key.as_str() {
+            "url" if value.is_empty() => return Err(wrong("it is empty".into())),
+            "url" => values.url = Some(value),
+            "ttl" => {
+                parse_duration(&value).map_err(wrong)?;
+                values.ttl = Some(value);
+            }
+            "wait" => values.wait = Some((parse_wait(&value).map_err(wrong)?, value)),
+            "label" => values.label = Some(value),
+            _ => return Err(unknown(&key, path)),
+        }
+    }
+    Ok(values)
+}
+
+fn unknown(key: &str, path: &Path) -> Failure {
+    let hint = match nearest(key, KEYS) {
+        Some(near) => format!("did you mean {near}?"),
+        None => format!("it takes {}", KEYS.join(", ")),
+    };
+    let key: String = key.chars().take(40).collect();
+    bad_file(path, format!("unknown key {}; {hint}", shown(&key)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_text(text: &str) -> Result<Values, String> {
+        parse(text, Path::new("c.toml")).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let text = "url = 'file:/x'\nttl = '5s'\nwait = 'forever'\nlabel = 'web'\n";
+        let values = read_text(text).unwrap();
+        assert_eq!(values.url.as_deref(), Some("file:/x"));
+        assert_eq!(values.ttl.as_deref(), Some("5s"));
+        assert_eq!(values.wait, Some((Patience::Forever, "forever".into())));
+        assert_eq!(values.label.as_deref(), Some("web"));
+        assert!(read_text("# nothing\n").unwrap().url.is_none());
+    }
+
+    #[test]
+    fn mistakes_are_named_and_values_are_not() {
+        for (text, word) in [
+            ("urll = 'hunter2'", "did you mean url?"),
+            ("bananas = 'hunter2'", "it takes url, ttl, wait, label"),
+            ("[hunter]\nx = 'hunter2'", "unknown key"),
+            ("url = 'file:'\nttl = 'hunter2'", "ttl: "),
+            ("ttl = 5", "must be text"),
+            ("url = ''", "empty"),
+            ("url = 'a'\nurl = 'hunter2'", "line 2"),
+            ("\nredis://me:hunter2@host", "line 2"),
+            ("url = hunter2", "line 1"),
+        ] {
+            let said = read_text(text).unwrap_err();
+            assert!(said.contains(word), "{word:?} in {said:?}");
+            assert!(!said.contains("hunter2"), "{said}");
+        }
+    }
+}

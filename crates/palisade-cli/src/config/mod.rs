@@ -1,0 +1,199 @@
+//! What is not on the command line: which engine, and a few defaults.
+//!
+//! The URL is that of `--url`, then of `PALISADE_URL`, then of the config file, then the embedded
+//! default. The file's other keys are defaults for what neither a flag nor the URL says; those
+//! that a URL could say are added to it, so that every verb has them.
+
+mod file;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use palisade::{Error, Kind, Patience, Url, parse_duration};
+use serde::Serialize;
+
+pub(crate) use self::file::candidates;
+use self::file::{Values, read};
+use crate::exit::Failure;
+
+/// All processes of this machine, with nothing to install.
+const EMBEDDED: &str = "file:";
+
+/// Where a value comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum From {
+    /// The command line.
+    Flag,
+    /// The environment.
+    Environment,
+    /// An option of the URL.
+    Url,
+    /// The config file.
+    File,
+    /// Nowhere else.
+    Default,
+}
+
+/// What is configured.
+pub(crate) struct Config {
+    /// The file that was read.
+    pub(crate) path: Option<PathBuf>,
+    /// The URL as it was given. May hold a secret.
+    pub(crate) url: (String, From),
+    file: Values,
+}
+
+impl Config {
+    /// Finds the file and the URL.
+    pub(crate) fn find(flag: Option<&str>) -> Result<Self, Failure> {
+        let (path, file) = read()?;
+        let url = match (flag, from_environment()?, &file.url) {
+            (Some(url), _, _) => (url.to_owned(), From::Flag),
+            (None, Some(url), _) => (url, From::Environment),
+            (None, None, Some(url)) => (url.clone(), From::File),
+            (None, None, None) => (EMBEDDED.to_owned(), From::Default),
+        };
+        Ok(Self { path, url, file })
+    }
+
+    /// The URL with the file's defaults in it.
+    pub(crate) fn full_url(&self) -> Result<String, Failure> {
+        let mut url = self.url.0.clone();
+        if self.file.ttl.is_none() && self.file.label.is_none() {
+            return Ok(url);
+        }
+        let mut parsed = Url::parse(&url)?;
+        for (key, value) in [("ttl", &self.file.ttl), ("label", &self.file.label)] {
+            if let (Some(value), None) = (value, parsed.take(key)) {
+                url.push(if url.contains('?') { '&' } else { '?' });
+                url.push_str(key);
+                url.push('=');
+                url.push_str(&encode(value));
+            }
+        }
+        Ok(url)
+    }
+
+    /// How long the file says to wait.
+    pub(crate) fn wait(&self) -> Option<Patience> {
+        self.file.wait.as_ref().map(|(patience, _)| *patience)
+    }
+
+    /// What holds for the ttl, and from where.
+    pub(crate) fn ttl(&self) -> Result<(Option<String>, From), Failure> {
+        // One that is none is refused, and not shown: it may be anything.
+        Url::parse(&self.url.0)?.take_duration("ttl")?;
+        self.option("ttl", &self.file.ttl, Some("30s"))
+    }
+
+    /// What holds for the label, and from where.
+    pub(crate) fn label(&self) -> Result<(Option<String>, From), Failure> {
+        self.option("label", &self.file.label, None)
+    }
+
+    /// What holds for the wait, and from where.
+    pub(crate) fn shown_wait(&self) -> (Option<String>, From) {
+        match &self.file.wait {
+            Some((_, text)) => (Some(text.clone()), From::File),
+            None => (Some("forever".to_owned()), From::Default),
+        }
+    }
+
+    fn option(
+        &self,
+        key: &str,
+        file: &Option<String>,
+        default: Option<&str>,
+    ) -> Result<(Option<String>, From), Failure> {
+        let from_url = Url::parse(&self.url.0)?.take(key);
+        Ok(match (from_url, file) {
+            (Some(value), _) => (Some(value), From::Url),
+            (None, Some(value)) => (Some(value.clone()), From::File),
+            (None, None) => (default.map(str::to_owned), From::Default),
+        })
+    }
+}
+
+/// The URL of the engine to use, with the file's defaults in it. May hold a secret.
+pub(crate) fn url(flag: Option<&str>) -> Result<String, Failure> {
+    Config::find(flag)?.full_url()
+}
+
+/// Reads how long to wait: a duration, or `forever`.
+pub(crate) fn parse_wait(text: &str) -> Result<Patience, String> {
+    if text == "forever" {
+        return Ok(Patience::Forever);
+    }
+    Ok(match parse_duration(text)? {
+        wait if wait.is_zero() => Patience::NoWait,
+        wait => Patience::For(wait),
+    })
+}
+
+fn from_environment() -> Result<Option<String>, Failure> {
+    match std::env::var_os("PALISADE_URL").map(|url| url.into_string()) {
+        None => Ok(None),
+        Some(Ok(url)) => Ok(Some(url).filter(|url| !url.is_empty())),
+        Some(Err(_)) => Err(bad("PALISADE_URL is not valid UTF-8")),
+    }
+}
+
+fn bad(why: impl Into<String>) -> Failure {
+    Error::new(Kind::Config, "connect", why).into()
+}
+
+fn bad_file(path: &Path, why: impl std::fmt::Display) -> Failure {
+    let path = path.to_string_lossy();
+    bad(format!("config file {}: {why}", crate::view::shown(&path)))
+}
+
+/// As an option's value in a URL.
+fn encode(value: &str) -> String {
+    let mut encoded = String::new();
+    for byte in value.bytes() {
+        match byte.is_ascii_alphanumeric() {
+            true => encoded.push(char::from(byte)),
+            // Writing to a String can't fail.
+            false => drop(write!(encoded, "%{byte:02x}")),
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(url: &str, ttl: Option<&str>, label: Option<&str>) -> Config {
+        let file = Values {
+            ttl: ttl.map(str::to_owned),
+            label: label.map(str::to_owned),
+            ..Values::default()
+        };
+        let url = (url.to_owned(), From::Flag);
+        let path = None;
+        Config { path, url, file }
+    }
+
+    #[test]
+    fn the_url_has_the_last_word() {
+        let full = |url, ttl, label| config(url, ttl, label).full_url().unwrap();
+        assert_eq!(full("file:", None, None), "file:");
+        assert_eq!(full("file:", Some("5s"), None), "file:?ttl=5s");
+        let both = full("file:x?ttl=1m", Some("5s"), Some("a&b é"));
+        assert_eq!(both, "file:x?ttl=1m&label=a%26b%20%c3%a9");
+        let mut read = Url::parse(&both).unwrap();
+        assert_eq!(read.take("label").as_deref(), Some("a&b é"));
+    }
+
+    #[test]
+    fn waits() {
+        use std::time::Duration;
+        assert_eq!(parse_wait("forever"), Ok(Patience::Forever));
+        assert_eq!(parse_wait("0s"), Ok(Patience::NoWait));
+        let five = Patience::For(Duration::from_secs(5));
+        assert_eq!(parse_wait("5s"), Ok(five));
+        assert!(parse_wait("for ever").is_err());
+    }
+}

@@ -1,0 +1,275 @@
+//! `Job`: what `run` and `elect` have in common: a command, or nothing but a name, under a lock.
+//!
+//! prepare, and fork the guardian → connect → acquire, or leave the line → start the command and
+//! supervise it → release. The verbs put these steps together; each says its own part of what
+//! happens. Nothing is left behind in the engine when [`Job::start`] returns.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use palisade::{Ask, Client, Error, Hold, Kind, LossReason, Name, Patience, Request};
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::child::{Child, Start};
+use crate::connect::{Place, Tries};
+use crate::exit::{Failure, Outcome, Verdict};
+use crate::guardian::{Guardian, Terms, grace};
+use crate::on_runtime;
+use crate::print::Printer;
+use crate::signals::{Endings, Signals, endings};
+use crate::supervise::{End, supervise};
+use crate::sys::Withheld;
+use crate::verbs::look;
+use crate::view::shown;
+
+/// Below this there is no time to end a child between a missed renewal and the end of the lease.
+const SHORTEST_TTL: Duration = Duration::from_secs(1);
+
+/// Shorter waits are not worth a line on stderr.
+const NOTICE_AFTER: Duration = Duration::from_millis(100);
+
+/// An engine that does not answer must not keep an interrupted palisade from ending; the ttl
+/// removes what it could not.
+pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
+
+/// A lock to get, and what to do under it.
+pub(crate) struct Job {
+    pub(crate) name: Name,
+    pub(crate) ask: Ask,
+    /// What a candidate stands for.
+    pub(crate) value: Option<String>,
+    pub(crate) ttl: Option<Duration>,
+    /// Empty when there is nothing to run.
+    pub(crate) command: Vec<OsString>,
+    /// The exit code that `-E` asks for.
+    pub(crate) conflict_code: Option<u8>,
+    pub(crate) quiet: bool,
+    pub(crate) printer: Printer,
+}
+
+/// What a job has when it begins.
+pub(crate) struct Ready {
+    /// There is one if there is a command.
+    pub(crate) guardian: Option<Guardian>,
+    /// What is left of it.
+    pub(crate) patience: Patience,
+    pub(crate) endings: Endings,
+}
+
+impl Job {
+    /// Forks the guardian, starts the runtime, connects, and does `work`.
+    pub(crate) fn start(
+        &self,
+        place: &Place,
+        patience: Patience,
+        terms: Terms,
+        work: impl AsyncFnOnce(&Client, Ready) -> Verdict,
+    ) -> Verdict {
+        refuse_short("--ttl", self.ttl)?;
+        refuse_short("the ttl of the URL or the config file", place.ttl()?)?;
+        let mut tries = Tries::new(patience, |error: &Error| self.complain(error));
+        // Until there is a runtime to hear of them.
+        let withheld = Withheld::these(endings());
+        let prepared = loop {
+            let pause = match place.prepare() {
+                Ok(prepared) => break prepared,
+                Err(error) => tries.pause(error)?,
+            };
+            if let Some(signal) = withheld.next(pause) {
+                return Ok(Outcome::Interrupted(signal.as_raw()));
+            }
+        };
+        let guardian = match self.command.is_empty() {
+            true => None,
+            false => Some(Guardian::fork(&self.command, withheld.before(), terms)?),
+        };
+        on_runtime(async {
+            let mut endings = Endings::listen()?;
+            drop(withheld);
+            let client = tokio::select! {
+                biased;
+                signal = endings.next() => return Ok(Outcome::Interrupted(signal.as_raw())),
+                connected = tries.connect(&prepared) => connected?,
+            };
+            let ready = Ready {
+                guardian,
+                patience: tries.left(),
+                endings,
+            };
+            let verdict = work(&client, ready).await;
+            // What was left to the background is done, and nothing stays behind in the engine.
+            let _ = tokio::time::timeout(FAREWELL, client.end()).await;
+            verdict
+        })
+    }
+
+    /// Waits for the lock, and says so if it takes long; `None` when patience ended first.
+    pub(crate) async fn acquire(
+        &self,
+        client: &Client,
+        patience: Patience,
+    ) -> Result<Option<Hold>, Failure> {
+        let request = self.request(client)?;
+        let asked = Instant::now();
+        let notice = async {
+            if !self.quiet {
+                tokio::time::sleep(NOTICE_AFTER).await;
+                self.say_waiting(client).await;
+            }
+            std::future::pending().await
+        };
+        let acquired = tokio::select! {
+            biased;
+            acquired = request.acquire(patience) => acquired,
+            never = notice => never,
+        };
+        match acquired {
+            Ok(Some(hold)) => {
+                self.say_acquired(client, &hold, asked);
+                Ok(Some(hold))
+            }
+            Ok(None) => Ok(None),
+            // Evicted from the line: nothing was ever held.
+            Err(error) if error.kind() == Kind::Lost => Err(Failure::NotAcquired {
+                message: error.message().to_owned(),
+                code: self.conflict_code,
+                quiet: false,
+            }),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn request(&self, client: &Client) -> Result<Request, Failure> {
+        let mut request = client.line(self.name.as_str(), self.ask)?;
+        if let Some(ttl) = self.ttl {
+            request = request.ttl(ttl)?;
+        }
+        Ok(match &self.value {
+            Some(value) => request.value(value.clone()),
+            None => request,
+        })
+    }
+
+    /// Runs the command under the lock, until one of the two ends.
+    pub(crate) async fn command(
+        &self,
+        client: &Client,
+        hold: &Hold,
+        guardian: &mut Guardian,
+        signals: &mut Signals,
+    ) -> Result<End, Failure> {
+        let Some(program) = self.command.first() else {
+            return Err(Failure::Usage("there is no command to run".into()));
+        };
+        let environment = vec![
+            ("PALISADE_LOCK".to_owned(), self.name.as_str().to_owned()),
+            ("PALISADE_TOKEN".to_owned(), hold.token().to_string()),
+            ("PALISADE_OWNER".to_owned(), client.owner().to_owned()),
+            ("PALISADE_ENGINE".to_owned(), client.describe()),
+        ];
+        let ttl = self.ttl.unwrap_or_else(|| client.ttl());
+        let start = Child::start(guardian, program, environment, hold.deadline(), grace(ttl));
+        match start.await? {
+            Start::Runs(child) => Ok(supervise(child, hold, ttl, signals).await),
+            Start::TooLate => Ok(End::Lost(LossReason::Expired)),
+        }
+    }
+
+    /// Releases the lock after a command that ended with `code`.
+    pub(crate) async fn release(&self, hold: Hold, code: u8) -> Verdict {
+        match hold.release().await {
+            Ok(()) => {}
+            Err(error) if error.kind() == Kind::Lost => return Err(error.into()),
+            Err(error) => self.say_not_released(&error),
+        }
+        self.event(|| json!({"event": "released", "name": self.name.as_str(), "code": code}));
+        Ok(Outcome::Child(code))
+    }
+
+    /// Lets go of what is lost: an eviction is over when its victim has left. Answers with what to
+    /// say about it.
+    pub(crate) fn lost(&self, hold: Hold, reason: LossReason) -> String {
+        let token = hold.token();
+        drop(hold);
+        self.event(
+            || json!({"event": "lost", "name": self.name.as_str(), "reason": reason.code()}),
+        );
+        let why = match reason {
+            LossReason::Expired => "its lease was not renewed in time",
+            LossReason::Evicted => "an operator evicted it",
+            _ => "it was taken away",
+        };
+        let then = match self.command.is_empty() {
+            true => "",
+            false => "; the command was ended",
+        };
+        let name = shown(self.name.as_str());
+        format!("lost {name} (token {token}): {why}{then}")
+    }
+
+    fn complain(&self, error: &Error) {
+        if self.quiet {
+            return;
+        }
+        let message = error.message();
+        self.printer.event(
+            json!({"event": "unreachable", "name": self.name.as_str(), "message": message}),
+            || Some(format!("waiting for the engine: {message}")),
+        );
+    }
+
+    async fn say_waiting(&self, client: &Client) {
+        let line = look(client, &self.name).await.ok().flatten();
+        let holders = line.map_or_else(Vec::new, |line| line.holders);
+        let event = json!({"event": "waiting", "name": self.name.as_str(), "holders": holders});
+        self.printer.event(event, || {
+            let mut text = format!("waiting for {}", shown(self.name.as_str()));
+            if let Some(first) = holders.first() {
+                text.push_str(&format!(", held by {first}"));
+            }
+            if holders.len() > 1 {
+                text.push_str(&format!(" and {} more", holders.len() - 1));
+            }
+            Some(text)
+        });
+    }
+
+    fn say_acquired(&self, client: &Client, hold: &Hold, asked: Instant) {
+        self.event(|| {
+            json!({
+                "event": "acquired",
+                "name": self.name.as_str(),
+                "token": hold.token().to_string(),
+                "owner": client.owner(),
+                "engine": client.describe(),
+                "waited_ms": asked.elapsed().as_millis() as u64,
+            })
+        });
+    }
+
+    /// Reports a release that failed.
+    pub(crate) fn say_not_released(&self, error: &Error) {
+        let message = error.message();
+        self.printer.event(
+            json!({"event": "not_released", "name": self.name.as_str(), "message": message}),
+            || Some(format!("not released, it ends with its ttl: {message}")),
+        );
+    }
+
+    /// Reports an event to a program that reads the JSON; people hear of waiting and failing only.
+    pub(crate) fn event(&self, event: impl FnOnce() -> serde_json::Value) {
+        if self.printer.json && !self.quiet {
+            self.printer.event(event(), || None);
+        }
+    }
+}
+
+fn refuse_short(what: &str, ttl: Option<Duration>) -> Result<(), Failure> {
+    match ttl {
+        Some(ttl) if ttl < SHORTEST_TTL => Err(Failure::Usage(format!(
+            "{what} is too short: a command needs at least 1s to be ended in when its lock is lost"
+        ))),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,70 @@
+//! Lines as they change, for `ls --watch` and `top`.
+//!
+//! The engine's hints say when to look; a look a second makes up for those that are lost and keeps
+//! ages fresh. An engine that can't be reached is asked again as often. The feed is a task of its
+//! own, so that whoever listens may stop listening at any time and miss nothing.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use palisade::{Client, Scope};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+
+use crate::exit::Failure;
+use crate::view::LineView;
+
+/// Between two looks, at the most.
+const RECHECK: Duration = Duration::from_secs(1);
+
+/// Between two looks, at the least: changes that come faster than a person sees are shown as one.
+const CALM: Duration = Duration::from_millis(100);
+
+/// Between two looks whether anyone still reads.
+const READER_CHECK: Duration = Duration::from_millis(500);
+
+/// What was seen.
+pub(crate) type Seen = Result<Vec<LineView>, Failure>;
+
+/// Looks at the lines of `scope`, now and whenever they may have changed.
+pub(crate) fn feed(client: Client, scope: Scope) -> mpsc::Receiver<Seen> {
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        // Opened before the first look, so that no change falls between the two.
+        let mut changes = client.engine().watch(scope.clone());
+        loop {
+            let seen = look(&client, &scope).await;
+            if sender.send(seen).await.is_err() {
+                return;
+            }
+            sleep(CALM).await;
+            let hint = timeout(RECHECK - CALM, changes.next()).await;
+            if matches!(hint, Ok(None | Some(Err(_)))) {
+                sleep(RECHECK - CALM).await;
+            }
+        }
+    });
+    receiver
+}
+
+async fn look(client: &Client, scope: &Scope) -> Seen {
+    let reports = client.survey(scope.clone()).await?;
+    let views = reports.into_iter();
+    views.map(|report| LineView::new(report, client)).collect()
+}
+
+/// Returns when nobody reads our stdout any more: it is a pipe whose other end is closed. A watch
+/// that has nothing to say would not find out otherwise.
+pub(crate) async fn reader_gone() {
+    loop {
+        let stdout = rustix::stdio::stdout();
+        let mut files = [PollFd::new(&stdout, PollFlags::empty())];
+        let asked = poll(&mut files, Some(&Timespec::default()));
+        if asked.is_ok() && files[0].revents().contains(PollFlags::ERR) {
+            return;
+        }
+        sleep(READER_CHECK).await;
+    }
+}

@@ -1,0 +1,146 @@
+//! `palisade config`: which config file is in force, and what holds, from where.
+
+use palisade::Url;
+use serde::Serialize;
+
+use crate::args::Global;
+use crate::config::{Config as Found, From, candidates};
+use crate::exit::{Failure, Outcome, Verdict};
+use crate::view::shown;
+
+/// Show the configuration that is in force
+///
+/// The first of these files that exists is read: $PALISADE_CONFIG (which must exist then),
+/// $XDG_CONFIG_HOME/palisade/config.toml, ~/.config/palisade/config.toml,
+/// /etc/palisade/config.toml. It may set url, ttl, wait and label.
+#[derive(Debug, clap::Args)]
+#[command(
+    arg_required_else_help = true,
+    subcommand_required = true,
+    after_help = "Examples:\n  palisade config path\n  palisade config show\n\n\
+        A config file:\n  \
+        url = \"file:/var/lib/locks\"\n  ttl = \"10s\"\n  wait = \"1m\"\n  label = \"web\""
+)]
+pub(crate) struct Config {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Print the path of the config file; exit code 1 when there is none
+    #[command(after_help = "Example:\n  palisade config path")]
+    Path,
+    /// Print what holds, and where it comes from; secrets are hidden
+    #[command(after_help = "Examples:\n  palisade config show\n  palisade config show --json")]
+    Show,
+}
+
+#[derive(Serialize)]
+struct PathAnswer {
+    path: Option<String>,
+    searched: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct ShowAnswer {
+    path: Option<String>,
+    url: Setting,
+    ttl: Setting,
+    wait: Setting,
+    label: Setting,
+}
+
+#[derive(Serialize)]
+struct Setting {
+    value: Option<String>,
+    from: From,
+}
+
+impl Config {
+    pub(crate) async fn run(self, global: &Global) -> Verdict {
+        let found = Found::find(global.url.as_deref())?;
+        let path = found.path.as_ref();
+        let path = path.map(|path| path.to_string_lossy().into_owned());
+        match self.what {
+            What::Path => show_path(path, global),
+            What::Show => show_all(path, &found, global),
+        }
+    }
+}
+
+fn show_path(path: Option<String>, global: &Global) -> Verdict {
+    let searched = candidates().into_iter();
+    let answer = PathAnswer {
+        path,
+        searched: searched
+            .map(|path| path.to_string_lossy().into_owned())
+            .collect(),
+    };
+    global
+        .printer()
+        .answer(&answer, |answer| match &answer.path {
+            Some(path) => format!("{}\n", shown(path)),
+            None => {
+                let searched = answer.searched.iter();
+                let searched: Vec<_> = searched
+                    .map(|path| format!("  {}\n", shown(path)))
+                    .collect();
+                format!("no config file; looked for\n{}", searched.concat())
+            }
+        })?;
+    Ok(match answer.path {
+        Some(_) => Outcome::Done,
+        None => Outcome::No,
+    })
+}
+
+fn show_all(path: Option<String>, found: &Found, global: &Global) -> Verdict {
+    let setting = |(value, from)| Setting { value, from };
+    let (url, from) = &found.url;
+    let answer = ShowAnswer {
+        path,
+        url: setting((Some(shown_url(url)?), *from)),
+        ttl: setting(found.ttl()?),
+        wait: setting(found.shown_wait()),
+        label: setting(found.label()?),
+    };
+    global.printer().answer(&answer, ShowAnswer::text)?;
+    Ok(Outcome::Done)
+}
+
+/// Scheme and hosts, and the directory of `file:`, which is no secret.
+fn shown_url(url: &str) -> Result<String, Failure> {
+    let url = Url::parse(url)?;
+    Ok(match url.scheme.as_str() {
+        "file" => format!("file:{}", url.path),
+        scheme if palisade::schemes().contains(&scheme) => url.shown(),
+        // Somebody may have pasted a secret here.
+        _ => "(an unknown scheme)".to_owned(),
+    })
+}
+
+impl ShowAnswer {
+    fn text(&self) -> String {
+        let settings = [
+            ("url", &self.url),
+            ("ttl", &self.ttl),
+            ("wait", &self.wait),
+            ("label", &self.label),
+        ];
+        let path = self.path.as_deref().map_or("-".to_owned(), shown);
+        let mut text = format!("file   {path}\n");
+        for (key, setting) in settings {
+            let value = setting.value.as_deref().map_or("-".to_owned(), shown);
+            let from = match setting.from {
+                From::Flag => "--url",
+                From::Environment => "PALISADE_URL",
+                From::Url => "the url",
+                From::File => "the file",
+                From::Default => "default",
+            };
+            text.push_str(&format!("{key:<6} {value} ({from})\n"));
+        }
+        text
+    }
+}

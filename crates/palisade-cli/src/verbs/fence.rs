@@ -1,0 +1,145 @@
+//! `palisade fence`: compares fencing tokens with the highest one that was accepted.
+//!
+//! The fence is kept in files beside the embedded store, one for each name. It serves scripts
+//! whose storage can't compare tokens itself, and narrows the window of a stale writer; only a
+//! storage that compares the token in the same step as its write closes it.
+
+use palisade::fence::{Fence as _, FileFence, Verdict as Judgement};
+use palisade::{Name, Token};
+use serde::Serialize;
+
+use crate::args::Global;
+use crate::connect::Place;
+use crate::exit::{Failure, Outcome, Verdict};
+use crate::view::shown;
+
+/// Compare a fencing token with the highest one accepted
+#[derive(Debug, clap::Args)]
+#[command(
+    arg_required_else_help = true,
+    subcommand_required = true,
+    after_help = "Example:\n  palisade fence check stock 1794780881520131 --accept"
+)]
+pub(crate) struct Fence {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Check(Check),
+}
+
+/// Compare a token: exit code 0 when none newer was accepted, 1 when it is stale
+///
+/// Tokens are remembered for each name in the directory of the embedded store; with other engines
+/// the storage itself must compare them.
+///
+/// A check apart from the write is advisory: its process can be paused between the two, and a newer
+/// holder may write in between. Only storage that compares the token in the same step as its write
+/// is safe.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    palisade run stock -- sh -c 'palisade fence check stock $PALISADE_TOKEN --accept && ./write'\n  \
+    palisade fence check stock 1794780881520131 --json")]
+struct Check {
+    /// The name of what is protected, as that of its lock
+    name: String,
+    /// The fencing token, as in PALISADE_TOKEN
+    #[arg(value_parser = parse_token)]
+    token: Token,
+    /// Remember the token: older ones are stale from now on
+    #[arg(long)]
+    accept: bool,
+}
+
+/// The answer; its field names are the command's contract.
+#[derive(Serialize)]
+struct Answer {
+    name: String,
+    token: String,
+    verdict: &'static str,
+    /// The highest token accepted, this one included if it was.
+    highest: Option<String>,
+    /// Whether the token is remembered now.
+    accepted: bool,
+}
+
+impl Fence {
+    pub(crate) async fn run(self, global: &Global) -> Verdict {
+        let What::Check(check) = self.what;
+        check.run(global).await
+    }
+}
+
+impl Check {
+    async fn run(self, global: &Global) -> Verdict {
+        let name = Name::new(&self.name)?;
+        let place = Place::find(global)?;
+        let fence = palisade::open_fence(place.url())?;
+        let (stale, highest) = self.judge(&fence, &name).await?;
+        let answer = Answer {
+            name: self.name,
+            token: self.token.to_string(),
+            verdict: if stale { "stale" } else { "current" },
+            highest: highest.map(|highest| highest.to_string()),
+            accepted: self.accept && !stale,
+        };
+        global.printer().answer(&answer, Answer::text)?;
+        Ok(if stale { Outcome::No } else { Outcome::Done })
+    }
+
+    /// Whether the token is stale, and the highest that was accepted.
+    async fn judge(
+        &self,
+        fence: &FileFence,
+        name: &Name,
+    ) -> Result<(bool, Option<Token>), Failure> {
+        if !self.accept {
+            let highest = fence.read(name).await?.map(|fenced| fenced.token);
+            let stale = highest.is_some_and(|highest| self.token < highest);
+            return Ok((stale, highest));
+        }
+        Ok(match fence.accept(name, self.token).await? {
+            Judgement::Accepted => (false, Some(self.token)),
+            Judgement::Stale { highest } => (true, Some(highest)),
+        })
+    }
+}
+
+impl Answer {
+    fn text(&self) -> String {
+        let (name, token) = (shown(&self.name), &self.token);
+        match (self.verdict, &self.highest) {
+            ("stale", Some(highest)) => {
+                format!("stale: {name} has accepted {highest}, which is newer than {token}\n")
+            }
+            _ if self.accepted => format!("accepted: {token} is the newest token of {name}\n"),
+            (_, Some(highest)) => {
+                format!("current: {name} has accepted none newer than {token} ({highest})\n")
+            }
+            _ => format!("current: {name} has accepted no token yet\n"),
+        }
+    }
+}
+
+fn parse_token(text: &str) -> Result<Token, String> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let token = text.parse().ok().filter(|_| digits).map(Token);
+    token.ok_or_else(|| "a token is a whole number, as PALISADE_TOKEN has it".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_whole_numbers() {
+        assert_eq!(parse_token("0"), Ok(Token(0)));
+        let greatest = u64::MAX.to_string();
+        assert_eq!(parse_token(&greatest), Ok(Token(u64::MAX)));
+        for bad in ["", "+1", "-1", "1.0", "0x1", " 1", "18446744073709551616"] {
+            assert!(parse_token(bad).is_err(), "{bad:?}");
+        }
+    }
+}

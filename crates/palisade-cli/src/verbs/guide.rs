@@ -1,0 +1,338 @@
+//! `palisade guide`: which engine, which URL and which ttl, and why.
+//!
+//! Everything that it says of an engine is made of the engines' own cards and capability data;
+//! `needs` has the list of needs, each with its test of that data.
+
+mod needs;
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::time::Duration;
+
+use palisade::core::url::nearest;
+use palisade::{Card, Tokens};
+use serde::Serialize;
+
+use self::needs::{NEEDS, Need};
+use crate::abilities::meaning;
+use crate::args::Global;
+use crate::exit::{Failure, Outcome, Verdict};
+
+/// What engines are made for, whether or not this build has them; and other names for them.
+const KNOWN: &[(&str, &[&str])] = &[
+    ("consul", &[]),
+    ("etcd", &[]),
+    ("file", &["nothing"]),
+    ("kubernetes", &["k8s"]),
+    ("memory", &[]),
+    ("postgres", &["postgresql"]),
+    ("redis", &["valkey"]),
+    ("redlock", &[]),
+    ("zookeeper", &["zk"]),
+];
+
+/// Someone who waits for a new leader waits for the ttl: half a minute is too long for most.
+const LEADER_TTL: Duration = Duration::from_secs(10);
+
+/// Find the engine that fits: which URL, which ttl, and why
+///
+/// Asks in a terminal; the flags answer beforehand. Nothing is connected to. The exit code is 1
+/// when no engine of this build fits.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("Examples:\n  palisade guide\n  \
+    palisade guide --need correctness,many-machines --have postgres,redis\n  \
+    palisade guide --need permits --json\n\nNeeds:\n{}", needs::list()))]
+pub(crate) struct Guide {
+    /// What the lock is for, several by comma; see below
+    #[arg(long, value_name = "NEED", value_delimiter = ',', value_parser = parse_need)]
+    need: Vec<&'static Need>,
+    /// What there is already, several by comma: postgres, redis, etcd, …
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = parse_have)]
+    have: Vec<&'static str>,
+}
+
+/// The whole answer.
+#[derive(Debug, Serialize)]
+struct Answer {
+    needs: Vec<&'static str>,
+    have: Vec<&'static str>,
+    /// What the user has and this build lacks.
+    lacking: Vec<&'static str>,
+    advice: Option<Advice>,
+    others: Vec<Other>,
+}
+
+/// The engine to use.
+#[derive(Debug, Serialize)]
+struct Advice {
+    engine: &'static str,
+    url: String,
+    ttl_ms: u64,
+    class: String,
+    why: Vec<String>,
+    #[serde(skip)]
+    requires: &'static str,
+}
+
+/// An engine that was not chosen.
+#[derive(Debug, Serialize)]
+struct Other {
+    engine: &'static str,
+    fits: bool,
+    why: Vec<String>,
+}
+
+impl Guide {
+    pub(crate) async fn run(mut self, global: &Global) -> Verdict {
+        if self.need.is_empty() {
+            let talks = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+            if !talks || global.json {
+                let known: Vec<_> = NEEDS.iter().map(|need| need.word).collect();
+                let message = format!("say what you need with --need: {}", known.join(", "));
+                return Err(Failure::Usage(message));
+            }
+            self.ask()?;
+        }
+        let answer = decide(&self.need, &self.have, &palisade::cards());
+        global.printer().answer(&answer, Answer::text)?;
+        Ok(match answer.advice {
+            Some(_) => Outcome::Done,
+            None => Outcome::No,
+        })
+    }
+
+    /// Asks the person at the terminal.
+    fn ask(&mut self) -> Result<(), Failure> {
+        let needs = format!("What must the lock do?\n{}", needs::list());
+        self.need = ask(&needs, "needs, by comma", parse_need)?;
+        if self.have.is_empty() {
+            let names: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
+            let have = format!("\nWhat is there already?\n  {}\n", names.join(", "));
+            self.have = ask(&have, "names, by comma, or Enter for nothing", parse_have)?;
+        }
+        if self.need.is_empty() {
+            self.need = vec![parse_need("efficiency").map_err(Failure::Defect)?];
+        }
+        Ok(())
+    }
+}
+
+/// Asks until every word of the answer is understood.
+fn ask<T>(
+    question: &str,
+    prompt: &str,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<Vec<T>, Failure> {
+    let mut out = std::io::stderr();
+    let _ = write!(out, "{question}");
+    loop {
+        let _ = write!(out, "{prompt}: ");
+        let _ = out.flush();
+        let mut line = String::new();
+        let length = std::io::stdin().lock().read_line(&mut line);
+        if length.map_err(|error| Failure::Usage(format!("can't read the answer: {error}")))? == 0 {
+            return Err(Failure::Usage(
+                "no answer; say it with --need and --have".into(),
+            ));
+        }
+        let words = line
+            .split([',', ' ', '\n', '\t'])
+            .filter(|word| !word.is_empty());
+        match words.map(&read).collect() {
+            Ok(answer) => return Ok(answer),
+            Err(complaint) => drop(writeln!(out, "{complaint}")),
+        }
+    }
+}
+
+fn parse_need(word: &str) -> Result<&'static Need, String> {
+    let found = NEEDS.iter().find(|need| need.word == word.to_lowercase());
+    found.ok_or_else(|| unknown(word, NEEDS.iter().map(|need| need.word).collect()))
+}
+
+fn parse_have(word: &str) -> Result<&'static str, String> {
+    let lower = word.to_lowercase();
+    let found = KNOWN
+        .iter()
+        .find(|(name, others)| *name == lower || others.contains(&&*lower));
+    let found = found.map(|(name, _)| *name);
+    // An engine that the list forgot is known by its card.
+    let cards = || {
+        palisade::cards()
+            .into_iter()
+            .map(|card| card.name)
+            .find(|name| *name == lower)
+    };
+    found.or_else(cards).ok_or_else(|| {
+        let mut names: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
+        names.extend(palisade::cards().iter().map(|card| card.name));
+        names.sort_unstable();
+        names.dedup();
+        unknown(word, names)
+    })
+}
+
+fn unknown(word: &str, known: Vec<&'static str>) -> String {
+    let hint = match nearest(word, known.iter().copied()) {
+        Some(near) => format!("did you mean {near}? "),
+        None => String::new(),
+    };
+    format!("{hint}known are {}", known.join(", "))
+}
+
+/// Whether a card is for what is there: by its name, or by a scheme such as `postgres+advisory`.
+fn is_of(card: &Card, have: &str) -> bool {
+    let schemes = card.schemes.iter();
+    let mut bases = schemes.filter_map(|scheme| scheme.split('+').next());
+    card.name == have || bases.any(|base| base == have)
+}
+
+/// Chooses among the engines of this build: what the user has before what needs nothing, then
+/// the better class, then durable tokens, then the order in which they are offered.
+fn decide(needs: &[&'static Need], have: &[&'static str], cards: &[Card]) -> Answer {
+    let named = |card: &Card| have.iter().any(|have| is_of(card, have));
+    // What needs no server is there anyway; without a word of what is there, all are candidates.
+    let there = |card: &Card| have.is_empty() || named(card) || !needs::has_hosts(card);
+    let unmet = |card: &Card| -> Vec<String> {
+        let unmet = needs.iter().filter(|need| !(need.fits)(card));
+        unmet
+            .map(|need| format!("{}: {}", need.word, (need.why)(card)))
+            .collect()
+    };
+    let mut ranked: Vec<&Card> = cards.iter().collect();
+    ranked.sort_by_key(|card| {
+        let fits = unmet(card).is_empty();
+        let durable = card.capability.tokens == Tokens::Durable;
+        // Nobody is sent to install a server without a need for it.
+        let extra = have.is_empty() && needs::has_hosts(card);
+        (
+            !fits,
+            !there(card),
+            !named(card),
+            extra,
+            card.capability.class,
+            !durable,
+        )
+    });
+    let chosen = ranked
+        .first()
+        .copied()
+        .filter(|card| unmet(card).is_empty() && there(card));
+    let others = ranked
+        .iter()
+        .filter(|card| Some(card.name) != chosen.map(|chosen| chosen.name));
+    Answer {
+        needs: needs.iter().map(|need| need.word).collect(),
+        have: have.to_vec(),
+        lacking: have
+            .iter()
+            .copied()
+            .filter(|have| !cards.iter().any(|card| is_of(card, have)))
+            .collect(),
+        advice: chosen.map(|card| Advice::new(card, needs)),
+        others: others
+            .map(|card| {
+                let mut why = unmet(card);
+                let fits = why.is_empty();
+                if fits && !there(card) {
+                    why.push(format!("would need {}", card.needs));
+                } else if fits {
+                    why.push(format!(
+                        "class {}: {}",
+                        card.capability.class,
+                        meaning(card.capability.class)
+                    ));
+                }
+                Other {
+                    engine: card.name,
+                    fits,
+                    why,
+                }
+            })
+            .collect(),
+    }
+}
+
+impl Advice {
+    fn new(card: &Card, needs: &[&'static Need]) -> Self {
+        let capability = card.capability;
+        let leads = needs.iter().any(|need| need.word == "election");
+        let wanted = match leads {
+            true => LEADER_TTL.clamp(capability.ttl.min, capability.ttl.max),
+            false => capability.default_ttl(),
+        };
+        let ttl = capability.explicit_ttl(wanted).unwrap_or(wanted);
+        let shown = humantime::format_duration(ttl);
+        let url = match ttl == capability.default_ttl() {
+            true => card.example.to_owned(),
+            false => {
+                let sign = if card.example.contains('?') { '&' } else { '?' };
+                let seconds = ttl.as_secs();
+                format!("{}{sign}ttl={seconds}s", card.example)
+            }
+        };
+        let class = capability.class;
+        let mut why: Vec<String> = needs
+            .iter()
+            .map(|need| format!("{}: {}", need.word, (need.why)(card)))
+            .collect();
+        why.push(format!("class {class}: {}", meaning(class)));
+        why.push(match leads {
+            true => format!("ttl {shown}: a leader that is cut off is replaced after it"),
+            false => format!(
+                "ttl {shown}: a slow renewal is no loss, a holder that is cut off is replaced soon"
+            ),
+        });
+        Self {
+            engine: card.name,
+            url,
+            ttl_ms: ttl.as_millis() as u64,
+            class: class.to_string(),
+            why,
+            requires: card.needs,
+        }
+    }
+}
+
+impl Answer {
+    fn text(&self) -> String {
+        let mut text = String::new();
+        match &self.advice {
+            Some(advice) => {
+                let Advice {
+                    engine,
+                    url,
+                    requires,
+                    ..
+                } = advice;
+                text.push_str(&format!("Use {engine}: {requires}.\n\n  {url}\n\n"));
+                for why in &advice.why {
+                    text.push_str(&format!("- {why}\n"));
+                }
+                text.push_str(&format!(
+                    "\nTry it: palisade run my-lock --url '{url}' -- true\n"
+                ));
+            }
+            None => text.push_str("No engine of this build does all of that with what there is.\n"),
+        }
+        if !self.others.is_empty() {
+            text.push_str("\nThe others:\n");
+        }
+        for other in &self.others {
+            let fits = if other.fits { "would do" } else { "no" };
+            text.push_str(&format!(
+                "- {} ({fits}): {}\n",
+                other.engine,
+                other.why.join("; ")
+            ));
+        }
+        for lacking in &self.lacking {
+            text.push_str(&format!(
+                "\nYou have {lacking}, but this build has no engine for it.\n"
+            ));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests;

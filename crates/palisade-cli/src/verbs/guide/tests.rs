@@ -1,0 +1,116 @@
+//! The choice among cards that are made up, so that it does not depend on what is built.
+
+use std::time::Duration;
+
+use palisade::{Capability, Class, Permits, TtlRange};
+
+use super::*;
+
+const SERVER: Capability = Capability {
+    class: Class::A,
+    shared: false,
+    permits: Permits::Slots,
+    fair: false,
+    waiters_visible: false,
+    tokens: Tokens::Durable,
+    early_loss: true,
+    detached: true,
+    ttl: TtlRange {
+        min: Duration::from_secs(15),
+        max: Duration::from_secs(20),
+        step: Duration::from_secs(1),
+    },
+    reentrant_session: false,
+};
+
+fn card(name: &'static str, example: &'static str, capability: Capability) -> Card {
+    Card {
+        name,
+        schemes: &[],
+        needs: "something",
+        example,
+        capability,
+        options: &[],
+    }
+}
+
+fn cards() -> Vec<Card> {
+    let local = Capability {
+        class: Class::B,
+        shared: true,
+        permits: Permits::Weighted,
+        ..SERVER
+    };
+    let timed = Capability {
+        class: Class::C,
+        ..SERVER
+    };
+    vec![
+        card("redis", "redis://localhost", timed),
+        card("file", "file:", local),
+        card("etcd", "etcd://localhost?x=y", SERVER),
+    ]
+}
+
+fn chosen(needs: &[&str], have: &[&'static str]) -> Option<Advice> {
+    let needs: Vec<_> = needs.iter().map(|word| parse_need(word).unwrap()).collect();
+    decide(&needs, have, &cards()).advice
+}
+
+#[track_caller]
+fn assert_chosen(needs: &[&str], have: &[&'static str], expected: Option<&str>) {
+    let chosen = chosen(needs, have).map(|advice| advice.engine);
+    assert_eq!(chosen, expected, "{needs:?} {have:?}");
+}
+
+#[test]
+fn the_engine_that_is_there_and_fits_is_chosen() {
+    assert_chosen(&["efficiency"], &[], Some("file"));
+    assert_chosen(&["efficiency"], &["redis"], Some("redis"));
+    assert_chosen(&["correctness"], &["redis"], Some("file"));
+    assert_chosen(&["correctness"], &["redis", "etcd"], Some("etcd"));
+    assert_chosen(&["read-write"], &["etcd"], Some("file"));
+    assert_chosen(&["correctness", "many-machines"], &["redis"], None);
+    assert_chosen(&["correctness", "many-machines"], &[], Some("etcd"));
+    assert_chosen(&["weighted-permits", "many-machines"], &[], None);
+}
+
+#[test]
+fn the_ttl_is_one_that_the_engine_takes() {
+    let etcd = chosen(&["election"], &["etcd"]).unwrap();
+    assert_eq!(
+        (etcd.url.as_str(), etcd.ttl_ms),
+        ("etcd://localhost?x=y&ttl=15s", 15_000)
+    );
+    let lock = chosen(&["efficiency"], &["etcd"]).unwrap();
+    assert_eq!(
+        (lock.url.as_str(), lock.ttl_ms),
+        ("etcd://localhost?x=y", 20_000)
+    );
+}
+
+#[test]
+fn others_are_told_why() {
+    let needs = [parse_need("correctness").unwrap()];
+    let answer = decide(&needs, &["redis", "consul"], &cards());
+    assert_eq!(answer.lacking, ["consul"]);
+    let redis = answer
+        .others
+        .iter()
+        .find(|other| other.engine == "redis")
+        .unwrap();
+    assert!(!redis.fits && redis.why[0].contains("class C"), "{redis:?}");
+    let etcd = answer
+        .others
+        .iter()
+        .find(|other| other.engine == "etcd")
+        .unwrap();
+    assert!(etcd.fits && etcd.why[0].contains("would need"), "{etcd:?}");
+}
+
+#[test]
+fn every_engine_of_this_build_is_known() {
+    for card in palisade::cards() {
+        assert_eq!(parse_have(card.name), Ok(card.name));
+    }
+}

@@ -1,0 +1,193 @@
+//! `ls --watch`: the table as it changes: redrawn in place in a terminal; as blocks, or with
+//! `--json` one line per object, in a pipe.
+//!
+//! It listens to no signal, so that each ends it, also in a blocked write, and it leaves nothing
+//! in the terminal that would have to be undone.
+
+use std::collections::BTreeMap;
+use std::io::{self, IsTerminal, Write};
+
+use anstream::ColorChoice;
+use palisade::{Client, Scope};
+use ratatui::text::Span;
+use serde_json::json;
+
+use crate::exit::{Failure, Outcome, Verdict};
+use crate::live::{feed, reader_gone};
+use crate::print::{self, Printer};
+use crate::view::LineView;
+
+const NOBODY: &str = "nobody holds or waits";
+
+/// Shows every change.
+pub(super) async fn watch(client: Client, scope: Scope, printer: Printer) -> Verdict {
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    let mut shown: Box<dyn Show> = match printer.json {
+        true => Box::new(Objects::default()),
+        false if io::stdout().is_terminal() && !dumb => Box::new(InPlace::default()),
+        false => Box::new(Blocks::default()),
+    };
+    let mut seen = feed(client, scope);
+    let mut gone = std::pin::pin!(reader_gone());
+    let mut outage = false;
+    loop {
+        let lines = tokio::select! {
+            () = &mut gone => return Ok(Outcome::Done),
+            lines = seen.recv() => lines,
+        };
+        match lines {
+            Some(Ok(lines)) => {
+                outage = false;
+                shown.show(lines)?;
+            }
+            Some(Err(Failure::Library(error))) if error.is_transient() => {
+                if !std::mem::replace(&mut outage, true) {
+                    shown.forget();
+                    let message = error.message();
+                    printer.event(json!({"event": "unreachable", "message": message}), || {
+                        Some(format!("waiting for the engine: {message}"))
+                    });
+                }
+            }
+            Some(Err(failure)) => return Err(failure),
+            None => return Err(Failure::Defect("the watch has ended".into())),
+        }
+    }
+}
+
+/// A way to show lines again and again.
+trait Show {
+    fn show(&mut self, lines: Vec<LineView>) -> io::Result<()>;
+
+    /// Something else was written below what is shown.
+    fn forget(&mut self) {}
+}
+
+/// The table, redrawn where it was.
+#[derive(Default)]
+struct InPlace {
+    /// How many rows it had.
+    height: usize,
+}
+
+impl Show for InPlace {
+    fn show(&mut self, lines: Vec<LineView>) -> io::Result<()> {
+        let size = rustix::termios::tcgetwinsize(io::stdout());
+        let (columns, room) = size.map_or((80, 24), |size| {
+            (usize::from(size.ws_col), usize::from(size.ws_row))
+        });
+        let mut rows = match lines.is_empty() {
+            true => vec![(anstyle::Style::new(), NOBODY.to_owned())],
+            false => print::rows(&lines),
+        };
+        // One row is the cursor's; what has scrolled away can't be redrawn.
+        let room = room.saturating_sub(1).max(2);
+        if rows.len() > room {
+            let more = format!("… and {} more", rows.len() - (room - 1));
+            rows.truncate(room - 1);
+            rows.push((anstyle::Style::new(), more));
+        }
+        let mut frame = String::new();
+        if self.height > 0 {
+            frame.push_str(&format!("\x1b[{}A\r\x1b[J", self.height));
+        }
+        let plain = anstream::AutoStream::choice(&io::stdout()) == ColorChoice::Never;
+        for (style, row) in &rows {
+            let row = clip(row, columns);
+            match plain {
+                true => frame.push_str(&format!("{row}\n")),
+                false => frame.push_str(&format!("{style}{row}{style:#}\n")),
+            }
+        }
+        self.height = rows.len();
+        let mut out = io::stdout().lock();
+        out.write_all(frame.as_bytes())?;
+        out.flush()
+    }
+
+    fn forget(&mut self) {
+        self.height = 0;
+    }
+}
+
+/// As much of a row as fits: one that wraps would be two.
+fn clip(row: &str, columns: usize) -> &str {
+    let mut width = 0;
+    for (at, c) in row.char_indices() {
+        width += Span::raw(c.to_string()).width();
+        if width > columns {
+            return &row[..at];
+        }
+    }
+    row
+}
+
+/// The table once more after each change.
+#[derive(Default)]
+struct Blocks {
+    last: Option<Vec<LineView>>,
+}
+
+impl Show for Blocks {
+    fn show(&mut self, lines: Vec<LineView>) -> io::Result<()> {
+        let lasting: Vec<_> = lines.iter().map(LineView::lasting).collect();
+        if self.last.as_ref() == Some(&lasting) {
+            return Ok(());
+        }
+        let mut block = String::new();
+        if self.last.replace(lasting).is_some() {
+            block.push('\n');
+        }
+        match lines.is_empty() {
+            true => block.push_str(&format!("{NOBODY}\n")),
+            false => block.push_str(&print::table(&lines)),
+        }
+        print::text(&block)
+    }
+}
+
+/// Each line that has changed, as an object; one that nobody is in any more is empty.
+#[derive(Default)]
+struct Objects {
+    last: BTreeMap<String, LineView>,
+}
+
+impl Show for Objects {
+    fn show(&mut self, lines: Vec<LineView>) -> io::Result<()> {
+        let mut now = BTreeMap::new();
+        let mut out = String::new();
+        let mut tell = |line: &LineView| -> io::Result<()> {
+            out.push_str(&serde_json::to_string(line)?);
+            out.push('\n');
+            Ok(())
+        };
+        for line in lines {
+            let lasting = line.lasting();
+            if self.last.remove(&line.name).as_ref() != Some(&lasting) {
+                tell(&line)?;
+            }
+            now.insert(line.name, lasting);
+        }
+        for name in self.last.keys() {
+            tell(&LineView::empty(name))?;
+        }
+        self.last = now;
+        match out.is_empty() {
+            true => Ok(()),
+            false => print::text(&out),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_clipped_at_the_edge() {
+        assert_eq!(clip("abc", 3), "abc");
+        assert_eq!(clip("abcd", 3), "abc");
+        assert_eq!(clip("日本語", 5), "日本");
+        assert_eq!(clip("", 0), "");
+    }
+}

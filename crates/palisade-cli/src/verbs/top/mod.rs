@@ -1,0 +1,118 @@
+//! `palisade top`: a live view of all lines, over the whole screen.
+//!
+//! `model` is what is shown and how keys change it, `draw` puts it on the screen, `tty` is the
+//! terminal itself, which is given back however this ends. An engine that can't be reached is
+//! waited for; what was last seen stays on the screen meanwhile.
+
+mod draw;
+mod model;
+mod tty;
+
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+use crossterm::event::Event as Key;
+use palisade::Scope;
+use tokio::sync::mpsc;
+
+use self::model::{Model, Next};
+use self::tty::Tty;
+use crate::args::Global;
+use crate::connect::Place;
+use crate::exit::{Failure, Outcome, Verdict};
+use crate::live::feed;
+use crate::signals::{Endings, Event, Signals};
+use crate::terminal::{self, Stop};
+
+/// How old a time on the screen may get.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Watch all locks, live, over the whole screen
+///
+/// One row per lock: who holds it, how many wait, and for how long. Below, the claims of the lock
+/// that is selected.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  palisade top\n  palisade top nightly-\n\n\
+        Keys: q ends; up, down, page up, page down, home, end select; n, h, w, l, a sort by name,\n\
+        holders, waiters, longest wait, age; r reverses; / filters by what is typed, Esc forgets it.")]
+pub(crate) struct Top {
+    /// Only names that begin with this
+    #[arg(default_value = "", hide_default_value = true)]
+    prefix: String,
+}
+
+impl Top {
+    pub(crate) async fn run(self, global: &Global) -> Verdict {
+        if !io::stdin().is_terminal() || !io::stdout().is_terminal() || global.json {
+            let why = "top needs a terminal; use `palisade ls --watch`, with --json for programs";
+            return Err(Failure::Usage(why.into()));
+        }
+        let client = Place::find(global)?.connect().await?;
+        let mut model = Model::new(client.describe());
+        let mut seen = feed(client, Scope::Prefix(self.prefix));
+        // Before the terminal is changed, so that none of them leaves it so.
+        let mut signals = Signals::listen(Endings::listen()?)?;
+        let mut tty = Tty::enter()?;
+        let mut keys = keys();
+        let mut tick = tokio::time::interval(TICK);
+        loop {
+            tty.draw(|frame| draw::draw(frame, &model))?;
+            // For the test that the terminal is given back then, too; in no release build.
+            #[cfg(debug_assertions)]
+            if model.is_ready() && std::env::var_os("PALISADE_TEST_PANIC").is_some() {
+                panic!("asked to panic");
+            }
+            tokio::select! {
+                biased;
+                event = signals.next() => match event {
+                    Event::Ending(signal) => return Ok(Outcome::Interrupted(signal.as_raw())),
+                    Event::Stop => pause(&mut tty, Stop::Us)?,
+                    Event::Resumed => tty.again()?,
+                },
+                key = keys.recv() => match key {
+                    Some(Ok(Key::Key(key))) => match model.press(key) {
+                        Next::Go => {}
+                        Next::End => return Ok(Outcome::Done),
+                        Next::Interrupt => return Ok(Outcome::Interrupted(libc::SIGINT)),
+                        Next::Stop => pause(&mut tty, Stop::OurGroup)?,
+                    },
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => return Err(Failure::Output(error)),
+                    None => return Err(Failure::Output(io::ErrorKind::UnexpectedEof.into())),
+                },
+                lines = seen.recv() => match lines {
+                    Some(Ok(lines)) => model.saw(lines),
+                    Some(Err(Failure::Library(error))) if error.is_transient() => {
+                        model.outage(error.message());
+                    }
+                    Some(Err(failure)) => return Err(failure),
+                    None => return Err(Failure::Defect("the watch has ended".into())),
+                },
+                _ = tick.tick() => {}
+            }
+        }
+    }
+}
+
+/// Stops as a shell expects it, with its terminal as it was.
+fn pause(tty: &mut Tty, whom: Stop) -> io::Result<()> {
+    tty.leave();
+    terminal::stop(whom);
+    tty.again()
+}
+
+/// What is typed, read by a thread of its own: the terminal can only be read in a way that blocks.
+/// It ends with the process.
+fn keys() -> mpsc::UnboundedReceiver<io::Result<Key>> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        loop {
+            let key = crossterm::event::read();
+            let failed = key.is_err();
+            if sender.send(key).is_err() || failed {
+                return;
+            }
+        }
+    });
+    receiver
+}

@@ -1,0 +1,141 @@
+//! `palisade doctor`: what the engine is, and a code for danger.
+
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+
+use serde_json::{Value, json};
+
+use crate::schema::assert_shape;
+use crate::support::*;
+
+#[track_caller]
+fn health(store: &Store, expected: i32) -> Value {
+    let output = finish(store.palisade(&["doctor", "--json"]));
+    assert_eq!(output.status.code(), Some(expected), "{output:?}");
+    assert_eq!(stderr(&output), "");
+    let health: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_shape(
+        &health,
+        &json!({
+            "engine": "string", "version": "null|string", "class": "=A|=B|=C",
+            "capability": {
+                "shared": "bool", "permits": "=weighted|=slots|=none", "fair": "bool",
+                "waiters_visible": "bool", "tokens": "=durable|=floored|=none",
+                "early_loss": "bool", "detached": "bool", "reentrant_session": "bool",
+                "ttl_ms": {"min": "integer", "max": "integer", "step": "integer"},
+            },
+            "round_trip_us": "number", "clock_ahead_us": "null|integer",
+            "findings": [{
+                "severity": "=info|=warning|=danger", "code": "string",
+                "message": "string", "remedy": "string",
+            }],
+        }),
+    );
+    health
+}
+
+#[test]
+fn a_healthy_engine_is_0() {
+    let store = Store::new();
+    let health = health(&store, 0);
+    assert_eq!(health["engine"], store.url());
+    assert_eq!(health["class"], "B");
+    assert!(health["round_trip_us"].as_f64().unwrap() > 0.0);
+    let dangers = health["findings"].as_array().unwrap().iter();
+    assert_eq!(
+        dangers
+            .filter(|finding| finding["severity"] == "danger")
+            .count(),
+        0
+    );
+
+    let output = finish(store.palisade(&["doctor"]));
+    assert_eq!(
+        (output.status.code(), stderr(&output)),
+        (Some(0), String::new())
+    );
+    let text = stdout(&output);
+    for words in [
+        "engine",
+        "class",
+        "round trip",
+        "µs",
+        "permits",
+        "tokens",
+        "never go back",
+    ] {
+        assert!(text.contains(words), "{words} in {text}");
+    }
+    assert!(!text.contains('\x1b'), "{text:?}");
+    store.assert_empty();
+}
+
+#[test]
+fn danger_is_1_with_its_remedy() {
+    let store = Store::new();
+    health(&store, 0);
+    std::fs::set_permissions(store.path("store"), Permissions::from_mode(0o777)).unwrap();
+    let health = health(&store, 1);
+    assert_eq!(
+        health["findings"][0]["code"], "writable_by_others",
+        "the worst comes first"
+    );
+    assert_eq!(health["findings"][0]["severity"], "danger");
+    let output = finish(store.palisade(&["doctor"]));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let text = stdout(&output);
+    assert!(
+        text.contains("danger writable_by_others") && text.contains("remedy: chmod 700"),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_engine_that_does_not_answer_is_69_and_a_signal_ends_the_wait() {
+    let store = Store::new();
+    health(&store, 0);
+    let gate = File::open(store.path("store/lock")).unwrap();
+    gate.lock().unwrap();
+    let url = format!("{}?timeout=200ms&connect_timeout=200ms", store.url());
+    let output = finish(store.palisade(&["doctor", "--json", "--url", &url]));
+    assert_eq!(output.status.code(), Some(69), "{output:?}");
+    assert_eq!(json_error(&output)["code"], "unreachable");
+    assert!(output.stdout.is_empty());
+
+    for (signal, number) in [("INT", 2), ("TERM", 15)] {
+        let url = format!("{}?connect_timeout=60s", store.url());
+        let running = Running::start(store.palisade(&["doctor", "--url", &url]));
+        let tasks = format!("/proc/{}/task", running.process.id());
+        until("it opens the store", || {
+            std::fs::read_dir(&tasks).unwrap().count() > 1
+        });
+        running.signal(signal);
+        assert_eq!(running.end().status.signal(), Some(number));
+    }
+}
+
+#[test]
+fn a_bad_url_is_78() {
+    let store = Store::new();
+    let output = finish_soon(store.palisade(&["doctor", "--url", "fil:/x", "--json"]));
+    assert_eq!(output.status.code(), Some(78), "{output:?}");
+    assert!(
+        json_error(&output)["message"]
+            .as_str()
+            .unwrap()
+            .contains("file")
+    );
+}
+
+#[test]
+fn a_reader_that_has_gone_is_no_failure() {
+    let store = Store::new();
+    for args in [&["doctor"][..], &["doctor", "--json"]] {
+        let output = into_closed_pipe(store.palisade(args));
+        assert_eq!(
+            (output.status.code(), stderr(&output)),
+            (Some(0), String::new())
+        );
+    }
+}

@@ -1,0 +1,189 @@
+//! `consul lock` and palisade exclude each other on the same keys, both ways.
+
+use palisade_testkit::launch::Running;
+
+use crate::util::{ConsulLock, beside_others, get, holder, need, soon};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn palisade_waits_for_consul_lock() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let client = beside_others(&running).await;
+    let theirs = tokio::task::block_in_place(|| ConsulLock::hold(&running, &[], "web"));
+    let mutex = client.mutex("web/.lock").unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none(), "two holders");
+    let shown = client
+        .survey(palisade::Scope::Prefix(String::new()))
+        .await
+        .unwrap();
+    assert_eq!(shown.len(), 1, "{shown:?}");
+    assert_eq!(shown[0].name, "web/.lock");
+    assert_eq!(
+        Some(&shown[0].holders[0].id),
+        holder(&running, "web/.lock").as_ref()
+    );
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    tokio::task::block_in_place(|| theirs.interrupt());
+    let hold = soon("the grant", waiting).await.unwrap().unwrap();
+    assert!(hold.token().0 > 0);
+    hold.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn consul_lock_waits_for_palisade() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let client = beside_others(&running).await;
+    let hold = client.mutex("web/.lock").unwrap().lock().await.unwrap();
+    let run = |arguments: &[&str]| ConsulLock::start(&running, arguments);
+    let refused = run(&["-child-exit-code", "-try=300ms", "web", "echo held"]);
+    assert!(
+        !tokio::task::block_in_place(|| refused.ended()),
+        "two holders"
+    );
+    let waits = run(&["-child-exit-code", "web", "echo held"]);
+    assert!(waits.is_silent());
+    hold.release().await.unwrap();
+    assert_eq!(tokio::task::block_in_place(|| waits.line()), "held");
+    assert!(tokio::task::block_in_place(|| waits.ended()));
+    let again = client.mutex("web/.lock").unwrap().lock().await.unwrap();
+    again.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn permits_are_shared_with_consul_lock() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let client = beside_others(&running).await;
+    let semaphore = client.semaphore("pool", 3).unwrap();
+    let theirs = tokio::task::block_in_place(|| ConsulLock::hold(&running, &["-n=3"], "pool"));
+    let one = semaphore
+        .try_acquire()
+        .await
+        .unwrap()
+        .expect("two of three");
+    let two = semaphore
+        .try_acquire()
+        .await
+        .unwrap()
+        .expect("three of three");
+    assert!(
+        semaphore.try_acquire().await.unwrap().is_none(),
+        "four of three"
+    );
+    assert_eq!(holders(&running), 3);
+    let refused = ConsulLock::start(
+        &running,
+        &[
+            "-child-exit-code",
+            "-n=3",
+            "-try=300ms",
+            "pool",
+            "echo held",
+        ],
+    );
+    assert!(
+        !tokio::task::block_in_place(|| refused.ended()),
+        "four of three"
+    );
+    let shown = client
+        .survey(palisade::Scope::Prefix(String::new()))
+        .await
+        .unwrap();
+    assert_eq!((shown.len(), shown[0].holders.len()), (1, 3), "{shown:?}");
+    assert_eq!(shown[0].capacity, Some(3));
+
+    // One of ours leaves: one of theirs comes in.
+    let waits = ConsulLock::start(
+        &running,
+        &[
+            "-child-exit-code",
+            "-n=3",
+            "pool",
+            "echo held; exec sleep 600",
+        ],
+    );
+    one.release().await.unwrap();
+    assert_eq!(tokio::task::block_in_place(|| waits.line()), "held");
+    // One of theirs leaves: one of ours comes in.
+    let waiting = tokio::spawn(async move { semaphore.acquire().await });
+    tokio::task::block_in_place(|| theirs.interrupt());
+    let three = soon("the grant", waiting).await.unwrap().unwrap();
+    three.release().await.unwrap();
+    two.release().await.unwrap();
+    tokio::task::block_in_place(|| waits.interrupt());
+    // Another capacity on a name in use, and the lock below it, are refused.
+    let hold = client
+        .semaphore("pool", 2)
+        .unwrap()
+        .acquire()
+        .await
+        .unwrap();
+    let error = client
+        .semaphore("pool", 3)
+        .unwrap()
+        .try_acquire()
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), palisade::Kind::CapacityMismatch);
+    let error = client
+        .mutex("pool/.lock")
+        .unwrap()
+        .try_lock()
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), palisade::Kind::CapacityMismatch);
+    let error = client.mutex("pool").unwrap().try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), palisade::Kind::CapacityMismatch);
+    hold.release().await.unwrap();
+}
+
+/// How many hold, as Consul's own layout says.
+fn holders(running: &Running) -> usize {
+    let pair = get(running, "/v1/kv/pool/.lock?raw&consistent");
+    assert_eq!(pair["Limit"], 3);
+    pair["Holders"].as_object().unwrap().len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn consul_lock_does_not_overwrite_readers() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let client = beside_others(&running).await;
+    let reader = client.rwlock("doc/.lock").unwrap().read().await.unwrap();
+    let refused = ConsulLock::start(
+        &running,
+        &["-child-exit-code", "-try=300ms", "doc", "echo held"],
+    );
+    assert!(
+        !tokio::task::block_in_place(|| refused.ended()),
+        "a writer beside a reader"
+    );
+    reader.release().await.unwrap();
+    let allowed = ConsulLock::start(&running, &["-child-exit-code", "doc", "echo held"]);
+    assert!(tokio::task::block_in_place(|| allowed.ended()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_of_something_else_is_not_overwritten() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let client = beside_others(&running).await;
+    let port = running.nodes()[0].port();
+    palisade_testkit::launch::wire::http(port, "PUT", "/v1/kv/app/config", "precious").unwrap();
+    let error = client
+        .mutex("app/config")
+        .unwrap()
+        .try_lock()
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), palisade::Kind::Unusable, "{error}");
+    let (_, kept) =
+        palisade_testkit::launch::wire::http(port, "GET", "/v1/kv/app/config?raw", "").unwrap();
+    assert_eq!(kept, "precious");
+}

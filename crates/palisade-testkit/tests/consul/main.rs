@@ -1,0 +1,8 @@
+//! Consul for real: beside its own tools, and hurt in its own ways.
+
+#![allow(clippy::unwrap_used)]
+
+mod faults;
+mod interop;
+mod sessions;
+mod util;

@@ -1,0 +1,328 @@
+//! Sessions: shared, spoilt by an unknown outcome, ended by hand, and delayed.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use palisade::core::claim::Ask;
+use palisade::{BootTime, Kind, LossReason, Patience};
+use palisade_testkit::launch::Running;
+use palisade_testkit::proxy::{Direction, Protocol, Proxy, to_engine};
+
+use crate::util::{destroy, get, holder, need, soon, until};
+
+fn behind(running: &Running) -> (Proxy, String) {
+    let target = SocketAddr::from(([127, 0, 0, 1], running.nodes()[0].port()));
+    let proxy = Proxy::start(target, Protocol::Http1).unwrap();
+    let url = format!("consul://{}", proxy.addr());
+    (proxy, url)
+}
+
+fn sessions(running: &Running) -> usize {
+    let all = get(running, "/v1/session/list");
+    all.as_array().map_or(0, Vec::len)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_share_a_session_but_not_on_one_name() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let mut holds = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        holds.push(client.mutex(name).unwrap().lock().await.unwrap());
+    }
+    assert_eq!(sessions(&running), 1);
+    let again = client.mutex("a").unwrap();
+    assert!(
+        again.try_lock().await.unwrap().is_none(),
+        "one session has a lock twice"
+    );
+    assert_eq!(sessions(&running), 2);
+    let ttl = Duration::from_secs(60);
+    holds.push(
+        client
+            .mutex("e")
+            .unwrap()
+            .ttl(ttl)
+            .unwrap()
+            .lock()
+            .await
+            .unwrap(),
+    );
+    assert_eq!(sessions(&running), 3);
+    drop(holds);
+    client.close().await;
+    drop(again);
+    client.end().await;
+    until("the end of all sessions", async || sessions(&running) == 0).await;
+    let left = get(&running, "/v1/kv/palisade/?keys");
+    assert!(left.is_null(), "left behind: {left}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_reader_that_comes_moves_the_gate() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let index = || {
+        let gate = get(&running, "/v1/kv/palisade/gate?consistent");
+        gate[0]["ModifyIndex"].as_u64().unwrap()
+    };
+    let lock = client.rwlock("gate").unwrap();
+    let first = lock.read().await.unwrap();
+    let mut last = index();
+    for _ in 0..3 {
+        // A writer that has looked before must not get in now.
+        let reader = lock.read().await.unwrap();
+        assert!(index() > last, "a reader came unseen");
+        last = index();
+        reader.release().await.unwrap();
+    }
+    first.release().await.unwrap();
+    let left = get(&running, "/v1/kv/palisade/?keys");
+    assert!(left.is_null(), "left behind: {left}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_and_writers_of_many_clients_never_overlap() {
+    use std::sync::atomic::{AtomicI64, Ordering};
+    let Some(running) = need("consul") else {
+        return;
+    };
+    // Readers count up, a writer takes a million.
+    let inside = std::sync::Arc::new(AtomicI64::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..6 {
+        let client = palisade::connect(running.url()).await.unwrap();
+        let inside = std::sync::Arc::clone(&inside);
+        tasks.spawn(async move {
+            let lock = client.rwlock("busy").unwrap();
+            for round in 0..30 {
+                let writes = (task + round) % 3 == 0;
+                let (hold, weight) = match writes {
+                    true => (lock.write().await.unwrap(), 1_000_000),
+                    false => (lock.read().await.unwrap(), 1),
+                };
+                let before = inside.fetch_add(weight, Ordering::SeqCst);
+                assert!(
+                    before < 1_000_000 && (!writes || before == 0),
+                    "{before} inside"
+                );
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                inside.fetch_sub(weight, Ordering::SeqCst);
+                hold.release().await.unwrap();
+            }
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_destroyed_by_hand_is_told_and_replaced() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let ttl = Duration::from_secs(3);
+    let client = palisade::connect(running.url()).await.unwrap();
+    let hold = client
+        .mutex("taken")
+        .unwrap()
+        .ttl(ttl)
+        .unwrap()
+        .lock()
+        .await
+        .unwrap();
+    let other = palisade::connect(running.url()).await.unwrap();
+    let waiting = other.mutex("taken").unwrap();
+    let waiting = tokio::spawn(async move { waiting.lock().await });
+    let session = holder(&running, "palisade/taken").unwrap();
+    destroy(&running, &session);
+    let next = soon("the grant", waiting).await.unwrap().unwrap();
+    assert!(next.token() > hold.token());
+    let loss = tokio::time::timeout(ttl, hold.lost())
+        .await
+        .expect("told within the ttl");
+    assert_eq!(loss.reason, LossReason::Taken);
+    assert_eq!(hold.release().await.unwrap_err().kind(), Kind::Lost);
+    assert!(
+        next.is_valid(),
+        "the release of a lost lock took the next one's"
+    );
+    // A dead session is not used again, and nobody sees an error.
+    let hold = client
+        .mutex("free")
+        .unwrap()
+        .ttl(ttl)
+        .unwrap()
+        .try_lock()
+        .await
+        .unwrap();
+    assert!(hold.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_session_that_ended_costs_no_error() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let mutex = client.mutex("idle").unwrap();
+    let hold = mutex.lock().await.unwrap();
+    let session = holder(&running, "palisade/idle").unwrap();
+    hold.release().await.unwrap();
+    destroy(&running, &session);
+    assert!(mutex.try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_delay_is_waited_for_without_a_busy_loop() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let delay = Duration::from_secs(2);
+    let owner = palisade::connect(&format!("{}?lock_delay=2s", running.url()))
+        .await
+        .unwrap();
+    let _hold = owner.mutex("delayed").unwrap().lock().await.unwrap();
+    let (proxy, url) = behind(&running);
+    let other = palisade::connect(&url).await.unwrap();
+    let waiting = other.mutex("delayed").unwrap();
+    let waiting = tokio::spawn(async move { waiting.lock().await });
+    until("the wait", async || {
+        let seen = proxy.seen();
+        seen.iter().any(|seen| {
+            seen.label
+                .as_deref()
+                .is_some_and(|label| label.contains("index="))
+        })
+    })
+    .await;
+    let session = holder(&running, "palisade/delayed").unwrap();
+    let before = proxy.seen().len();
+    let destroyed = BootTime::now();
+    destroy(&running, &session);
+    let next = soon("the grant", waiting).await.unwrap().unwrap();
+    let took = BootTime::now().saturating_since(destroyed);
+    assert!(took >= delay, "granted within the lock-delay: {took:?}");
+    assert!(
+        took < delay + Duration::from_millis(1500),
+        "granted late: {took:?}"
+    );
+    let asked = proxy.seen().len() - before;
+    assert!(asked < 60, "{asked} messages in {took:?}");
+    next.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_reply_is_one_grant() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let (proxy, url) = behind(&running);
+    let client = palisade::connect(&url).await.unwrap();
+    client
+        .mutex("warm")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    // The request arrives, its answer never comes.
+    let rule = to_engine().label_contains("/v1/txn").once().cut_after();
+    let guard = proxy.inject(rule);
+    let mutex = client.mutex("once").unwrap();
+    let hold = mutex.lock_timeout(Duration::from_secs(5));
+    let hold = hold.await.unwrap().expect("a free lock");
+    assert_eq!(guard.hits(), 1);
+    let line = client
+        .survey(palisade::Scope::Line(hold.name().clone()))
+        .await
+        .unwrap();
+    assert_eq!(line[0].holders.len(), 1);
+    assert_eq!(line[0].holders[0].counted, Some(hold.token().0));
+    hold.release().await.unwrap();
+
+    // The same without a second try: the lock does not stay.
+    let guard = proxy.inject(to_engine().label_contains("/v1/txn").once().cut_after());
+    let line = client.line("orphan", Ask::Whole).unwrap();
+    let error = line.acquire(Patience::NoWait).await.unwrap_err();
+    assert_eq!((error.kind(), guard.hits()), (Kind::Unreachable, 1));
+    until("the end of the orphan", async || {
+        holder(&running, "palisade/orphan").is_none()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blackholed_agent_is_noticed_before_the_session_can_end() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let ttl = Duration::from_secs(3);
+    let (proxy, url) = behind(&running);
+    let client = palisade::connect(&url).await.unwrap();
+    let hold = client
+        .mutex("dark")
+        .unwrap()
+        .ttl(ttl)
+        .unwrap()
+        .lock()
+        .await
+        .unwrap();
+    let other = palisade::connect(running.url()).await.unwrap();
+    let waiting = other.mutex("dark").unwrap();
+    let waiting = tokio::spawn(async move {
+        let next = waiting.lock().await.unwrap();
+        (next, BootTime::now())
+    });
+    proxy.blackhole(Direction::ToEngine);
+    proxy.blackhole(Direction::ToClient);
+    let dark = BootTime::now();
+    let loss = soon("the loss", hold.lost()).await;
+    let told = BootTime::now();
+    assert_eq!(loss.reason, LossReason::Expired);
+    assert!(told.saturating_since(dark) < ttl, "told too late");
+    let (next, granted) = soon("the grant", waiting).await.unwrap();
+    assert!(
+        told < granted && hold.deadline() < granted,
+        "told after the grant"
+    );
+    assert!(next.token() > hold.token());
+    let bound = ttl * 2 + Duration::from_secs(1);
+    assert!(granted.saturating_since(dark) < bound, "taken over late");
+    // Back again: the client that was lost goes on.
+    proxy.heal();
+    drop(hold);
+    next.release().await.unwrap();
+    let mutex = client.mutex("dark").unwrap();
+    let again = mutex.lock_timeout(Duration::from_secs(8));
+    assert!(again.await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_ttl_below_the_minimum_is_refused_by_name() {
+    let settings = ["-hcl", "session_ttl_min = \"10s\""];
+    let Ok(running) = palisade_testkit::launch::start_with("consul", &settings) else {
+        return;
+    };
+    let error = palisade::connect(&format!("{}?ttl=5s", running.url()))
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+    assert!(error.to_string().contains("session_ttl_min"), "{error}");
+    let client = palisade::connect(running.url()).await.unwrap();
+    assert_eq!(client.capability().ttl.min, Duration::from_secs(10));
+    let error = client
+        .mutex("x")
+        .unwrap()
+        .ttl(Duration::from_secs(5))
+        .err()
+        .unwrap();
+    assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+}

@@ -1,0 +1,241 @@
+//! Logins, TLS, and what `check` finds.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use palisade::Kind;
+use palisade_testkit::launch;
+use serde_json::json;
+
+use crate::util::{Ctl, base64, call, soon, until};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_is_asked_for_and_outlives_a_restart() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    for call in [
+        &["user", "add", "root:top-secret"][..],
+        &["user", "grant-role", "root", "root"],
+        &["auth", "enable"],
+    ] {
+        if Ctl::run(&running, call).is_none() {
+            return;
+        }
+    }
+    let host = running.nodes()[0].address();
+    let refused = |url: String| async move {
+        let client = match palisade::connect(&url).await {
+            Err(error) => return error,
+            Ok(client) => client,
+        };
+        client.mutex("x").unwrap().try_lock().await.err().unwrap()
+    };
+    for login in ["", "root:wrong@", "nobody:top-secret@"] {
+        let error = refused(format!("etcd://{login}{host}")).await;
+        assert_eq!(error.kind(), Kind::Denied, "{error:?}");
+        assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+    }
+    let client = palisade::connect(&format!("etcd://root:top-secret@{host}"))
+        .await
+        .unwrap();
+    let mutex = client.mutex("mine").unwrap();
+    let hold = mutex
+        .ttl(Duration::from_secs(20))
+        .unwrap()
+        .lock()
+        .await
+        .unwrap();
+    // The member forgets all logins, and is logged in to again.
+    tokio::task::block_in_place(|| running.nodes()[0].restart()).unwrap();
+    let line = client.mutex("after").unwrap();
+    soon("a lock", line.lock())
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    assert!(hold.is_valid());
+    hold.release().await.unwrap();
+}
+
+/// An etcd with TLS and certificates of clients; ends when it is dropped.
+struct Secured(Child);
+
+impl Drop for Secured {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn openssl(dir: &Path, arguments: &str) -> bool {
+    let ended = Command::new("openssl")
+        .current_dir(dir)
+        .args(arguments.split(' '))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    ended.is_ok_and(|status| status.success())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_of_both_sides_are_checked() {
+    let Some(etcd) = launch::need_tool("etcd") else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let subject = "-nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 2";
+    let made = openssl(dir.path(), &format!("req -x509 {subject} -keyout ca.key -out ca.pem -subj /CN=authority"))
+        && ["server", "client"].iter().all(|who| {
+            std::fs::write(dir.path().join("san"), "subjectAltName=DNS:localhost,IP:127.0.0.1").unwrap();
+            openssl(dir.path(), &format!("req {subject} -keyout {who}.key -out {who}.csr -subj /CN={who}").replace(" -days 2", ""))
+                && openssl(dir.path(), &format!("x509 -req -in {who}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile san -out {who}.pem"))
+        });
+    if !made {
+        launch::skip(
+            "etcd",
+            "openssl is not installed, to make certificates with",
+        );
+        return;
+    }
+    let port = || {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().port()
+    };
+    let (client_port, peer_port) = (port(), port());
+    let (clients, peers) = (
+        format!("https://127.0.0.1:{client_port}"),
+        format!("http://127.0.0.1:{peer_port}"),
+    );
+    let (ca, cert, key) = (at("ca.pem"), at("server.pem"), at("server.key"));
+    let child = Command::new(etcd)
+        .args(["--data-dir", &at("data"), "--listen-client-urls", &clients])
+        .args([
+            "--advertise-client-urls",
+            &clients,
+            "--listen-peer-urls",
+            &peers,
+        ])
+        .args(["--initial-advertise-peer-urls", &peers])
+        .args(["--initial-cluster", &format!("default={peers}")])
+        .args(["--client-cert-auth", "--trusted-ca-file", &ca])
+        .args(["--cert-file", &cert, "--key-file", &key])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let _server = Secured(child.unwrap());
+    let url = format!("etcds://127.0.0.1:{client_port}?tls_ca={ca}");
+    let whole = format!(
+        "{url}&tls_cert={}&tls_key={}",
+        at("client.pem"),
+        at("client.key")
+    );
+    until("the server", || async {
+        palisade::connect(&whole).await.is_ok()
+    })
+    .await;
+    let client = palisade::connect(&whole).await.unwrap();
+    client
+        .mutex("x")
+        .unwrap()
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    // No certificate of ours; an authority that did not sign theirs; no TLS at all.
+    let plain = format!("etcd://127.0.0.1:{client_port}");
+    let stranger = whole.replace("tls_ca=", "tls_ca=/nowhere");
+    for (url, kind) in [
+        (url, Kind::Unreachable),
+        (plain, Kind::Unreachable),
+        (stranger, Kind::Config),
+    ] {
+        let error = soon("a refusal", palisade::connect(&url))
+            .await
+            .err()
+            .unwrap();
+        assert_eq!(error.kind(), kind, "{error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_with_a_cluster_is_found() {
+    let settings = [
+        "--quota-backend-bytes",
+        "65536",
+        "--election-timeout",
+        "5000",
+        "--heartbeat-interval",
+        "500",
+    ];
+    let running = match launch::start_with("etcd", &settings) {
+        Ok(running) => running,
+        Err(launch::Error::Missing(why)) => return launch::skip("etcd", &why),
+        Err(error) => panic!("{error}"),
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let check = client.check().await.unwrap();
+    let codes = |check: &palisade::core::report::Checkup| -> Vec<&str> {
+        check.findings.iter().map(|finding| finding.code).collect()
+    };
+    assert!(
+        check
+            .version
+            .as_deref()
+            .is_some_and(|version| version.starts_with("3."))
+    );
+    assert!(codes(&check).contains(&"ttl_floor"), "{check:?}");
+    assert!(!codes(&check).contains(&"quota_alarm"), "{check:?}");
+    // A shorter ttl is granted longer, and believed as granted.
+    let mutex = client
+        .mutex("short")
+        .unwrap()
+        .ttl(Duration::from_secs(2))
+        .unwrap();
+    let hold = mutex.lock().await.unwrap();
+    assert!(
+        hold.remaining() > Duration::from_secs(4),
+        "{:?}",
+        hold.remaining()
+    );
+    hold.release().await.unwrap();
+    let port = running.nodes()[0].port();
+    let big = json!({ "key": base64(b"big"), "value": base64(&[0; 30_000]) }).to_string();
+    for _ in 0..20 {
+        let put = launch::wire::http(port, "POST", "/v3/kv/put", &big).unwrap();
+        if put.0 != 200 {
+            break;
+        }
+    }
+    let check = client.check().await.unwrap();
+    assert!(codes(&check).contains(&"quota_alarm"), "{check:?}");
+    let full = client.mutex("full").unwrap().lock().await.err().unwrap();
+    assert_eq!(full.kind(), Kind::Unusable, "{full:?}");
+    call(&running, "/v3/maintenance/status", json!({}));
+}
+
+#[tokio::test]
+async fn urls_that_can_not_be_used_are_refused() {
+    for (url, word) in [
+        ("etcd:", "host"),
+        ("etcd://localhost/db", "namespace"),
+        ("etcd://localhost?tls_ca=/x", "tls_ca"),
+        ("etcd://localhost?namespace=.palisade", "namespace"),
+        ("etcd://localhost:99999", "host"),
+        ("etcd://localhost?pasword_file=/x", "password_file"),
+    ] {
+        let error = palisade::connect(url).await.err().unwrap();
+        let told = error.to_string();
+        assert!(told.contains(word), "{url}: {told}");
+    }
+    let nobody = palisade::connect("etcd://127.0.0.1:1,127.0.0.1:2")
+        .await
+        .err()
+        .unwrap();
+    assert_eq!(nobody.kind(), Kind::Unreachable);
+}

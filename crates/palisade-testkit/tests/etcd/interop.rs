@@ -1,0 +1,179 @@
+//! Other tools exclude palisade on the same name, and are excluded by it.
+
+use palisade::core::report::Scope;
+use palisade::engines::etcd::EtcdHold;
+use palisade::{Kind, Name};
+use palisade_testkit::launch;
+use serde_json::json;
+
+use crate::util::{Ctl, applies, base64, beside_others, call, soon, until};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcdctl_lock_excludes_palisade() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let client = beside_others(&running).await;
+    let Some(ctl) = Ctl::start(&running, &["lock", "/jobs/nightly"]) else {
+        return;
+    };
+    let key = ctl.line();
+    let mutex = client.mutex("/jobs/nightly").unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none(), "two holders");
+    let name = Name::new("/jobs/nightly").unwrap();
+    let lines = client.survey(Scope::Line(name.clone())).await.unwrap();
+    let foreign = &lines[0].holders[0];
+    assert!(
+        foreign.owner.is_none() && key.ends_with(&foreign.id),
+        "{foreign:?}"
+    );
+    let gently = client.evict(&name, None, false).await.err().unwrap();
+    assert_eq!(gently.kind(), Kind::Unsupported);
+    // It waits behind the other tool, as a reader too, and is woken by its release.
+    let reader = client.rwlock("/jobs/nightly").unwrap();
+    assert!(
+        reader.try_read().await.unwrap().is_none(),
+        "a reader beside a lock"
+    );
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    let waits = || async {
+        let lines = client.survey(Scope::Line(name.clone())).await.unwrap();
+        lines[0].waiters.len() == 1
+    };
+    until("a waiter", waits).await;
+    ctl.interrupt();
+    soon("the grant", waiter)
+        .await
+        .unwrap()
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcdctl_lock_is_excluded_by_palisade() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let client = beside_others(&running).await;
+    // A reader excludes it as well as a lock does.
+    let read = client.rwlock("jobs").unwrap().read().await.unwrap();
+    let Some(ctl) = Ctl::start(&running, &["lock", "jobs"]) else {
+        return;
+    };
+    let name = Name::new("jobs").unwrap();
+    let waits = || async {
+        let lines = client.survey(Scope::Line(name.clone())).await.unwrap();
+        lines[0].waiters.len() == 1
+    };
+    until("etcdctl in the line", waits).await;
+    assert!(ctl.is_silent(), "two holders");
+    read.release().await.unwrap();
+    assert!(ctl.line().starts_with("jobs/"));
+    let write = client.mutex("jobs").unwrap();
+    assert!(write.try_lock().await.unwrap().is_none(), "two holders");
+    // By force a foreign ticket goes, and its key with it.
+    assert!(client.evict(&name, None, true).await.unwrap());
+    soon("the lock", write.lock())
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v3lock_and_palisade_exclude_each_other() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let client = beside_others(&running).await;
+    let lease = call(&running, "/v3/lease/grant", json!({ "TTL": 60 }));
+    let lock = json!({ "name": base64(b"served"), "lease": lease["ID"] });
+    let locked = call(&running, "/v3/lock/lock", lock.clone());
+    let mutex = client.mutex("served").unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none(), "two holders");
+    call(&running, "/v3/lock/unlock", json!({ "key": locked["key"] }));
+    let hold = soon("the lock", mutex.lock()).await.unwrap();
+    let served = tokio::task::spawn_blocking(move || {
+        call(&running, "/v3/lock/lock", lock);
+        running
+    });
+    let name = Name::new("served").unwrap();
+    let waits = || async {
+        let lines = client.survey(Scope::Line(name.clone())).await.unwrap();
+        lines[0].waiters.len() == 1
+    };
+    until("v3lock in the line", waits).await;
+    assert!(!served.is_finished(), "two holders");
+    hold.release().await.unwrap();
+    soon("v3lock's turn", served).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcdctl_elect_and_palisade_elect_one_leader() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let client = beside_others(&running).await;
+    let election = client.election("boss").unwrap();
+    let Some(ctl) = Ctl::start(&running, &["elect", "boss", "theirs"]) else {
+        return;
+    };
+    assert!(ctl.line().starts_with("boss/"));
+    assert_eq!(ctl.line(), "theirs");
+    let leader = election.leader().await.unwrap().unwrap();
+    assert_eq!(leader.value.as_deref(), Some("theirs"));
+    let ours = election.clone();
+    let campaign = tokio::spawn(async move { ours.campaign("ours").await });
+    let name = Name::new("boss").unwrap();
+    let waits = || async {
+        let lines = client.survey(Scope::Line(name.clone())).await.unwrap();
+        lines[0].waiters.len() == 1
+    };
+    until("a candidate", waits).await;
+    assert!(!campaign.is_finished(), "two leaders");
+    ctl.interrupt();
+    let led = soon("the election", campaign).await.unwrap().unwrap();
+    // Their observers see our value, and what we proclaim.
+    let listener = Ctl::start(&running, &["elect", "-l", "boss"]).unwrap();
+    assert!(listener.line().starts_with("boss/"));
+    assert_eq!(listener.line(), "ours");
+    led.proclaim("still ours").await.unwrap();
+    assert!(listener.line().starts_with("boss/"));
+    assert_eq!(listener.line(), "still ours");
+    let theirs = Ctl::start(&running, &["elect", "boss", "again"]).unwrap();
+    until("their candidate", waits).await;
+    assert!(theirs.is_silent(), "two leaders");
+    led.resign().await.unwrap();
+    assert!(theirs.line().starts_with("boss/"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_is_a_condition_for_other_writes() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let hold = client.mutex("guarded").unwrap().lock().await.unwrap();
+    let condition = hold.etcd_compare().unwrap();
+    assert_eq!(hold.token().0, condition.create_revision as u64);
+    assert!(applies(&running, &condition.key, condition.create_revision));
+    assert!(!applies(
+        &running,
+        &condition.key,
+        condition.create_revision + 1
+    ));
+    hold.release().await.unwrap();
+    let next = client.mutex("guarded").unwrap().lock().await.unwrap();
+    assert!(!applies(
+        &running,
+        &condition.key,
+        condition.create_revision
+    ));
+    next.release().await.unwrap();
+    let memory = palisade::connect("memory:").await.unwrap();
+    let other = memory.mutex("guarded").unwrap().lock().await.unwrap();
+    assert_eq!(other.etcd_compare(), None);
+}

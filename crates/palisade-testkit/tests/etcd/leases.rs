@@ -1,0 +1,151 @@
+//! One lease per client and ttl: shared, audited, and given back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use palisade::core::engine::Eviction;
+use palisade::core::report::Scope;
+use palisade::{Client, Name, Settings, Url};
+use palisade_testkit::launch::{self, Running};
+use palisade_testkit::wrap::{Enters, Spy, Verb};
+use serde_json::json;
+
+use crate::util::{call, soon, until};
+
+fn leases(running: &Running) -> usize {
+    let list = call(running, "/v3/lease/leases", json!({}));
+    list["leases"].as_array().map_or(0, Vec::len)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_holds_of_a_ttl_share_one_lease_which_is_given_back() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let mut holds = Vec::new();
+    for index in 0..50 {
+        let mutex = client.mutex(format!("many-{index}")).unwrap();
+        holds.push(mutex.lock().await.unwrap());
+    }
+    assert_eq!(leases(&running), 1);
+    let ttl = Duration::from_secs(60);
+    // The lock itself must not live on: it keeps the client.
+    let long = {
+        let mutex = client.mutex("long").unwrap().ttl(ttl).unwrap();
+        mutex.lock().await.unwrap()
+    };
+    assert_eq!(leases(&running), 2);
+    drop((holds, long));
+    soon("the end", client.end()).await;
+    assert_eq!(leases(&running), 0, "leases left behind");
+}
+
+/// A client whose requests can be held up.
+async fn spied(running: &Running) -> (Arc<Spy>, Client) {
+    let plain = palisade::connect(running.url()).await.unwrap();
+    let spy = Arc::new(Spy::new(Arc::clone(plain.engine())));
+    let settings: Settings = Url::parse(running.url()).unwrap().take_settings().unwrap();
+    let client = Client::new(spy.clone(), &settings).unwrap();
+    (spy, client)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_enter_that_arrives_after_its_leave_is_removed_by_the_audit() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let (spy, client) = spied(&running).await;
+    let ttl = Duration::from_secs(3);
+    // The lease is under care, and the audit goes with every renewal of it.
+    let kept = client
+        .mutex("kept")
+        .unwrap()
+        .ttl(ttl)
+        .unwrap()
+        .lock()
+        .await
+        .unwrap();
+    spy.set_enters(Enters::Late);
+    let mutex = client.mutex("late").unwrap().ttl(ttl).unwrap();
+    let lock = tokio::spawn(async move { mutex.lock().await });
+    soon("the enter", spy.called(Verb::Enter, 2)).await;
+    lock.abort();
+    soon("the leave", spy.called(Verb::Leave, 1)).await;
+    soon("the background leave", client.close()).await;
+    spy.deliver();
+    soon("the late enter", spy.applied(1)).await;
+    let observer = palisade::connect(running.url()).await.unwrap();
+    let name = Name::new("late").unwrap();
+    let is_empty = || async {
+        let line = observer.survey(Scope::Line(name.clone())).await.unwrap();
+        line.is_empty()
+    };
+    assert!(!is_empty().await, "the enter did not arrive");
+    // Its lease lives on, so that only the audit can remove it.
+    until("an empty line", is_empty).await;
+    assert!(kept.is_valid(), "the audit took more than it should");
+    kept.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quick_locks_beside_audits_are_never_lost() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..4 {
+        let mutex = client.mutex(format!("quick-{task}")).unwrap();
+        // Audited three times in two seconds.
+        let mutex = mutex.ttl(Duration::from_secs(2)).unwrap();
+        tasks.spawn(async move {
+            let end = std::time::Instant::now() + Duration::from_secs(4);
+            while std::time::Instant::now() < end {
+                mutex.lock().await.unwrap().release().await.unwrap();
+            }
+        });
+    }
+    while soon("the rounds", tasks.join_next())
+        .await
+        .map(Result::unwrap)
+        .is_some()
+    {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_used_again_and_marks_do_not_stay_on_them() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let mutex = client.mutex("again").unwrap();
+    let first = mutex.lock().await.unwrap();
+    let key = first.ticket().native.clone();
+    // Marked and let go before anyone noticed.
+    let id = first.claim().to_string();
+    let marked = client
+        .engine()
+        .evict(first.name().clone(), id, Eviction::Mark);
+    assert!(marked.await.unwrap());
+    let _ = first.release().await;
+    let mut last = 0;
+    for _ in 0..20 {
+        let hold = mutex.lock().await.unwrap();
+        assert_eq!(hold.ticket().native, key, "a key of its own");
+        assert!(hold.token().0 > last, "tokens");
+        last = hold.token().0;
+        let lines = client.survey(Scope::Line(hold.name().clone())).await;
+        let shown = lines.unwrap()[0].holders[0].clone();
+        assert_eq!(shown.id, hold.claim().to_string(), "whose it is");
+        assert!(!shown.evicted, "marked by an earlier claim");
+        hold.release().await.unwrap();
+    }
+    // Two at once are two.
+    let (one, two) = (
+        client.semaphore("two", 2).unwrap(),
+        client.semaphore("two", 2).unwrap(),
+    );
+    let (one, two) = (one.acquire().await.unwrap(), two.acquire().await.unwrap());
+    assert_ne!(one.ticket().native, two.ticket().native);
+}

@@ -1,0 +1,76 @@
+//! Waiting: no hundred milliseconds of etcd's sync loop, and no grant for whoever lost its lease.
+
+use std::time::{Duration, Instant};
+
+use palisade::core::claim::{Ask, Claim, ClaimId};
+use palisade::core::engine::{Entered, Place};
+use palisade::core::owner::Owner;
+use palisade::{BootTime, Name};
+use palisade_testkit::launch;
+use serde_json::json;
+
+use crate::util::{call, soon};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hand_over_does_not_wait_for_the_sync_loop() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    // A watch that begins in the past is served ten times a second: two contenders would get
+    // about twenty grants a second, and with the bounded look alone two.
+    const GRANTS: u32 = 60;
+    let start = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..2 {
+        let client = palisade::connect(running.url()).await.unwrap();
+        tasks.spawn(async move {
+            let mutex = client.mutex("quick").unwrap();
+            for _ in 0..GRANTS / 2 {
+                mutex.lock().await.unwrap().release().await.unwrap();
+            }
+        });
+    }
+    while soon("all grants", tasks.join_next())
+        .await
+        .map(Result::unwrap)
+        .is_some()
+    {}
+    let each = start.elapsed() / GRANTS;
+    println!("{each:?} from grant to grant");
+    assert!(
+        each < Duration::from_millis(25),
+        "{each:?} from grant to grant"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_whose_lease_died_is_never_granted() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let hold = client.mutex("line").unwrap().lock().await.unwrap();
+    // Nobody keeps this one's lease alive: it has another ttl than the hold's.
+    let claim = Claim {
+        id: ClaimId::random(),
+        name: Name::new("line").unwrap(),
+        ask: Ask::Whole,
+        ttl: Duration::from_secs(60),
+        queue: true,
+        owner: Owner::here("waiter", None),
+        value: None,
+    };
+    let other = palisade::connect(running.url()).await.unwrap();
+    let Entered::In { ticket, place, .. } = other.engine().enter(claim.into()).await.unwrap()
+    else {
+        panic!("no place")
+    };
+    assert_eq!(place, Place::Waiting);
+    let far = BootTime::now() + Duration::from_secs(20);
+    let wait = tokio::spawn(other.engine().wait(ticket.clone(), far));
+    let lease = ticket.lease.0.to_string();
+    call(&running, "/v3/lease/revoke", json!({ "ID": lease }));
+    hold.release().await.unwrap();
+    let place = soon("the end of the wait", wait).await.unwrap().unwrap();
+    assert_eq!(place, Place::Gone, "granted without a lease (etcd #11456)");
+}

@@ -1,0 +1,130 @@
+//! What is done to the server and its sessions.
+
+use std::time::Duration;
+
+use palisade::{BootTime, LossReason};
+
+use super::{SOON, advisory, server, sql};
+
+const OURS: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+    WHERE application_name LIKE 'palisade%' AND pid <> pg_backend_pid()";
+
+#[tokio::test]
+async fn a_terminated_session_is_a_lost_lock_that_is_told() {
+    let Some(server) = server() else { return };
+    let client = palisade::connect(&advisory(&server)).await.unwrap();
+    let lock = client.mutex("x").unwrap();
+    let hold = lock.lock().await.unwrap();
+    sql(&server, OURS);
+    let loss = tokio::time::timeout(SOON, hold.lost()).await.unwrap();
+    assert_eq!(loss.reason, LossReason::Taken);
+    assert!(!hold.is_valid());
+    let next = tokio::time::timeout(SOON, lock.lock())
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(next.token() > hold.token());
+}
+
+#[tokio::test]
+async fn terminated_sessions_cost_the_table_nothing() {
+    let Some(server) = server() else { return };
+    let client = palisade::connect(&format!("{}?ttl=2s", server.url()))
+        .await
+        .unwrap();
+    let lock = client.mutex("x").unwrap();
+    let hold = lock.lock().await.unwrap();
+    let waiter = tokio::spawn(async move { lock.lock().await });
+    let end = BootTime::now() + Duration::from_secs(3);
+    while !end.has_passed() {
+        sql(&server, OURS);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(hold.is_valid(), "lost with a session that it does not need");
+    }
+    let token = hold.token();
+    hold.release().await.unwrap();
+    let next = tokio::time::timeout(SOON, waiter)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    assert!(next.token() > token);
+}
+
+#[tokio::test]
+async fn a_crash_keeps_the_table_s_holds_and_tokens_and_ends_session_locks() {
+    let Some(server) = server() else { return };
+    let table = palisade::connect(server.url()).await.unwrap();
+    let sessions = palisade::connect(&advisory(&server)).await.unwrap();
+    let row = table.mutex("x").unwrap().lock().await.unwrap();
+    let session = sessions.mutex("x").unwrap().lock().await.unwrap();
+    server.nodes()[0].restart().unwrap();
+    tokio::time::timeout(SOON, session.lost()).await.unwrap();
+    let next = tokio::time::timeout(SOON, async {
+        sessions.mutex("x").unwrap().lock().await.unwrap()
+    });
+    assert!(
+        next.await.unwrap().token() > session.token(),
+        "a token went back"
+    );
+    assert!(row.is_valid());
+    assert!(
+        table
+            .mutex("x")
+            .unwrap()
+            .try_lock()
+            .await
+            .unwrap()
+            .is_none()
+    );
+    let token = row.token();
+    row.release().await.unwrap();
+    let again = table.mutex("x").unwrap().try_lock().await.unwrap().unwrap();
+    assert!(again.token() > token, "a token went back");
+}
+
+/// Old versions of rows are removed by whoever comes next, not by a vacuum that never comes.
+#[tokio::test]
+async fn dead_rows_do_not_pile_up() {
+    let Some(server) = server() else { return };
+    let client = palisade::connect(server.url()).await.unwrap();
+    let lock = client.mutex("x").unwrap();
+    for _ in 0..3000 {
+        lock.lock().await.unwrap().release().await.unwrap();
+    }
+    let size = sql(&server, "SELECT pg_total_relation_size('palisade.line')");
+    let size: u64 = size[0].parse().unwrap();
+    assert!(
+        size <= 128 * 1024,
+        "{size} bytes after 6000 changes of one row"
+    );
+}
+
+/// A dropped future's request is applied all the same, and leaves nothing.
+#[tokio::test]
+async fn dropped_futures_leave_no_claim() {
+    let Some(server) = server() else { return };
+    for url in [server.url().to_owned(), advisory(&server)] {
+        let client = palisade::connect(&url).await.unwrap();
+        let lock = client.mutex("dropped").unwrap();
+        for round in 0..200_u64 {
+            let lock = lock.clone();
+            let task = tokio::spawn(async move { lock.lock().await.map(drop) });
+            tokio::time::sleep(Duration::from_micros(round * 10)).await;
+            task.abort();
+        }
+        client.close().await;
+        let other = palisade::connect(&url).await.unwrap();
+        let hold = other
+            .mutex("dropped")
+            .unwrap()
+            .lock_timeout(SOON)
+            .await
+            .unwrap();
+        assert!(
+            hold.is_some(),
+            "{}: a claim was left behind",
+            client.describe()
+        );
+    }
+}

@@ -1,0 +1,182 @@
+//! Others who use the same locks: `pg_advisory_lock` from psql with the keys that are documented,
+//! sqlx's keys, and ShedLock's table.
+
+use palisade::core::report::Scope;
+use palisade::{Kind, Name};
+
+use super::{Psql, SOON, advisory, server, sql};
+
+/// What sqlx's `PgAdvisoryLock::new` locks for this name (its own test has the same pair).
+const SQLX: (&str, i64) = (
+    "my first Postgres advisory lock!",
+    -5_560_419_505_042_474_287,
+);
+
+#[tokio::test]
+async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
+    let Some(server) = server() else { return };
+    let Some(mut psql) = Psql::open(&server) else {
+        return;
+    };
+    let cases = [
+        ("sqlx", SQLX.0, SQLX.1.to_string()),
+        ("hashtext", "nightly", "hashtext('nightly')".to_owned()),
+        ("raw", "4711", "4711".to_owned()),
+    ];
+    for (key, name, number) in cases {
+        let url = format!("{}?namespace=&key={key}", advisory(&server));
+        let client = palisade::connect(&url).await.unwrap();
+        let lock = client.mutex(name).unwrap();
+        let readers = client.rwlock(name).unwrap();
+
+        let hold = lock.lock().await.unwrap();
+        assert_eq!(
+            psql.ask(&format!("SELECT pg_try_advisory_lock({number});")),
+            ["f"],
+            "{key}"
+        );
+        let shared = format!("SELECT pg_try_advisory_lock_shared({number});");
+        assert_eq!(psql.ask(&shared), ["f"], "{key}");
+        hold.release().await.unwrap();
+        assert_eq!(
+            psql.ask(&format!("SELECT pg_try_advisory_lock({number});")),
+            ["t"],
+            "{key}"
+        );
+        assert!(lock.try_lock().await.unwrap().is_none(), "{key}");
+
+        // A foreign holder is shown, and whoever waits for it is woken by its unlock.
+        let name = Name::new(name).unwrap();
+        let line = client
+            .survey(Scope::Line(name.clone()))
+            .await
+            .unwrap()
+            .remove(0);
+        assert!(line.holders[0].id.starts_with("backend-"), "{line:?}");
+        assert!(line.holders[0].owner.is_none());
+        let waiter = tokio::spawn(async move { lock.lock().await });
+        let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+        while sql(&server, waits) != ["1"] {
+            tokio::task::yield_now().await;
+        }
+        psql.ask(&format!("SELECT pg_advisory_unlock({number});"));
+        let hold = tokio::time::timeout(SOON, waiter)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+        hold.release().await.unwrap();
+
+        let read = readers.read().await.unwrap();
+        assert_eq!(psql.ask(&shared), ["t"], "{key}");
+        assert_eq!(
+            psql.ask(&format!("SELECT pg_try_advisory_lock({number});")),
+            ["f"],
+            "{key}"
+        );
+        psql.ask(&format!("SELECT pg_advisory_unlock_shared({number});"));
+        read.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_foreign_session_is_taken_away_only_by_force() {
+    let Some(server) = server() else { return };
+    let Some(mut psql) = Psql::open(&server) else {
+        return;
+    };
+    let url = format!("{}?namespace=&key=raw", advisory(&server));
+    let client = palisade::connect(&url).await.unwrap();
+    let name = Name::new("7").unwrap();
+    psql.ask("SELECT pg_advisory_lock(7);");
+    let refused = client.evict(&name, None, false).await.unwrap_err();
+    assert_eq!(refused.kind(), Kind::Unsupported);
+    assert!(client.evict(&name, None, true).await.unwrap());
+    assert!(
+        client
+            .mutex("7")
+            .unwrap()
+            .try_lock()
+            .await
+            .unwrap()
+            .is_some()
+    );
+}
+
+/// The statements are ShedLock's own for PostgreSQL, with `usingDbTime`.
+#[tokio::test]
+async fn a_shedlock_job_and_palisade_exclude_each_other() {
+    let Some(server) = server() else { return };
+    let url = format!("{}?namespace=&layout=shedlock&ttl=1s", server.url());
+    let client = palisade::connect(&url).await.unwrap();
+    let lock = client.mutex("nightly").unwrap();
+    let first = lock.lock().await.unwrap();
+    let theirs = "INSERT INTO shedlock(name, lock_until, locked_at, locked_by) VALUES('nightly', \
+        timezone('utc', CURRENT_TIMESTAMP) + interval '60 seconds', \
+        timezone('utc', CURRENT_TIMESTAMP), 'job-host') ON CONFLICT (name) DO UPDATE SET \
+        lock_until = timezone('utc', CURRENT_TIMESTAMP) + interval '60 seconds', \
+        locked_at = timezone('utc', CURRENT_TIMESTAMP), locked_by = 'job-host' \
+        WHERE shedlock.lock_until <= timezone('utc', CURRENT_TIMESTAMP) RETURNING name";
+    assert!(
+        sql(&server, theirs).is_empty(),
+        "a job runs beside palisade"
+    );
+    // It is kept past its ttl by renewals.
+    let end = palisade::BootTime::now() + std::time::Duration::from_millis(1500);
+    while !end.has_passed() {
+        assert!(first.is_valid());
+        assert!(
+            sql(&server, theirs).is_empty(),
+            "a job runs beside palisade"
+        );
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let token = first.token();
+    first.release().await.unwrap();
+
+    assert_eq!(sql(&server, theirs), ["nightly"]);
+    assert!(
+        lock.try_lock().await.unwrap().is_none(),
+        "palisade runs beside a job"
+    );
+    let name = Name::new("nightly").unwrap();
+    let line = client
+        .survey(Scope::Line(name.clone()))
+        .await
+        .unwrap()
+        .remove(0);
+    assert_eq!(line.holders[0].id, "job-host");
+    // As ShedLock unlocks.
+    sql(
+        &server,
+        "UPDATE shedlock SET lock_until = timezone('utc', CURRENT_TIMESTAMP) \
+        WHERE name = 'nightly' AND locked_by = 'job-host'",
+    );
+    let second = tokio::time::timeout(SOON, lock.lock())
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(second.token() > token);
+    let shown = client
+        .survey(Scope::Line(name.clone()))
+        .await
+        .unwrap()
+        .remove(0);
+    assert_eq!(
+        shown.holders[0].owner.as_ref().unwrap().pid,
+        std::process::id()
+    );
+    assert!(client.evict(&name, None, true).await.unwrap());
+    tokio::time::timeout(SOON, second.lost()).await.unwrap();
+    let long = client
+        .mutex("x".repeat(65))
+        .unwrap()
+        .try_lock()
+        .await
+        .unwrap_err();
+    assert_eq!(long.kind(), Kind::InvalidName);
+    assert_eq!(
+        client.rwlock("r").unwrap().read().await.unwrap_err().kind(),
+        Kind::Unsupported
+    );
+}

@@ -1,0 +1,95 @@
+//! What only PostgreSQL can show: others who use the same locks, its poolers, its users and its
+//! ways to fail. Each test starts the server that it needs.
+
+#![allow(clippy::unwrap_used)]
+
+mod far;
+mod faults;
+mod interop;
+mod pooled;
+mod rights;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use palisade_testkit::launch::{self, Running, wire};
+
+/// How long an event may take that is due at once.
+const SOON: Duration = Duration::from_secs(5);
+
+fn server() -> Option<Running> {
+    launch::need("postgres")
+}
+
+/// The server's URL for session locks.
+fn advisory(server: &Running) -> String {
+    server.url().replacen("postgres:", "postgres+advisory:", 1)
+}
+
+/// One statement, by the owner, on the server itself.
+fn sql(server: &Running, sql: &str) -> Vec<String> {
+    let port = server.nodes().last().unwrap().port();
+    wire::postgres(port, "palisade", sql).unwrap()
+}
+
+/// A session of the real `psql`, which others use.
+struct Psql {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Psql {
+    /// `None`, with the reason told, when there is no psql.
+    fn open(server: &Running) -> Option<Self> {
+        let url = server.url();
+        let started = Command::new("psql")
+            .args(["-X", "-q", "-A", "-t", url])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut child = match started {
+            Ok(child) => child,
+            Err(error) => {
+                launch::skip("psql", &error.to_string());
+                return None;
+            }
+        };
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Some(Self {
+            child,
+            input,
+            output,
+        })
+    }
+
+    /// Sends statements, without waiting for an answer.
+    fn send(&mut self, sql: &str) {
+        writeln!(self.input, "{sql}").unwrap();
+        self.input.flush().unwrap();
+    }
+
+    /// Sends statements; the rows of their answers.
+    fn ask(&mut self, sql: &str) -> Vec<String> {
+        self.send(sql);
+        self.send("\\echo that-is-all");
+        let mut rows = Vec::new();
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "psql ended");
+            match line.trim_end() {
+                "that-is-all" => return rows,
+                row => rows.push(row.to_owned()),
+            }
+        }
+    }
+}
+
+impl Drop for Psql {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,102 @@
+//! Users with few rights, the schema's version, and connections that run out.
+
+use palisade::engines::postgres::Schema;
+use palisade::{Kind, Patience};
+use palisade_testkit::launch;
+
+use super::{Psql, advisory, server, sql};
+
+#[tokio::test]
+async fn a_lesser_user_needs_the_grants_that_are_printed_and_no_more() {
+    let Some(server) = server() else { return };
+    let Some(mut psql) = Psql::open(&server) else {
+        return;
+    };
+    sql(&server, "CREATE ROLE app LOGIN");
+    let urls = [
+        server.url().replace("palisade@", "app@"),
+        advisory(&server).replace("palisade@", "app@"),
+    ];
+    for url in &urls {
+        let client = palisade::connect(url).await.unwrap();
+        let refused = client.mutex("x").unwrap().try_lock().await.unwrap_err();
+        assert_eq!(refused.kind(), Kind::Denied);
+        assert!(
+            refused.to_string().contains("palisade schema postgres"),
+            "{refused}"
+        );
+    }
+    let schema = Schema::default();
+    // Twice: it can be run again.
+    for _ in 0..2 {
+        psql.ask(&schema.sql());
+        psql.ask(&schema.grants("app"));
+    }
+    for url in &urls {
+        let client = palisade::connect(url).await.unwrap();
+        let hold = client
+            .mutex("x")
+            .unwrap()
+            .try_lock()
+            .await
+            .unwrap()
+            .unwrap();
+        hold.release().await.unwrap();
+    }
+    psql.ask(
+        "CREATE OR REPLACE FUNCTION palisade.version() RETURNS int LANGUAGE sql AS 'SELECT 999';",
+    );
+    let client = palisade::connect(server.url()).await.unwrap();
+    let newer = client.mutex("x").unwrap().try_lock().await.unwrap_err();
+    assert_eq!(newer.kind(), Kind::Config);
+}
+
+#[tokio::test]
+async fn another_schema_is_another_set_of_locks() {
+    let Some(server) = server() else { return };
+    let one = palisade::connect(server.url()).await.unwrap();
+    let other = format!("{}?schema=other_locks", server.url());
+    let other = palisade::connect(&other).await.unwrap();
+    let first = one.mutex("x").unwrap().try_lock().await.unwrap();
+    let second = other.mutex("x").unwrap().try_lock().await.unwrap();
+    assert!(first.is_some() && second.is_some());
+    let bad = format!("{}?schema=a%3Bdrop", server.url());
+    assert_eq!(
+        palisade::connect(&bad).await.unwrap_err().kind(),
+        Kind::Config
+    );
+}
+
+/// 53300: patience waits for a free connection, impatience is told.
+#[tokio::test]
+async fn no_connection_left_is_unreachable_and_passes() {
+    let few = [
+        "-c",
+        "max_connections=4",
+        "-c",
+        "superuser_reserved_connections=0",
+        "-c",
+        "max_wal_senders=0",
+    ];
+    let server = match launch::start_with("postgres", &few) {
+        Ok(server) => server,
+        Err(launch::Error::Missing(why)) => return launch::skip("postgres", &why),
+        Err(error) => panic!("{error}"),
+    };
+    let client = palisade::connect(server.url()).await.unwrap();
+    let mut sessions: Vec<_> = (0..4).filter_map(|_| Psql::open(&server)).collect();
+    if sessions.is_empty() {
+        return;
+    }
+    sessions
+        .iter_mut()
+        .for_each(|psql| drop(psql.ask("SELECT 1;")));
+    let lock = client.mutex("x").unwrap();
+    let refused = lock.try_lock().await.unwrap_err();
+    assert_eq!(refused.kind(), Kind::Unreachable);
+    assert!(refused.to_string().contains("max_connections"), "{refused}");
+    let line = client.line("x", palisade::Ask::Whole).unwrap();
+    let waiting = tokio::spawn(async move { line.acquire(Patience::For(super::SOON * 2)).await });
+    drop(sessions);
+    assert!(waiting.await.unwrap().unwrap().is_some());
+}

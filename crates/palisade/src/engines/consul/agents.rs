@@ -1,0 +1,123 @@
+//! `Access`: the agents that a URL names and how they are asked; `connect` picks one.
+//!
+//! Of several agents the first is taken that knows a leader; when it fails, all are asked again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Client, StatusCode};
+use rustls::{ClientConfig, RootCertStore};
+
+use super::api::unreachable;
+use crate::core::error::{Error, Kind, Result};
+use crate::engines::remote::Host;
+
+/// What the URL says about requests.
+#[derive(Clone)]
+pub(super) struct Access {
+    pub(super) hosts: Vec<Host>,
+    pub(super) tls: Option<ClientConfig>,
+    /// A secret.
+    pub(super) token: Option<String>,
+    pub(super) datacenter: Option<String>,
+    pub(super) consul_namespace: Option<String>,
+    pub(super) timeout: Duration,
+    pub(super) connect_timeout: Duration,
+}
+
+/// A client, and the agent that it asks.
+#[derive(Clone)]
+pub(super) struct Wire {
+    pub(super) client: Client,
+    pub(super) base: Arc<str>,
+}
+
+impl Access {
+    /// An HTTP client of this runtime.
+    pub(super) fn client(&self) -> Result<Client> {
+        let mut headers = HeaderMap::new();
+        if let Some(token) = &self.token {
+            let mut value = HeaderValue::from_str(token).map_err(|_| {
+                let message = "the ACL token holds characters that no header can";
+                Error::new(Kind::Config, "connect", message)
+            })?;
+            value.set_sensitive(true);
+            headers.insert(HeaderName::from_static("x-consul-token"), value);
+        }
+        let builder = Client::builder()
+            .default_headers(headers)
+            .connect_timeout(self.connect_timeout)
+            .http1_only()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .tcp_nodelay(true);
+        // Without one of ours reqwest would make its own, and panic where no provider is set.
+        let tls = self.tls.clone().map_or_else(trusts_nobody, Ok)?;
+        let builder = builder.tls_backend_preconfigured(tls);
+        builder.build().map_err(|error| {
+            Error::new(Kind::Config, "connect", "an HTTP client can't be set up").because(error)
+        })
+    }
+}
+
+/// For connections without TLS, which never ask it.
+fn trusts_nobody() -> Result<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| {
+            Error::new(Kind::Internal, "connect", "TLS can't be set up").because(error)
+        })?;
+    Ok(builder
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth())
+}
+
+/// Asks all agents who leads, and takes the first that knows.
+pub(super) async fn connect(access: &Access) -> Result<Wire> {
+    let client = access.client()?;
+    let scheme = match access.tls {
+        Some(_) => "https",
+        None => "http",
+    };
+    let ask = |host: &Host| ask(client.clone(), format!("{scheme}://{host}"));
+    let mut asked: FuturesUnordered<_> = access.hosts.iter().map(ask).collect();
+    let mut last = unreachable("connect", "no Consul agent was named");
+    while let Some(answer) = asked.next().await {
+        match answer {
+            Ok(wire) => return Ok(wire),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+async fn ask(client: Client, base: String) -> Result<Wire> {
+    let failed = |error: reqwest::Error| {
+        let message = match error.is_connect() {
+            true => format!("no Consul agent answers at {base}"),
+            false => format!("the connection to {base} broke"),
+        };
+        unreachable("connect", &message).because(error.without_url())
+    };
+    let asked = client.get(format!("{base}/v1/status/leader")).send().await;
+    let response = asked.map_err(failed)?;
+    let status = response.status();
+    let leader = response.text().await.map_err(failed)?;
+    match leader.trim() {
+        _ if status != StatusCode::OK => {
+            let status = status.as_u16();
+            let message = format!("{base} answers with status {status}; is it Consul's HTTP port?");
+            Err(Error::new(Kind::Unusable, "connect", message))
+        }
+        "" | "\"\"" => Err(unreachable("connect", "the Consul cluster has no leader")),
+        _ => Ok(Wire {
+            client,
+            base: base.into(),
+        }),
+    }
+}

@@ -1,0 +1,400 @@
+//! `Api`: requests to a Consul agent, each bounded in time, each error saying whether the change
+//! may have been applied.
+//!
+//! One HTTP client per runtime; of several agents, the first that knows a leader. A request is
+//! never sent twice: whoever asked decides what an unknown outcome means.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::{Method, StatusCode};
+use serde::Deserialize;
+
+use super::agents::{Access, Wire, connect};
+use super::wire::{self, Op, Pair, TxnAnswer, TxnError};
+use crate::core::error::{Error, Kind, Result};
+use crate::engines::remote::{Link, Links, timed};
+
+/// See the module's text.
+pub(super) struct Api {
+    links: Links<Wire>,
+    /// `&dc=…&ns=…`, for every request.
+    scope: String,
+    pub(super) timeout: Duration,
+}
+
+/// An answer as it came.
+struct Answer {
+    status: StatusCode,
+    index: u64,
+    body: Vec<u8>,
+}
+
+/// Keys as they were at an index.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Seen {
+    pub(super) pairs: Vec<Pair>,
+    pub(super) index: u64,
+}
+
+/// How sure a read must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Read {
+    /// As of now, confirmed by a majority.
+    Consistent,
+    /// Sleeps until the index is another, so long at the most. A hint.
+    After(u64, Duration),
+}
+
+/// A transaction's end.
+#[derive(Debug)]
+pub(super) enum Committed {
+    /// All of it was applied; what was written.
+    Done(Vec<Pair>),
+    /// Nothing was.
+    Refused(Vec<TxnError>),
+}
+
+impl Api {
+    pub(super) fn new(access: Access) -> Result<Self> {
+        let mut scope = String::new();
+        let named = [("dc", &access.datacenter), ("ns", &access.consul_namespace)];
+        for (name, value) in named {
+            if let Some(value) = value {
+                scope += &format!("&{name}={}", wire::path(value));
+            }
+        }
+        // Fails now rather than at the first request.
+        access.client()?;
+        let timeout = access.timeout;
+        let access = Arc::new(access);
+        let links = Links::new(access.connect_timeout, move || {
+            let access = Arc::clone(&access);
+            Box::pin(async move { connect(&access).await })
+        });
+        Ok(Self {
+            links,
+            scope,
+            timeout,
+        })
+    }
+
+    /// Connects, if this runtime has no connection yet.
+    pub(super) async fn connect(&self) -> Result<()> {
+        self.links.get().await.map(drop)
+    }
+
+    pub(super) fn close(&self) {
+        self.links.close();
+    }
+
+    /// Sends one request. `path` has its query, if only `?`.
+    async fn send(
+        &self,
+        operation: &'static str,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+        sleeps: Duration,
+    ) -> Result<Answer> {
+        let link = self.links.get().await?;
+        let Wire { client, base } = &link.connection;
+        let url = format!("{base}{path}{}", self.scope);
+        let request = client.request(method, url).body(body).send();
+        let answer = async {
+            let response = request.await?;
+            let status = response.status();
+            let index = response
+                .headers()
+                .get("x-consul-index")
+                .and_then(|index| index.to_str().ok()?.parse().ok());
+            let body = response.bytes().await?.to_vec();
+            Ok::<_, reqwest::Error>(Answer {
+                status,
+                index: index.unwrap_or(0),
+                body,
+            })
+        };
+        match timed(operation, self.timeout + sleeps, answer).await {
+            Ok(Ok(answer)) => self.judge(operation, &link, answer).await,
+            Ok(Err(error)) => {
+                self.links.broken(&link).await;
+                // Its text may hold the whole URL.
+                let error = error.without_url();
+                let unreachable = match error.is_connect() {
+                    true => unreachable(operation, "the Consul agent can't be reached"),
+                    false => {
+                        unreachable(operation, "the connection to Consul broke").maybe_applied()
+                    }
+                };
+                Err(unreachable.because(error))
+            }
+            Err(late) => {
+                self.links.late(&link).await;
+                Err(late)
+            }
+        }
+    }
+
+    async fn judge(
+        &self,
+        operation: &'static str,
+        link: &Link<Wire>,
+        answer: Answer,
+    ) -> Result<Answer> {
+        let text = String::from_utf8_lossy(&answer.body);
+        match answer.status {
+            StatusCode::OK | StatusCode::NOT_FOUND | StatusCode::CONFLICT => {
+                self.links.answered(link);
+                Ok(answer)
+            }
+            StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => Err(denied(operation)),
+            StatusCode::TOO_MANY_REQUESTS => Err(unreachable(
+                operation,
+                "Consul refuses more requests or connections from here; raise limits.http_max_conns_per_client",
+            )),
+            StatusCode::INTERNAL_SERVER_ERROR if text.contains("ermission denied") => {
+                Err(denied(operation))
+            }
+            StatusCode::INTERNAL_SERVER_ERROR if text.contains("ACL not found") => Err(Error::new(
+                Kind::Denied,
+                operation,
+                "Consul does not know the ACL token",
+            )),
+            StatusCode::INTERNAL_SERVER_ERROR if text.contains("Invalid Session TTL") => {
+                Err(Error::new(
+                    Kind::InvalidArgument,
+                    operation,
+                    "the servers refuse this ttl: it is below their session_ttl_min (10s by default) or above 24h",
+                ))
+            }
+            StatusCode::INTERNAL_SERVER_ERROR if text.contains("No cluster leader") => {
+                // Another agent may know one.
+                self.links.broken(link).await;
+                Err(unreachable(operation, "the Consul cluster has no leader"))
+            }
+            status if status.is_server_error() => {
+                self.links.broken(link).await;
+                let message = format!("Consul answers with status {}", status.as_u16());
+                Err(unreachable(operation, &message).maybe_applied())
+            }
+            status => {
+                let message = format!(
+                    "Consul refuses the request with status {}; is it Consul at this address, and 1.4 or newer?",
+                    status.as_u16()
+                );
+                Err(Error::new(Kind::Unusable, operation, message))
+            }
+        }
+    }
+
+    /// Reads one key, or with `recurse` all that begin with it.
+    pub(super) async fn read(
+        &self,
+        operation: &'static str,
+        key: &str,
+        recurse: bool,
+        read: Read,
+    ) -> Result<Seen> {
+        let mut path = format!("/v1/kv/{}?", wire::path(key));
+        let mut sleeps = Duration::ZERO;
+        match read {
+            Read::Consistent => path += "consistent",
+            Read::After(index, wait) => {
+                path += &format!("index={index}&wait={}ms", wait.as_millis().max(1));
+                // Consul adds up to a sixteenth, so that sleepers don't wake all at once.
+                sleeps = wait + wait / 16;
+            }
+        }
+        if recurse {
+            path += "&recurse";
+        }
+        let answer = self
+            .send(operation, Method::GET, &path, Vec::new(), sleeps)
+            .await
+            .map_err(not_applied)?;
+        let pairs = match answer.status {
+            StatusCode::NOT_FOUND => Vec::new(),
+            _ => parse(operation, &answer.body)?,
+        };
+        Ok(Seen {
+            pairs,
+            index: answer.index,
+        })
+    }
+
+    /// Applies all operations or none.
+    pub(super) async fn transact(&self, operation: &'static str, ops: &[Op]) -> Result<Committed> {
+        let body = serde_json::to_vec(ops).unwrap_or_default();
+        let answer = self
+            .send(operation, Method::PUT, "/v1/txn?", body, Duration::ZERO)
+            .await?;
+        let parsed: TxnAnswer = match answer.status {
+            StatusCode::NOT_FOUND => return Err(not_consul(operation)),
+            _ => parse(operation, &answer.body).map_err(Error::maybe_applied)?,
+        };
+        let errors = parsed.errors.unwrap_or_default();
+        if errors
+            .iter()
+            .any(|error| error.what.contains("ermission denied"))
+        {
+            return Err(denied(operation));
+        }
+        match errors.is_empty() {
+            true => {
+                let results = parsed.results.unwrap_or_default();
+                Ok(Committed::Done(
+                    results.into_iter().filter_map(|result| result.kv).collect(),
+                ))
+            }
+            false => Ok(Committed::Refused(errors)),
+        }
+    }
+
+    /// Which of these keys the session has locked, by one consistent read for many.
+    pub(super) async fn locked_by(&self, session: &str, keys: &[String]) -> Result<Vec<bool>> {
+        let mut locked = vec![true; keys.len()];
+        for (part, chunk) in keys.chunks(MOST_OPS).enumerate() {
+            let ops: Vec<Op> = chunk
+                .iter()
+                .map(|key| Op::check_session(key, session))
+                .collect();
+            let body = serde_json::to_vec(&ops).unwrap_or_default();
+            let answer = self
+                .send(
+                    "audit",
+                    Method::PUT,
+                    "/v1/txn?consistent",
+                    body,
+                    Duration::ZERO,
+                )
+                .await
+                .map_err(not_applied)?;
+            let parsed: TxnAnswer = parse("audit", &answer.body)?;
+            for error in parsed.errors.unwrap_or_default() {
+                if error.what.contains("ermission denied") {
+                    return Err(denied("audit"));
+                }
+                if let Some(one) = locked.get_mut(part * MOST_OPS + error.op_index) {
+                    *one = false;
+                }
+            }
+        }
+        Ok(locked)
+    }
+
+    /// Creates a session. An outcome that is not known leaves at most a session that nobody
+    /// renews, so that the error always says that nothing was applied.
+    pub(super) async fn create_session(&self, settings: &SessionSettings) -> Result<u128> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "PascalCase")]
+        struct Created {
+            #[serde(rename = "ID")]
+            id: String,
+        }
+        let body = serde_json::json!({
+            "Name": "palisade",
+            "TTL": format!("{}ms", settings.ttl.as_millis()),
+            "LockDelay": format!("{}ms", settings.lock_delay.as_millis()),
+            "Behavior": "release",
+            // Absent, Consul would add the check of the node's gossip. The second name is that
+            // of newer versions.
+            "Checks": settings.checks,
+            "NodeChecks": settings.checks,
+        });
+        let body = body.to_string().into_bytes();
+        let answer = self
+            .send(
+                "session",
+                Method::PUT,
+                "/v1/session/create?",
+                body,
+                Duration::ZERO,
+            )
+            .await
+            .map_err(not_applied)?;
+        let created: Created = match answer.status {
+            StatusCode::OK => parse("session", &answer.body)?,
+            _ => return Err(not_consul("session")),
+        };
+        wire::session_id(&created.id).ok_or_else(|| not_consul("session"))
+    }
+
+    /// Renews a session: `false` when there is none.
+    pub(super) async fn renew_session(&self, session: &str) -> Result<bool> {
+        let path = format!("/v1/session/renew/{session}?");
+        let answer = self
+            .send("renew", Method::PUT, &path, Vec::new(), Duration::ZERO)
+            .await?;
+        Ok(answer.status == StatusCode::OK)
+    }
+
+    /// Whether a session lives.
+    pub(super) async fn has_session(&self, session: &str) -> Result<bool> {
+        let path = format!("/v1/session/info/{session}?consistent");
+        let answer = self
+            .send("session", Method::GET, &path, Vec::new(), Duration::ZERO)
+            .await
+            .map_err(not_applied)?;
+        let found: Option<Vec<serde_json::Value>> = parse("session", &answer.body)?;
+        Ok(found.is_some_and(|found| !found.is_empty()))
+    }
+
+    pub(super) async fn destroy_session(&self, session: &str) -> Result<()> {
+        let path = format!("/v1/session/destroy/{session}?");
+        self.send("session", Method::PUT, &path, Vec::new(), Duration::ZERO)
+            .await
+            .map(drop)
+    }
+
+    /// One request as it is, for raw operations and checks.
+    pub(super) async fn raw(
+        &self,
+        operation: &'static str,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<(u16, Vec<u8>)> {
+        let answer = self
+            .send(operation, method, path, body, Duration::ZERO)
+            .await?;
+        Ok((answer.status.as_u16(), answer.body))
+    }
+}
+
+/// How many operations Consul takes in one transaction.
+const MOST_OPS: usize = 64;
+
+/// What a session is made with.
+#[derive(Debug, Clone)]
+pub(super) struct SessionSettings {
+    pub(super) ttl: Duration,
+    pub(super) lock_delay: Duration,
+    pub(super) checks: Vec<String>,
+}
+
+pub(super) fn unreachable(operation: &'static str, message: &str) -> Error {
+    Error::new(Kind::Unreachable, operation, message)
+}
+
+fn denied(operation: &'static str) -> Error {
+    Error::new(
+        Kind::Denied,
+        operation,
+        "Consul denies it; the ACL token needs key:write on the lock's keys and session:write on the agent's node",
+    )
+}
+
+fn not_consul(operation: &'static str) -> Error {
+    let message = "the answer is none of Consul's; is it Consul at this address?";
+    Error::new(Kind::Unusable, operation, message)
+}
+
+/// A question changes nothing, whatever became of its answer.
+fn not_applied(error: Error) -> Error {
+    Error::new(error.kind(), error.operation(), error.message())
+}
+
+fn parse<T: for<'a> Deserialize<'a>>(operation: &'static str, body: &[u8]) -> Result<T> {
+    serde_json::from_slice(body).map_err(|_| not_consul(operation))
+}

@@ -1,0 +1,96 @@
+//! The raw operations beside `consul://`: `PUT ?acquire` and `PUT ?release` with one session, and
+//! a blocking query for a key that is written and deleted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::Method;
+
+use super::api::{Api, Read, SessionSettings};
+use super::offer::Options;
+use super::wire::{self, session_text};
+use crate::core::baseline::Baseline;
+use crate::core::engine::BoxFuture;
+use crate::core::error::{Error, Kind, Result};
+use crate::core::url::{Settings, Url};
+
+/// Opens the raw operations beside the locks of `url`.
+pub(super) async fn open_baseline(mut url: Url, settings: &Settings) -> Result<Arc<dyn Baseline>> {
+    let options = Options::take(&mut url, settings)?;
+    let api = Api::new(options.access)?;
+    // Twice this is far longer than a benchmark, and nobody renews it.
+    let session = SessionSettings {
+        ttl: Duration::from_secs(3600),
+        lock_delay: Duration::ZERO,
+        checks: Vec::new(),
+    };
+    let session = session_text(api.create_session(&session).await?);
+    Ok(Arc::new(Raw(Arc::new(Inner { api, session }))))
+}
+
+struct Raw(Arc<Inner>);
+
+struct Inner {
+    api: Api,
+    session: String,
+}
+
+impl Inner {
+    async fn put(&self, key: &str, query: &str) -> Result<()> {
+        let path = format!("/v1/kv/palisade-raw/{}?{query}", wire::path(key));
+        let (_, body) = self
+            .api
+            .raw("baseline", Method::PUT, &path, b"raw".to_vec())
+            .await?;
+        match body.starts_with(b"true") {
+            true => Ok(()),
+            false => Err(Error::new(
+                Kind::Internal,
+                "baseline",
+                "a raw key is in use",
+            )),
+        }
+    }
+}
+
+impl Baseline for Raw {
+    fn describe(&self) -> String {
+        "PUT ?acquire, PUT ?release; hand-over: PUT, blocking query, DELETE".to_owned()
+    }
+
+    fn cycle(&self, key: String) -> BoxFuture<Result<()>> {
+        let raw = Arc::clone(&self.0);
+        Box::pin(async move {
+            raw.put(&key, &format!("acquire={}", raw.session)).await?;
+            raw.put(&key, &format!("release={}", raw.session)).await
+        })
+    }
+
+    fn take(&self, key: String) -> BoxFuture<Result<()>> {
+        let raw = Arc::clone(&self.0);
+        Box::pin(async move {
+            let key = format!("palisade-raw/baton-{key}");
+            let mut index = 0;
+            loop {
+                let read = match index {
+                    0 => Read::Consistent,
+                    index => Read::After(index, Duration::from_secs(10)),
+                };
+                let seen = raw.api.read("baseline", &key, false, read).await?;
+                index = seen.index;
+                if let Some(pair) = seen.pairs.first() {
+                    let path = format!("/v1/kv/{}?cas={}", wire::path(&key), pair.modify_index);
+                    let deleted = raw.api.raw("baseline", Method::DELETE, &path, Vec::new());
+                    if deleted.await?.1.starts_with(b"true") {
+                        return Ok(());
+                    }
+                }
+            }
+        })
+    }
+
+    fn give(&self, key: String) -> BoxFuture<Result<()>> {
+        let raw = Arc::clone(&self.0);
+        Box::pin(async move { raw.put(&format!("baton-{key}"), "").await })
+    }
+}

@@ -1,0 +1,213 @@
+//! `Keys`: where a line is in Consul's store, and back.
+//!
+//! ```text
+//! NS/NAME                     the lock, held by a session; or the gate of readers
+//! NS/NAME/.readers/CLAIM      a reader, held by its session
+//! NS/NAME/.lock               the semaphore's holders (Consul's own layout)
+//! NS/NAME/SESSION             a permit, held by that session
+//! NS/NAME/.value/CLAIM        what a claim says since it was amended
+//! NS/.evict/CLAIM             an operator takes this claim away
+//! ```
+//! In a namespace of ours a name is one segment: `/`, `%` and a leading dot are written as `%XX`.
+//! With `namespace=` names are keys as they are, and marks are under `.palisade/.evict/`.
+
+use crate::core::claim::ClaimId;
+use crate::core::error::{Error, Kind, Result};
+use crate::core::name::Name;
+
+/// Where marks are kept with `namespace=`.
+const BARE: &str = ".palisade";
+
+/// The keys of one namespace.
+#[derive(Debug, Clone)]
+pub(super) struct Keys {
+    /// Empty, or ends with a slash.
+    prefix: String,
+}
+
+/// The keys of one line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Line {
+    /// The lock itself.
+    pub(super) lock: String,
+}
+
+impl Line {
+    /// Everything below the lock.
+    pub(super) fn tree(&self) -> String {
+        format!("{}/", self.lock)
+    }
+
+    pub(super) fn semaphore(&self) -> String {
+        format!("{}/.lock", self.lock)
+    }
+
+    pub(super) fn permit(&self, session: &str) -> String {
+        format!("{}/{session}", self.lock)
+    }
+
+    pub(super) fn reader(&self, claim: ClaimId) -> String {
+        format!("{}/.readers/{claim}", self.lock)
+    }
+
+    pub(super) fn value(&self, claim: &str) -> String {
+        format!("{}/.value/{claim}", self.lock)
+    }
+}
+
+impl Keys {
+    /// # Errors
+    /// [`Kind::Config`] for a namespace that can't be the beginning of a key.
+    pub(super) fn new(namespace: &str) -> Result<Self> {
+        if namespace.is_empty() {
+            let prefix = String::new();
+            return Ok(Self { prefix });
+        }
+        match is_path(namespace) && !namespace.starts_with(BARE) {
+            true => Ok(Self {
+                prefix: format!("{namespace}/"),
+            }),
+            false => Err(Error::new(
+                Kind::Config,
+                "connect",
+                "namespace: on Consul, words joined by single slashes, none of them . or ..",
+            )),
+        }
+    }
+
+    /// Whether names are used as they are.
+    pub(super) fn is_bare(&self) -> bool {
+        self.prefix.is_empty()
+    }
+
+    /// # Errors
+    /// [`Kind::InvalidName`] for a name that can't be a key as it is.
+    pub(super) fn line(&self, name: &Name) -> Result<Line> {
+        let name = name.as_str();
+        if !self.is_bare() {
+            let lock = format!("{}{}", self.prefix, encode(name));
+            return Ok(Line { lock });
+        }
+        match is_path(name) && !name.starts_with(BARE) {
+            true => Ok(Line {
+                lock: name.to_owned(),
+            }),
+            false => Err(Error::new(
+                Kind::InvalidName,
+                "name",
+                "with namespace= a name is a key of Consul: words joined by single slashes, none of them . or .., and not below .palisade; leave namespace= away for other names",
+            )),
+        }
+    }
+
+    /// The keys that begin with the names that begin with `prefix`.
+    pub(super) fn beginning(&self, prefix: &str) -> String {
+        match self.is_bare() {
+            true => prefix.to_owned(),
+            false => format!("{}{}", self.prefix, encode(prefix)),
+        }
+    }
+
+    /// Splits a key into the name of its line and what comes below it.
+    pub(super) fn split<'a>(&self, key: &'a str) -> Option<(String, &'a str)> {
+        let rest = key.strip_prefix(self.prefix.as_str())?;
+        if !self.is_bare() {
+            let (name, below) = rest.split_once('/').unwrap_or((rest, ""));
+            return (!name.starts_with('.')).then(|| Some((decode(name)?, below)))?;
+        }
+        if rest.starts_with(BARE) {
+            return None;
+        }
+        let below = |marker: &str| {
+            let at = rest.rfind(marker)?;
+            Some((rest[..at].to_owned(), &rest[at + 1..]))
+        };
+        below("/.readers/")
+            .or_else(|| below("/.value/"))
+            .or_else(|| Some((rest.to_owned(), "")))
+    }
+
+    /// Where the mark for a claim is.
+    pub(super) fn mark(&self, claim: &str) -> String {
+        format!("{}{claim}", self.marks())
+    }
+
+    /// What every mark begins with.
+    pub(super) fn marks(&self) -> String {
+        match self.is_bare() {
+            true => format!("{BARE}/.evict/"),
+            false => format!("{}.evict/", self.prefix),
+        }
+    }
+}
+
+/// Whether Consul's HTTP server takes it for a path as it is.
+fn is_path(text: &str) -> bool {
+    let is_segment = |segment: &str| !matches!(segment, "" | "." | "..");
+    text.split('/').all(is_segment)
+}
+
+fn encode(name: &str) -> String {
+    let mut encoded = String::with_capacity(name.len());
+    for (at, letter) in name.char_indices() {
+        match letter {
+            '/' => encoded.push_str("%2F"),
+            '%' => encoded.push_str("%25"),
+            '.' if at == 0 => encoded.push_str("%2E"),
+            other => encoded.push(other),
+        }
+    }
+    encoded
+}
+
+fn decode(text: &str) -> Option<String> {
+    let mut parts = text.split('%');
+    let mut decoded = parts.next()?.to_owned();
+    for part in parts {
+        decoded.push(match part.get(..2)? {
+            "2F" => '/',
+            "25" => '%',
+            "2E" => '.',
+            _ => return None,
+        });
+        decoded.push_str(&part[2..]);
+    }
+    Some(decoded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_go_there_and_back() {
+        let keys = Keys::new("apps/locks").unwrap();
+        for name in ["a", "a/b", "..", ".lock", "%2F", "a.b", "ünï/🔒", "a b"] {
+            let line = keys.line(&Name::new(name).unwrap()).unwrap();
+            assert!(!line.lock["apps/locks/".len()..].contains('/'));
+            assert_eq!(keys.split(&line.lock), Some((name.to_owned(), "")));
+            let reader = line.reader(ClaimId(7));
+            let (of, below) = keys.split(&reader).unwrap();
+            assert_eq!(of, name);
+            assert!(below.starts_with(".readers/"));
+        }
+        assert_eq!(keys.split("apps/locks/.evict/7"), None);
+        assert_eq!(keys.split("elsewhere/a"), None);
+    }
+
+    #[test]
+    fn bare_names_are_keys_or_refused() {
+        let keys = Keys::new("").unwrap();
+        let line = |name: &str| keys.line(&Name::new(name).unwrap());
+        assert_eq!(line("web/.lock").unwrap().lock, "web/.lock");
+        for bad in ["/a", "a/", "a//b", "a/../b", ".", ".palisade/x"] {
+            assert_eq!(line(bad).unwrap_err().kind(), Kind::InvalidName, "{bad}");
+        }
+        assert_eq!(keys.split("web/.lock"), Some(("web/.lock".to_owned(), "")));
+        assert_eq!(
+            keys.split("web/.readers/07"),
+            Some(("web".to_owned(), ".readers/07"))
+        );
+        assert!(Keys::new("a//b").is_err());
+    }
+}

@@ -1,0 +1,40 @@
+//! `EtcdHold`: a hold as a condition for the user's own etcd transactions.
+//!
+//! A write that carries the condition is applied only while the hold's key is there: checked by
+//! etcd in the same step, so that no pause of the writer can come in between.
+
+use super::keys;
+use super::leases::number;
+use crate::core::hold::Hold;
+
+/// True in an etcd transaction exactly while the hold has its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Condition {
+    /// The key of the place.
+    pub key: Vec<u8>,
+    /// The create revision that it must have.
+    pub create_revision: i64,
+}
+
+/// What holds of this engine can do beside the rest.
+pub trait EtcdHold {
+    /// The condition to put into the user's own transaction, with any client of etcd:
+    /// *create revision of `key` equals `create_revision`* (in Go
+    /// `clientv3.Compare(clientv3.CreateRevision(key), "=", rev)`, with the crate etcd-client
+    /// `Compare::create_revision(key, CompareOp::Equal, rev)`). `None` for a hold of another
+    /// engine.
+    fn etcd_compare(&self) -> Option<Condition>;
+}
+
+impl EtcdHold for Hold {
+    fn etcd_compare(&self) -> Option<Condition> {
+        let ticket = self.ticket();
+        let key = ticket.native.as_deref()?;
+        let (lease, _) = keys::ours(key.rsplit('/').next()?)?;
+        (lease == number(ticket.lease)).then(|| Condition {
+            key: key.as_bytes().to_vec(),
+            // Revisions of etcd are positive.
+            create_revision: i64::try_from(ticket.counted).unwrap_or(-1),
+        })
+    }
+}

@@ -1,0 +1,195 @@
+//! Which member to talk to: the first that answers and knows a leader.
+//!
+//! All are asked, one a little after the other, beginning with another one each time, so that a
+//! member that is frozen, cut off from the others or down costs some milliseconds and no more.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+
+use super::rpc::Connection;
+use super::wire::{AuthenticateRequest, AuthenticateResponse, Empty, StatusResponse};
+use crate::core::error::{Error, Kind, Result};
+use crate::engines::remote::{Host, Login, Tls};
+
+/// How long the next member waits for the one before it: longer than an answer takes on a local
+/// network, and far shorter than any ttl.
+const STAGGER: Duration = Duration::from_millis(100);
+
+/// Members ask clients not to ping more often than every 5 s. Requests and looks have timeouts
+/// of their own; this ends connections of which nothing is asked.
+const PING: Duration = Duration::from_secs(10);
+const PONG: Duration = Duration::from_secs(5);
+
+/// Where the members are and how to talk to them.
+pub(super) struct Endpoints {
+    hosts: Vec<Host>,
+    endpoints: Vec<Endpoint>,
+    login: Login,
+    next: AtomicUsize,
+}
+
+fn config(message: impl Into<String>) -> Error {
+    Error::new(Kind::Config, "connect", message)
+}
+
+fn unreachable(message: impl Into<String>) -> Error {
+    Error::new(Kind::Unreachable, "connect", message)
+}
+
+impl Endpoints {
+    /// # Errors
+    /// [`Kind::Config`] for a host or certificate that can't be used.
+    pub(super) fn new(
+        hosts: Vec<Host>,
+        tls: Option<&Tls>,
+        login: Login,
+        connect_timeout: Duration,
+    ) -> Result<Self> {
+        if let Some(tls) = tls {
+            // Says what is wrong with a file, where the library says only that something is.
+            tls.client_config()?;
+        }
+        let endpoint = |host: &Host| {
+            let scheme = if tls.is_some() { "https" } else { "http" };
+            let endpoint = Endpoint::from_shared(format!("{scheme}://{host}"))
+                .map_err(|_| config("a host is written name, name:port or [address]:port"))?
+                .connect_timeout(connect_timeout)
+                .tcp_nodelay(true)
+                .http2_keep_alive_interval(PING)
+                .keep_alive_timeout(PONG);
+            match tls {
+                None => Ok(endpoint),
+                Some(tls) => endpoint
+                    .tls_config(client_tls(tls, host))
+                    .map_err(|_| config("TLS can't be set up")),
+            }
+        };
+        let endpoints = hosts.iter().map(endpoint).collect::<Result<_>>()?;
+        Ok(Self {
+            // Clients of one cluster spread over its members.
+            next: AtomicUsize::new(rand::random_range(0..hosts.len())),
+            hosts,
+            endpoints,
+            login,
+        })
+    }
+
+    pub(super) fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// Connects to the first member that answers.
+    ///
+    /// # Errors
+    /// [`Kind::Unreachable`] when none does, [`Kind::Denied`] when the login is refused.
+    pub(super) async fn connect(self: Arc<Self>) -> Result<Connection> {
+        let count = self.endpoints.len();
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut attempts: FuturesUnordered<_> = (0..count)
+            .map(|offset| {
+                let (this, index) = (&self, (first + offset) % count);
+                async move {
+                    if offset > 0 {
+                        tokio::time::sleep(STAGGER * offset as u32).await;
+                    }
+                    (index, this.attempt(index).await)
+                }
+            })
+            .collect();
+        let mut refused: Option<Error> = None;
+        while let Some((index, attempt)) = attempts.next().await {
+            match attempt {
+                Ok(connection) => {
+                    self.next.store(index + 1, Ordering::Relaxed);
+                    return Ok(connection);
+                }
+                // What a person must mend is told rather than what may pass.
+                Err(error) => match &refused {
+                    Some(told) if !told.is_transient() => {}
+                    _ => refused = Some(error),
+                },
+            }
+        }
+        Err(refused.unwrap_or_else(|| unreachable("there is no member to connect to")))
+    }
+
+    async fn attempt(&self, index: usize) -> Result<Connection> {
+        let host = &self.hosts[index];
+        let down = |_| {
+            unreachable(format!(
+                "{host} can't be connected to; is etcd running there?"
+            ))
+        };
+        let channel = self.endpoints[index].connect().await.map_err(down)?;
+        let connection = Connection::new(channel);
+        let connection = self.log_in(connection, host).await?;
+        let status: std::result::Result<StatusResponse, _> = connection
+            .ask("/etcdserverpb.Maintenance/Status", Empty {})
+            .await;
+        match status {
+            Ok(status) if status.leader == 0 => Err(unreachable(format!(
+                "{host} knows no leader of its cluster"
+            ))),
+            Ok(_) => Ok(connection),
+            // Without the right to see the status, a member that refuses is one that answers.
+            Err(status) if status.code() == tonic::Code::PermissionDenied => Ok(connection),
+            Err(status) if status.code() == tonic::Code::Unimplemented => Err(Error::new(
+                Kind::Unusable,
+                "connect",
+                format!("{host} is no etcd 3.4 or newer"),
+            )),
+            Err(_) => Err(unreachable(format!("{host} does not answer as etcd does"))),
+        }
+    }
+
+    async fn log_in(&self, connection: Connection, host: &Host) -> Result<Connection> {
+        let Login {
+            user: Some(user),
+            password,
+        } = &self.login
+        else {
+            return Ok(connection);
+        };
+        let request = AuthenticateRequest {
+            name: user.clone(),
+            password: password.clone().unwrap_or_default(),
+        };
+        let answer: std::result::Result<AuthenticateResponse, tonic::Status> = connection
+            .ask("/etcdserverpb.Auth/Authenticate", request)
+            .await;
+        match answer {
+            Ok(answer) => {
+                let token = answer.token.parse();
+                let token = token.map_err(|_| unreachable(format!("{host} sent no login")))?;
+                Ok(connection.with_token(token))
+            }
+            // Logins are switched off: everybody may do everything.
+            Err(status) if status.message().contains("authentication is not enabled") => {
+                Ok(connection)
+            }
+            Err(status) if status.code() == tonic::Code::InvalidArgument => Err(Error::new(
+                Kind::Denied,
+                "connect",
+                "etcd refuses the user or the password",
+            )),
+            Err(_) => Err(unreachable(format!("{host} does not take the login now"))),
+        }
+    }
+}
+
+fn client_tls(tls: &Tls, host: &Host) -> ClientTlsConfig {
+    let config = ClientTlsConfig::new().domain_name(&host.name);
+    let config = match &tls.ca {
+        Some(pem) => config.ca_certificate(Certificate::from_pem(pem)),
+        None => config.with_native_roots(),
+    };
+    match &tls.identity {
+        Some((cert, key)) => config.identity(Identity::from_pem(cert, key)),
+        None => config,
+    }
+}

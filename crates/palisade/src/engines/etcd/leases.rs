@@ -1,0 +1,193 @@
+//! `Leases`: one lease per ttl, shared by all places of a client.
+//!
+//! The engine makes a lease when the first claim needs it; only the keeper keeps it alive. From
+//! its deadline on (see `Armed::deadline`) it is never used again, whatever etcd says of it: the
+//! keeper has told its holders at that moment.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Mutex as AsyncMutex;
+
+use super::rpc::{Rpc, term};
+use super::wire::{Empty, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest};
+use crate::core::clock::BootTime;
+use crate::core::engine::Renewal;
+use crate::core::error::{Error, Kind, Result};
+use crate::core::ticket::{Armed, Lease, LeaseId};
+
+/// A lease, and until when it is good.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Living {
+    pub(super) id: i64,
+    pub(super) armed: Armed,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    asked: Duration,
+    armed: Armed,
+}
+
+/// The leases of one client.
+#[derive(Default)]
+pub(super) struct Leases {
+    table: Mutex<HashMap<i64, Kept>>,
+    /// One is made at a time, so that claims that come together share it.
+    making: AsyncMutex<()>,
+}
+
+impl Leases {
+    /// The lease for claims of this ttl, made anew when there is none that lives.
+    ///
+    /// # Errors
+    /// Those of the request; nothing is left to undo, since a lease without keys ends by itself.
+    pub(super) async fn get(&self, rpc: &Rpc, ttl: Duration) -> Result<Living> {
+        if let Some(living) = self.living(ttl) {
+            return Ok(living);
+        }
+        let busy = |_| {
+            let message = "no lease was granted in time";
+            Error::new(Kind::Unreachable, "enter", message)
+        };
+        let making = tokio::time::timeout(rpc.timeout, self.making.lock());
+        let _making = making.await.map_err(busy)?;
+        if let Some(living) = self.living(ttl) {
+            return Ok(living);
+        }
+        // An id of our own choice: one that was asked for and never heard of again is another.
+        let id = rand::random_range(1..i64::MAX);
+        let request = LeaseGrantRequest {
+            ttl: i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX),
+            id,
+        };
+        let sent = BootTime::now();
+        let path = "/etcdserverpb.Lease/LeaseGrant";
+        let granted: LeaseGrantResponse =
+            rpc.ask("enter", path, request).await.map_err(|error| {
+                // The lease may be there, but no place was asked for yet.
+                Error::new(error.kind(), "enter", error.message())
+            })?;
+        let armed = Armed {
+            sent,
+            ttl: seconds(granted.ttl),
+        };
+        let id = granted.id;
+        self.table.lock().insert(id, Kept { asked: ttl, armed });
+        Ok(Living { id, armed })
+    }
+
+    fn living(&self, ttl: Duration) -> Option<Living> {
+        let mut table = self.table.lock();
+        table.retain(|_, kept| !kept.armed.deadline().has_passed());
+        let found = table.iter().find(|(_, kept)| kept.asked == ttl);
+        found.map(|(&id, kept)| Living {
+            id,
+            armed: kept.armed,
+        })
+    }
+
+    /// Whether it is one of ours.
+    pub(super) fn is_ours(&self, id: i64) -> bool {
+        self.table.lock().contains_key(&id)
+    }
+
+    /// Uses it no more.
+    pub(super) fn retire(&self, id: i64) {
+        self.table.lock().remove(&id);
+    }
+
+    /// Keeps leases alive, and says of each how it went.
+    ///
+    /// A leader that was stopped and goes on may, before it notices that another has taken over,
+    /// answer for leases that the new one ends earlier: it renews without asking the others. So
+    /// an answer counts only if a write went through afterwards in the same term, for which a
+    /// majority must have followed the same leader all the while.
+    pub(super) async fn keep_alive(&self, rpc: &Rpc, leases: Vec<Lease>) -> Vec<Renewal> {
+        let ids: Vec<i64> = leases.iter().map(|lease| number(lease.id)).collect();
+        if ids.is_empty() {
+            return Vec::new();
+        }
+        let mut renewals = self.ask(rpc, &ids).await;
+        // A new leader may not have applied everything yet: what it does not know is asked again.
+        let lost: Vec<usize> = (0..ids.len())
+            .filter(|&at| matches!(renewals[at], Renewal::Lost))
+            .collect();
+        if !lost.is_empty() {
+            let again: Vec<i64> = lost.iter().map(|&at| ids[at]).collect();
+            for (at, renewal) in lost.into_iter().zip(self.ask(rpc, &again).await) {
+                if matches!(renewal, Renewal::Lost) {
+                    self.retire(ids[at]);
+                }
+                renewals[at] = renewal;
+            }
+        }
+        renewals
+    }
+
+    async fn ask(&self, rpc: &Rpc, ids: &[i64]) -> Vec<Renewal> {
+        let sent = BootTime::now();
+        let (answers, confirmed) = match rpc.keep_alive(ids).await {
+            Ok(answered) => answered,
+            Err(error) => {
+                let unknown = || Error::new(error.kind(), "renew", error.message());
+                let unknown = |_| Renewal::Unknown(unknown().maybe_applied());
+                return ids.iter().map(unknown).collect();
+            }
+        };
+        let renewal = |&id: &i64| match answers.iter().find(|answer| answer.id == id) {
+            Some(answer) if term(answer.header.as_ref()) != confirmed => unconfirmed(),
+            Some(answer) if answer.ttl <= 0 => Renewal::Lost,
+            Some(answer) => self.rearm(id, sent, seconds(answer.ttl)),
+            None => unconfirmed(),
+        };
+        ids.iter().map(renewal).collect()
+    }
+
+    fn rearm(&self, id: i64, sent: BootTime, ttl: Duration) -> Renewal {
+        let armed = Armed { sent, ttl };
+        let mut table = self.table.lock();
+        if let Some(kept) = table.get_mut(&id) {
+            if kept.armed.deadline().has_passed() {
+                table.remove(&id);
+            } else if sent > kept.armed.sent {
+                kept.armed = armed;
+            }
+        }
+        Renewal::Held(armed)
+    }
+
+    /// Gives all leases back, and with them whatever still hangs on them.
+    pub(super) async fn revoke_all(&self, rpc: &Rpc) {
+        let all: Vec<i64> = self.table.lock().drain().map(|(id, _)| id).collect();
+        for id in all {
+            let path = "/etcdserverpb.Lease/LeaseRevoke";
+            let asked: Result<Empty> = rpc.ask("close", path, LeaseRequest { id }).await;
+            if asked.is_err() {
+                // Without an answer the ttl ends it.
+                break;
+            }
+        }
+    }
+}
+
+fn unconfirmed() -> Renewal {
+    let message = "the cluster changed its leader while the lease was renewed";
+    Renewal::Unknown(Error::new(Kind::Unreachable, "renew", message).maybe_applied())
+}
+
+fn seconds(ttl: i64) -> Duration {
+    Duration::from_secs(u64::try_from(ttl).unwrap_or(0))
+}
+
+/// A lease of etcd, as the core names it.
+pub(super) fn lease_id(id: i64) -> LeaseId {
+    // Never negative: we choose them.
+    LeaseId(u128::from(id.unsigned_abs()))
+}
+
+/// A lease of the core, as etcd names it; 0, which is none, when it is not of etcd.
+pub(super) fn number(id: LeaseId) -> i64 {
+    i64::try_from(id.0).unwrap_or(0)
+}

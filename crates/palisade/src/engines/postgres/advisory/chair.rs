@@ -1,0 +1,101 @@
+//! `Chair`: a claim of this client and the connection that it has to itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::own::{Own, Verb};
+use crate::core::claim::{Ask, Claim};
+use crate::core::clock::BootTime;
+use crate::core::engine::Place;
+use crate::core::sync;
+
+/// A claim that waits or holds.
+pub(super) struct Chair {
+    pub(super) claim: Arc<Claim>,
+    /// What its name is locked by.
+    pub(super) key: String,
+    pub(super) own: Arc<Own>,
+    pub(super) place: watch::Sender<Place>,
+    pub(super) ask: Mutex<Ask>,
+    pub(super) value: Mutex<Option<String>>,
+    evicted: AtomicBool,
+    /// When it took its place.
+    pub(super) since: BootTime,
+    /// Until when a claim that waits is wanted.
+    wanted: Mutex<BootTime>,
+}
+
+impl Chair {
+    pub(super) fn new(claim: Arc<Claim>, key: String, own: Arc<Own>, place: Place) -> Arc<Self> {
+        Arc::new(Self {
+            key,
+            own,
+            place: watch::Sender::new(place),
+            ask: Mutex::new(claim.ask),
+            value: Mutex::new(claim.value.clone()),
+            evicted: AtomicBool::new(false),
+            since: BootTime::now(),
+            wanted: Mutex::new(BootTime::now() + claim.ttl),
+            claim,
+        })
+    }
+
+    /// Where it stands; a connection that ended has taken the lock with it.
+    pub(super) fn stands(&self) -> Place {
+        match self.own.client.is_closed() {
+            true => Place::Gone,
+            false => *self.place.borrow(),
+        }
+    }
+
+    pub(super) fn counted(&self) -> u64 {
+        match *self.place.borrow() {
+            Place::Held { counted } => counted,
+            _ => 0,
+        }
+    }
+
+    /// Keeps a claim that waits wanted for another ttl.
+    pub(super) fn renew(&self) {
+        *self.wanted.lock() = BootTime::now() + self.claim.ttl;
+    }
+
+    /// Returns when nobody has renewed it for a ttl.
+    pub(super) async fn outlived(&self) {
+        loop {
+            let until = *self.wanted.lock();
+            if until.has_passed() {
+                return;
+            }
+            sync::sleep_until(until).await;
+        }
+    }
+
+    pub(super) fn mark(&self) {
+        self.evicted.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_marked(&self) -> bool {
+        self.evicted.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn unlock(&self) -> Verb {
+        match *self.ask.lock() {
+            Ask::Whole => Verb::Unlock,
+            Ask::Part { .. } => Verb::UnlockShared,
+        }
+    }
+}
+
+/// How to take what `ask` is for: at once, or waiting.
+pub(super) fn taking(ask: Ask, wait: bool) -> Verb {
+    match (ask, wait) {
+        (Ask::Whole, false) => Verb::Try,
+        (Ask::Whole, true) => Verb::Block,
+        (Ask::Part { .. }, false) => Verb::TryShared,
+        (Ask::Part { .. }, true) => Verb::BlockShared,
+    }
+}

@@ -1,0 +1,260 @@
+//! `Own`: one connection that belongs to one claim at a time, and the statements of a lock.
+//!
+//! The lock is the session's, so the session is the lease: the server ends it when it is idle for
+//! the claim's ttl (`idle_session_timeout`), and everything that is asked on it begins that time
+//! anew. The kernel on the other side gives a silent peer up in at most 15 s, where the server is
+//! too old for that. A connection with an unknown outcome is dropped, which releases.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::OnceCell;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Row, Statement};
+
+use super::super::fault;
+use super::super::mail::Mail;
+use super::super::schema::first_cell;
+use super::super::wire::Wire;
+use crate::core::claim::ClaimId;
+use crate::core::error::Result;
+
+/// What is asked on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verb {
+    Try,
+    TryShared,
+    Block,
+    BlockShared,
+    Unlock,
+    UnlockShared,
+    Downgrade,
+    Upgrade,
+    Beat,
+    Record,
+}
+
+const VERBS: [Verb; 10] = [
+    Verb::Try,
+    Verb::TryShared,
+    Verb::Block,
+    Verb::BlockShared,
+    Verb::Unlock,
+    Verb::UnlockShared,
+    Verb::Downgrade,
+    Verb::Upgrade,
+    Verb::Beat,
+    Verb::Record,
+];
+
+impl Verb {
+    /// `idle` is the setting that ends idle sessions, or one of no effect where there is none.
+    fn sql(self, idle: &str) -> String {
+        // The token is taken after the lock: CASE looks at its condition first.
+        let taking = |condition: &str| {
+            format!(
+                "SELECT n, set_config('application_name', coalesce($2::text || n, 'palisade'), false), \
+                 set_config('{idle}', $3::text, false) FROM (SELECT CASE WHEN {condition} \
+                 THEN nextval('@schema@.token') END AS n OFFSET 0) AS taken"
+            )
+        };
+        let giving =
+            |unlock: &str| format!("SELECT {unlock}(@key@), set_config('{idle}', '0', false)");
+        match self {
+            Self::Try => taking("pg_try_advisory_lock(@key@)"),
+            Self::TryShared => taking("pg_try_advisory_lock_shared(@key@)"),
+            Self::Block => taking("pg_advisory_lock(@key@)::text = ''"),
+            Self::BlockShared => taking("pg_advisory_lock_shared(@key@)::text = ''"),
+            Self::Unlock => giving("pg_advisory_unlock"),
+            Self::UnlockShared => giving("pg_advisory_unlock_shared"),
+            // Whoever holds the lock is let past those who wait for it.
+            Self::Downgrade => "SELECT CASE WHEN pg_advisory_lock_shared(@key@)::text = '' \
+                THEN pg_advisory_unlock(@key@) END"
+                .into(),
+            Self::Upgrade => "SELECT CASE WHEN pg_try_advisory_lock(@key@) \
+                THEN pg_advisory_unlock_shared(@key@) ELSE false END"
+                .into(),
+            Self::Beat => "SELECT CASE WHEN pg_is_in_recovery() THEN '' \
+                ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END"
+                .into(),
+            Self::Record => {
+                "INSERT INTO @schema@.session (pid, claim, namespace, name, ttl, owner, value) \
+                VALUES (pg_backend_pid(), $1, $2, $3, $4, $5, $6) ON CONFLICT (pid) DO UPDATE SET \
+                claim = $1, namespace = $2, name = $3, ttl = $4, owner = $5, value = $6"
+                    .into()
+            }
+        }
+    }
+
+    const fn types(self) -> &'static [Type] {
+        const T: Type = Type::TEXT;
+        match self {
+            Self::Try | Self::TryShared | Self::Block | Self::BlockShared => &[T, T, T],
+            Self::Unlock | Self::UnlockShared | Self::Downgrade | Self::Upgrade => &[T],
+            Self::Beat => &[],
+            Self::Record => &[T, T, T, Type::INT8, T, T],
+        }
+    }
+}
+
+/// The SQL of all verbs.
+pub(super) struct Statements {
+    schema: String,
+    key: &'static str,
+}
+
+impl Statements {
+    pub(super) fn new(schema: String, key: &'static str) -> Self {
+        Self { schema, key }
+    }
+
+    fn of(&self, verb: Verb, idle: &str) -> String {
+        let sql = verb.sql(idle);
+        sql.replace("@schema@", &self.schema)
+            .replace("@key@", self.key)
+    }
+}
+
+/// A connection of ours.
+pub(super) struct Own {
+    pub(super) client: Client,
+    wire: Arc<Wire>,
+    pub(super) mail: Arc<Mail>,
+    pub(super) pid: i32,
+    /// Which of the servers it leads to.
+    pub(super) at: usize,
+    statements: Arc<Statements>,
+    prepared: [OnceCell<Statement>; VERBS.len()],
+    /// Where this server's history was when we came: another one is another server's.
+    timeline: String,
+    idle: &'static str,
+}
+
+/// How a heartbeat went.
+pub(super) enum Beat {
+    Alive,
+    /// The server is a standby, or has another history than the one we locked in.
+    Moved,
+}
+
+impl Own {
+    /// Sets a fresh session up.
+    ///
+    /// # Errors
+    /// What the server refuses.
+    pub(super) async fn begin(
+        client: Client,
+        wire: Arc<Wire>,
+        mail: Arc<Mail>,
+        statements: Arc<Statements>,
+        at: usize,
+    ) -> Result<Self> {
+        // 6 s of silence and then a probe every 2 s: given up after 12 to 14 s.
+        let setup = "SET statement_timeout = 0; SET lock_timeout = 0; \
+             SET tcp_keepalives_idle = 6; SET tcp_keepalives_interval = 2; \
+             SET tcp_keepalives_count = 3; SET tcp_user_timeout = 12000; \
+             SELECT pg_backend_pid() || ' ' || current_setting('server_version_num') || ' ' || \
+             CASE WHEN pg_is_in_recovery() THEN '' \
+             ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END";
+        let failed = |error: tokio_postgres::Error| fault::reading("connect", &error);
+        let rows = client.simple_query(setup).await.map_err(failed)?;
+        let Some(cell) = first_cell(&rows) else {
+            return fault::unreadable("connect");
+        };
+        let mut words = cell.splitn(3, ' ').map(str::to_owned);
+        let mut word = || words.next().unwrap_or_default();
+        let (Ok(pid), Ok(version)) = (word().parse::<i32>(), word().parse::<u32>()) else {
+            return fault::unreadable("connect");
+        };
+        let timeline = word();
+        let mut listen = format!("LISTEN palisade_pid_{pid}");
+        if version >= 140_000 {
+            // While a statement waits for the lock, the server looks whether we are still there.
+            listen.push_str("; SET client_connection_check_interval = 2000");
+        }
+        client.batch_execute(&listen).await.map_err(failed)?;
+        Ok(Self {
+            client,
+            wire,
+            mail,
+            pid,
+            at,
+            statements,
+            prepared: Default::default(),
+            timeline,
+            idle: match version >= 140_000 {
+                true => "idle_session_timeout",
+                false => "palisade.idle",
+            },
+        })
+    }
+
+    pub(super) async fn ask(
+        &self,
+        verb: Verb,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        self.wire.settle_here();
+        let cell = &self.prepared[verb as usize];
+        let statement = match cell.get() {
+            Some(statement) => statement,
+            None => {
+                let sql = self.statements.of(verb, self.idle);
+                let prepare = || self.client.prepare_typed(&sql, verb.types());
+                cell.get_or_try_init(prepare).await?
+            }
+        };
+        self.client.query(statement, parameters).await
+    }
+
+    /// Makes a connection answer here that is used past [`Own::ask`].
+    pub(super) fn here(&self) -> &Client {
+        self.wire.settle_here();
+        &self.client
+    }
+
+    /// Takes the lock `key`, or waits for it; `None` when it is busy.
+    pub(super) async fn take(
+        &self,
+        verb: Verb,
+        key: &str,
+        claim: ClaimId,
+        ttl: Duration,
+    ) -> Result<Option<u64>, tokio_postgres::Error> {
+        let who = format!("palisade {claim} ");
+        let idle = ttl.as_millis().to_string();
+        let rows = self.ask(verb, &[&key, &who, &idle]).await?;
+        let token: Option<i64> = match rows.first() {
+            Some(row) => row.try_get(0)?,
+            None => None,
+        };
+        Ok(token.map(i64::unsigned_abs))
+    }
+
+    /// Asks for yes or no.
+    pub(super) async fn whether(
+        &self,
+        verb: Verb,
+        key: &str,
+    ) -> Result<bool, tokio_postgres::Error> {
+        let rows = self.ask(verb, &[&key]).await?;
+        let yes: Option<bool> = match rows.first() {
+            Some(row) => row.try_get(0)?,
+            None => None,
+        };
+        Ok(yes == Some(true))
+    }
+
+    /// Begins the session's idle time anew.
+    pub(super) async fn beat(&self) -> Result<Beat, tokio_postgres::Error> {
+        let rows = self.ask(Verb::Beat, &[]).await?;
+        let timeline: &str = match rows.first() {
+            Some(row) => row.try_get(0)?,
+            None => "",
+        };
+        match timeline == self.timeline && !timeline.is_empty() {
+            true => Ok(Beat::Alive),
+            false => Ok(Beat::Moved),
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Entering, waiting, renewing and leaving with session locks.
+//!
+//! Invariant: a chair says `Held` only after a heartbeat, sent when the lock was known to be
+//! ours, was answered; until then renewals of a waiting claim are local and older than that.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::chair::{Chair, taking};
+use super::hall::{Hall, failed};
+use super::own::{Beat, Verb};
+use super::scribe::Scribe;
+use crate::core::claim::{Ask, Claim};
+use crate::core::clock::BootTime;
+use crate::core::engine::{Amended, Amendment, Entered, Left, Place, Renewal};
+use crate::core::error::{Error, Kind, Result};
+use crate::core::sync;
+use crate::core::ticket::{Armed, Lease, Ticket};
+use crate::engines::remote::timed;
+
+/// How long a waiter sleeps at most before it looks whether the server still answers.
+const RECHECK: Duration = Duration::from_secs(1);
+
+/// The locks of one client.
+#[derive(Clone)]
+pub(super) struct Locks {
+    pub(super) hall: Arc<Hall>,
+    pub(super) scribe: Arc<Scribe>,
+}
+
+impl Locks {
+    pub(super) async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
+        let hall = &self.hall;
+        if hall.has_departed(claim.id) {
+            return Ok(Entered::Busy);
+        }
+        let sent = BootTime::now();
+        if let Some(chair) = hall.chair(claim.id) {
+            return again(&chair, sent).await;
+        }
+        let key = hall.keys.text(&claim.name)?;
+        // Dropped at any await below, the connection goes with us and the lock with it.
+        let own = hall.connection().await?;
+        let sent = BootTime::now();
+        let verb = taking(claim.ask, false);
+        let taken = own.take(verb, &key, claim.id, claim.ttl);
+        let taken = timed("enter", hall.timeout, taken).await?;
+        let place = match taken.map_err(|error| failed("enter", &error))? {
+            Some(counted) => Place::Held { counted },
+            None if claim.queue => Place::Waiting,
+            None => {
+                hall.spare(own);
+                return Ok(Entered::Busy);
+            }
+        };
+        let chair = Chair::new(Arc::clone(&claim), key, own, place);
+        hall.seat(Arc::clone(&chair));
+        match place {
+            Place::Waiting => self.queue(&chair),
+            _ => self.scribe.note(&chair, hall),
+        }
+        Ok(entered(&chair, place, sent))
+    }
+
+    /// Waits for the lock on the chair's connection, beside everything else.
+    fn queue(&self, chair: &Arc<Chair>) {
+        let (locks, chair) = (self.clone(), Arc::clone(chair));
+        self.hall.home().spawn(async move {
+            let place = tokio::select! {
+                taken = locks.block(&chair) => match taken {
+                    Some(counted) => Place::Held { counted },
+                    None => Place::Gone,
+                },
+                () = chair.outlived() => {
+                    locks.cancel(&chair).await;
+                    locks.hall.unseat(chair.claim.id, 0);
+                    Place::Gone
+                }
+            };
+            chair.place.send_replace(place);
+            match place {
+                Place::Held { .. } => locks.scribe.note(&chair, &locks.hall),
+                _ => locks.hall.alarm(chair.claim.id),
+            }
+        });
+    }
+
+    async fn block(&self, chair: &Chair) -> Option<u64> {
+        let Chair {
+            claim, key, own, ..
+        } = chair;
+        let verb = taking(claim.ask, true);
+        let counted = own.take(verb, key, claim.id, claim.ttl).await.ok()??;
+        match timed("enter", self.hall.timeout, own.beat()).await {
+            Ok(Ok(Beat::Alive)) => Some(counted),
+            _ => None,
+        }
+    }
+
+    pub(super) async fn wait(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
+        let Some(chair) = self.hall.chair(ticket.claim) else {
+            return Ok(Place::Gone);
+        };
+        if chair.stands() != Place::Waiting || until.has_passed() {
+            return Ok(chair.stands());
+        }
+        let mut place = chair.place.subscribe();
+        let recheck = BootTime::now() + RECHECK;
+        let moved = async {
+            // The sender lives in the chair.
+            let _ = place.wait_for(|place| *place != Place::Waiting).await;
+        };
+        tokio::select! {
+            () = moved => {}
+            () = sync::sleep_until(until.min(recheck)) => {}
+        }
+        if chair.stands() == Place::Waiting && recheck.has_passed() {
+            self.ping().await?;
+        }
+        Ok(chair.stands())
+    }
+
+    /// Whether the server answers at all: a connection that waits for a lock can't tell.
+    async fn ping(&self) -> Result<()> {
+        let own = self.hall.connection().await?;
+        timed("wait", self.hall.timeout, own.beat())
+            .await?
+            .map_err(|error| failed("wait", &error))?;
+        self.hall.spare(own);
+        Ok(())
+    }
+
+    pub(super) async fn renew(&self, lease: Lease) -> Renewal {
+        let Some(chair) = lease.ticket.as_ref().and_then(|ticket| {
+            let chair = self.hall.chair(ticket.claim)?;
+            let same = ticket.counted == 0 || ticket.counted == chair.counted();
+            same.then_some(chair)
+        }) else {
+            return Renewal::Lost;
+        };
+        if chair.is_marked() {
+            return Renewal::Evicted;
+        }
+        let sent = BootTime::now();
+        let armed = Armed {
+            sent,
+            ttl: chair.claim.ttl,
+        };
+        match chair.stands() {
+            Place::Gone => Renewal::Lost,
+            // It has no lock that could be lost; its connection is watched by the kernel.
+            Place::Waiting => {
+                chair.renew();
+                Renewal::Held(armed)
+            }
+            Place::Held { .. } => match timed("renew", self.hall.timeout, chair.own.beat()).await {
+                Ok(Ok(Beat::Alive)) => Renewal::Held(armed),
+                Ok(Ok(Beat::Moved)) => Renewal::Lost,
+                Ok(Err(_)) if chair.own.client.is_closed() => Renewal::Lost,
+                Ok(Err(error)) => Renewal::Unknown(failed("renew", &error)),
+                Err(late) => Renewal::Unknown(late),
+            },
+        }
+    }
+
+    pub(super) async fn amend(&self, ticket: &Ticket, amendment: Amendment) -> Result<Amended> {
+        let hall = &self.hall;
+        let chair = hall.chair(ticket.claim).filter(|chair| {
+            let counted = chair.counted();
+            counted != 0 && counted == ticket.counted && chair.stands() != Place::Gone
+        });
+        let Some(chair) = chair else {
+            return Ok(Amended::Gone);
+        };
+        let asked = match amendment {
+            Amendment::Value(value) => {
+                *chair.value.lock() = Some(value);
+                let recorded = self.scribe.record(&chair, hall);
+                timed("amend", hall.timeout, recorded).await??;
+                return Ok(Amended::Done);
+            }
+            Amendment::Ask(ask) => ask,
+        };
+        let now = *chair.ask.lock();
+        let verb = match (now, asked) {
+            (Ask::Whole, Ask::READ) => Verb::Downgrade,
+            (Ask::READ, Ask::Whole) => Verb::Upgrade,
+            (now, asked) if now == asked => return Ok(Amended::Done),
+            _ => {
+                let message = "session locks are exclusive or shared, and nothing else";
+                return Err(Error::new(Kind::Unsupported, "amend", message));
+            }
+        };
+        let changed = timed("amend", hall.timeout, chair.own.whether(verb, &chair.key)).await?;
+        match changed.map_err(|error| failed("amend", &error))? {
+            true => {
+                *chair.ask.lock() = asked;
+                Ok(Amended::Done)
+            }
+            false => Ok(Amended::Busy),
+        }
+    }
+
+    pub(super) async fn leave(&self, ticket: &Ticket) -> Result<Left> {
+        let hall = &self.hall;
+        let chair = hall.unseat(ticket.claim, ticket.counted);
+        if ticket.in_doubt || (chair.is_none() && ticket.counted == 0) {
+            hall.depart(ticket.claim);
+        }
+        let Some(chair) = chair else {
+            return Ok(Left::Absent);
+        };
+        match chair.stands() {
+            Place::Gone => Ok(Left::Absent),
+            Place::Waiting => {
+                self.stop_waiting(&chair).await;
+                Ok(Left::Done)
+            }
+            Place::Held { .. } => {
+                let unlocked = chair.own.whether(chair.unlock(), &chair.key);
+                let unlocked = timed("leave", hall.timeout, unlocked).await?;
+                match unlocked {
+                    Ok(true) => {
+                        hall.spare(Arc::clone(&chair.own));
+                        Ok(Left::Done)
+                    }
+                    // A connection that did not have the lock is not to be trusted.
+                    Ok(false) => Ok(Left::Absent),
+                    // The session has ended, or ends with this connection: and the lock with it.
+                    Err(error) => match failed("leave", &error) {
+                        ended if ended.is_transient() => Ok(Left::Absent),
+                        other => Err(other),
+                    },
+                }
+            }
+        }
+    }
+
+    /// Asks the server to end the statement that waits.
+    async fn cancel(&self, chair: &Chair) {
+        let cancelled = self.hall.server.cancel(&chair.own.client, chair.own.at);
+        // If it does not work, the server notices that we are gone.
+        let _ = tokio::time::timeout(self.hall.timeout, cancelled).await;
+    }
+
+    /// Ends the statement that waits, and with it its connection.
+    pub(super) async fn stop_waiting(&self, chair: &Chair) {
+        self.cancel(chair).await;
+        let mut place = chair.place.subscribe();
+        let ended = place.wait_for(|place| *place != Place::Waiting);
+        let _ = tokio::time::timeout(Duration::from_millis(500), ended).await;
+        chair.place.send_replace(Place::Gone);
+    }
+}
+
+/// The answer to a claim that is known already: what it holds is armed by a heartbeat.
+async fn again(chair: &Chair, sent: BootTime) -> Result<Entered> {
+    let place = chair.stands();
+    match place {
+        Place::Gone => Ok(Entered::Busy),
+        Place::Waiting => Ok(entered(chair, place, sent)),
+        Place::Held { .. } => {
+            let beat = timed("enter", chair.claim.ttl, chair.own.beat()).await?;
+            match beat.map_err(|error| failed("enter", &error))? {
+                Beat::Alive => Ok(entered(chair, place, sent)),
+                Beat::Moved => Ok(Entered::Busy),
+            }
+        }
+    }
+}
+
+fn entered(chair: &Chair, place: Place, sent: BootTime) -> Entered {
+    let claim = &chair.claim;
+    Entered::In {
+        ticket: Ticket {
+            counted: chair.counted(),
+            ..Ticket::own(claim.name.clone(), claim.id)
+        },
+        armed: Armed {
+            sent,
+            ttl: claim.ttl,
+        },
+        place,
+    }
+}

@@ -1,0 +1,137 @@
+//! The tables and functions: their SQL, what a less privileged user needs, and seeing to it that
+//! they are there in the right version.
+
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+use super::fault;
+use crate::core::error::{Error, Kind, Result};
+
+/// The version of `schema.sql`. Raise it with every change there.
+const VERSION: i32 = 1;
+
+const SQL: &str = include_str!("schema.sql");
+
+/// The schema's name in a database, safe to be put into SQL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Schema(String);
+
+impl Default for Schema {
+    fn default() -> Self {
+        Self("palisade".to_owned())
+    }
+}
+
+impl Schema {
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] for anything but lower-case letters, digits and `_`.
+    pub fn new(name: &str) -> Result<Self> {
+        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let good = (1..=60).contains(&name.len())
+            && name.chars().all(fits)
+            && !name.starts_with(|c: char| c.is_ascii_digit())
+            && !name.starts_with("pg_");
+        match good {
+            true => Ok(Self(name.to_owned())),
+            false => Err(Error::new(
+                Kind::Config,
+                "connect",
+                "a schema is named with at most 60 lower-case letters, digits and _, as in palisade",
+            )),
+        }
+    }
+
+    /// Quoted, as SQL takes it.
+    pub(super) fn quoted(&self) -> String {
+        format!("\"{}\"", self.0)
+    }
+
+    /// The SQL that makes it, or brings it up to this version.
+    pub fn sql(&self) -> String {
+        self.fill(SQL)
+    }
+
+    /// The rights that a user needs who does not own it.
+    pub fn grants(&self, user: &str) -> String {
+        let user = format!("\"{}\"", user.replace('"', "\"\""));
+        self.fill(
+            "GRANT USAGE ON SCHEMA @schema@ TO @user@;\n\
+             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA @schema@ TO @user@;\n\
+             GRANT USAGE ON ALL SEQUENCES IN SCHEMA @schema@ TO @user@;\n\
+             GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA @schema@ TO @user@;\n",
+        )
+        .replace("@user@", &user)
+    }
+
+    fn fill(&self, sql: &str) -> String {
+        sql.replace("@schema@", &self.quoted())
+            .replace("@version@", &VERSION.to_string())
+    }
+
+    /// Sees to it that it is there in this version.
+    ///
+    /// # Errors
+    /// [`Kind::Denied`] when it is missing and may not be made; [`Kind::Config`] when it is newer.
+    pub(super) async fn ensure(&self, client: &Client) -> Result<()> {
+        match self.found(client).await? {
+            Some(VERSION) => return Ok(()),
+            Some(newer) if newer > VERSION => {
+                let message = format!(
+                    "the schema is version {newer} and this palisade knows {VERSION}; use a newer palisade or another schema="
+                );
+                return Err(Error::new(Kind::Config, "connect", message));
+            }
+            _ => {}
+        }
+        let made = client.batch_execute(&self.sql()).await;
+        let Err(error) = made else { return Ok(()) };
+        // The script's BEGIN is still open.
+        let _ = client.batch_execute("ROLLBACK").await;
+        match error.code().map(tokio_postgres::error::SqlState::code) {
+            Some("42501") => Err(Error::new(
+                Kind::Denied,
+                "connect",
+                "palisade's tables are not there and this user may not make them; let an owner run what `palisade schema postgres` prints",
+            )),
+            _ => Err(fault::reading("connect", &error)),
+        }
+    }
+
+    /// The version that is there.
+    async fn found(&self, client: &Client) -> Result<Option<i32>> {
+        let asked = format!("SELECT {}.version()", self.quoted());
+        match client.simple_query(&asked).await {
+            Ok(rows) => Ok(first_cell(&rows).and_then(|cell| cell.parse().ok())),
+            Err(error) => match error.code().map(tokio_postgres::error::SqlState::code) {
+                Some("3F000" | "42883") => Ok(None),
+                _ => Err(fault::reading("connect", &error)),
+            },
+        }
+    }
+}
+
+/// The first cell of the last rows of an answer.
+pub(super) fn first_cell(rows: &[SimpleQueryMessage]) -> Option<&str> {
+    rows.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_schemas_are_refused() {
+        for bad in ["", "a b", "A", "1a", "a\"b", "pg_x", "a;b", &"x".repeat(61)] {
+            assert_eq!(Schema::new(bad).unwrap_err().kind(), Kind::Config, "{bad}");
+        }
+        let sql = Schema::new("locks_2").unwrap().sql();
+        assert!(sql.contains("CREATE TABLE IF NOT EXISTS \"locks_2\".line"));
+        assert!(!sql.contains('@'));
+        let grants = Schema::default().grants("o'\"x");
+        assert!(grants.contains("TO \"o'\"\"x\";"), "{grants}");
+    }
+}

@@ -1,0 +1,200 @@
+//! `Session`: one connection of the lease table's engine, and the statements it knows.
+//!
+//! Statements are prepared once per connection. Behind a transaction pooler they are sent
+//! unnamed, with their types, which takes one round trip as well: a named one would be known to
+//! another server connection only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::OnceCell;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Row, Statement};
+
+use super::mail::Mail;
+use super::pooler::Between;
+
+/// What the engine asks of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verb {
+    Enter,
+    Place,
+    Renew,
+    Amend,
+    Leave,
+    Evict,
+    SurveyPrefix,
+    SurveyLine,
+    Fingerprint,
+    ShedEnter,
+    ShedRenew,
+    ShedLeave,
+    ShedSurvey,
+    ShedMark,
+    ShedRemove,
+}
+
+const VERBS: [Verb; 15] = [
+    Verb::Enter,
+    Verb::Place,
+    Verb::Renew,
+    Verb::Amend,
+    Verb::Leave,
+    Verb::Evict,
+    Verb::SurveyPrefix,
+    Verb::SurveyLine,
+    Verb::Fingerprint,
+    Verb::ShedEnter,
+    Verb::ShedRenew,
+    Verb::ShedLeave,
+    Verb::ShedSurvey,
+    Verb::ShedMark,
+    Verb::ShedRemove,
+];
+
+/// The columns of a survey; `@which@` chooses the lines.
+const SURVEY: &str = "SELECT l.name, replace(s.claim::text, '-', ''), s.weight, s.capacity, \
+     s.counted, (extract(epoch FROM s.expires - clock_timestamp()) * 1000000)::bigint, \
+     s.evicted, s.owner, s.value \
+     FROM @schema@.line l, unnest(l.seats) WITH ORDINALITY AS s \
+     (claim, weight, capacity, counted, expires, ttl, evicted, mailbox, owner, value, place) \
+     WHERE l.namespace = $1 AND @which@ AND s.expires > clock_timestamp() \
+     ORDER BY l.name COLLATE \"C\", s.place";
+
+impl Verb {
+    fn sql(self) -> String {
+        let survey = |which| SURVEY.replace("@which@", which);
+        match self {
+            Self::Enter => {
+                "SELECT @schema@.enter($1, $2, $3::text::uuid, $4, $5, $6, $7, $8, $9, $10)".into()
+            }
+            Self::Place => "SELECT @schema@.place($1, $2, $3::text::uuid)".into(),
+            Self::Renew => "SELECT @schema@.renew($1, $2, $3::text[]::uuid[], $4)".into(),
+            Self::Amend => "SELECT @schema@.amend($1, $2, $3::text::uuid, $4, $5, $6, $7)".into(),
+            Self::Leave => "SELECT @schema@.leave($1, $2, $3::text::uuid, $4, $5)".into(),
+            Self::Evict => "SELECT @schema@.evict($1, $2, $3::text::uuid, $4)".into(),
+            Self::SurveyPrefix => survey("starts_with(l.name, $2)"),
+            Self::SurveyLine => survey("l.name = $2"),
+            // Changes with every row that is written.
+            Self::Fingerprint => "SELECT count(*), coalesce(sum(hashtextextended(xmin::text \
+                || name, 0)::numeric), 0)::text FROM @schema@.line \
+                WHERE namespace = $1 AND starts_with(name, $2)"
+                .into(),
+            Self::ShedEnter => "SELECT @schema@.shed_enter($1, $2, $3, $4)".into(),
+            Self::ShedRenew => "SELECT @schema@.shed_renew($1, $2, $3)".into(),
+            Self::ShedLeave => "SELECT @schema@.shed_leave($1, $2, $3, $4)".into(),
+            Self::ShedSurvey => "SELECT name, locked_by, (extract(epoch FROM lock_until \
+                - timezone('utc', clock_timestamp())) * 1000000)::bigint FROM shedlock \
+                WHERE CASE WHEN $2 THEN name = $1 ELSE starts_with(name, $1) END \
+                AND lock_until > timezone('utc', clock_timestamp()) ORDER BY name COLLATE \"C\""
+                .into(),
+            Self::ShedMark => "UPDATE shedlock SET locked_by = left('evicting ' || \
+                substr(locked_by, 10), 255) WHERE name = $1 AND starts_with(locked_by, \
+                'palisade ' || $2 || ' ') AND lock_until > timezone('utc', clock_timestamp()) \
+                RETURNING 1"
+                .into(),
+            Self::ShedRemove => {
+                "UPDATE shedlock SET lock_until = timezone('utc', clock_timestamp()) \
+                WHERE name = $1 AND (locked_by = $2 OR split_part(locked_by, ' ', 2) = $2) \
+                AND lock_until > timezone('utc', clock_timestamp()) RETURNING 1"
+                    .into()
+            }
+        }
+    }
+
+    const fn types(self) -> &'static [Type] {
+        const T: Type = Type::TEXT;
+        const N: Type = Type::INT8;
+        const B: Type = Type::BOOL;
+        match self {
+            Self::Enter => &[T, T, T, N, N, N, B, T, T, T],
+            Self::Place => &[T, T, T],
+            Self::Renew => &[T, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
+            Self::Amend => &[T, T, T, N, N, N, T],
+            Self::Leave => &[T, T, T, N, B],
+            Self::Evict => &[T, T, T, B],
+            Self::SurveyPrefix | Self::SurveyLine | Self::Fingerprint => &[T, T],
+            Self::ShedEnter => &[T, T, N, T],
+            Self::ShedRenew => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
+            Self::ShedLeave => &[T, T, N, B],
+            Self::ShedSurvey => &[T, B],
+            Self::ShedMark | Self::ShedRemove => &[T, T],
+        }
+    }
+}
+
+/// The SQL of all verbs, for one schema.
+pub(super) struct Statements([String; VERBS.len()]);
+
+impl Statements {
+    pub(super) fn of(schema: &str) -> Self {
+        Self(VERBS.map(|verb| verb.sql().replace("@schema@", schema)))
+    }
+}
+
+/// One connection.
+pub(super) struct Session {
+    pub(super) client: Client,
+    pub(super) mail: Arc<Mail>,
+    statements: Arc<Statements>,
+    prepared: [OnceCell<Statement>; VERBS.len()],
+    listening: OnceCell<()>,
+}
+
+impl Session {
+    pub(super) fn new(client: Client, mail: Arc<Mail>, statements: Arc<Statements>) -> Self {
+        Self {
+            client,
+            mail,
+            statements,
+            prepared: Default::default(),
+            listening: OnceCell::new(),
+        }
+    }
+
+    /// Makes the session one that waits for no lock and no answer longer than we do, and that
+    /// reads what is committed: the functions rest on it. Only where sessions are ours.
+    pub(super) async fn tune(&self, timeout: Duration) -> Result<(), tokio_postgres::Error> {
+        let millis = timeout.as_millis().max(10);
+        let sql = format!(
+            "SET statement_timeout = {millis}; SET lock_timeout = {}; \
+             SET default_transaction_isolation = 'read committed'",
+            millis * 3 / 4
+        );
+        self.client.batch_execute(&sql).await
+    }
+
+    /// Asks, in one round trip once the statement is known.
+    pub(super) async fn ask(
+        &self,
+        verb: Verb,
+        between: Between,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let sql = &self.statements.0[verb as usize];
+        if between == Between::Pooler {
+            let typed: Vec<_> = parameters
+                .iter()
+                .copied()
+                .zip(verb.types().iter().cloned())
+                .collect();
+            return self.client.query_typed(sql, &typed).await;
+        }
+        let cell = &self.prepared[verb as usize];
+        let statement = match cell.get() {
+            Some(statement) => statement,
+            None => {
+                let prepare = || self.client.prepare_typed(sql, verb.types());
+                cell.get_or_try_init(prepare).await?
+            }
+        };
+        self.client.query(statement, parameters).await
+    }
+
+    /// Listens on `mailbox`, from the first call on.
+    pub(super) async fn listen(&self, mailbox: &str) -> Result<(), tokio_postgres::Error> {
+        let sql = format!("LISTEN {mailbox}");
+        let listen = || async { self.client.batch_execute(&sql).await };
+        self.listening.get_or_try_init(listen).await.map(drop)
+    }
+}

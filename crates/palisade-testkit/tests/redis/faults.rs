@@ -44,7 +44,9 @@ async fn a_lost_reply_to_enter_is_no_second_grant() {
             let name = format!("lost-{number}");
             let lock = client.line(&name, Ask::Whole).unwrap().ttl(ttl).unwrap();
             let mut tokens = BTreeSet::new();
+            let end = Instant::now() + Duration::from_secs(120);
             while eaten.hits() < LOST {
+                assert!(Instant::now() < end, "no progress");
                 let Ok(Some(hold)) = lock.acquire(Patience::For(ttl * 2)).await else {
                     continue;
                 };

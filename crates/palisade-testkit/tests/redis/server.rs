@@ -92,7 +92,7 @@ fn lease(hold: &Hold) -> Lease {
     }
 }
 
-/// After a foreign DEL and SET our renewals are lost, and the foreign lock is not touched.
+/// After another tool has taken the key our renewals are lost, and the foreign lock is not touched.
 #[tokio::test]
 async fn a_foreign_value_is_never_renewed_or_released() {
     let Some(server) = Server::start() else {
@@ -103,7 +103,7 @@ async fn a_foreign_value_is_never_renewed_or_released() {
         .lock()
         .await
         .unwrap();
-    server.ask(&["DEL", "palisade:stolen"]);
+    // In one step: in between a renewal of the keeper's would find the key gone.
     server.ask(&["SET", "palisade:stolen", "theirs", "PX", "5000"]);
     let renewals = client.engine().renew(vec![lease(&hold)]).await;
     assert!(matches!(renewals[..], [Renewal::Lost]), "{renewals:?}");
@@ -327,4 +327,81 @@ async fn bad_urls_are_refused_before_any_connection() {
         let error = palisade::connect(url).await.err().unwrap();
         assert_eq!(error.kind(), kind, "{url}: {error}");
     }
+}
+
+/// A certificate of our own for 127.0.0.1, and its key; the error says why there is none.
+fn certificate(folder: &std::path::Path) -> Result<(), String> {
+    let subject = "subjectAltName=IP:127.0.0.1,DNS:localhost";
+    let made = std::process::Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+        ])
+        .args([
+            "-addext",
+            subject,
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+        ])
+        .args(["-keyout", "key.pem", "-out", "cert.pem"])
+        .current_dir(folder)
+        .output()
+        .map_err(|error| format!("openssl: {error}"))?;
+    match made.status.success() {
+        true => Ok(()),
+        false => Err("openssl makes no certificate".to_owned()),
+    }
+}
+
+#[tokio::test]
+async fn locks_go_through_tls_and_strangers_are_not_trusted() {
+    let folder = tempfile::tempdir().unwrap();
+    if let Err(why) = certificate(folder.path()) {
+        return palisade_testkit::launch::skip("redis", &why);
+    }
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let (tls_port, cert, key) = (port.to_string(), file("cert.pem"), file("key.pem"));
+    let settings = [
+        "--tls-port",
+        tls_port.as_str(),
+        "--tls-cert-file",
+        &cert,
+        "--tls-key-file",
+        &key,
+        "--tls-auth-clients",
+        "no",
+    ];
+    let Some(_server) = Server::with(&settings) else {
+        return;
+    };
+    let url = format!("rediss://127.0.0.1:{port}?tls_ca={cert}");
+    let client = palisade::connect(&url).await.unwrap();
+    mutex(&client, "tls", TTL)
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    // Without our authority the server is a stranger.
+    let error = palisade::connect(&format!("rediss://127.0.0.1:{port}"))
+        .await
+        .err()
+        .unwrap();
+    assert!(
+        matches!(error.kind(), Kind::Unreachable | Kind::Config),
+        "{error:?}"
+    );
 }

@@ -141,7 +141,7 @@ impl Engine for RedisEngine {
 
     fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
         let store = Arc::clone(&self.store);
-        Box::pin(async move { store.renew(leases).await })
+        Box::pin(async move { store.rearm(leases).await })
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {

@@ -219,7 +219,7 @@ impl Store {
         Ok(Some(standing))
     }
 
-    pub(super) async fn renew(&self, leases: Vec<Lease>) -> Vec<Renewal> {
+    pub(super) async fn rearm(&self, leases: Vec<Lease>) -> Vec<Renewal> {
         // Shared leases, and names that can't be keys, were never given out by this engine.
         let line = |lease: &Lease| {
             let ticket = lease.ticket.clone()?;
@@ -232,7 +232,7 @@ impl Store {
             return leases.iter().map(|_| Renewal::Lost).collect();
         }
         let sent = BootTime::now();
-        let mut answers = match self.renew_known(&known).await {
+        let mut answers = match self.rearm_known(&known).await {
             Ok(answers) => answers.into_iter(),
             Err(error) => {
                 let unknown = || Error::new(error.kind(), "renew", error.message()).maybe_applied();
@@ -259,7 +259,7 @@ impl Store {
         asked.iter().map(renewal).collect()
     }
 
-    async fn renew_known(&self, known: &[&(Ticket, LineKeys)]) -> Result<Vec<String>> {
+    async fn rearm_known(&self, known: &[&(Ticket, LineKeys)]) -> Result<Vec<String>> {
         let link = self.link().await?;
         let lines: Vec<&LineKeys> = known.iter().map(|(_, keys)| keys).collect();
         let arguments = |command: &mut Cmd| {

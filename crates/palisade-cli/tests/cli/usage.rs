@@ -193,6 +193,11 @@ fn schemas() {
     let sql = String::from_utf8(output.stdout).unwrap();
     assert!(sql.contains("CREATE TABLE IF NOT EXISTS \"palisade\".line"));
     assert!(sql.contains("\nGRANT USAGE ON SCHEMA \"palisade\" TO \"app\";"));
-    refused(&store, &["schema", "postgres", "--schema", "a;b"], 78, "lower-case");
+    refused(
+        &store,
+        &["schema", "postgres", "--schema", "a;b"],
+        78,
+        "lower-case",
+    );
     refused(&store, &["schema", "oracle"], 2, "postgres");
 }

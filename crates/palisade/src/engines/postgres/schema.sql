@@ -268,7 +268,7 @@ END $$;
 
 -- Renews many: for each its ttl in µs, 0 lost, -1 evicted. Rows are locked in the order of their
 -- names, so that two callers never wait for each other.
-CREATE OR REPLACE FUNCTION @schema@.renew(
+CREATE OR REPLACE FUNCTION @schema@.prolong(
   p_namespace text, p_names text[], p_claims uuid[], p_counts bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE

@@ -9,7 +9,14 @@ use crate::core::error::{Error, Kind, Result};
 /// The version of `schema.sql`. Raise it with every change there.
 const VERSION: i32 = 1;
 
-const SQL: &str = include_str!("schema.sql");
+/// The version comes last: whoever sees it sees all of the rest.
+const SQL: &str = concat!(
+    include_str!("schema.sql"),
+    "\n",
+    include_str!("shedlock.sql"),
+    "\nCREATE OR REPLACE FUNCTION @schema@.version() RETURNS int LANGUAGE sql IMMUTABLE ",
+    "AS 'SELECT @version@';\n\nCOMMIT;\n",
+);
 
 /// The schema's name in a database, safe to be put into SQL.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -69,7 +69,7 @@ impl Verb {
                 "SELECT @schema@.enter($1, $2, $3::text::uuid, $4, $5, $6, $7, $8, $9, $10)".into()
             }
             Self::Place => "SELECT @schema@.place($1, $2, $3::text::uuid)".into(),
-            Self::Renew => "SELECT @schema@.renew($1, $2, $3::text[]::uuid[], $4)".into(),
+            Self::Renew => "SELECT @schema@.prolong($1, $2, $3::text[]::uuid[], $4)".into(),
             Self::Amend => "SELECT @schema@.amend($1, $2, $3::text::uuid, $4, $5, $6, $7)".into(),
             Self::Leave => "SELECT @schema@.leave($1, $2, $3::text::uuid, $4, $5)".into(),
             Self::Evict => "SELECT @schema@.evict($1, $2, $3::text::uuid, $4)".into(),

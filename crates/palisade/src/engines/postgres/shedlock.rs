@@ -121,7 +121,7 @@ impl Shed {
         }
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn prolong(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
         let tickets: Vec<&Ticket> = leases.iter().filter_map(|l| l.ticket.as_ref()).collect();
         let names: Result<Vec<String>> =
             tickets.iter().map(|t| self.key(t.name.as_str())).collect();
@@ -257,7 +257,7 @@ impl Engine for ShedlockEngine {
     fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
         let shed = Arc::clone(&self.shed);
         Box::pin(async move {
-            shed.renew(&leases).await.unwrap_or_else(|error| {
+            shed.prolong(&leases).await.unwrap_or_else(|error| {
                 let unknown = |_| {
                     let message = error.message().to_owned();
                     let error = Error::new(Kind::Unreachable, "renew", message);

@@ -144,7 +144,7 @@ impl Desk {
         Ok(self.place(ticket).await?.0)
     }
 
-    async fn renew(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
+    async fn prolong(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
         let (mut names, mut claims, mut counts) = (Vec::new(), Vec::new(), Vec::new());
         for ticket in leases.iter().filter_map(|lease| lease.ticket.as_ref()) {
             names.push(ticket.name.as_str());
@@ -335,7 +335,7 @@ impl Engine for PostgresEngine {
     fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
         let desk = Arc::clone(&self.desk);
         Box::pin(async move {
-            desk.renew(&leases).await.unwrap_or_else(|error| {
+            desk.prolong(&leases).await.unwrap_or_else(|error| {
                 let message = error.message().to_owned();
                 let unknown = |_| {
                     let error = Error::new(Kind::Unreachable, "renew", message.clone());

@@ -59,7 +59,7 @@ impl Chair {
     }
 
     /// Keeps a claim that waits wanted for another ttl.
-    pub(super) fn renew(&self) {
+    pub(super) fn want(&self) {
         *self.wanted.lock() = BootTime::now() + self.claim.ttl;
     }
 

@@ -102,7 +102,9 @@ impl Engine for AdvisoryEngine {
 
     fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
         let locks = self.locks.clone();
-        Box::pin(async move { join_all(leases.into_iter().map(|lease| locks.renew(lease))).await })
+        Box::pin(
+            async move { join_all(leases.into_iter().map(|lease| locks.prolong(lease))).await },
+        )
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {

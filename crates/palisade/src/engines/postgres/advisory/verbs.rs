@@ -130,7 +130,7 @@ impl Locks {
         Ok(())
     }
 
-    pub(super) async fn renew(&self, lease: Lease) -> Renewal {
+    pub(super) async fn prolong(&self, lease: Lease) -> Renewal {
         let Some(chair) = lease.ticket.as_ref().and_then(|ticket| {
             let chair = self.hall.chair(ticket.claim)?;
             let same = ticket.counted == 0 || ticket.counted == chair.counted();
@@ -150,7 +150,7 @@ impl Locks {
             Place::Gone => Renewal::Lost,
             // It has no lock that could be lost; its connection is watched by the kernel.
             Place::Waiting => {
-                chair.renew();
+                chair.want();
                 Renewal::Held(armed)
             }
             Place::Held { .. } => match timed("renew", self.hall.timeout, chair.own.beat()).await {

@@ -61,7 +61,8 @@ mod tests {
             let _ = gone.await;
             let _ = told.send(());
         });
-        assert!(futures_util::poll!(&mut finish).is_pending());
+        let soon = std::time::Duration::from_millis(1);
+        assert!(tokio::time::timeout(soon, &mut finish).await.is_err());
         drop(finish);
         go.send(()).unwrap();
         done.await.unwrap();

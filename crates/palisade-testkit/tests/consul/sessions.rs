@@ -86,6 +86,31 @@ async fn every_reader_that_comes_moves_the_gate() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn every_permit_that_is_taken_moves_the_list_of_holders() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let index = || {
+        let list = get(&running, "/v1/kv/palisade/pool/.lock?consistent");
+        list[0]["ModifyIndex"].as_u64().unwrap()
+    };
+    let pool = client.semaphore("pool", 3).unwrap();
+    let first = pool.acquire().await.unwrap();
+    let mut last = 0;
+    for _ in 0..4 {
+        // The same session each time, listed still when it comes again.
+        let permit = pool.acquire().await.unwrap();
+        assert!(index() > last, "a permit was taken unseen");
+        last = index();
+        permit.release().await.unwrap();
+    }
+    first.release().await.unwrap();
+    let left = get(&running, "/v1/kv/palisade/?keys");
+    assert!(left.is_null(), "left behind: {left}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn readers_and_writers_of_many_clients_never_overlap() {
     use std::sync::atomic::{AtomicI64, Ordering};
     let Some(running) = need("consul") else {

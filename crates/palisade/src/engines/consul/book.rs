@@ -47,6 +47,8 @@ pub(super) struct Seat {
     /// When its last write was sent.
     tried: BootTime,
     pub(super) watched: Option<Watched>,
+    /// Whether it may say something else than at first.
+    pub(super) amended: bool,
     /// Whether an operator takes it away while it waits.
     pub(super) evicted: bool,
     /// Rung when it is taken away.
@@ -268,6 +270,7 @@ impl State {
             stage: Stage::Waiting,
             tried: BootTime::PAST,
             watched: None,
+            amended: false,
             evicted: false,
             bell: Arc::default(),
             answered: Arc::default(),

@@ -83,14 +83,17 @@ impl ConsulEngine {
             Mode::Shared => line.reader(claim),
             Mode::Permits => line.permit(session),
         };
+        let amended = self.book.seat(claim).is_none_or(|seat| seat.amended);
         let claim = claim.to_string();
-        let ops = [
+        // The index is that of our own lock, so that deleting the key can't take another's.
+        let mut ops = vec![
             Op::check_index(&key, counted),
-            Op::unlock(&key, session),
             Op::delete(&key),
-            Op::delete(&line.value(&claim)),
             Op::delete(&self.keys.mark(&claim)),
         ];
+        if amended {
+            ops.push(Op::delete(&line.value(&claim)));
+        }
         let done = self.api.transact("leave", &ops).await?;
         Ok(matches!(done, Committed::Done(_)))
     }
@@ -182,6 +185,7 @@ impl ConsulEngine {
             };
             let ops = match (&amendment, held.spot) {
                 (Amendment::Value(value), spot) => {
+                    self.book.change(ticket.claim, |seat| seat.amended = true);
                     let key = match spot {
                         Spot::Whole => line.lock.clone(),
                         Spot::Reader => line.reader(ticket.claim),

@@ -12,6 +12,7 @@ mod api;
 mod baseline;
 mod book;
 mod check;
+mod finish;
 mod give;
 mod keep;
 mod keys;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::ConsulEngine;
 use super::api::{Committed, Read, SessionSettings};
 use super::book::{Seat, Stage, Watched};
+use super::finish::Finish;
 use super::keys::Line;
 use super::view::{Asker, Plan, View};
 use super::wire::{Op, Pair, Record, TxnError};
@@ -20,6 +21,7 @@ use crate::engines::remote::timed;
 
 /// How often one call tries again because others wrote between its read and its write.
 const TRIES: u32 = 64;
+const QUEUED_TRIES: u32 = 4;
 
 /// Where the operations of a plan guard the lock, and that there are no permits.
 const LOCK_GUARD: usize = 0;
@@ -219,7 +221,9 @@ impl ConsulEngine {
             session: &session,
             record: Record::of(claim),
         };
-        for _ in 0..TRIES {
+        // A claim that queues looks at its patience now and then.
+        let tries = if claim.queue { QUEUED_TRIES } else { TRIES };
+        for _ in 0..tries {
             let ops = match view.plan(claim.ask, &asker)? {
                 Plan::Take(ops) => ops,
                 Plan::Behind { tree } => {
@@ -259,6 +263,10 @@ impl ConsulEngine {
                 _ => self.look(line).await?,
             };
         }
+        if claim.queue {
+            self.book.change(claim.id, |seat| seat.watched = None);
+            return Ok(Tried::Behind);
+        }
         let message = "others change this line faster than it can be read; try again";
         Err(Error::new(Kind::Unreachable, "enter", message))
     }
@@ -276,7 +284,7 @@ impl ConsulEngine {
             return Ok(Written::Gone);
         }
         let (engine, id, session) = (Arc::clone(self), claim.id, session.to_owned());
-        let written = tokio::spawn(async move {
+        Finish::new(async move {
             let written = match engine.api.transact("enter", &ops).await {
                 Ok(Committed::Done(pairs)) => {
                     let own = |pair: &&Pair| pair.holder() == Some(&session);
@@ -294,10 +302,7 @@ impl ConsulEngine {
             };
             engine.book.settle(id, stage);
             written
-        });
-        written.await.unwrap_or_else(|_| {
-            let message = "the runtime ended before Consul answered";
-            Err(Error::new(Kind::Unreachable, "enter", message).maybe_applied())
         })
+        .await
     }
 }

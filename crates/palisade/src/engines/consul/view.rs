@@ -382,8 +382,12 @@ fn gate(line: &Line) -> Op {
 }
 
 fn json(holders: &Holders) -> String {
+    let holders = Holders {
+        nonce: ClaimId::random().to_string(),
+        ..holders.clone()
+    };
     // A struct of strings and numbers always serialises.
-    serde_json::to_string(holders).unwrap_or_default()
+    serde_json::to_string(&holders).unwrap_or_default()
 }
 
 fn beside_permits(limit: u32, ask: Ask) -> Error {

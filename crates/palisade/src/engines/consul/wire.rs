@@ -106,6 +106,10 @@ pub(super) struct Holders {
     pub(super) limit: u32,
     #[serde(default)]
     pub(super) holders: BTreeMap<String, bool>,
+    /// Of ours, and ignored by others: another one each time. Consul leaves a key alone, index
+    /// included, that is written with the value it has, and a holder that left is still listed.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) nonce: String,
 }
 
 /// One operation of a transaction.

@@ -212,8 +212,16 @@ async fn what_is_wrong_with_a_cluster_is_found() {
             break;
         }
     }
-    let check = client.check().await.unwrap();
-    assert!(codes(&check).contains(&"quota_alarm"), "{check:?}");
+    // The alarm is raised after the put that did not fit has been answered.
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    loop {
+        let check = client.check().await.unwrap();
+        if codes(&check).contains(&"quota_alarm") {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{check:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let full = client.mutex("full").unwrap().lock().await.err().unwrap();
     assert_eq!(full.kind(), Kind::Unusable, "{full:?}");
     call(&running, "/v3/maintenance/status", json!({}));

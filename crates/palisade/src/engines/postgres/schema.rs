@@ -65,7 +65,7 @@ impl Schema {
         self.fill(
             "GRANT USAGE ON SCHEMA @schema@ TO @user@;\n\
              GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA @schema@ TO @user@;\n\
-             GRANT USAGE ON ALL SEQUENCES IN SCHEMA @schema@ TO @user@;\n\
+             GRANT SELECT, USAGE ON ALL SEQUENCES IN SCHEMA @schema@ TO @user@;\n\
              GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA @schema@ TO @user@;\n",
         )
         .replace("@user@", &user)

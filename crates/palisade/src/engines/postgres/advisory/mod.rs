@@ -143,7 +143,11 @@ impl Engine for AdvisoryEngine {
         let start = (self.locks.clone(), scope, None);
         stream::unfold(start, |(locks, scope, mut seen)| async move {
             loop {
-                match locks.survey(&scope).await {
+                let look = async {
+                    let grants = locks.grants().await?;
+                    Ok((grants, locks.survey(&scope).await?))
+                };
+                match look.await {
                     Ok(now) if seen.as_ref() == Some(&now) => tokio::time::sleep(GLANCE).await,
                     Ok(now) => {
                         seen = Some(now);

@@ -124,6 +124,18 @@ impl Locks {
         Ok(rows)
     }
 
+    /// Grows with every grant, so that what came and went between two looks can be told.
+    pub(super) async fn grants(&self) -> Result<i64> {
+        let hall = &self.hall;
+        let sequence = format!("{}.token", hall.schema.quoted());
+        let sql = format!("SELECT last_value + is_called::int FROM {sequence}");
+        let own = hall.connection().await?;
+        let row = timed("watch", hall.timeout, own.here().query_one(&sql, &[])).await?;
+        let row = row.map_err(|error| failed("watch", &error))?;
+        hall.spare(own);
+        row.try_get(0).map_err(|error| failed("watch", &error))
+    }
+
     fn chair_at(&self, pid: i32) -> Option<std::sync::Arc<super::chair::Chair>> {
         let chairs = self.hall.holders();
         chairs.into_iter().find(|chair| chair.own.pid == pid)

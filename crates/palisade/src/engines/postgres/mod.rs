@@ -1,7 +1,7 @@
 //! `postgres://` — lines in a table of a PostgreSQL database, one statement per verb.
 //!
 //! Everything that decides a line is in its one row, and functions in the database decide it
-//! ([`schema.sql`](schema)); this module speaks with them. Times are the server's. Invariant: a
+//! (`schema.sql`); this module speaks with them. Times are the server's. Invariant: a
 //! request is asked again only when the server said that it was rolled back.
 //!
 //! `server` connects, `pooler` finds out what stands in between, `session` is one connection,

@@ -120,6 +120,17 @@ fn a_leadership_that_is_taken_away_kills_all_that_the_command_started() {
             "{said}"
         );
     }
+}
+
+#[test]
+#[ignore = "known defect: now and then something outlives a killed elect and keeps its pipe open"]
+fn a_killed_elect_leaves_nothing_running_in_a_later_term() {
+    let store = Store::new();
+    let script = "trap '' TERM; sleep 60 & echo $!; echo $$; cat >/dev/null";
+    let mut running = Running::start(elect(&store, "e", &[], script));
+    let first = [running.line(), running.line()];
+    assert_eq!(code(store.palisade(&["evict", "e", "--force"])), Some(0));
+    until("all are gone", || !first.iter().any(|pid| runs(pid)));
     let pids = [running.line(), running.line()];
     running.signal("KILL");
     running.end();

@@ -1,12 +1,14 @@
-//! Other tools' locks on the same key: redis-py's `Lock` and node-redlock, both ways, also while
-//! readers hold. Each tool is a small program that obeys lines on its input.
+//! Other tools' locks on the same key: redis-py's `Lock`, node-redlock and rslock, both ways, also
+//! while readers hold. A tool of another language is a small program that obeys lines on its input.
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use palisade_testkit::launch;
+use rslock::{Lock, LockManager};
 
 use super::support::{Server, line, soon};
 
@@ -44,15 +46,40 @@ lines.on("line", async (order) => {
 });
 "#;
 
-/// Another tool, as a process.
-struct Tool {
+/// Another tool.
+enum Tool {
+    Program(Program),
+    Rslock(LockManager, HashMap<String, Lock>),
+}
+
+impl Tool {
+    /// Whether it can `lock`, or `unlock`, a name.
+    async fn ask(&mut self, verb: &str, name: &str, ttl: u64) -> bool {
+        match self {
+            Self::Program(program) => program.ask(verb, name, ttl),
+            Self::Rslock(manager, locks) if verb == "lock" => {
+                let lock = manager.lock(name, Duration::from_millis(ttl)).await.ok();
+                let got = lock.is_some();
+                locks.extend(lock.map(|lock| (name.to_owned(), lock)));
+                got
+            }
+            Self::Rslock(manager, locks) => {
+                manager.unlock(&locks.remove(name).unwrap()).await;
+                true
+            }
+        }
+    }
+}
+
+/// A tool that is a process.
+struct Program {
     child: Child,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
-impl Tool {
-    fn start(command: &mut Command) -> Self {
+impl Program {
+    fn start(command: &mut Command) -> Tool {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -60,11 +87,11 @@ impl Tool {
             .unwrap();
         let orders = child.stdin.take().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
-        Self {
+        Tool::Program(Self {
             child,
             orders,
             answers,
-        }
+        })
     }
 
     fn ask(&mut self, verb: &str, name: &str, ttl: u64) -> bool {
@@ -79,7 +106,7 @@ impl Tool {
     }
 }
 
-impl Drop for Tool {
+impl Drop for Program {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -110,7 +137,7 @@ fn redis_py(folder: &Path, port: u16) -> Result<Tool, String> {
         "redis",
     ];
     install(Command::new(venv.join("bin/python")).args(pip))?;
-    Ok(Tool::start(
+    Ok(Program::start(
         Command::new(venv.join("bin/python"))
             .args(["-u", "-c", PYTHON])
             .arg(port.to_string()),
@@ -134,12 +161,18 @@ fn node_redlock(folder: &Path, port: u16) -> Result<Tool, String> {
             .current_dir(folder),
     )?;
     std::fs::write(folder.join("tool.js"), NODE).map_err(|error| error.to_string())?;
-    Ok(Tool::start(
+    Ok(Program::start(
         Command::new("node")
             .arg("tool.js")
             .arg(port.to_string())
             .current_dir(folder),
     ))
+}
+
+fn rslock(_: &Path, port: u16) -> Result<Tool, String> {
+    let mut manager = LockManager::new(vec![format!("redis://127.0.0.1:{port}")]);
+    manager.set_retry(1, Duration::from_millis(1));
+    Ok(Tool::Rslock(manager, HashMap::new()))
 }
 
 type Install = fn(&Path, u16) -> Result<Tool, String>;
@@ -157,11 +190,14 @@ async fn exclude_each_other(name: &str, install: Install) {
 
     // Ours first: exclusive, readers, permits.
     let hold = client.mutex("job").unwrap().lock().await.unwrap();
-    assert!(!tool.ask("lock", "job", 5000), "{name} takes what we hold");
+    assert!(
+        !tool.ask("lock", "job", 5000).await,
+        "{name} takes what we hold"
+    );
     assert_eq!(server.ask(&["GET", "job"]), hold.claim().to_string());
     hold.release().await.unwrap();
     assert!(
-        tool.ask("lock", "job", 60_000),
+        tool.ask("lock", "job", 60_000).await,
         "{name} finds it free after our release"
     );
 
@@ -197,14 +233,14 @@ async fn exclude_each_other(name: &str, install: Install) {
             .is_some_and(|line| line.waiters.len() == 1)
     })
     .await;
-    assert!(tool.ask("unlock", "job", 0));
+    assert!(tool.ask("unlock", "job", 0).await);
     let hold = tokio::time::timeout(Duration::from_secs(2), waiter)
         .await
         .unwrap()
         .unwrap()
         .unwrap();
     assert!(
-        !tool.ask("lock", "job", 5000),
+        !tool.ask("lock", "job", 5000).await,
         "{name} takes what our waiter was granted"
     );
     hold.release().await.unwrap();
@@ -213,17 +249,17 @@ async fn exclude_each_other(name: &str, install: Install) {
     let lock = client.rwlock("shared").unwrap();
     let (one, two) = (lock.read().await.unwrap(), lock.read().await.unwrap());
     assert!(
-        !tool.ask("lock", "shared", 5000),
+        !tool.ask("lock", "shared", 5000).await,
         "{name} takes what two readers hold"
     );
     one.release().await.unwrap();
     assert!(
-        !tool.ask("lock", "shared", 5000),
+        !tool.ask("lock", "shared", 5000).await,
         "{name} takes what a reader holds"
     );
     two.release().await.unwrap();
     assert!(
-        tool.ask("lock", "shared", 1000),
+        tool.ask("lock", "shared", 1000).await,
         "{name} finds it free after the last reader"
     );
     // Theirs ends by its own ttl, without a word.
@@ -239,4 +275,9 @@ async fn redis_py_and_palisade_exclude_each_other() {
 #[tokio::test]
 async fn node_redlock_and_palisade_exclude_each_other() {
     exclude_each_other("node-redlock", node_redlock).await;
+}
+
+#[tokio::test]
+async fn rslock_and_palisade_exclude_each_other() {
+    exclude_each_other("rslock", rslock).await;
 }

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod data;
 mod faults;
 mod interop;
+mod many;
 mod server;
 mod support;

@@ -1,4 +1,4 @@
-//! States of the server: forgotten scripts, other types, no memory, no rights, no data.
+//! States of the server: forgotten scripts, other types, no memory, no rights.
 
 use std::time::Duration;
 
@@ -52,33 +52,6 @@ async fn a_key_of_another_type_is_never_free() {
         soon("the loss", hold.lost()).await.reason,
         LossReason::Taken
     );
-}
-
-#[tokio::test]
-async fn flushed_and_deleted_locks_are_lost_and_tokens_rise() {
-    let Some(server) = Server::start() else {
-        return;
-    };
-    let client = server.direct_client("").await;
-    for command in [&["FLUSHALL"][..], &["DEL", "palisade:gone"]] {
-        let hold = mutex(&client, "gone", TTL).lock().await.unwrap();
-        let other = server.direct_client("").await;
-        let next = mutex(&other, "gone", TTL);
-        let waiter = tokio::spawn(async move { next.lock().await });
-        server.ask(command);
-        assert_eq!(
-            soon("the loss", hold.lost()).await.reason,
-            LossReason::Taken
-        );
-        let next = soon("the next", waiter).await.unwrap().unwrap();
-        assert!(
-            next.token() > hold.token(),
-            "{} after {}",
-            next.token(),
-            hold.token()
-        );
-        next.release().await.unwrap();
-    }
 }
 
 fn lease(hold: &Hold) -> Lease {

@@ -51,6 +51,16 @@ impl Server {
         wire::redis(self.port(), command).unwrap_or_else(|why| why)
     }
 
+    /// How often it has run a command, since the statistics were reset.
+    pub(crate) fn calls(&self, command: &str) -> u64 {
+        let stats = self.ask(&["INFO", "commandstats"]);
+        let row = stats
+            .lines()
+            .find(|row| row.starts_with(&format!("cmdstat_{command}:")));
+        let calls = row.and_then(|row| row.split("calls=").nth(1)?.split(',').next()?.parse().ok());
+        calls.unwrap_or(0)
+    }
+
     /// The URL past the proxy.
     pub(crate) fn direct(&self, options: &str) -> String {
         format!("{}?{options}", self.running.url())

@@ -135,6 +135,17 @@ pub(super) fn fault(operation: &'static str, error: &RedisError) -> Error {
     }
 }
 
+/// What a script says that it ran into, in the middle of its work.
+pub(super) fn refused(operation: &'static str, why: &str) -> Error {
+    match word_in(why) {
+        Some((_, kind, message)) => Error::new(*kind, operation, *message),
+        None => {
+            let message = "the server refuses the request";
+            Error::new(Kind::Unusable, operation, message).maybe_applied()
+        }
+    }
+}
+
 /// What connecting ran into: nothing was asked for yet.
 pub(super) fn no_connection(error: &RedisError) -> Error {
     let fault = fault("connect", error);

@@ -8,7 +8,7 @@
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
 
-/// Ends the name of the hash beside a key.
+/// Ends the name of the key beside a key.
 const SUFFIX: &str = ":palisade";
 
 /// How names become keys.
@@ -23,8 +23,8 @@ pub(super) struct Keys {
 pub(super) struct LineKeys {
     /// The string that other tools know.
     pub(super) key: String,
-    /// The hash beside it; other keys of the line begin with its name.
-    pub(super) hash: String,
+    /// What is kept beside it; other keys of the line begin with its name.
+    pub(super) state: String,
 }
 
 impl Keys {
@@ -72,15 +72,15 @@ impl Keys {
             true => name.as_str().to_owned(),
             false => format!("{}{}", self.prefix, encode(name.as_str())),
         };
-        let hash = beside(&key).ok_or_else(|| {
+        let state = beside(&key).ok_or_else(|| {
             let message =
                 "with an empty namespace, a } in a name needs a { before it, with something in between";
             Error::new(Kind::InvalidName, "name", message)
         })?;
-        Ok(LineKeys { key, hash })
+        Ok(LineKeys { key, state })
     }
 
-    /// The pattern of hashes whose lines' names begin with `prefix`; more may match it.
+    /// The pattern of states whose lines' names begin with `prefix`; more may match it.
     pub(super) fn pattern(&self, prefix: &str) -> String {
         if self.prefix.is_empty() {
             return format!("*{SUFFIX}");
@@ -92,17 +92,17 @@ impl Keys {
         }
     }
 
-    /// The line that a hash belongs to, if it is one of this namespace.
-    pub(super) fn name_of(&self, hash: &str) -> Option<(Name, LineKeys)> {
-        let inside = hash.strip_suffix(SUFFIX)?;
+    /// The line that a state belongs to, if it is one of this namespace.
+    pub(super) fn name_of(&self, state: &str) -> Option<(Name, LineKeys)> {
+        let inside = state.strip_suffix(SUFFIX)?;
         let bare = inside.strip_prefix('{').and_then(|k| k.strip_suffix('}'));
         let key = [bare, Some(inside)]
             .into_iter()
             .flatten()
-            .find(|key| beside(key).as_deref() == Some(hash))?;
+            .find(|key| beside(key).as_deref() == Some(state))?;
         let keys = LineKeys {
             key: key.to_owned(),
-            hash: hash.to_owned(),
+            state: state.to_owned(),
         };
         Some((self.name(key)?, keys))
     }
@@ -198,8 +198,8 @@ mod tests {
             for name in names {
                 let name = Name::new(name).unwrap();
                 let line = keys.line(&name).unwrap();
-                assert_eq!(hashed(&line.key), hashed(&line.hash), "{line:?}");
-                assert_eq!(keys.name_of(&line.hash), Some((name, line)), "{namespace}");
+                assert_eq!(hashed(&line.key), hashed(&line.state), "{line:?}");
+                assert_eq!(keys.name_of(&line.state), Some((name, line)), "{namespace}");
             }
         }
     }
@@ -211,8 +211,8 @@ mod tests {
             let name = Name::new(good).unwrap();
             let line = keys.line(&name).unwrap();
             assert_eq!(line.key, good);
-            assert_eq!(hashed(&line.key), hashed(&line.hash), "{line:?}");
-            assert_eq!(keys.name_of(&line.hash), Some((name, line)));
+            assert_eq!(hashed(&line.key), hashed(&line.state), "{line:?}");
+            assert_eq!(keys.name_of(&line.state), Some((name, line)));
         }
         for bad in ["a}b", "{}", "a{}b{c}"] {
             let refused = keys.line(&Name::new(bad).unwrap()).unwrap_err();

@@ -17,6 +17,7 @@ mod offer;
 mod scripts;
 mod store;
 mod survey;
+mod turns;
 mod verbs;
 mod wire;
 

@@ -34,6 +34,19 @@ pub(super) const SOURCES: [&str; 7] = [
 ];
 
 impl Script {
+    /// What errors call it.
+    pub(super) const fn operation(self) -> &'static str {
+        match self {
+            Self::Enter => "enter",
+            Self::Look => "wait",
+            Self::Renew => "renew",
+            Self::Amend => "amend",
+            Self::Leave => "leave",
+            Self::Survey => "survey",
+            Self::Evict => "evict",
+        }
+    }
+
     pub(super) const fn source(self) -> &'static str {
         SOURCES[self as usize]
     }

@@ -75,7 +75,7 @@ impl Store {
             let mut command = redis::cmd(how);
             command.arg(which).arg(lines.len() * 2);
             for line in lines {
-                command.arg(&line.key).arg(&line.hash);
+                command.arg(&line.key).arg(&line.state);
             }
             arguments(&mut command);
             command
@@ -147,6 +147,30 @@ impl Store {
             }
         }
     }
+
+    /// What follows the first of `claims` in an answer: a word for each of them.
+    pub(super) async fn each_addressed(
+        &self,
+        operation: &'static str,
+        link: &Link<Wire>,
+        mut claims: impl ExactSizeIterator<Item = ClaimId>,
+        mut answers: Vec<String>,
+    ) -> Result<Vec<String>> {
+        if answers.len() != claims.len() + 1 {
+            return Err(nonsense(operation));
+        }
+        let whom = answers.remove(0) + " ";
+        if let Some(first) = claims.next() {
+            self.addressed(operation, link, first, &whom).await?;
+        }
+        Ok(answers)
+    }
+}
+
+/// An answer that nobody could have given.
+pub(super) fn nonsense(operation: &'static str) -> Error {
+    let message = "the server's answer makes no sense";
+    Error::new(Kind::Unusable, operation, message).maybe_applied()
 }
 
 /// The answer of a script that is not as it should be.

@@ -48,12 +48,12 @@ impl Store {
         loop {
             let mut scan = redis::cmd("SCAN");
             scan.arg(cursor).arg("MATCH").arg(self.keys.pattern(prefix));
-            scan.arg("COUNT").arg(STEP).arg("TYPE").arg("hash");
+            scan.arg("COUNT").arg(STEP).arg("TYPE").arg("string");
             let step: RedisResult<(u64, Vec<Vec<u8>>)> = self.ask("survey", link, &scan).await?;
-            let (next, hashes) = step.map_err(|error| fault("survey", &error))?;
-            let names = hashes.into_iter().filter_map(|hash| {
-                let hash = String::from_utf8(hash).ok()?;
-                self.keys.name_of(&hash)
+            let (next, states) = step.map_err(|error| fault("survey", &error))?;
+            let names = states.into_iter().filter_map(|state| {
+                let state = String::from_utf8(state).ok()?;
+                self.keys.name_of(&state)
             });
             found.extend(names.filter(|(name, _)| name.as_str().starts_with(prefix)));
             cursor = next;

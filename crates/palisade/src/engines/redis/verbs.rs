@@ -1,12 +1,14 @@
 //! The verbs on one claim: enter, wait, renew, amend, leave, evict.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Cmd;
 
 use super::keys::LineKeys;
 use super::scripts::Script;
-use super::store::Store;
+use super::store::{Store, nonsense};
+use super::turns::{Order, Words};
 use super::wire::Wire;
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
@@ -59,10 +61,7 @@ impl Standing {
             }
             _ => None,
         };
-        let Some((place, left, due)) = read else {
-            let message = "the server's answer makes no sense";
-            return Err(Error::new(Kind::Unusable, operation, message).maybe_applied());
-        };
+        let (place, left, due) = read.ok_or_else(|| nonsense(operation))?;
         Ok(Self {
             place,
             left: left.min(ttl),
@@ -72,7 +71,7 @@ impl Standing {
 }
 
 impl Store {
-    pub(super) async fn enter(&self, claim: &Claim) -> Result<Entered> {
+    pub(super) async fn enter(self: &Arc<Self>, claim: &Claim) -> Result<Entered> {
         let keys = self.keys.line(&claim.name)?;
         let link = self.link().await?;
         // Before the claim is in the line: the push that grants it must find the bell.
@@ -90,20 +89,19 @@ impl Store {
             tail.push('\n');
             tail.push_str(value);
         }
-        let arguments = |command: &mut Cmd| {
-            command
-                .arg(claim.id.to_string())
-                .arg(format!("{weight} {capacity} "))
-                .arg(ttl + ROUNDING)
-                .arg(&tail)
-                .arg(u8::from(claim.queue));
-            self.mark_replicated(command);
+        let words = Words::Enter {
+            ask: format!("{weight} {capacity} "),
+            lasts: ttl + ROUNDING,
+            tail,
+            queue: claim.queue,
+        };
+        let order = Order {
+            keys,
+            claim: claim.id,
+            words,
         };
         let sent = BootTime::now();
-        let answer: String = self
-            .run("enter", &link, Script::Enter, &[&keys], arguments)
-            .await?;
-        let answer = self.addressed("enter", &link, claim.id, &answer).await?;
+        let answer = self.order(&link, order).await?;
         if answer == "busy" {
             self.hub.forget(claim.id);
             return Ok(Entered::Busy);
@@ -115,7 +113,7 @@ impl Store {
                 capacity,
             ));
         }
-        let standing = Standing::read("enter", answer, claim.ttl)?;
+        let standing = Standing::read("enter", &answer, claim.ttl)?;
         let counted = match standing.place {
             Place::Held { counted } => counted,
             Place::Waiting | Place::Gone => 0,
@@ -267,16 +265,11 @@ impl Store {
                 command.arg(ticket.claim.to_string()).arg(ticket.counted);
             }
         };
-        let mut answers: Vec<String> = self
+        let answers = self
             .run("renew", &link, Script::Renew, &lines, arguments)
             .await?;
-        let whom = match answers.is_empty() {
-            true => String::new(),
-            false => answers.remove(0) + " ",
-        };
-        if let Some((first, _)) = known.first() {
-            self.addressed("renew", &link, first.claim, &whom).await?;
-        }
+        let claims = known.iter().map(|(ticket, _)| ticket.claim);
+        let answers = self.each_addressed("renew", &link, claims, answers).await?;
         self.replicated("renew", &link).await?;
         Ok(answers)
     }
@@ -307,23 +300,20 @@ impl Store {
         })
     }
 
-    pub(super) async fn leave(&self, ticket: &Ticket) -> Result<Left> {
+    pub(super) async fn leave(self: &Arc<Self>, ticket: &Ticket) -> Result<Left> {
         self.hub.forget(ticket.claim);
         let keys = self.keys.line(&ticket.name)?;
         let link = self.link().await?;
-        let arguments = |command: &mut Cmd| {
-            command
-                .arg(ticket.claim.to_string())
-                .arg(ticket.counted)
-                .arg(u8::from(ticket.in_doubt));
+        let words = Words::Leave {
+            counted: ticket.counted,
+            in_doubt: ticket.in_doubt,
         };
-        let answer: String = self
-            .run("leave", &link, Script::Leave, &[&keys], arguments)
-            .await?;
-        let left = self
-            .addressed("leave", &link, ticket.claim, &answer)
-            .await?;
-        Ok(match left {
+        let order = Order {
+            keys,
+            claim: ticket.claim,
+            words,
+        };
+        Ok(match self.order(&link, order).await?.as_str() {
             "left" => Left::Done,
             _ => Left::Absent,
         })

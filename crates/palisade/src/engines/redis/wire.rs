@@ -15,6 +15,7 @@ use tokio::sync::{OnceCell, watch};
 use super::fault::{fault, no_connection};
 use super::hub::{Ear, Hub};
 use super::scripts::{SOURCES, Script};
+use super::turns::Turns;
 use crate::core::error::{Error, Kind, Result};
 use crate::engines::remote::{Host, Login, Tls, provide};
 
@@ -103,6 +104,8 @@ struct Shared {
     /// Whether it hears of grants, and of evictions.
     wakes: OnceCell<()>,
     alarms: OnceCell<()>,
+    enters: Turns,
+    leaves: Turns,
 }
 
 impl Wire {
@@ -122,6 +125,8 @@ impl Wire {
                 over,
                 wakes: OnceCell::new(),
                 alarms: OnceCell::new(),
+                enters: Turns::default(),
+                leaves: Turns::default(),
             }),
         })
     }
@@ -132,6 +137,14 @@ impl Wire {
             .hashes
             .get(script as usize)
             .map_or("", String::as_str)
+    }
+
+    /// The enters, or the leaves, that it is asked for.
+    pub(super) fn turns(&self, script: Script) -> &Turns {
+        match script {
+            Script::Leave => &self.shared.leaves,
+            _ => &self.shared.enters,
+        }
     }
 
     /// Whether it is known to have ended.

@@ -1,5 +1,5 @@
 -- evict.lua: an operator takes a place away.
--- KEYS: the key, the hash.  ARGV: id, "mark" or "remove".
+-- KEYS: the key, the state.  ARGV: id, "mark" or "remove".
 -- Answers "done" | "absent" | "foreign": another tool's lock, which can only be removed.
 
 local now = clock()
@@ -20,7 +20,6 @@ if not claim then return finish(line, 'absent') end
 if ARGV[2] == 'mark' then
   claim.evicted = true
   store(line, claim)
-  changed = true
 else
   remove(line, claim)
   advance(line, now)

@@ -1,11 +1,12 @@
 -- line.lua: what all verbs share. A line is the user's key and, in the same hash slot:
---   HASH           field "token": the last token; no ttl, it stays when the line is empty
---                  field "line":  "whole capacity parts taken waiting value", absent when empty
---                  field "left":  until when tombstones matter
---                  field ID:      "weight capacity token ttl evicted channel owner[\nvalue]"
---   HASH:shares    holders that are not alone, by the end of their lease
---   HASH:queue     waiters by place          HASH:leases   waiters by the end of their lease
---   HASH:left      claims that were left before they arrived, by how long that is remembered
+--   STATE          a string: "token left whole capacity parts taken waiting value\nrecord", where
+--                  token is the last one, left until when tombstones matter, record that of the
+--                  holder of the whole line; "token" alone, without a ttl, when the line is empty
+--   STATE:claims   a hash: the records of all others
+--   STATE:shares   holders that are not alone, by the end of their lease
+--   STATE:queue    waiters by place          STATE:leases   waiters by the end of their lease
+--   STATE:left     claims that were left before they arrived, by how long that is remembered
+-- A record is "weight capacity token ttl evicted channel owner[\nvalue]".
 -- The user's key is the truth: absent, or with another value than ours, every recorded holder is
 -- lost. Times are the server's, in microseconds. A script is not undone when a write fails (out of
 -- memory), so the key is written first: whatever is cut off after it, the next settle puts right.
@@ -28,32 +29,37 @@ local function millis(micros)
   return text(math.ceil(micros / 1000) + 1)
 end
 
-local function open(key, hash)
-  local state = redis.call('HMGET', hash, 'token', 'line')
+local function open(key, state)
   local line = {
-    key = key, hash = hash, token = tonumber(state[1] or '0'),
-    whole = false, capacity = 0, parts = 0, taken = 0, waiting = 0, value = false,
+    key = key, state = state, token = 0, left = 0,
+    whole = false, capacity = 0, parts = 0, taken = 0, waiting = 0, value = false, record = '',
   }
-  if state[2] then
-    local whole, capacity, parts, taken, waiting, value =
-      string.match(state[2], '^(%d) (%d+) (%d+) (%d+) (%d+) (.*)$')
-    if not whole then error('CORRUPT the record of this line') end
-    line.whole = whole == '1'
+  local stored = redis.call('GET', state)
+  if not stored then return line end
+  line.token = string.match(stored, '^%d+$')
+  if not line.token then
+    local token, left, whole, capacity, parts, taken, waiting, value, record =
+      string.match(stored, '^(%d+) (%d+) (%d) (%d+) (%d+) (%d+) (%d+) ([^\n]*)\n(.*)$')
+    if not token then error('CORRUPT the record of this line') end
+    line.token, line.left, line.whole = token, tonumber(left), whole == '1'
     line.capacity, line.parts = tonumber(capacity), tonumber(parts)
     line.taken, line.waiting = tonumber(taken), tonumber(waiting)
-    line.value = value ~= '' and value
+    line.value, line.record = value ~= '' and value, record
   end
+  line.token = tonumber(line.token)
   return line
 end
 
 local function save(line)
   if not changed then return end
-  if line.value or line.waiting > 0 then
-    redis.call('HSET', line.hash, 'token', text(line.token), 'line', string.format(
-      '%d %.0f %.0f %.0f %.0f %s', line.whole and 1 or 0, line.capacity, line.parts, line.taken,
-      line.waiting, line.value or ''))
+  if line.value or line.waiting > 0 or line.left > 0 then
+    redis.call('SET', line.state, string.format('%.0f %.0f %d %.0f %.0f %.0f %.0f %s\n%s',
+      line.token, line.left, line.whole and 1 or 0, line.capacity, line.parts, line.taken,
+      line.waiting, line.value or '', line.whole and line.record or ''))
+  elseif line.token > 0 then
+    redis.call('SET', line.state, text(line.token))
   else
-    redis.call('HDEL', line.hash, 'line')
+    redis.call('DEL', line.state)
   end
 end
 
@@ -67,15 +73,26 @@ local function parse(id, stored)
   }
 end
 
+-- The record of a claim as it is kept.
+local function stored(line, id)
+  if line.whole and line.value == id then return line.record end
+  return redis.call('HGET', line.state .. ':claims', id)
+end
+
 local function record(line, id)
-  local stored = redis.call('HGET', line.hash, id)
-  return stored and parse(id, stored)
+  local found = stored(line, id)
+  return found and parse(id, found)
 end
 
 local function store(line, claim)
-  redis.call('HSET', line.hash, claim.id, string.format(
-    '%.0f %.0f %.0f %.0f %d %s %s', claim.weight, claim.capacity, claim.token, claim.ttl,
-    claim.evicted and 1 or 0, claim.channel, claim.rest))
+  local new = string.format('%.0f %.0f %.0f %.0f %d %s %s', claim.weight, claim.capacity,
+    claim.token, claim.ttl, claim.evicted and 1 or 0, claim.channel, claim.rest)
+  changed = true
+  if line.whole and line.value == claim.id then
+    line.record = new
+  else
+    redis.call('HSET', line.state .. ':claims', claim.id, new)
+  end
 end
 
 -- A part names the capacity of the line while any part is in it.
@@ -88,7 +105,7 @@ end
 
 -- The key lasts as long as the longest lease of those who share it.
 local function arm(line)
-  local longest = redis.call('ZREVRANGE', line.hash .. ':shares', 0, 0, 'WITHSCORES')
+  local longest = redis.call('ZREVRANGE', line.state .. ':shares', 0, 0, 'WITHSCORES')
   redis.call('PEXPIREAT', line.key, millis(tonumber(longest[2])))
 end
 
@@ -106,14 +123,13 @@ local function hold(line, claim, ends, now)
     line.value, line.whole, line.taken = claim.id, claim.weight == 0, 0
   end
   if claim.weight > 0 then
-    redis.call('ZADD', line.hash .. ':shares', text(ends), claim.id)
+    redis.call('ZADD', line.state .. ':shares', text(ends), claim.id)
     line.taken = line.taken + claim.weight
     arm(line)
   end
   line.token = math.max(line.token + 1, now)
   claim.token = line.token
   store(line, claim)
-  changed = true
   return true
 end
 
@@ -125,18 +141,20 @@ end
 -- Takes a claim out of the line, wherever it stands.
 local function remove(line, claim)
   changed = true
-  redis.call('HDEL', line.hash, claim.id)
+  if line.value ~= claim.id or not line.whole then
+    redis.call('HDEL', line.state .. ':claims', claim.id)
+  end
   count_part(line, claim, -1)
   if claim.token == 0 then
-    redis.call('ZREM', line.hash .. ':queue', claim.id)
-    redis.call('ZREM', line.hash .. ':leases', claim.id)
+    redis.call('ZREM', line.state .. ':queue', claim.id)
+    redis.call('ZREM', line.state .. ':leases', claim.id)
     line.waiting = line.waiting - 1
   elseif line.whole then
     release_key(line)
   else
-    redis.call('ZREM', line.hash .. ':shares', claim.id)
+    redis.call('ZREM', line.state .. ':shares', claim.id)
     line.taken = line.taken - claim.weight
-    if redis.call('ZCARD', line.hash .. ':shares') == 0 then release_key(line) else arm(line) end
+    if redis.call('ZCARD', line.state .. ':shares') == 0 then release_key(line) else arm(line) end
   end
 end
 
@@ -144,13 +162,14 @@ end
 local function forget_holders(line)
   changed = true
   if line.whole then
-    redis.call('HDEL', line.hash, line.value)
+    -- There is none: but after one write that a full server takes, it takes the others too.
+    redis.call('HDEL', line.state .. ':claims', line.value)
   else
-    for _, id in ipairs(redis.call('ZRANGE', line.hash .. ':shares', 0, -1)) do
-      redis.call('HDEL', line.hash, id)
+    for _, id in ipairs(redis.call('ZRANGE', line.state .. ':shares', 0, -1)) do
+      redis.call('HDEL', line.state .. ':claims', id)
       line.parts = line.parts - 1
     end
-    redis.call('DEL', line.hash .. ':shares')
+    redis.call('DEL', line.state .. ':shares')
     if line.parts <= 0 then line.parts, line.capacity = 0, 0 end
   end
   line.value, line.whole, line.taken = false, false, 0
@@ -158,12 +177,12 @@ end
 
 -- Removes those whose lease is over. The list is whole before the first is removed.
 local function expire(line, set, now)
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', line.hash .. set, '-inf', text(now))) do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', line.state .. set, '-inf', text(now))) do
     local claim = record(line, id)
     if claim then
       remove(line, claim)
     else
-      redis.call('ZREM', line.hash .. set, id)
+      redis.call('ZREM', line.state .. set, id)
     end
   end
 end
@@ -171,19 +190,21 @@ end
 -- Grants, in order, what has come to the front. Nobody overtakes.
 local function advance(line, now)
   while line.waiting > 0 do
-    local id = redis.call('ZRANGE', line.hash .. ':queue', 0, 0)[1]
+    local id = redis.call('ZRANGE', line.state .. ':queue', 0, 0)[1]
     local claim = id and record(line, id)
     if not id then
       line.waiting, changed = 0, true
     elseif not claim then
-      redis.call('ZREM', line.hash .. ':queue', id)
-      redis.call('ZREM', line.hash .. ':leases', id)
+      redis.call('ZREM', line.state .. ':queue', id)
+      redis.call('ZREM', line.state .. ':leases', id)
       line.waiting, changed = line.waiting - 1, true
     else
-      local ends = redis.call('ZSCORE', line.hash .. ':leases', id)
+      local ends = redis.call('ZSCORE', line.state .. ':leases', id)
       if not ends or not fits(line, claim) or not hold(line, claim, tonumber(ends), now) then return end
-      redis.call('ZREM', line.hash .. ':queue', id)
-      redis.call('ZREM', line.hash .. ':leases', id)
+      redis.call('ZREM', line.state .. ':queue', id)
+      redis.call('ZREM', line.state .. ':leases', id)
+      -- Its record is in the state now.
+      if line.whole then redis.call('HDEL', line.state .. ':claims', id) end
       line.waiting = line.waiting - 1
       granted[claim.channel] = (granted[claim.channel] or '') .. id
     end
@@ -206,12 +227,12 @@ end
 -- When a claim's lease ends, in microseconds of the server.
 local function ends_at(line, claim, now)
   if claim.token == 0 then
-    return tonumber(redis.call('ZSCORE', line.hash .. ':leases', claim.id) or now)
+    return tonumber(redis.call('ZSCORE', line.state .. ':leases', claim.id) or now)
   elseif line.whole then
     -- The key was given a little more than the lease.
     return now + math.min(redis.call('PTTL', line.key), claim.ttl) * 1000
   end
-  return tonumber(redis.call('ZSCORE', line.hash .. ':shares', claim.id) or now)
+  return tonumber(redis.call('ZSCORE', line.state .. ':shares', claim.id) or now)
 end
 
 -- A push can be lost and is sent to nobody when another tool lets go: the first in line looks
@@ -220,13 +241,13 @@ local LOST_PUSH, FOREIGN = 500000, 200000
 
 -- In how many microseconds a waiting claim should look again by itself.
 local function due(line, claim, now)
-  local rank = redis.call('ZRANK', line.hash .. ':queue', claim.id) or 0
+  local rank = redis.call('ZRANK', line.state .. ':queue', claim.id) or 0
   if rank > 0 then
-    local ahead = redis.call('ZRANGE', line.hash .. ':queue', rank - 1, rank - 1)[1]
-    return math.max(tonumber(redis.call('ZSCORE', line.hash .. ':leases', ahead) or now) - now, 0)
+    local ahead = redis.call('ZRANGE', line.state .. ':queue', rank - 1, rank - 1)[1]
+    return math.max(tonumber(redis.call('ZSCORE', line.state .. ':leases', ahead) or now) - now, 0)
   end
   if line.value and not line.whole then
-    local first = redis.call('ZRANGE', line.hash .. ':shares', 0, 0, 'WITHSCORES')
+    local first = redis.call('ZRANGE', line.state .. ':shares', 0, 0, 'WITHSCORES')
     return math.max(math.min(tonumber(first[2] or now) - now, LOST_PUSH), 0)
   end
   local left = redis.call('PTTL', line.key)
@@ -238,8 +259,8 @@ end
 -- Where a claim stands: place, token, lease left, when to look again.
 local function standing(line, claim, now)
   local left = math.max(ends_at(line, claim, now) - now, 0)
-  if claim.token > 0 then return claim.id .. ' held ' .. text(claim.token) .. ' ' .. text(left) .. ' 0' end
-  return claim.id .. ' waiting 0 ' .. text(left) .. ' ' .. text(due(line, claim, now))
+  if claim.token > 0 then return 'held ' .. text(claim.token) .. ' ' .. text(left) .. ' 0' end
+  return 'waiting 0 ' .. text(left) .. ' ' .. text(due(line, claim, now))
 end
 
 -- Saves, and wakes exactly those who were granted, each client with one message. A user without
@@ -251,4 +272,20 @@ local function finish(line, answer)
   end
   granted, changed = {}, false
   return answer
+end
+
+-- What a command that failed says; servers before 7 say it as text.
+local function failure(why)
+  return 'error ' .. tostring(type(why) == 'table' and why.err or why)
+end
+
+-- Does `verb` for each of the places, and adds its answer. One that fails (a key of another type)
+-- is no other's failure.
+local function each(places, answers, verb)
+  for _, at in ipairs(places) do
+    local done, answer = pcall(verb, at)
+    granted, changed = {}, false
+    answers[at + 1] = done and answer or failure(answer)
+  end
+  return answers
 end

@@ -1,5 +1,5 @@
 -- look.lua: where a claim stands.
--- KEYS: the key, the hash.  ARGV: id, and, if replicas must have a grant, anything (see enter.lua).
+-- KEYS: the key, the state.  ARGV: id, and, if replicas must have a grant, anything (see enter.lua).
 -- Answers "ID gone" | "ID PLACE TOKEN LEFT LOOK-AGAIN-IN".
 
 local now = clock()
@@ -7,4 +7,4 @@ local line = open(KEYS[1], KEYS[2])
 settle(line, now)
 local claim = record(line, ARGV[1])
 if claim and claim.token > 0 and ARGV[2] then store(line, claim) end
-return finish(line, claim and standing(line, claim, now) or ARGV[1] .. ' gone')
+return finish(line, ARGV[1] .. ' ' .. (claim and standing(line, claim, now) or 'gone'))

@@ -1,11 +1,11 @@
 -- renew.lua: re-arms many leases in one call. Never re-creates anything.
--- KEYS: key and hash of each.  ARGV: id and count (0: unknown) of each.
+-- KEYS: the key and the state of each.  ARGV: id and count (0: unknown) of each.
 -- Answers the first id, then for each, in order: the ttl in ms | "lost" | "evicted" | "error ..." (not known).
 
 local now = clock()
 
-local function renew(key, hash, id, count)
-  local line = open(key, hash)
+local function renew(key, state, id, count)
+  local line = open(key, state)
   local claim = record(line, id)
   if not claim then return 'lost' end
   local value = redis.pcall('GET', key)
@@ -23,13 +23,13 @@ local function renew(key, hash, id, count)
     if claim.evicted then
       answer = 'evicted'
     elseif claim.token == 0 then
-      redis.call('ZADD', hash .. ':leases', 'XX', text(ends), id)
+      redis.call('ZADD', state .. ':leases', 'XX', text(ends), id)
       answer = text(claim.ttl)
     elseif line.whole then
       -- The key may have ended since it was read, on servers whose clock runs inside a script.
       answer = redis.call('PEXPIREAT', key, millis(ends)) == 1 and text(claim.ttl) or 'lost'
     else
-      redis.call('ZADD', hash .. ':shares', 'XX', text(ends), id)
+      redis.call('ZADD', state .. ':shares', 'XX', text(ends), id)
       arm(line)
       answer = text(claim.ttl)
     end

@@ -1,0 +1,181 @@
+//! Many locks at once: what goes together in one call, and what that must not change.
+
+use std::time::{Duration, Instant};
+
+use palisade::{Hold, Kind};
+use palisade_testkit::proxy::to_client;
+use tokio::task::JoinSet;
+
+use super::support::{Server, line, mutex, soon, until};
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// Takes `count` locks at the same time.
+async fn take(client: &palisade::Client, count: usize, ttl: Duration) -> Vec<Hold> {
+    let mut tasks = JoinSet::new();
+    for at in 0..count {
+        let lock = mutex(client, &format!("many-{at}"), ttl);
+        tasks.spawn(async move { lock.lock().await.unwrap() });
+    }
+    soon("all locks", tasks.join_all()).await
+}
+
+/// Orders that come while one is under way share a call, and everyone has their own answer: also
+/// who meets a key of another type, or asks for a name that is in use.
+#[tokio::test]
+async fn orders_at_once_share_calls_and_each_has_its_own_answer() {
+    const COUNT: usize = 200;
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("").await;
+    server.ask(&["RPUSH", "palisade:list", "x"]);
+    server.ask(&["SET", "palisade:theirs", "x", "PX", "60000"]);
+    let ours = mutex(&client, "ours", TTL);
+    let held = ours.lock().await.unwrap();
+    server.ask(&["CONFIG", "RESETSTAT"]);
+    let (list, theirs) = (mutex(&client, "list", TTL), mutex(&client, "theirs", TTL));
+    let (holds, list, theirs, ours) = tokio::join!(
+        take(&client, COUNT, TTL),
+        list.try_lock(),
+        theirs.try_lock(),
+        ours.try_lock(),
+    );
+    let error = list.err().unwrap();
+    assert_eq!(error.kind(), Kind::Unusable, "{error}");
+    assert!(theirs.unwrap().is_none());
+    assert!(ours.unwrap().is_none() && held.is_valid());
+    let calls = server.calls("evalsha");
+    assert!(calls < COUNT as u64 / 2, "{calls} calls for {COUNT} locks");
+    for hold in &holds {
+        let key = format!("palisade:{}", hold.name());
+        assert_eq!(server.ask(&["GET", &key]), hold.claim().to_string());
+    }
+
+    server.ask(&["CONFIG", "RESETSTAT"]);
+    let mut tasks = JoinSet::new();
+    for hold in holds {
+        tasks.spawn(hold.release());
+    }
+    for released in soon("all releases", tasks.join_all()).await {
+        released.unwrap();
+    }
+    let calls = server.calls("evalsha");
+    assert!(
+        calls < COUNT as u64 / 2,
+        "{calls} calls for {COUNT} releases"
+    );
+    assert_eq!(line(&client, "many-0").await, None);
+    assert_eq!(
+        server.ask(&["EXISTS", "palisade:many-1", "palisade:many-199"]),
+        "0"
+    );
+}
+
+/// One name that the user may not use spoils the call, and nobody's lock but its own.
+#[tokio::test]
+async fn a_name_without_rights_fails_alone() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    server.ask(&[
+        "ACL",
+        "SETUSER",
+        "locks",
+        "on",
+        ">hunter2",
+        "allchannels",
+        "~palisade:many*",
+        "~{palisade:many*",
+        "+@all",
+    ]);
+    let url = server
+        .direct("")
+        .replace("redis://", "redis://locks:hunter2@");
+    let client = palisade::connect(&url).await.unwrap();
+    let other = mutex(&client, "secret", TTL);
+    let (one, two, three, denied) = tokio::join!(
+        take(&client, 20, TTL),
+        other.try_lock(),
+        other.lock_timeout(TTL),
+        other.try_lock(),
+    );
+    assert_eq!(one.len(), 20);
+    for denied in [two, three, denied] {
+        assert_eq!(denied.err().unwrap().kind(), Kind::Denied);
+    }
+}
+
+/// A caller that is dropped while its order waits for company, or is under way with others, takes
+/// nobody else's with it and leaves nothing behind.
+#[tokio::test]
+async fn a_dropped_caller_costs_the_others_nothing() {
+    const COUNT: usize = 60;
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.client("timeout=10s").await;
+    mutex(&client, "warm", TTL)
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let late = server.proxy.inject(
+        to_client()
+            .label_contains("EVALSHA")
+            .delay(Duration::from_millis(300)),
+    );
+    let mut tasks = [JoinSet::new(), JoinSet::new(), JoinSet::new()];
+    for at in 0..COUNT {
+        let lock = mutex(&client, &format!("many-{at}"), TTL);
+        tasks[at % 3].spawn(async move { lock.lock().await });
+    }
+    let [kept, waiting, together] = tasks;
+    // The first is under way, alone; then the first of those that go together.
+    until("a call", async || late.hits() >= 1).await;
+    drop(waiting);
+    until("a call of several", async || late.hits() >= 2).await;
+    drop(together);
+    let holds = soon("the others", kept.join_all()).await;
+    drop(late);
+    for hold in holds {
+        assert!(hold.unwrap().is_valid());
+    }
+    let judge = server.direct_client("").await;
+    for at in (0..COUNT).filter(|at| at % 3 != 0) {
+        until("an empty line", async || {
+            line(&judge, &format!("many-{at}")).await.is_none()
+        })
+        .await;
+    }
+}
+
+/// Renewals go together: a call for at least 500 leases that are due at the same time.
+#[tokio::test]
+async fn many_holds_are_renewed_by_few_calls() {
+    const COUNT: u64 = 2000;
+    let ttl = Duration::from_secs(15);
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("timeout=10s").await;
+    let begin = Instant::now();
+    let holds = take(&client, COUNT as usize, ttl).await;
+    // What is due within a twentieth of the ttl goes along; on a slow machine taking them all
+    // takes longer than that.
+    let groups = 1 + (begin.elapsed().as_secs_f64() / (ttl / 20).as_secs_f64()) as u64;
+    server.ask(&["CONFIG", "RESETSTAT"]);
+    // One for each lease that is renewed.
+    until("two renewals of all", async || {
+        server.calls("pexpireat") >= 2 * COUNT
+    })
+    .await;
+    let (calls, leases) = (server.calls("evalsha"), server.calls("pexpireat"));
+    assert!(
+        calls <= leases / 500 + 2 * groups,
+        "{calls} calls for {leases} leases in {groups} groups"
+    );
+    assert!(holds.iter().all(Hold::is_valid));
+}

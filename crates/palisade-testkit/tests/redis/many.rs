@@ -130,7 +130,7 @@ async fn a_dropped_caller_costs_the_others_nothing() {
     let mut tasks = [JoinSet::new(), JoinSet::new(), JoinSet::new()];
     for at in 0..COUNT {
         let lock = mutex(&client, &format!("many-{at}"), TTL);
-        tasks[at % 3].spawn(async move { lock.lock().await });
+        tasks[at % 3].spawn(async move { lock.try_lock().await });
     }
     let [kept, waiting, together] = tasks;
     // The first is under way, alone; then the first of those that go together.
@@ -141,7 +141,8 @@ async fn a_dropped_caller_costs_the_others_nothing() {
     let holds = soon("the others", kept.join_all()).await;
     drop(late);
     for hold in holds {
-        assert!(hold.unwrap().is_valid());
+        // Tried once: a failed call would be an error here.
+        assert!(hold.unwrap().unwrap().is_valid());
     }
     let judge = server.direct_client("").await;
     for at in (0..COUNT).filter(|at| at % 3 != 0) {

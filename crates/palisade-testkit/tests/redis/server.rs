@@ -87,6 +87,15 @@ async fn a_foreign_value_is_never_renewed_or_released() {
     let shown = line(&client, "stolen").await.unwrap();
     assert_eq!(shown.holders[0].id, "theirs");
     assert_eq!(shown.holders[0].owner, None);
+    // And when the release is the first to find it out.
+    let hold = mutex(&client, "robbed", Duration::from_secs(60))
+        .lock()
+        .await
+        .unwrap();
+    server.ask(&["SET", "palisade:robbed", "theirs", "PX", "60000"]);
+    let error = hold.release().await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Lost, "{error}");
+    assert_eq!(server.ask(&["GET", "palisade:robbed"]), "theirs");
 }
 
 #[tokio::test]

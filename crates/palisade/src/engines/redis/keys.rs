@@ -5,6 +5,8 @@
 //! hashes what stands between the first `{` and the next `}`, or else all of a key: the key beside
 //! it is `{KEY}:palisade`, or `KEY:palisade` when KEY has such a tag itself.
 
+use std::borrow::Cow;
+
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
 
@@ -70,7 +72,7 @@ impl Keys {
     pub(super) fn line(&self, name: &Name) -> Result<LineKeys> {
         let key = match self.prefix.is_empty() {
             true => name.as_str().to_owned(),
-            false => format!("{}{}", self.prefix, encode(name.as_str())),
+            false => [&self.prefix, &*encode(name.as_str())].concat(),
         };
         let state = beside(&key).ok_or_else(|| {
             let message =
@@ -129,19 +131,21 @@ fn tagged(key: &str) -> bool {
 /// A key in the same slot; `None` when there is none.
 fn beside(key: &str) -> Option<String> {
     match (tagged(key), key.contains('}')) {
-        (true, _) => Some(format!("{key}{SUFFIX}")),
+        (true, _) => Some([key, SUFFIX].concat()),
         (false, true) => None,
-        (false, false) => Some(format!("{{{key}}}{SUFFIX}")),
+        (false, false) => Some(["{", key, "}", SUFFIX].concat()),
     }
 }
 
-fn encode(name: &str) -> String {
+fn encode(name: &str) -> Cow<'_, str> {
     if !name.contains(['%', '{', '}']) {
-        return name.to_owned();
+        return Cow::Borrowed(name);
     }
-    name.replace('%', "%25")
+    let encoded = name
+        .replace('%', "%25")
         .replace('{', "%7B")
-        .replace('}', "%7D")
+        .replace('}', "%7D");
+    Cow::Owned(encoded)
 }
 
 fn decode(key: &str) -> Option<String> {

@@ -44,9 +44,20 @@ impl Store {
         link: &Link<Wire>,
         command: &Cmd,
     ) -> Result<RedisResult<T>> {
+        self.ask_within(self.timeout, operation, link, command)
+            .await
+    }
+
+    async fn ask_within<T: FromRedisValue>(
+        &self,
+        limit: Duration,
+        operation: &'static str,
+        link: &Link<Wire>,
+        command: &Cmd,
+    ) -> Result<RedisResult<T>> {
         let mut connection = link.connection.connection.clone();
         let answer = command.query_async::<T>(&mut connection);
-        match timed(operation, self.timeout, answer).await {
+        match timed(operation, limit, answer).await {
             Ok(answer) => {
                 if answer.as_ref().is_err_and(is_broken) {
                     self.links.broken(link).await;
@@ -65,12 +76,25 @@ impl Store {
     /// Runs a script on the lines `lines`.
     pub(super) async fn run<T: FromRedisValue>(
         &self,
-        operation: &'static str,
         link: &Link<Wire>,
         script: Script,
         lines: &[&LineKeys],
         arguments: impl Fn(&mut Cmd),
     ) -> Result<T> {
+        self.run_within(self.timeout, link, script, lines, arguments)
+            .await
+    }
+
+    /// Runs a script, and waits no longer than `limit` for it.
+    pub(super) async fn run_within<T: FromRedisValue>(
+        &self,
+        limit: Duration,
+        link: &Link<Wire>,
+        script: Script,
+        lines: &[&LineKeys],
+        arguments: impl Fn(&mut Cmd),
+    ) -> Result<T> {
+        let operation = script.operation();
         let command = |how: &str, which: &str| {
             let mut command = redis::cmd(how);
             command.arg(which).arg(lines.len() * 2);
@@ -81,10 +105,10 @@ impl Store {
             command
         };
         let by_hash = command("EVALSHA", link.connection.hash(script));
-        let mut answer = self.ask(operation, link, &by_hash).await?;
+        let mut answer = self.ask_within(limit, operation, link, &by_hash).await?;
         if answer.as_ref().is_err_and(is_no_script) {
             let in_full = command("EVAL", script.source());
-            answer = self.ask(operation, link, &in_full).await?;
+            answer = self.ask_within(limit, operation, link, &in_full).await?;
         }
         answer.map_err(|error| fault(operation, &error))
     }

@@ -70,9 +70,7 @@ impl Store {
         name: &Name,
         keys: &LineKeys,
     ) -> Result<Option<LineReport>> {
-        let answer: Value = self
-            .run("survey", link, Script::Survey, &[keys], |_| ())
-            .await?;
+        let answer: Value = self.run(link, Script::Survey, &[keys], |_| ()).await?;
         let (capacity, mut holders, waiters) =
             read(&answer).ok_or_else(|| garbled("survey", &answer))?;
         if holders.is_empty() && waiters.is_empty() {

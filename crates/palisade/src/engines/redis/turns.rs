@@ -1,14 +1,15 @@
 //! `Turns`: enters, or leaves, that one connection is asked for at the same time go together.
 //!
-//! An order that finds nothing under way goes alone and at once. Those that come meanwhile wait
-//! until there is an answer, and then go as one call of the script, which costs the server and us
-//! little more than one of them. Together they are a task of the connection's runtime, so that a
+//! An order that finds nothing under way goes at once, with those of all tasks that are ready to
+//! run. Those that come meanwhile wait until there is an answer, and then go as one call of the
+//! script, which costs the server and us little more than one of them. Together they are a task of the connection's runtime, so that a
 //! caller that is dropped takes nobody else's order with it; its own, if it has not gone yet,
 //! never goes. In a call everyone has their own answer, also an error of their own.
 
 use std::collections::VecDeque;
 use std::slice;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::Cmd;
@@ -22,14 +23,11 @@ use super::store::{Store, nonsense};
 use super::wire::Wire;
 use crate::core::claim::ClaimId;
 use crate::core::error::{Error, Kind, Outcome, Result};
-use crate::engines::remote::{Link, timed};
+use crate::engines::remote::Link;
 
 /// How many go in one call at most: beyond this there is nothing more to save, and with several
 /// calls the server works on one while we deal with the answers of another.
 const TOGETHER: usize = 32;
-
-/// How many calls are under way at most before the next order waits for company.
-const UNDER_WAY: usize = 1;
 
 /// What one claim asks the script for.
 pub(super) struct Order {
@@ -40,16 +38,8 @@ pub(super) struct Order {
 
 /// What the scripts are told beside the id; described in `enter.lua` and `leave.lua`.
 pub(super) enum Words {
-    Enter {
-        ask: String,
-        lasts: u64,
-        tail: String,
-        queue: bool,
-    },
-    Leave {
-        counted: u64,
-        in_doubt: bool,
-    },
+    Enter { how: String, tail: String },
+    Leave { counted: u64, in_doubt: bool },
 }
 
 impl Words {
@@ -62,13 +52,9 @@ impl Words {
 
     fn write(&self, command: &mut Cmd) {
         match self {
-            Self::Enter {
-                ask,
-                lasts,
-                tail,
-                queue,
-            } => command.arg(ask).arg(lasts).arg(tail).arg(u8::from(*queue)),
-            Self::Leave { counted, in_doubt } => command.arg(counted).arg(u8::from(*in_doubt)),
+            Self::Enter { how, tail } => command.arg(how).arg(tail),
+            Self::Leave { counted, in_doubt } if *in_doubt => command.arg(format!("{counted}?")),
+            Self::Leave { counted, .. } => command.arg(counted),
         };
     }
 }
@@ -79,26 +65,30 @@ pub(super) struct Turns(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    under_way: usize,
+    /// Whether a call is, or somebody sees to one.
+    under_way: bool,
     waiting: VecDeque<Waiting>,
 }
 
 struct Waiting {
     order: Order,
+    since: Instant,
     answer: oneshot::Sender<Result<String>>,
 }
 
 impl Turns {
-    /// Gives the order back when it may go at once.
-    fn begin(&self, order: Order) -> Result<Order, oneshot::Receiver<Result<String>>> {
-        let mut state = self.0.lock();
-        if state.under_way < UNDER_WAY {
-            state.under_way += 1;
-            return Ok(order);
-        }
+    /// Takes an order; whether nothing is under way, so that whoever brought it must see to it.
+    fn begin(&self, order: Order) -> (bool, oneshot::Receiver<Result<String>>) {
         let (answer, receiver) = oneshot::channel();
-        state.waiting.push_back(Waiting { order, answer });
-        Err(receiver)
+        let mut state = self.0.lock();
+        state.waiting.push_back(Waiting {
+            order,
+            since: Instant::now(),
+            answer,
+        });
+        let goes = !state.under_way;
+        state.under_way = true;
+        (goes, receiver)
     }
 
     /// Ends a call, and says who goes next.
@@ -113,9 +103,7 @@ impl Turns {
                 next.push(waiting);
             }
         }
-        if next.is_empty() {
-            state.under_way -= 1;
-        }
+        state.under_way = !next.is_empty();
         next
     }
 }
@@ -129,11 +117,18 @@ struct Turn {
 
 impl Turn {
     async fn together(self, batch: Vec<Waiting>) {
+        // The first has waited longest, and no longer than the call before it took.
+        let waited = batch.first().map(|first| first.since.elapsed());
+        let limit = self
+            .store
+            .timeout
+            .saturating_sub(waited.unwrap_or_default());
         let (orders, mut answers): (Vec<_>, Vec<_>) = batch
             .into_iter()
             .map(|waiting| (waiting.order, waiting.answer))
             .unzip();
-        match self.store.call(&self.link, self.script, &orders).await {
+        let said = self.store.call(&self.link, self.script, &orders, limit);
+        match said.await {
             Ok(said) => {
                 for (answer, said) in answers.drain(..).zip(said) {
                     let _ = answer.send(Ok(said));
@@ -143,7 +138,10 @@ impl Turn {
             Err(error) if error.outcome() == Outcome::NotApplied && !error.is_transient() => {
                 for (answer, order) in answers.drain(..).zip(&orders) {
                     let orders = slice::from_ref(order);
-                    let said = self.store.call(&self.link, self.script, orders).await;
+                    let said = self
+                        .store
+                        .call(&self.link, self.script, orders, limit)
+                        .await;
                     let _ = answer.send(said.and_then(only));
                 }
             }
@@ -161,20 +159,28 @@ impl Turn {
     }
 }
 
+impl Turn {
+    /// Has several go together, without their callers.
+    fn start(self, batch: Vec<Waiting>) {
+        // Without a runtime there is nobody who could wait for an answer either.
+        if !batch.is_empty()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(self.together(batch));
+        }
+    }
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
         let batch = self.link.connection.turns(self.script).next();
-        if batch.is_empty() {
-            return;
-        }
-        // Without a runtime there is nobody who could wait for an answer either.
-        if let Ok(runtime) = Handle::try_current() {
+        if !batch.is_empty() {
             let next = Self {
                 store: Arc::clone(&self.store),
                 link: self.link.clone(),
                 script: self.script,
             };
-            runtime.spawn(next.together(batch));
+            next.start(batch);
         }
     }
 }
@@ -188,29 +194,47 @@ impl Store {
     /// Has an order done, alone or together with others.
     pub(super) async fn order(self: &Arc<Self>, link: &Link<Wire>, order: Order) -> Result<String> {
         let script = order.words.script();
-        let answer = match link.connection.turns(script).begin(order) {
-            Ok(order) => {
-                let turn = Turn {
-                    store: Arc::clone(self),
-                    link: link.clone(),
-                    script,
-                };
-                let said = self.call(link, script, slice::from_ref(&order)).await;
-                drop(turn);
-                said.and_then(only)?
-            }
-            Err(receiver) => {
-                let answer = timed(script.operation(), self.timeout, receiver).await?;
-                answer.unwrap_or_else(|_| {
-                    let message = "the connection was closed";
-                    Err(Error::new(Kind::Unreachable, script.operation(), message).maybe_applied())
-                })?
-            }
+        let (goes, receiver) = link.connection.turns(script).begin(order);
+        let said = match goes {
+            true => self.gather(link, script).await,
+            false => None,
+        };
+        let answer = match said {
+            Some(said) => said.and_then(only)?,
+            // Bounded by the call that it goes with.
+            None => receiver.await.unwrap_or_else(|_| {
+                let message = "the connection was closed";
+                Err(Error::new(Kind::Unreachable, script.operation(), message).maybe_applied())
+            })?,
         };
         match answer.strip_prefix("error ") {
             Some(why) => Err(refused(script.operation(), why)),
             None => Ok(answer),
         }
+    }
+
+    /// Sees to a call: of the one order there is, whose answer it returns, or of several, who are
+    /// told by the task that they go with.
+    async fn gather(
+        self: &Arc<Self>,
+        link: &Link<Wire>,
+        script: Script,
+    ) -> Option<Result<Vec<String>>> {
+        let turn = Turn {
+            store: Arc::clone(self),
+            link: link.clone(),
+            script,
+        };
+        // Lets the others come along who have something to say already.
+        tokio::task::yield_now().await;
+        let batch = link.connection.turns(script).next();
+        let [alone] = batch.as_slice() else {
+            turn.start(batch);
+            return None;
+        };
+        // Boxed: with many at once hardly anybody goes alone, and their future stays small.
+        let orders = slice::from_ref(&alone.order);
+        Some(Box::pin(self.call(link, script, orders, self.timeout)).await)
     }
 
     /// One call of the script; an answer for each of the orders.
@@ -219,6 +243,7 @@ impl Store {
         link: &Link<Wire>,
         script: Script,
         orders: &[Order],
+        limit: Duration,
     ) -> Result<Vec<String>> {
         let lines: Vec<&LineKeys> = orders.iter().map(|order| &order.keys).collect();
         let arguments = |command: &mut Cmd| {
@@ -231,7 +256,9 @@ impl Store {
             }
         };
         let operation = script.operation();
-        let answers = self.run(operation, link, script, &lines, arguments).await?;
+        let answers = self
+            .run_within(limit, link, script, &lines, arguments)
+            .await?;
         let claims = orders.iter().map(|order| order.claim);
         self.each_addressed(operation, link, claims, answers).await
     }

@@ -84,16 +84,16 @@ impl Store {
         };
         let (weight, capacity) = numbers(claim.ask);
         let ttl = claim.ttl.as_millis() as u64;
-        let mut tail = format!(" {ttl} 0 {} {}", self.hub.channel, claim.owner.to_json());
+        let owner = claim.owner.to_json();
+        let mut tail = format!(" {ttl} 0 {} {owner}", self.hub.channel);
         if let Some(value) = &claim.value {
             tail.push('\n');
             tail.push_str(value);
         }
+        let (queue, lasts) = (u8::from(claim.queue), ttl + ROUNDING);
         let words = Words::Enter {
-            ask: format!("{weight} {capacity} "),
-            lasts: ttl + ROUNDING,
+            how: format!("{weight} {capacity} {queue} {lasts}"),
             tail,
-            queue: claim.queue,
         };
         let order = Order {
             keys,
@@ -203,9 +203,7 @@ impl Store {
             command.arg(ticket.claim.to_string());
             self.mark_replicated(command);
         };
-        let answer: String = self
-            .run("wait", &link, Script::Look, &[keys], arguments)
-            .await?;
+        let answer: String = self.run(&link, Script::Look, &[keys], arguments).await?;
         let answer = self.addressed("wait", &link, ticket.claim, &answer).await?;
         if answer == "gone" {
             return Ok(None);
@@ -265,9 +263,7 @@ impl Store {
                 command.arg(ticket.claim.to_string()).arg(ticket.counted);
             }
         };
-        let answers = self
-            .run("renew", &link, Script::Renew, &lines, arguments)
-            .await?;
+        let answers = self.run(&link, Script::Renew, &lines, arguments).await?;
         let claims = known.iter().map(|(ticket, _)| ticket.claim);
         let answers = self.each_addressed("renew", &link, claims, answers).await?;
         self.replicated("renew", &link).await?;
@@ -287,9 +283,7 @@ impl Store {
                 }
             };
         };
-        let answer: String = self
-            .run("amend", &link, Script::Amend, &[&keys], arguments)
-            .await?;
+        let answer: String = self.run(&link, Script::Amend, &[&keys], arguments).await?;
         Ok(match answer.as_str() {
             "done" => {
                 self.replicated("amend", &link).await?;
@@ -330,9 +324,7 @@ impl Store {
             let id = super::survey::foreign_value(id);
             command.arg(id).arg(how);
         };
-        let answer: String = self
-            .run("evict", &link, Script::Evict, &[&keys], arguments)
-            .await?;
+        let answer: String = self.run(&link, Script::Evict, &[&keys], arguments).await?;
         match answer.as_str() {
             "done" => Ok(true),
             "foreign" => Err(Error::new(

@@ -1,13 +1,13 @@
 -- enter.lua: takes places; grant, token and queueing of each in one step.
--- KEYS: the key and the state of each.  ARGV: of each the id, "weight capacity " (0 0: the whole
--- line), ttl in ms and 2 for the rounding, " ttl evicted channel owner[\nvalue]", queue (1 or 0);
--- then, if replicas must have the grants, anything: an answer is then a write, so that WAIT on this
--- connection covers it.
+-- KEYS: the key and the state of each.  ARGV: of each the id, "weight capacity queue lasts" (0 0:
+-- the whole line; queue 1 or 0; ttl in ms and 2 for the rounding), " ttl evicted channel
+-- owner[\nvalue]"; then, if replicas must have the grants, anything: an answer is then a write, so
+-- that WAIT on this connection covers it.
 -- Answers the first id, then for each, in order: "busy" | "mismatch CAPACITY" | "held TOKEN" (new)
 -- | "PLACE TOKEN LEFT LOOK-AGAIN-IN" | "error ...".
 
 local now = clock()
-local replicated = ARGV[5 * #KEYS / 2 + 1]
+local replicated = ARGV[3 * #KEYS / 2 + 1]
 
 local function enter(key, state, id, asked, queues)
   local claim = parse(id, asked)
@@ -54,7 +54,7 @@ local function enter(key, state, id, asked, queues)
 end
 
 return each(left_over, answers, function(at)
-  local first = 5 * at - 4
-  return enter(KEYS[2 * at - 1], KEYS[2 * at], ARGV[first],
-    ARGV[first + 1] .. '0' .. ARGV[first + 3], ARGV[first + 4] == '1')
+  local ask, queue = string.match(ARGV[3 * at - 1], '^(%d+ %d+ )(%d)')
+  return enter(KEYS[2 * at - 1], KEYS[2 * at], ARGV[3 * at - 2], ask .. '0' .. ARGV[3 * at],
+    queue == '1')
 end)

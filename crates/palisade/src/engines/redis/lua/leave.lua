@@ -1,5 +1,6 @@
 -- leave.lua: gives places up, where the incarnation matches, and grants and wakes the next.
--- KEYS: the key and the state of each.  ARGV: of each the id, count (0: unknown), in doubt (1 or 0).
+-- KEYS: the key and the state of each.  ARGV: of each the id, and the count (0: unknown), with a
+-- "?" behind it if a copy of its enter may still be under way.
 -- Answers the first id, then for each, in order: "left" | "absent" when it was not in the line
 -- | "error ...".
 
@@ -33,6 +34,6 @@ local function leave(key, state, id, count, in_doubt)
 end
 
 return each(left_over, answers, function(at)
-  return leave(KEYS[2 * at - 1], KEYS[2 * at], ARGV[3 * at - 2], tonumber(ARGV[3 * at - 1]),
-    ARGV[3 * at] == '1')
+  local count, in_doubt = string.match(ARGV[2 * at], '^(%d+)(%??)$')
+  return leave(KEYS[2 * at - 1], KEYS[2 * at], ARGV[2 * at - 1], tonumber(count), in_doubt == '?')
 end)

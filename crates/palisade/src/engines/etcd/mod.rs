@@ -5,8 +5,10 @@
 //! up are one transaction each; waiting is a watch on the nearest one ahead.
 //!
 //! `keys` and `record` are the layout, `queue` reads a line and asks the core who holds, `rpc`,
-//! `endpoints` and `watching` talk to a member, `enter`, `wait`, `change` and `show` are the verbs.
+//! `endpoints` and `watching` talk to a member, `enter`, `wait`, `change`, `survey`,
+//! `audit` and `hints` are the verbs.
 
+mod audit;
 #[cfg(feature = "baseline")]
 mod baseline;
 mod change;
@@ -14,6 +16,7 @@ mod check;
 mod condition;
 mod endpoints;
 mod enter;
+mod hints;
 mod keys;
 mod leases;
 mod offer;
@@ -22,7 +25,7 @@ mod pool;
 mod queue;
 mod record;
 mod rpc;
-mod show;
+mod survey;
 mod wait;
 mod watching;
 mod wire;
@@ -165,7 +168,7 @@ impl Engine for EtcdEngine {
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
-        show::alarms(Arc::clone(&self.0))
+        hints::alarms(Arc::clone(&self.0))
     }
 
     fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
@@ -173,7 +176,7 @@ impl Engine for EtcdEngine {
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        show::watch(Arc::clone(&self.0), scope)
+        hints::watch(Arc::clone(&self.0), scope)
     }
 
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {

@@ -89,6 +89,30 @@ async fn an_enter_that_arrives_after_its_leave_is_removed_by_the_audit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_enter_on_a_key_that_was_used_before_is_left_when_it_is_dropped() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let (spy, client) = spied(&running).await;
+    // No audit comes within the test.
+    let ttl = Duration::from_secs(300);
+    let mutex = client.mutex("dropped").unwrap().ttl(ttl).unwrap();
+    mutex.lock().await.unwrap().release().await.unwrap();
+    spy.set_enters(Enters::Hang);
+    let lock = tokio::spawn(async move { mutex.lock().await });
+    soon("the enter", spy.applied(1)).await;
+    let observer = palisade::connect(running.url()).await.unwrap();
+    let name = Name::new("dropped").unwrap();
+    let is_empty = || async {
+        let line = observer.survey(Scope::Line(name.clone())).await.unwrap();
+        line.is_empty()
+    };
+    assert!(!is_empty().await, "the enter did not arrive");
+    lock.abort();
+    until("an empty line", is_empty).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn quick_locks_beside_audits_are_never_lost() {
     let Some(running) = launch::need("etcd") else {
         return;

@@ -21,7 +21,7 @@ const TRIES: usize = 16;
 
 impl Inner {
     pub(super) async fn leave(&self, ticket: Ticket) -> Result<Left> {
-        let Some(key) = self.key_of(&ticket)? else {
+        let Some(key) = self.key_of(&ticket) else {
             return Ok(Left::Absent);
         };
         let prefix = self.keys.line(&ticket.name)?;
@@ -57,7 +57,7 @@ impl Inner {
 
     pub(super) async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
         let prefix = self.keys.line(&ticket.name)?;
-        let Some(key) = self.key_of(&ticket)? else {
+        let Some(key) = self.key_of(&ticket) else {
             return Ok(Amended::Gone);
         };
         for _ in 0..TRIES {
@@ -185,17 +185,13 @@ impl Inner {
     }
 
     /// The key of a ticket: its own, or that of an enter that was never answered.
-    pub(super) fn key_of(&self, ticket: &Ticket) -> Result<Option<Arc<str>>> {
+    pub(super) fn key_of(&self, ticket: &Ticket) -> Option<Arc<str>> {
         if let Some(key) = &ticket.native {
-            return Ok(Some(Arc::clone(key)));
+            return Some(Arc::clone(key));
         }
-        let lease = self
-            .known
-            .lock()
-            .get(&ticket.claim)
-            .map(|known| known.lease);
-        let key = |lease| self.keys.place(&ticket.name, lease, ticket.claim);
-        lease.map(key).transpose()
+        // Not made of the claim's id: it may be one that was used before.
+        let known = self.known.lock();
+        known.get(&ticket.claim).map(|known| Arc::clone(&known.key))
     }
 
     /// Where the owner record of a place is kept when its value belongs to other tools.

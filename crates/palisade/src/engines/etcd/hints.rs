@@ -10,8 +10,9 @@ use futures_util::stream;
 use tokio::sync::broadcast;
 
 use super::Inner;
+use super::book::{News, Range};
 use super::keys::{self, prefix_end, prefix_start};
-use super::watching::{News, Watch};
+use super::watching::Watch;
 use crate::core::engine::{Alarm, BoxStream};
 use crate::core::error::Result;
 use crate::core::report::Scope;
@@ -56,8 +57,7 @@ pub(super) fn alarms(inner: Arc<Inner>) -> BoxStream<Alarm> {
 async fn next_mark(inner: &Inner, marks: &mut Option<Watch>) -> bool {
     let Some(watch) = marks else {
         let prefix = format!("{}{}", keys::MARKS, inner.keys.scope(""));
-        let begun = inner.begin_watch("evict", prefix_start(&prefix), prefix_end(&prefix));
-        match begun.await {
+        match inner.begin_watch("evict", under(&prefix)).await {
             Ok(watch) => {
                 *marks = Some(watch);
                 return true;
@@ -69,7 +69,7 @@ async fn next_mark(inner: &Inner, marks: &mut Option<Watch>) -> bool {
         }
     };
     match watch.next().await {
-        News::Changed(events) => events.iter().any(|event| {
+        News::Changed(_, events) => events.iter().any(|event| {
             let key = event
                 .kv
                 .as_ref()
@@ -79,7 +79,7 @@ async fn next_mark(inner: &Inner, marks: &mut Option<Watch>) -> bool {
             let ours = rest.and_then(keys::ours);
             ours.is_some_and(|(lease, _)| inner.leases.is_ours(lease))
         }),
-        News::Begun => false,
+        News::Begun(_) => false,
         News::Over => {
             *marks = None;
             tokio::time::sleep(PAUSE).await;
@@ -122,8 +122,7 @@ async fn next_change(
     open: &mut Option<(Watch, Watch)>,
 ) -> Result<()> {
     let Some((places, marks)) = open else {
-        let begin =
-            |prefix: &str| inner.begin_watch("watch", prefix_start(prefix), prefix_end(prefix));
+        let begin = |prefix: &str| inner.begin_watch("watch", under(prefix));
         let begun = futures_util::future::try_join(begin(prefix), begin(marked)).await;
         match begun {
             // A hint: something may have changed before.
@@ -143,4 +142,13 @@ async fn next_change(
         *open = None;
     }
     Ok(())
+}
+
+/// All that begins with `prefix`.
+fn under(prefix: &str) -> Range {
+    Range {
+        key: prefix_start(prefix),
+        end: prefix_end(prefix),
+        deletes: false,
+    }
 }

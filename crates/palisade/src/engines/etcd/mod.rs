@@ -11,6 +11,7 @@
 mod audit;
 #[cfg(feature = "baseline")]
 mod baseline;
+mod book;
 mod change;
 mod check;
 mod condition;

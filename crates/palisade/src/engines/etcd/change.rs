@@ -34,13 +34,16 @@ impl Inner {
             failure: Vec::new(),
         };
         let left = self.rpc.txn("leave", request).await?.succeeded;
-        let known = self.known.lock().remove(&ticket.claim);
+        let known = self.known.lock().get(&ticket.claim).cloned();
+        self.end_own(&ticket, known.as_ref()).await?;
+        self.known.lock().remove(&ticket.claim);
         if !left {
             return Ok(Left::Absent);
         }
         // With `namespace=` the value of a key does not say whose it is.
         let certain = ticket.counted != 0 && !ticket.in_doubt;
-        if let Some(known) = known.filter(|_| certain && !self.keys.shared_with_others()) {
+        let used_again = certain && !self.keys.shared_with_others();
+        if let Some(known) = known.filter(|known| used_again && known.own.is_none()) {
             self.pool.give(known.lease, prefix, key);
         }
         Ok(Left::Done)

@@ -13,12 +13,14 @@ use crate::core::claim::{Ask, Claim};
 use crate::core::engine::{Alarm, Entered, Place};
 use crate::core::error::{Error, Kind, Outcome, Result};
 use crate::core::line::capacity_mismatch;
-use crate::core::ticket::{LeaseId, Ticket};
+use crate::core::ticket::Ticket;
 
 /// What is known of a claim of this client from its enter to its leave.
 #[derive(Debug, Clone)]
 pub(super) struct Known {
     pub(super) lease: i64,
+    /// The same lease, if it is of this claim alone.
+    pub(super) own: Option<Living>,
     pub(super) ask: Ask,
     /// The key of its place.
     pub(super) key: Arc<str>,
@@ -35,8 +37,8 @@ impl Inner {
     pub(super) async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
         let prefix = self.keys.line(&claim.name)?;
         for _ in 0..LEASES {
-            let lease = self.leases.get(&self.rpc, claim.ttl).await?;
             let again = self.known.lock().get(&claim.id).cloned();
+            let lease = self.lease_for(&claim, again.as_ref()).await?;
             let key = match again {
                 // The same claim again has the same key, unless its lease has ended since.
                 Some(known) if known.lease == lease.id => known.key,
@@ -55,6 +57,7 @@ impl Inner {
             };
             let known = Known {
                 lease: lease.id,
+                own: (!claim.renewed).then_some(lease),
                 ask: claim.ask,
                 key,
                 created: 0,
@@ -69,17 +72,25 @@ impl Inner {
                 Err(error) if error.kind() == Kind::Lost => {
                     self.leases.retire(lease.id);
                     self.alarm(Alarm::Lease(lease_id(lease.id)));
-                    self.restore(&claim, before);
+                    // An own lease took its place with it, and is not used again.
+                    self.restore(&claim, before.filter(|known| known.own.is_none()));
                     continue;
                 }
                 Ok(Entered::Busy) => {
                     // No place was taken, and no earlier copy is under way.
-                    if before.is_none() && !self.keys.shared_with_others() {
-                        self.pool.give(lease.id, prefix.clone(), entry.key.clone());
+                    match before.is_none() {
+                        true if !claim.renewed => self.end_lease(lease.id).await,
+                        true if !self.keys.shared_with_others() => {
+                            self.pool.give(lease.id, prefix.clone(), entry.key.clone());
+                        }
+                        _ => {}
                     }
                     self.restore(&claim, before);
                 }
                 Err(error) if error.outcome() == Outcome::NotApplied => {
+                    if before.is_none() && !claim.renewed && !error.is_transient() {
+                        self.end_lease(lease.id).await;
+                    }
                     self.restore(&claim, before);
                 }
                 _ => {}
@@ -268,7 +279,10 @@ impl Entry<'_> {
         let ticket = Ticket {
             name: self.claim.name.clone(),
             claim: self.claim.id,
-            lease: LeaseId(u128::from(self.lease.id.unsigned_abs())),
+            lease: match self.claim.renewed {
+                true => lease_id(self.lease.id),
+                false => self.claim.id.into(),
+            },
             counted,
             native: Some(Arc::clone(&self.key)),
             in_doubt: false,

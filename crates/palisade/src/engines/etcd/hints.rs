@@ -21,6 +21,12 @@ use crate::core::report::Scope;
 const PAUSE: Duration = Duration::from_millis(200);
 
 impl Inner {
+    /// Whether a lease is one of this client.
+    fn is_ours(&self, lease: i64) -> bool {
+        let is_own = || self.known.lock().values().any(|known| known.lease == lease);
+        self.leases.is_ours(lease) || is_own()
+    }
+
     pub(super) fn alarm(&self, alarm: Alarm) {
         // Nobody listens before the first claim.
         let _ = self.alarms.send(alarm);
@@ -77,7 +83,7 @@ async fn next_mark(inner: &Inner, marks: &mut Option<Watch>) -> bool {
                 .map(|kv| &kv.key);
             let rest = key.and_then(|key| std::str::from_utf8(key).ok()?.rsplit('/').next());
             let ours = rest.and_then(keys::ours);
-            ours.is_some_and(|(lease, _)| inner.leases.is_ours(lease))
+            ours.is_some_and(|(lease, _)| inner.is_ours(lease))
         }),
         News::Begun(_) => false,
         News::Over => {

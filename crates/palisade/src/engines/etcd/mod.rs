@@ -22,6 +22,7 @@ mod keys;
 mod leases;
 mod offer;
 mod ops;
+mod own;
 mod pool;
 mod queue;
 mod record;
@@ -153,7 +154,7 @@ impl Engine for EtcdEngine {
     }
 
     fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
-        self.run(|inner| async move { inner.leases.keep_alive(&inner.rpc, leases).await })
+        self.run(|inner| async move { inner.keep(leases).await })
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {

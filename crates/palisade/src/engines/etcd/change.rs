@@ -2,6 +2,7 @@
 //! a key that was left and taken again is another place (etcd #22082).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Inner;
 use super::keys;
@@ -19,6 +20,16 @@ use crate::core::ticket::Ticket;
 /// How often a change is tried again because the line changed in between.
 const TRIES: usize = 16;
 
+/// The request of an enter that was dropped may arrive after that of its leave, over another
+/// connection and member: the place is looked for again after these times. What comes later still
+/// is left to the audit.
+const LATE: [Duration; 4] = [
+    Duration::from_millis(10),
+    Duration::from_millis(30),
+    Duration::from_millis(100),
+    Duration::from_millis(300),
+];
+
 impl Inner {
     pub(super) async fn leave(&self, ticket: Ticket) -> Result<Left> {
         let Some(key) = self.key_of(&ticket) else {
@@ -33,8 +44,17 @@ impl Inner {
             success,
             failure: Vec::new(),
         };
-        let left = self.rpc.txn("leave", request).await?.succeeded;
+        let mut left = self.rpc.txn("leave", request.clone()).await?.succeeded;
         let known = self.known.lock().get(&ticket.claim).cloned();
+        // An own lease takes a late place with it.
+        let shares = known.as_ref().is_some_and(|known| known.own.is_none());
+        if ticket.native.is_none() && shares {
+            let mut pauses = LATE.iter();
+            while let Some(pause) = pauses.next().filter(|_| !left) {
+                tokio::time::sleep(*pause).await;
+                left = self.rpc.txn("leave", request.clone()).await?.succeeded;
+            }
+        }
         self.end_own(&ticket, known.as_ref()).await?;
         self.known.lock().remove(&ticket.claim);
         if !left {

@@ -1,7 +1,8 @@
 //! Which member to talk to: the first that answers and knows a leader.
 //!
-//! All are asked, one a little after the other, beginning with another one each time, so that a
-//! member that is frozen, cut off from the others or down costs some milliseconds and no more.
+//! All are asked, one a little after the other or as soon as it has failed, beginning with another
+//! one each time, so that a member that is frozen, cut off from the others or down costs some
+//! milliseconds and no more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -90,29 +91,30 @@ impl Endpoints {
     pub(super) async fn connect(self: Arc<Self>) -> Result<Connection> {
         let count = self.endpoints.len();
         let first = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut attempts: FuturesUnordered<_> = (0..count)
-            .map(|offset| {
-                let (this, index) = (&self, (first + offset) % count);
-                async move {
-                    if offset > 0 {
-                        tokio::time::sleep(STAGGER * offset as u32).await;
-                    }
-                    (index, this.attempt(index).await)
-                }
-            })
-            .collect();
+        let mut others = (0..count).map(|offset| (first + offset) % count).peekable();
+        let mut attempts = FuturesUnordered::new();
         let mut refused: Option<Error> = None;
-        while let Some((index, attempt)) = attempts.next().await {
-            match attempt {
-                Ok(connection) => {
+        loop {
+            if let Some(index) = others.next() {
+                let this = &self;
+                attempts.push(async move { (index, this.attempt(index).await) });
+            }
+            let answered = tokio::select! {
+                answered = attempts.next() => answered,
+                // One that has answered with a failure is not waited for.
+                () = tokio::time::sleep(STAGGER), if others.peek().is_some() => continue,
+            };
+            match answered {
+                Some((index, Ok(connection))) => {
                     self.next.store(index + 1, Ordering::Relaxed);
                     return Ok(connection);
                 }
                 // What a person must mend is told rather than what may pass.
-                Err(error) => match &refused {
+                Some((_, Err(error))) => match &refused {
                     Some(told) if !told.is_transient() => {}
                     _ => refused = Some(error),
                 },
+                None => break,
             }
         }
         Err(refused.unwrap_or_else(|| unreachable("there is no member to connect to")))

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::core::claim::Ask;
-use palisade::core::engine::Eviction;
+use palisade::core::claim::{Ask, Claim, ClaimId};
+use palisade::core::engine::{Entered, Eviction, Left, Renewal};
+use palisade::core::owner::Owner;
 use palisade::core::report::Scope;
+use palisade::core::ticket::{Lease, Ticket};
 use palisade::{Client, Name, Patience, Settings, Url};
 use palisade_testkit::launch::{self, Running};
 use palisade_testkit::wrap::{Enters, Spy, Verb};
@@ -88,6 +90,62 @@ async fn a_hold_without_renewal_has_a_lease_of_its_own_which_is_given_back() {
     assert!(hold.release().await.is_err(), "released what it had lost");
     assert_eq!(leases(&running), 1);
     assert!(kept.is_valid());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_own_lease_is_kept_alive_only_with_its_place() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let engine = client.engine();
+    let name = Name::new("own").unwrap();
+    let enter = || async {
+        let claim = Claim {
+            id: ClaimId::random(),
+            name: name.clone(),
+            ask: Ask::Whole,
+            ttl: Duration::from_secs(60),
+            queue: true,
+            owner: Owner::here("own", None),
+            value: None,
+            renewed: false,
+        };
+        match engine.enter(claim.into()).await.unwrap() {
+            Entered::In { ticket, .. } => ticket,
+            Entered::Busy => panic!("no place"),
+        }
+    };
+    let renew = async |ticket: &Ticket| {
+        let lease = Lease {
+            id: ticket.lease,
+            ticket: Some(ticket.clone()),
+        };
+        engine.renew(vec![lease]).await.pop().unwrap()
+    };
+    let evict =
+        |ticket: &Ticket, eviction| engine.evict(name.clone(), ticket.claim.to_string(), eviction);
+    let ticket = enter().await;
+    assert!(matches!(renew(&ticket).await, Renewal::Held(_)));
+    let other = Ticket {
+        counted: ticket.counted + 1,
+        ..ticket.clone()
+    };
+    assert!(matches!(renew(&other).await, Renewal::Lost));
+    assert!(evict(&ticket, Eviction::Mark).await.unwrap());
+    assert!(matches!(renew(&ticket).await, Renewal::Evicted));
+    assert!(evict(&ticket, Eviction::Remove).await.unwrap());
+    assert!(matches!(renew(&ticket).await, Renewal::Lost));
+    assert!(matches!(engine.leave(ticket).await.unwrap(), Left::Absent));
+    assert_eq!(leases(&running), 0);
+    // Revoked by hand.
+    let ticket = enter().await;
+    let key = ticket.native.clone().unwrap();
+    let lease = key.rsplit(['/', '-']).nth(1).unwrap();
+    let lease = i64::from_str_radix(lease, 16).unwrap().to_string();
+    call(&running, "/v3/lease/revoke", json!({ "ID": lease }));
+    assert!(matches!(renew(&ticket).await, Renewal::Lost));
+    assert!(matches!(engine.leave(ticket).await.unwrap(), Left::Absent));
 }
 
 /// A client whose requests can be held up.

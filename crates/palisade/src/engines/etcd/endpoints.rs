@@ -12,6 +12,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
+use super::dial::Dial;
 use super::rpc::Connection;
 use super::wire::{AuthenticateRequest, AuthenticateResponse, Empty, StatusResponse};
 use crate::core::error::{Error, Kind, Result};
@@ -31,6 +32,7 @@ pub(super) struct Endpoints {
     hosts: Vec<Host>,
     endpoints: Vec<Endpoint>,
     login: Login,
+    plain: bool,
     next: AtomicUsize,
 }
 
@@ -60,7 +62,6 @@ impl Endpoints {
             let endpoint = Endpoint::from_shared(format!("{scheme}://{host}"))
                 .map_err(|_| config("a host is written name, name:port or [address]:port"))?
                 .connect_timeout(connect_timeout)
-                .tcp_nodelay(true)
                 .http2_keep_alive_interval(PING)
                 .keep_alive_timeout(PONG);
             match tls {
@@ -77,6 +78,7 @@ impl Endpoints {
             hosts,
             endpoints,
             login,
+            plain: tls.is_none(),
         })
     }
 
@@ -127,7 +129,9 @@ impl Endpoints {
                 "{host} can't be connected to; is etcd running there?"
             ))
         };
-        let channel = self.endpoints[index].connect().await.map_err(down)?;
+        let dial = Dial { plain: self.plain };
+        let channel = self.endpoints[index].connect_with_connector(dial).await;
+        let channel = channel.map_err(down)?;
         let connection = Connection::new(channel);
         let connection = self.log_in(connection, host).await?;
         let status: std::result::Result<StatusResponse, _> = connection

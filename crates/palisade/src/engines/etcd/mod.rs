@@ -15,6 +15,7 @@ mod book;
 mod change;
 mod check;
 mod condition;
+mod dial;
 mod endpoints;
 mod enter;
 mod hints;

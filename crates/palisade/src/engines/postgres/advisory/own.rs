@@ -6,18 +6,19 @@
 //! too old for that. A connection with an unknown outcome is dropped, which releases.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::OnceCell;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 
-use super::super::fault;
+use super::super::fault::{self, STANDBY};
 use super::super::mail::Mail;
 use super::super::schema::first_cell;
 use super::super::wire::Wire;
-use crate::core::claim::ClaimId;
-use crate::core::error::Result;
+use crate::core::clock::BootTime;
+use crate::core::error::{Error, Kind, Result};
 
 /// What is asked on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,9 +33,11 @@ pub(super) enum Verb {
     Upgrade,
     Beat,
     Record,
+    Rest,
+    Waits,
 }
 
-const VERBS: [Verb; 10] = [
+const VERBS: [Verb; 12] = [
     Verb::Try,
     Verb::TryShared,
     Verb::Block,
@@ -45,26 +48,44 @@ const VERBS: [Verb; 10] = [
     Verb::Upgrade,
     Verb::Beat,
     Verb::Record,
+    Verb::Rest,
+    Verb::Waits,
 ];
+
+/// Where the server's history is; empty on a standby.
+const TIMELINE: &str = "CASE WHEN pg_is_in_recovery() THEN '' \
+     ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END";
+
+/// What a session is called that has nothing, or has had it for a moment only.
+pub(super) const NAMELESS: &str = "palisade";
 
 impl Verb {
     /// `idle` is the setting that ends idle sessions, or one of no effect where there is none.
     fn sql(self, idle: &str) -> String {
-        // The token is taken after the lock: CASE looks at its condition first.
+        // The token is taken after the lock: CASE looks at its condition first. Settings cost
+        // more than the lock does, so they are changed only when they must be.
         let taking = |condition: &str| {
             format!(
-                "SELECT n, set_config('application_name', coalesce($2::text || n, 'palisade'), false), \
-                 set_config('{idle}', $3::text, false) FROM (SELECT CASE WHEN {condition} \
-                 THEN nextval('@schema@.token') END AS n OFFSET 0) AS taken"
+                "SELECT CASE WHEN {condition} THEN nextval('@schema@.token') END, \
+                 CASE WHEN $2::text IS NOT NULL THEN set_config('{idle}', $2, false) END"
             )
         };
-        let giving =
-            |unlock: &str| format!("SELECT {unlock}(@key@), set_config('{idle}', '0', false)");
+        // Whoever has waited may have slept through a failover.
+        let blocking = |lock: &str| {
+            let taken = taking(&format!("{lock}(@key@)::text = ''"));
+            format!("{taken}, {TIMELINE}")
+        };
+        let giving = |unlock: &str| {
+            format!(
+                "SELECT {unlock}(@key@), \
+                 CASE WHEN $2 THEN set_config('application_name', '{NAMELESS}', false) END"
+            )
+        };
         match self {
             Self::Try => taking("pg_try_advisory_lock(@key@)"),
             Self::TryShared => taking("pg_try_advisory_lock_shared(@key@)"),
-            Self::Block => taking("pg_advisory_lock(@key@)::text = ''"),
-            Self::BlockShared => taking("pg_advisory_lock_shared(@key@)::text = ''"),
+            Self::Block => blocking("pg_advisory_lock"),
+            Self::BlockShared => blocking("pg_advisory_lock_shared"),
             Self::Unlock => giving("pg_advisory_unlock"),
             Self::UnlockShared => giving("pg_advisory_unlock_shared"),
             // Whoever holds the lock is let past those who wait for it.
@@ -74,25 +95,30 @@ impl Verb {
             Self::Upgrade => "SELECT CASE WHEN pg_try_advisory_lock(@key@) \
                 THEN pg_advisory_unlock_shared(@key@) ELSE false END"
                 .into(),
-            Self::Beat => "SELECT CASE WHEN pg_is_in_recovery() THEN '' \
-                ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END"
-                .into(),
+            Self::Beat => format!("SELECT {TIMELINE}"),
             Self::Record => {
                 "INSERT INTO @schema@.session (pid, claim, namespace, name, ttl, owner, value) \
                 VALUES (pg_backend_pid(), $1, $2, $3, $4, $5, $6) ON CONFLICT (pid) DO UPDATE SET \
-                claim = $1, namespace = $2, name = $3, ttl = $4, owner = $5, value = $6"
+                claim = $1, namespace = $2, name = $3, ttl = $4, owner = $5, value = $6 \
+                RETURNING set_config('application_name', $7, false)"
                     .into()
             }
+            Self::Rest => format!("SELECT set_config('{idle}', '0', false)"),
+            Self::Waits => "SELECT EXISTS (SELECT FROM pg_locks \
+                WHERE pid = $1 AND locktype = 'advisory' AND NOT granted)"
+                .into(),
         }
     }
 
     const fn types(self) -> &'static [Type] {
         const T: Type = Type::TEXT;
         match self {
-            Self::Try | Self::TryShared | Self::Block | Self::BlockShared => &[T, T, T],
-            Self::Unlock | Self::UnlockShared | Self::Downgrade | Self::Upgrade => &[T],
-            Self::Beat => &[],
-            Self::Record => &[T, T, T, Type::INT8, T, T],
+            Self::Try | Self::TryShared | Self::Block | Self::BlockShared => &[T, T],
+            Self::Unlock | Self::UnlockShared => &[T, Type::BOOL],
+            Self::Downgrade | Self::Upgrade => &[T],
+            Self::Beat | Self::Rest => &[],
+            Self::Record => &[T, T, T, Type::INT8, T, T, T],
+            Self::Waits => &[Type::INT4],
         }
     }
 }
@@ -128,6 +154,13 @@ pub(super) struct Own {
     /// Where this server's history was when we came: another one is another server's.
     timeline: String,
     idle: &'static str,
+    /// After how many milliseconds the server ends the session when it is idle; 0 is never.
+    rests: AtomicU64,
+    /// Whether the session may be called after a claim.
+    named: AtomicBool,
+    /// Whoever writes a claim down, or gives its lock back: one after the other, so that no
+    /// session is called after a claim that has left it.
+    pub(super) turn: tokio::sync::Mutex<()>,
 }
 
 /// How a heartbeat went.
@@ -153,11 +186,10 @@ impl Own {
         let setup = "SET statement_timeout = 0; SET lock_timeout = 0; \
              SET tcp_keepalives_idle = 6; SET tcp_keepalives_interval = 2; \
              SET tcp_keepalives_count = 3; SET tcp_user_timeout = 12000; \
-             SELECT pg_backend_pid() || ' ' || current_setting('server_version_num') || ' ' || \
-             CASE WHEN pg_is_in_recovery() THEN '' \
-             ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END";
+             SELECT pg_backend_pid() || ' ' || current_setting('server_version_num') || ' ' || ";
         let failed = |error: tokio_postgres::Error| fault::reading("connect", &error);
-        let rows = client.simple_query(setup).await.map_err(failed)?;
+        let setup = format!("{setup}{TIMELINE}");
+        let rows = client.simple_query(&setup).await.map_err(failed)?;
         let Some(cell) = first_cell(&rows) else {
             return fault::unreadable("connect");
         };
@@ -167,6 +199,9 @@ impl Own {
             return fault::unreadable("connect");
         };
         let timeline = word();
+        if timeline.is_empty() {
+            return Err(Error::new(Kind::Unreachable, "connect", STANDBY));
+        }
         let mut listen = format!("LISTEN palisade_pid_{pid}");
         if version >= 140_000 {
             // While a statement waits for the lock, the server looks whether we are still there.
@@ -186,6 +221,9 @@ impl Own {
                 true => "idle_session_timeout",
                 false => "palisade.idle",
             },
+            rests: AtomicU64::new(0),
+            named: AtomicBool::new(false),
+            turn: tokio::sync::Mutex::default(),
         })
     }
 
@@ -213,22 +251,64 @@ impl Own {
         &self.client
     }
 
-    /// Takes the lock `key`, or waits for it; `None` when it is busy.
+    /// Takes the lock `key`, or waits for it; `None` when it is busy, and when the server's
+    /// history is another one afterwards.
     pub(super) async fn take(
         &self,
         verb: Verb,
         key: &str,
-        claim: ClaimId,
         ttl: Duration,
     ) -> Result<Option<u64>, tokio_postgres::Error> {
-        let who = format!("palisade {claim} ");
-        let idle = ttl.as_millis().to_string();
-        let rows = self.ask(verb, &[&key, &who, &idle]).await?;
-        let token: Option<i64> = match rows.first() {
-            Some(row) => row.try_get(0)?,
-            None => None,
+        let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let idle = (self.rests.load(Ordering::Relaxed) != millis).then(|| millis.to_string());
+        let rows = self.ask(verb, &[&key, &idle]).await?;
+        self.rests.store(millis, Ordering::Relaxed);
+        let Some(row) = rows.first() else {
+            return Ok(None);
         };
+        if row.len() > 2 && row.try_get::<_, &str>(2)? != self.timeline {
+            return Ok(None);
+        }
+        let token: Option<i64> = row.try_get(0)?;
         Ok(token.map(i64::unsigned_abs))
+    }
+
+    /// Gives the lock `key` back, and the name of who had it; `false` when it was not ours.
+    pub(super) async fn give(&self, verb: Verb, key: &str) -> Result<bool, tokio_postgres::Error> {
+        let _turn = self.turn.lock().await;
+        let named = self.named.load(Ordering::Relaxed);
+        let rows = self.ask(verb, &[&key, &named]).await?;
+        self.named.store(false, Ordering::Relaxed);
+        yes(&rows)
+    }
+
+    /// Writes down who has the lock, and calls the session after it. Only in one's [`Own::turn`].
+    pub(super) async fn record(
+        &self,
+        record: &[&(dyn ToSql + Sync)],
+    ) -> Result<(), tokio_postgres::Error> {
+        self.named.store(true, Ordering::Relaxed);
+        self.ask(Verb::Record, record).await.map(drop)
+    }
+
+    /// When a session that is idle since `since` must not be used any more: it may be ended.
+    pub(super) fn usable_until(&self, since: BootTime) -> BootTime {
+        match self.rests.load(Ordering::Relaxed) {
+            0 => BootTime::NEVER,
+            millis => since + Duration::from_millis(millis) / 2,
+        }
+    }
+
+    /// Lets the session be idle for as long as it is.
+    pub(super) async fn rest(&self) -> Result<(), tokio_postgres::Error> {
+        self.ask(Verb::Rest, &[]).await?;
+        self.rests.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether another session waits for a lock.
+    pub(super) async fn waits(&self, pid: i32) -> Result<bool, tokio_postgres::Error> {
+        yes(&self.ask(Verb::Waits, &[&pid]).await?)
     }
 
     /// Asks for yes or no.
@@ -237,12 +317,7 @@ impl Own {
         verb: Verb,
         key: &str,
     ) -> Result<bool, tokio_postgres::Error> {
-        let rows = self.ask(verb, &[&key]).await?;
-        let yes: Option<bool> = match rows.first() {
-            Some(row) => row.try_get(0)?,
-            None => None,
-        };
-        Ok(yes == Some(true))
+        yes(&self.ask(verb, &[&key]).await?)
     }
 
     /// Begins the session's idle time anew.
@@ -257,4 +332,12 @@ impl Own {
             false => Ok(Beat::Moved),
         }
     }
+}
+
+fn yes(rows: &[Row]) -> Result<bool, tokio_postgres::Error> {
+    let yes: Option<bool> = match rows.first() {
+        Some(row) => row.try_get(0)?,
+        None => None,
+    };
+    Ok(yes == Some(true))
 }

@@ -8,6 +8,7 @@ use tokio_postgres::Row;
 use super::super::check;
 use super::super::pooler::Between;
 use super::hall::failed;
+use super::own::NAMELESS;
 use super::verbs::Locks;
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::clock::BootTime;
@@ -29,8 +30,10 @@ const HELD: &str = "SELECT l.pid, l.mode, a.application_name, s.claim, s.name, s
       AND CASE WHEN $1::text IS NULL THEN s.namespace = $2::text AND starts_with(s.name, $3::text) \
           ELSE (l.classid::bigint << 32 | l.objid::bigint) = @key@ END";
 
-/// How long the scribe of another client may take.
+/// How long the scribe of another client takes, and how long one may take that has little of the
+/// processor; longer only if its process is stopped.
 const SCRIBE: Duration = Duration::from_millis(4);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Locks {
     pub(super) async fn survey(&self, scope: &Scope) -> Result<Vec<LineReport>> {
@@ -67,12 +70,13 @@ impl Locks {
     /// The rows, once the scribes of others have written down what was granted just now.
     async fn rows(&self, scope: &Scope) -> Result<Vec<Row>> {
         let mut rows = self.look(scope).await?;
-        for _ in 0..5 {
+        let end = BootTime::now() + PATIENCE;
+        while !end.has_passed() {
             let fresh = |row: &Row| {
                 let shown: Option<&str> = row.try_get(2).ok();
                 let written: Option<&str> = row.try_get(3).ok().flatten();
                 let ours = row.try_get(0).is_ok_and(|pid| self.chair_at(pid).is_some());
-                !ours && written.is_none() && shown.is_some_and(|s| s.starts_with("palisade "))
+                !ours && written.is_none() && shown.is_some_and(is_ours)
             };
             if !rows.iter().any(fresh) {
                 break;
@@ -206,7 +210,7 @@ impl Locks {
             hall.alarm(chair.claim.id);
             return Ok(true);
         }
-        let rows = self.look(&Scope::Line(name.clone())).await?;
+        let rows = self.rows(&Scope::Line(name.clone())).await?;
         let victim = rows.iter().find_map(|row| {
             let pid: i32 = row.try_get(0).ok()?;
             let words: Option<&str> = row.try_get(2).ok()?;
@@ -274,12 +278,18 @@ impl Locks {
         match chair.stands() {
             Place::Waiting => self.stop_waiting(chair).await,
             _ => {
-                let unlocked = chair.own.whether(chair.unlock(), &chair.key);
+                let unlocked = chair.own.give(chair.unlock(), &chair.key);
                 let _ = timed("evict", self.hall.timeout, unlocked).await;
-                chair.place.send_replace(Place::Gone);
+                chair.moved(Place::Gone);
             }
         }
     }
+}
+
+/// Whether a session's name says that it is one of palisade's.
+fn is_ours(name: &str) -> bool {
+    let rest = name.strip_prefix(NAMELESS);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
 }
 
 /// The claim and its count, as a session of palisade says them in its name.

@@ -1,7 +1,8 @@
 //! Entering, waiting, renewing and leaving with session locks.
 //!
-//! Invariant: a chair says `Held` only after a heartbeat, sent when the lock was known to be
-//! ours, was answered; until then renewals of a waiting claim are local and older than that.
+//! Invariant: what a lease counts from is before the lock was had, or a heartbeat's. The server
+//! lets a session be idle for a ttl from the grant on, and a claim that waits is renewed as of a
+//! moment at which the server said that it still waited.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +44,7 @@ impl Locks {
         let own = hall.connection().await?;
         let sent = BootTime::now();
         let verb = taking(claim.ask, false);
-        let taken = own.take(verb, &key, claim.id, claim.ttl);
+        let taken = own.take(verb, &key, claim.ttl);
         let taken = timed("enter", hall.timeout, taken).await?;
         let place = match taken.map_err(|error| failed("enter", &error))? {
             Some(counted) => Place::Held { counted },
@@ -53,7 +54,7 @@ impl Locks {
                 return Ok(Entered::Busy);
             }
         };
-        let chair = Chair::new(Arc::clone(&claim), key, own, place);
+        let chair = Chair::new(Arc::clone(&claim), key, own, place, sent);
         hall.seat(Arc::clone(&chair));
         match place {
             Place::Waiting => self.queue(&chair),
@@ -77,7 +78,7 @@ impl Locks {
                     Place::Gone
                 }
             };
-            chair.place.send_replace(place);
+            chair.moved(place);
             match place {
                 Place::Held { .. } => locks.scribe.note(&chair, &locks.hall),
                 _ => locks.hall.alarm(chair.claim.id),
@@ -90,11 +91,7 @@ impl Locks {
             claim, key, own, ..
         } = chair;
         let verb = taking(claim.ask, true);
-        let counted = own.take(verb, key, claim.id, claim.ttl).await.ok()??;
-        match timed("enter", self.hall.timeout, own.beat()).await {
-            Ok(Ok(Beat::Alive)) => Some(counted),
-            _ => None,
-        }
+        own.take(verb, key, claim.ttl).await.ok()?
     }
 
     pub(super) async fn wait(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
@@ -130,6 +127,15 @@ impl Locks {
         Ok(())
     }
 
+    /// Asks beside the connection that waits, which can't answer.
+    async fn still_waits(&self, chair: &Chair) -> Result<bool> {
+        let own = self.hall.connection().await?;
+        let waits = timed("renew", self.hall.timeout, own.waits(chair.own.pid)).await?;
+        let waits = waits.map_err(|error| failed("renew", &error))?;
+        self.hall.spare(own);
+        Ok(waits)
+    }
+
     pub(super) async fn prolong(&self, lease: Lease) -> Renewal {
         let Some(chair) = lease.ticket.as_ref().and_then(|ticket| {
             let chair = self.hall.chair(ticket.claim)?;
@@ -148,10 +154,21 @@ impl Locks {
         };
         match chair.stands() {
             Place::Gone => Renewal::Lost,
-            // It has no lock that could be lost; its connection is watched by the kernel.
             Place::Waiting => {
                 chair.want();
-                Renewal::Held(armed)
+                match self.still_waits(&chair).await {
+                    Ok(true) => {
+                        chair.waited(sent);
+                        Renewal::Held(armed)
+                    }
+                    // It is being granted, or not yet begun: soon more is known.
+                    Ok(false) => Renewal::Unknown(Error::new(
+                        Kind::Unreachable,
+                        "renew",
+                        "the answer of the lock is under way",
+                    )),
+                    Err(error) => Renewal::Unknown(error),
+                }
             }
             Place::Held { .. } => match timed("renew", self.hall.timeout, chair.own.beat()).await {
                 Ok(Ok(Beat::Alive)) => Renewal::Held(armed),
@@ -217,7 +234,7 @@ impl Locks {
                 Ok(Left::Done)
             }
             Place::Held { .. } => {
-                let unlocked = chair.own.whether(chair.unlock(), &chair.key);
+                let unlocked = chair.own.give(chair.unlock(), &chair.key);
                 let unlocked = timed("leave", hall.timeout, unlocked).await?;
                 match unlocked {
                     Ok(true) => {
@@ -249,7 +266,7 @@ impl Locks {
         let mut place = chair.place.subscribe();
         let ended = place.wait_for(|place| *place != Place::Waiting);
         let _ = tokio::time::timeout(Duration::from_millis(500), ended).await;
-        chair.place.send_replace(Place::Gone);
+        chair.moved(Place::Gone);
     }
 }
 
@@ -258,7 +275,7 @@ async fn again(chair: &Chair, sent: BootTime) -> Result<Entered> {
     let place = chair.stands();
     match place {
         Place::Gone => Ok(Entered::Busy),
-        Place::Waiting => Ok(entered(chair, place, sent)),
+        Place::Waiting => Ok(entered(chair, place, chair.known_to_wait())),
         Place::Held { .. } => {
             let beat = timed("enter", chair.claim.ttl, chair.own.beat()).await?;
             match beat.map_err(|error| failed("enter", &error))? {

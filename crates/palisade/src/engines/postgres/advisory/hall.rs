@@ -62,6 +62,8 @@ pub(super) struct Hall {
     spare: Mutex<Spares>,
     chairs: Mutex<HashMap<ClaimId, Arc<Chair>>>,
     departed: Mutex<HashMap<ClaimId, BootTime>>,
+    /// When something was sent that the server has answered, for those who wait.
+    pub(super) answered: tokio::sync::Mutex<BootTime>,
     pub(super) alarms: broadcast::Sender<Alarm>,
 }
 
@@ -87,6 +89,7 @@ impl Hall {
             spare: Mutex::default(),
             chairs: Mutex::default(),
             departed: Mutex::default(),
+            answered: tokio::sync::Mutex::new(BootTime::PAST),
             alarms: broadcast::channel(256).0,
         }
     }

@@ -19,7 +19,6 @@ mod verbs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use futures_util::{FutureExt, StreamExt, stream};
 use tokio::sync::broadcast::error::RecvError;
 
@@ -102,9 +101,7 @@ impl Engine for AdvisoryEngine {
 
     fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
         let locks = self.locks.clone();
-        Box::pin(
-            async move { join_all(leases.into_iter().map(|lease| locks.prolong(lease))).await },
-        )
+        Box::pin(async move { locks.renew(leases).await })
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {

@@ -104,8 +104,8 @@ impl Verb {
                     .into()
             }
             Self::Rest => format!("SELECT set_config('{idle}', '0', false)"),
-            Self::Waits => "SELECT EXISTS (SELECT FROM pg_locks \
-                WHERE pid = $1 AND locktype = 'advisory' AND NOT granted)"
+            Self::Waits => "SELECT pid FROM pg_locks \
+                WHERE pid = ANY ($1) AND locktype = 'advisory' AND NOT granted"
                 .into(),
         }
     }
@@ -118,7 +118,7 @@ impl Verb {
             Self::Downgrade | Self::Upgrade => &[T],
             Self::Beat | Self::Rest => &[],
             Self::Record => &[T, T, T, Type::INT8, T, T, T],
-            Self::Waits => &[Type::INT4],
+            Self::Waits => &[Type::INT4_ARRAY],
         }
     }
 }
@@ -306,9 +306,10 @@ impl Own {
         Ok(())
     }
 
-    /// Whether another session waits for a lock.
-    pub(super) async fn waits(&self, pid: i32) -> Result<bool, tokio_postgres::Error> {
-        yes(&self.ask(Verb::Waits, &[&pid]).await?)
+    /// Which of other sessions wait for a lock.
+    pub(super) async fn waiting(&self, pids: &[i32]) -> Result<Vec<i32>, tokio_postgres::Error> {
+        let rows = self.ask(Verb::Waits, &[&pids]).await?;
+        rows.iter().map(|row| row.try_get(0)).collect()
     }
 
     /// Asks for yes or no.

@@ -7,6 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+
 use super::chair::{Chair, taking};
 use super::hall::{Hall, failed};
 use super::own::{Beat, Verb};
@@ -21,6 +24,16 @@ use crate::engines::remote::timed;
 
 /// How long a waiter sleeps at most before it looks whether the server still answers.
 const RECHECK: Duration = Duration::from_secs(1);
+
+/// Whose sessions waited when it was asked.
+struct Waiting {
+    sent: BootTime,
+    pids: Vec<i32>,
+}
+
+fn unknown(why: &str) -> Error {
+    Error::new(Kind::Unreachable, "renew", why)
+}
 
 /// The locks of one client.
 #[derive(Clone)]
@@ -117,26 +130,56 @@ impl Locks {
         Ok(chair.stands())
     }
 
-    /// Whether the server answers at all: a connection that waits for a lock can't tell.
+    /// Whether the server answers at all: a connection that waits for a lock can't tell. One asks
+    /// for all who wait.
     async fn ping(&self) -> Result<()> {
+        let mut answered = self.hall.answered.lock().await;
+        if !(*answered + RECHECK).has_passed() {
+            return Ok(());
+        }
+        let sent = BootTime::now();
         let own = self.hall.connection().await?;
         timed("wait", self.hall.timeout, own.beat())
             .await?
             .map_err(|error| failed("wait", &error))?;
         self.hall.spare(own);
+        *answered = sent;
         Ok(())
     }
 
-    /// Asks beside the connection that waits, which can't answer.
-    async fn still_waits(&self, chair: &Chair) -> Result<bool> {
-        let own = self.hall.connection().await?;
-        let waits = timed("renew", self.hall.timeout, own.waits(chair.own.pid)).await?;
-        let waits = waits.map_err(|error| failed("renew", &error))?;
-        self.hall.spare(own);
-        Ok(waits)
+    pub(super) async fn renew(&self, leases: Vec<Lease>) -> Vec<Renewal> {
+        // Half of the time there is: heartbeats must not be lost with it.
+        let limit = self.hall.timeout / 2;
+        let waiting = timed("renew", limit, self.look_at_waiters(&leases));
+        let waiting = waiting.map(|waiting| Arc::new(waiting.flatten())).shared();
+        let renewals = leases.iter();
+        join_all(renewals.map(|lease| self.prolong(lease, waiting.clone()))).await
     }
 
-    pub(super) async fn prolong(&self, lease: Lease) -> Renewal {
+    /// Asks which of those who wait still do; beside their connections, which can't answer.
+    async fn look_at_waiters(&self, leases: &[Lease]) -> Result<Waiting> {
+        let sent = BootTime::now();
+        let tickets = leases.iter().filter_map(|lease| lease.ticket.as_ref());
+        let chairs = tickets.filter_map(|ticket| self.hall.chair(ticket.claim));
+        let pids: Vec<i32> = chairs
+            .filter(|chair| chair.stands() == Place::Waiting)
+            .map(|chair| chair.own.pid)
+            .collect();
+        if pids.is_empty() {
+            return Ok(Waiting { sent, pids });
+        }
+        let own = self.hall.connection().await?;
+        let asked = own.waiting(&pids).await;
+        let pids = asked.map_err(|error| failed("renew", &error))?;
+        self.hall.spare(own);
+        Ok(Waiting { sent, pids })
+    }
+
+    async fn prolong(
+        &self,
+        lease: &Lease,
+        waiting: impl Future<Output = Arc<Result<Waiting>>>,
+    ) -> Renewal {
         let Some(chair) = lease.ticket.as_ref().and_then(|ticket| {
             let chair = self.hall.chair(ticket.claim)?;
             let same = ticket.counted == 0 || ticket.counted == chair.counted();
@@ -148,7 +191,7 @@ impl Locks {
             return Renewal::Evicted;
         }
         let sent = BootTime::now();
-        let armed = Armed {
+        let armed = |sent| Armed {
             sent,
             ttl: chair.claim.ttl,
         };
@@ -156,22 +199,18 @@ impl Locks {
             Place::Gone => Renewal::Lost,
             Place::Waiting => {
                 chair.want();
-                match self.still_waits(&chair).await {
-                    Ok(true) => {
-                        chair.waited(sent);
-                        Renewal::Held(armed)
+                match &*waiting.await {
+                    Ok(waiting) if waiting.pids.contains(&chair.own.pid) => {
+                        chair.waited(waiting.sent);
+                        Renewal::Held(armed(waiting.sent))
                     }
                     // It is being granted, or not yet begun: soon more is known.
-                    Ok(false) => Renewal::Unknown(Error::new(
-                        Kind::Unreachable,
-                        "renew",
-                        "the answer of the lock is under way",
-                    )),
-                    Err(error) => Renewal::Unknown(error),
+                    Ok(_) => Renewal::Unknown(unknown("the answer of the lock is under way")),
+                    Err(error) => Renewal::Unknown(unknown(error.message())),
                 }
             }
             Place::Held { .. } => match timed("renew", self.hall.timeout, chair.own.beat()).await {
-                Ok(Ok(Beat::Alive)) => Renewal::Held(armed),
+                Ok(Ok(Beat::Alive)) => Renewal::Held(armed(sent)),
                 Ok(Ok(Beat::Moved)) => Renewal::Lost,
                 Ok(Err(_)) if chair.own.client.is_closed() => Renewal::Lost,
                 Ok(Err(error)) => Renewal::Unknown(failed("renew", &error)),

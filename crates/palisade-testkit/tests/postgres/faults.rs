@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use palisade::{BootTime, LossReason};
+use palisade_testkit::proxy::{Protocol, Proxy, to_client};
 
 use super::{Psql, SOON, advisory, server, server_with, sql};
 
@@ -170,4 +171,44 @@ async fn a_deadlock_at_our_cost_is_asked_again() {
     })
     .await
     .expect("there was no deadlock");
+}
+
+/// The server counts a session's idle time from the grant on, whenever its news arrives.
+#[tokio::test]
+async fn a_grant_whose_news_come_late_lasts_no_longer_for_it() {
+    const TTL: Duration = Duration::from_secs(6);
+    let Some(server) = server() else { return };
+    let target = server.nodes()[0].address().parse().unwrap();
+    let proxy = Proxy::start(target, Protocol::Postgres).unwrap();
+    let near = palisade::connect(&advisory(&server)).await.unwrap();
+    let far = format!(
+        "postgres+advisory://palisade@{}/postgres?ttl=6s&timeout=1s",
+        proxy.addr()
+    );
+    let far = palisade::connect(&far).await.unwrap();
+    let first = near.mutex("x").unwrap().lock().await.unwrap();
+    let lock = far.mutex("x").unwrap();
+    let waiter = tokio::spawn(async move { lock.lock().await });
+    let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+    while sql(&server, waits) != ["1"] {
+        tokio::task::yield_now().await;
+    }
+    let silence = proxy.inject(to_client().hold());
+    let token = first.token();
+    first.release().await.unwrap();
+    let granted = BootTime::now();
+    // Long enough for the keeper to think of it twice.
+    tokio::time::sleep(TTL / 2 + TTL / 12).await;
+    drop(silence);
+    let late = tokio::time::timeout(SOON * 4, waiter).await;
+    let late = late.unwrap().unwrap().unwrap();
+    // The next token was in the late news; another one is a later grant, of another claim.
+    if late.token().0 == token.0 + 1 {
+        let deadline = late.deadline();
+        assert!(
+            deadline <= granted + TTL,
+            "it lasts {:?} longer than the session",
+            deadline.saturating_since(granted + TTL)
+        );
+    }
 }

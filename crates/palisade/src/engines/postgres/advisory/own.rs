@@ -56,6 +56,10 @@ const VERBS: [Verb; 12] = [
 const TIMELINE: &str = "CASE WHEN pg_is_in_recovery() THEN '' \
      ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END";
 
+/// How long the runtime that drives a connection may take to do so: far above what one takes that
+/// is not blocked, far below what heartbeats can spare.
+const AFAR: Duration = Duration::from_millis(20);
+
 /// What a session is called that has nothing, or has had it for a moment only.
 pub(super) const NAMELESS: &str = "palisade";
 
@@ -233,6 +237,29 @@ impl Own {
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, tokio_postgres::Error> {
         self.wire.settle_here();
+        self.send(verb, parameters).await
+    }
+
+    /// Asks without taking the connection over, unless whoever drives it does not do so in time:
+    /// every move costs its user time.
+    async fn ask_from_afar(
+        &self,
+        verb: Verb,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let mut asked = std::pin::pin!(self.send(verb, parameters));
+        if let Ok(answer) = tokio::time::timeout(AFAR, &mut asked).await {
+            return answer;
+        }
+        self.wire.settle_here();
+        asked.await
+    }
+
+    async fn send(
+        &self,
+        verb: Verb,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
         let cell = &self.prepared[verb as usize];
         let statement = match cell.get() {
             Some(statement) => statement,
@@ -288,7 +315,7 @@ impl Own {
         record: &[&(dyn ToSql + Sync)],
     ) -> Result<(), tokio_postgres::Error> {
         self.named.store(true, Ordering::Relaxed);
-        self.ask(Verb::Record, record).await.map(drop)
+        self.ask_from_afar(Verb::Record, record).await.map(drop)
     }
 
     /// When a session that is idle since `since` must not be used any more: it may be ended.
@@ -323,7 +350,7 @@ impl Own {
 
     /// Begins the session's idle time anew.
     pub(super) async fn beat(&self) -> Result<Beat, tokio_postgres::Error> {
-        let rows = self.ask(Verb::Beat, &[]).await?;
+        let rows = self.ask_from_afar(Verb::Beat, &[]).await?;
         let timeline: &str = match rows.first() {
             Some(row) => row.try_get(0)?,
             None => "",

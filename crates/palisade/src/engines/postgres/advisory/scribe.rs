@@ -41,8 +41,8 @@ impl Scribe {
                 };
                 let chairs = fresh.iter().filter_map(Weak::upgrade);
                 for chair in chairs.filter(|chair| hall.chair(chair.claim.id).is_some()) {
-                    // Writing takes the connection to this runtime: not in the middle of a
-                    // quick lock and unlock.
+                    // Writing takes the connection's time: not in the middle of a quick lock
+                    // and unlock.
                     if !(chair.since() + DELAY).has_passed() {
                         scribe.fresh.lock().push(Arc::downgrade(&chair));
                         continue;

@@ -76,10 +76,11 @@ impl Locks {
         Ok(entered(&chair, place, sent))
     }
 
-    /// Waits for the lock on the chair's connection, beside everything else.
+    /// Waits for the lock on the chair's connection, beside everything else. Here, where whoever
+    /// is told waits too: if this runtime is blocked or ends, so does the wait, by the ttl.
     fn queue(&self, chair: &Arc<Chair>) {
         let (locks, chair) = (self.clone(), Arc::clone(chair));
-        self.hall.home().spawn(async move {
+        tokio::spawn(async move {
             let place = tokio::select! {
                 taken = locks.block(&chair) => match taken {
                     Some(counted) => Place::Held { counted },

@@ -101,7 +101,7 @@ impl Engine for AdvisoryEngine {
 
     fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
         let locks = self.locks.clone();
-        Box::pin(async move { locks.renew(leases).await })
+        Box::pin(async move { locks.prolong(leases).await })
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {

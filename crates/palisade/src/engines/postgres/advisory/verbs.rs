@@ -148,13 +148,13 @@ impl Locks {
         Ok(())
     }
 
-    pub(super) async fn renew(&self, leases: Vec<Lease>) -> Vec<Renewal> {
+    pub(super) async fn prolong(&self, leases: Vec<Lease>) -> Vec<Renewal> {
         // Half of the time there is: heartbeats must not be lost with it.
         let limit = self.hall.timeout / 2;
         let waiting = timed("renew", limit, self.look_at_waiters(&leases));
         let waiting = waiting.map(|waiting| Arc::new(waiting.flatten())).shared();
         let renewals = leases.iter();
-        join_all(renewals.map(|lease| self.prolong(lease, waiting.clone()))).await
+        join_all(renewals.map(|lease| self.prolong_one(lease, waiting.clone()))).await
     }
 
     /// Asks which of those who wait still do; beside their connections, which can't answer.
@@ -176,7 +176,7 @@ impl Locks {
         Ok(Waiting { sent, pids })
     }
 
-    async fn prolong(
+    async fn prolong_one(
         &self,
         lease: &Lease,
         waiting: impl Future<Output = Arc<Result<Waiting>>>,

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::own::{Own, Verb};
+use super::key::Key;
+use super::own::Own;
+use super::statement::Verb;
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
 use crate::core::engine::Place;
@@ -16,7 +18,7 @@ use crate::core::sync;
 pub(super) struct Chair {
     pub(super) claim: Arc<Claim>,
     /// What its name is locked by.
-    pub(super) key: String,
+    pub(super) key: Key,
     pub(super) own: Arc<Own>,
     pub(super) place: watch::Sender<Place>,
     pub(super) ask: Mutex<Ask>,
@@ -34,7 +36,7 @@ impl Chair {
     /// `sent` is before the lock was asked for.
     pub(super) fn new(
         claim: Arc<Claim>,
-        key: String,
+        key: Key,
         own: Arc<Own>,
         place: Place,
         sent: BootTime,

@@ -1,7 +1,7 @@
 //! `postgres+advisory://` — session advisory locks of a PostgreSQL server.
 //!
 //! `pg_advisory_lock` of the same number excludes us, and we exclude it. A claim has a connection
-//! to itself (`own`, `chair`), the server's own queue is the line, and the end of the session is
+//! to itself (`own`, `statement`, `chair`), the server's own queue is the line, and the end of the session is
 //! the end of the lock. `hall` keeps connections and claims, `verbs` lock and unlock, `scribe` and
 //! `survey` are for people.
 
@@ -13,6 +13,7 @@ mod key;
 mod offer;
 mod own;
 mod scribe;
+mod statement;
 mod survey;
 mod verbs;
 

@@ -1,4 +1,4 @@
-//! `Own`: one connection that belongs to one claim at a time, and the statements of a lock.
+//! `Own`: one connection that belongs to one claim at a time.
 //!
 //! The lock is the session's, so the session is the lease: the server ends it when it is idle for
 //! the claim's ttl (`idle_session_timeout`), and everything that is asked on it begins that time
@@ -10,140 +10,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::OnceCell;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
 use super::super::fault::{self, STANDBY};
 use super::super::mail::Mail;
 use super::super::schema::first_cell;
 use super::super::wire::Wire;
+use super::key::Key;
+use super::statement::{Statements, TIMELINE, VERBS, Verb};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, Kind, Result};
-
-/// What is asked on a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verb {
-    Try,
-    TryShared,
-    Block,
-    BlockShared,
-    Unlock,
-    UnlockShared,
-    Downgrade,
-    Upgrade,
-    Beat,
-    Record,
-    Rest,
-    Waits,
-}
-
-const VERBS: [Verb; 12] = [
-    Verb::Try,
-    Verb::TryShared,
-    Verb::Block,
-    Verb::BlockShared,
-    Verb::Unlock,
-    Verb::UnlockShared,
-    Verb::Downgrade,
-    Verb::Upgrade,
-    Verb::Beat,
-    Verb::Record,
-    Verb::Rest,
-    Verb::Waits,
-];
-
-/// Where the server's history is; empty on a standby.
-const TIMELINE: &str = "CASE WHEN pg_is_in_recovery() THEN '' \
-     ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END";
 
 /// How long the runtime that drives a connection may take to do so: far above what one takes that
 /// is not blocked, far below what heartbeats can spare.
 const AFAR: Duration = Duration::from_millis(20);
-
-/// What a session is called that has nothing, or has had it for a moment only.
-pub(super) const NAMELESS: &str = "palisade";
-
-impl Verb {
-    /// `idle` is the setting that ends idle sessions, or one of no effect where there is none.
-    fn sql(self, idle: &str) -> String {
-        // The token is taken after the lock: CASE looks at its condition first. Settings cost
-        // more than the lock does, so they are changed only when they must be.
-        let taking = |condition: &str| {
-            format!(
-                "SELECT CASE WHEN {condition} THEN nextval('@schema@.token') END, \
-                 CASE WHEN $2::text IS NOT NULL THEN set_config('{idle}', $2, false) END"
-            )
-        };
-        // Whoever has waited may have slept through a failover.
-        let blocking = |lock: &str| {
-            let taken = taking(&format!("{lock}(@key@)::text = ''"));
-            format!("{taken}, {TIMELINE}")
-        };
-        let giving = |unlock: &str| {
-            format!(
-                "SELECT {unlock}(@key@), \
-                 CASE WHEN $2 THEN set_config('application_name', '{NAMELESS}', false) END"
-            )
-        };
-        match self {
-            Self::Try => taking("pg_try_advisory_lock(@key@)"),
-            Self::TryShared => taking("pg_try_advisory_lock_shared(@key@)"),
-            Self::Block => blocking("pg_advisory_lock"),
-            Self::BlockShared => blocking("pg_advisory_lock_shared"),
-            Self::Unlock => giving("pg_advisory_unlock"),
-            Self::UnlockShared => giving("pg_advisory_unlock_shared"),
-            // Whoever holds the lock is let past those who wait for it.
-            Self::Downgrade => "SELECT CASE WHEN pg_advisory_lock_shared(@key@)::text = '' \
-                THEN pg_advisory_unlock(@key@) END"
-                .into(),
-            Self::Upgrade => "SELECT CASE WHEN pg_try_advisory_lock(@key@) \
-                THEN pg_advisory_unlock_shared(@key@) ELSE false END"
-                .into(),
-            Self::Beat => format!("SELECT {TIMELINE}"),
-            Self::Record => {
-                "INSERT INTO @schema@.session (pid, claim, namespace, name, ttl, owner, value) \
-                VALUES (pg_backend_pid(), $1, $2, $3, $4, $5, $6) ON CONFLICT (pid) DO UPDATE SET \
-                claim = $1, namespace = $2, name = $3, ttl = $4, owner = $5, value = $6 \
-                RETURNING set_config('application_name', $7, false)"
-                    .into()
-            }
-            Self::Rest => format!("SELECT set_config('{idle}', '0', false)"),
-            Self::Waits => "SELECT pid FROM pg_locks \
-                WHERE pid = ANY ($1) AND locktype = 'advisory' AND NOT granted"
-                .into(),
-        }
-    }
-
-    const fn types(self) -> &'static [Type] {
-        const T: Type = Type::TEXT;
-        match self {
-            Self::Try | Self::TryShared | Self::Block | Self::BlockShared => &[T, T],
-            Self::Unlock | Self::UnlockShared => &[T, Type::BOOL],
-            Self::Downgrade | Self::Upgrade => &[T],
-            Self::Beat | Self::Rest => &[],
-            Self::Record => &[T, T, T, Type::INT8, T, T, T],
-            Self::Waits => &[Type::INT4_ARRAY],
-        }
-    }
-}
-
-/// The SQL of all verbs.
-pub(super) struct Statements {
-    schema: String,
-    key: &'static str,
-}
-
-impl Statements {
-    pub(super) fn new(schema: String, key: &'static str) -> Self {
-        Self { schema, key }
-    }
-
-    fn of(&self, verb: Verb, idle: &str) -> String {
-        let sql = verb.sql(idle);
-        sql.replace("@schema@", &self.schema)
-            .replace("@key@", self.key)
-    }
-}
 
 /// A connection of ours.
 pub(super) struct Own {
@@ -154,7 +35,7 @@ pub(super) struct Own {
     /// Which of the servers it leads to.
     pub(super) at: usize,
     statements: Arc<Statements>,
-    prepared: [OnceCell<Statement>; VERBS.len()],
+    prepared: [OnceCell<Statement>; VERBS],
     /// Where this server's history was when we came: another one is another server's.
     timeline: String,
     idle: &'static str,
@@ -264,8 +145,8 @@ impl Own {
         let statement = match cell.get() {
             Some(statement) => statement,
             None => {
-                let sql = self.statements.of(verb, self.idle);
-                let prepare = || self.client.prepare_typed(&sql, verb.types());
+                let (sql, types) = self.statements.of(verb, self.idle);
+                let prepare = || self.client.prepare_typed(&sql, &types);
                 cell.get_or_try_init(prepare).await?
             }
         };
@@ -283,17 +164,22 @@ impl Own {
     pub(super) async fn take(
         &self,
         verb: Verb,
-        key: &str,
+        key: &Key,
         ttl: Duration,
     ) -> Result<Option<u64>, tokio_postgres::Error> {
         let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-        let idle = (self.rests.load(Ordering::Relaxed) != millis).then(|| millis.to_string());
-        let rows = self.ask(verb, &[&key, &idle]).await?;
+        let rows = match self.rests.load(Ordering::Relaxed) == millis && !verb.waits() {
+            true => self.ask(verb, &[key.sql()]).await?,
+            false => {
+                let idle = millis.to_string();
+                self.ask(verb.setting(), &[key.sql(), &idle]).await?
+            }
+        };
         self.rests.store(millis, Ordering::Relaxed);
         let Some(row) = rows.first() else {
             return Ok(None);
         };
-        if row.len() > 2 && row.try_get::<_, &str>(2)? != self.timeline {
+        if verb.waits() && row.try_get::<_, &str>(2)? != self.timeline {
             return Ok(None);
         }
         let token: Option<i64> = row.try_get(0)?;
@@ -301,10 +187,13 @@ impl Own {
     }
 
     /// Gives the lock `key` back, and the name of who had it; `false` when it was not ours.
-    pub(super) async fn give(&self, verb: Verb, key: &str) -> Result<bool, tokio_postgres::Error> {
+    pub(super) async fn give(&self, verb: Verb, key: &Key) -> Result<bool, tokio_postgres::Error> {
         let _turn = self.turn.lock().await;
-        let named = self.named.load(Ordering::Relaxed);
-        let rows = self.ask(verb, &[&key, &named]).await?;
+        let verb = match self.named.load(Ordering::Relaxed) {
+            true => verb.setting(),
+            false => verb,
+        };
+        let rows = self.ask(verb, &[key.sql()]).await?;
         self.named.store(false, Ordering::Relaxed);
         yes(&rows)
     }
@@ -343,9 +232,9 @@ impl Own {
     pub(super) async fn whether(
         &self,
         verb: Verb,
-        key: &str,
+        key: &Key,
     ) -> Result<bool, tokio_postgres::Error> {
-        yes(&self.ask(verb, &[&key]).await?)
+        yes(&self.ask(verb, &[key.sql()]).await?)
     }
 
     /// Begins the session's idle time anew.

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::chair::Chair;
 use super::hall::{Hall, failed};
-use super::own::NAMELESS;
+use super::statement::NAMELESS;
 use crate::core::engine::Place;
 use crate::core::error::Result;
 

@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use tokio_postgres::Row;
+use tokio_postgres::types::{ToSql, Type};
 
 use super::super::check;
 use super::super::pooler::Between;
 use super::hall::failed;
-use super::own::NAMELESS;
+use super::statement::NAMELESS;
 use super::verbs::Locks;
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::clock::BootTime;
@@ -27,7 +28,7 @@ const HELD: &str = "SELECT l.pid, l.mode, a.application_name, s.claim, s.name, s
       AND starts_with(a.application_name, 'palisade ' || s.claim) \
     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted \
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
-      AND CASE WHEN $1::text IS NULL THEN s.namespace = $2::text AND starts_with(s.name, $3::text) \
+      AND CASE WHEN $1 IS NULL THEN s.namespace = $2::text AND starts_with(s.name, $3::text) \
           ELSE (l.classid::bigint << 32 | l.objid::bigint) = @key@ END";
 
 /// How long the scribe of another client takes, and how long one may take that has little of the
@@ -90,7 +91,7 @@ impl Locks {
     async fn look(&self, scope: &Scope) -> Result<Vec<Row>> {
         let hall = &self.hall;
         let (key, prefix) = match scope {
-            Scope::Line(name) => (Some(hall.keys.text(name)?), ""),
+            Scope::Line(name) => (Some(hall.keys.of(name)?), ""),
             Scope::Prefix(prefix) => {
                 // Ours are written down before they are looked for by name.
                 for chair in hall.holders() {
@@ -99,15 +100,17 @@ impl Locks {
                 (None, prefix.as_str())
             }
         };
+        let (expression, kind) = hall.keys.sql();
         let sql = HELD
             .replace("@schema@", &hall.schema.quoted())
-            .replace("@key@", hall.keys.sql());
+            .replace("@key@", expression);
         let own = hall.connection().await?;
-        let types = [
-            tokio_postgres::types::Type::TEXT,
-            tokio_postgres::types::Type::TEXT,
-            tokio_postgres::types::Type::TEXT,
-        ];
+        let key: &(dyn ToSql + Sync) = match &key {
+            Some(key) => key.sql(),
+            None if kind == Type::INT8 => &None::<i64>,
+            None => &None::<String>,
+        };
+        let types = [kind, Type::TEXT, Type::TEXT];
         let statement = timed(
             "survey",
             hall.timeout,
@@ -115,8 +118,7 @@ impl Locks {
         )
         .await?;
         let statement = statement.map_err(|error| failed("survey", &error))?;
-        let parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)] =
-            &[&key, &hall.namespace, &prefix];
+        let parameters: &[&(dyn ToSql + Sync)] = &[key, &hall.namespace, &prefix];
         let rows = timed(
             "survey",
             hall.timeout,

@@ -12,8 +12,9 @@ use futures_util::future::join_all;
 
 use super::chair::{Chair, taking};
 use super::hall::{Hall, failed};
-use super::own::{Beat, Verb};
+use super::own::Beat;
 use super::scribe::Scribe;
+use super::statement::Verb;
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
 use crate::core::engine::{Amended, Amendment, Entered, Left, Place, Renewal};
@@ -52,7 +53,7 @@ impl Locks {
         if let Some(chair) = hall.chair(claim.id) {
             return again(&chair, sent).await;
         }
-        let key = hall.keys.text(&claim.name)?;
+        let key = hall.keys.of(&claim.name)?;
         // Dropped at any await below, the connection goes with us and the lock with it.
         let own = hall.connection().await?;
         let sent = BootTime::now();

@@ -67,6 +67,8 @@ pub(super) struct Turns(Mutex<State>);
 struct State {
     /// Whether a call is, or somebody sees to one.
     under_way: bool,
+    /// Whether several went together last time: then it is worth a moment to see who is ready.
+    crowded: bool,
     waiting: VecDeque<Waiting>,
 }
 
@@ -91,6 +93,10 @@ impl Turns {
         (goes, receiver)
     }
 
+    fn is_crowded(&self) -> bool {
+        self.0.lock().crowded
+    }
+
     /// Ends a call, and says who goes next.
     fn next(&self) -> Vec<Waiting> {
         let mut state = self.0.lock();
@@ -104,6 +110,9 @@ impl Turns {
             }
         }
         state.under_way = !next.is_empty();
+        if state.under_way {
+            state.crowded = next.len() > 1;
+        }
         next
     }
 }
@@ -226,7 +235,9 @@ impl Store {
             script,
         };
         // Lets the others come along who have something to say already.
-        tokio::task::yield_now().await;
+        if link.connection.turns(script).is_crowded() {
+            tokio::task::yield_now().await;
+        }
         let batch = link.connection.turns(script).next();
         let [alone] = batch.as_slice() else {
             turn.start(batch);

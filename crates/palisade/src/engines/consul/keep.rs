@@ -1,6 +1,5 @@
 //! What the keeper asks: `renew`, `audit`, and the alarms that make it ask earlier.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use futures_util::{StreamExt, stream};
 use super::ConsulEngine;
 use super::api::Read;
 use super::book::Stage;
-use super::wire::session_text;
+use super::wire::{Pair, session_text};
 use crate::core::claim::Ask;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Audited, BoxStream, Renewal};
@@ -23,6 +22,14 @@ const NAP: Duration = Duration::from_secs(10);
 
 /// The pause after a query that failed.
 const PAUSE: Duration = Duration::from_millis(250);
+
+/// What says that an operator takes a claim away.
+pub(super) struct Mark {
+    pub(super) claim: String,
+    /// The lock's key of the line that it was in.
+    pub(super) line: String,
+    pub(super) index: u64,
+}
 
 impl ConsulEngine {
     pub(super) async fn do_renew(self: Arc<Self>, leases: Vec<Lease>) -> Vec<Renewal> {
@@ -87,9 +94,13 @@ impl ConsulEngine {
                     .find(&line, claim, &session)
                     .is_some()
             {
+                let evicted = marked.iter().any(|mark| mark.claim == claim.to_string());
+                if evicted {
+                    self.book.change(claim, |seat| seat.evicted = true);
+                }
                 found.push(Audited {
                     ticket: seat.ticket(),
-                    evicted: marked.contains(&claim.to_string()),
+                    evicted,
                 });
             }
         }
@@ -111,14 +122,18 @@ impl ConsulEngine {
     }
 
     /// The claims that operators take away.
-    pub(super) async fn marked(&self) -> Result<HashSet<String>> {
+    pub(super) async fn marked(&self) -> Result<Vec<Mark>> {
         let prefix = self.keys.marks();
         let marks = self
             .api
             .read("audit", &prefix, true, Read::Consistent)
             .await?;
-        let claim = |pair: super::wire::Pair| pair.key[prefix.len()..].to_owned();
-        Ok(marks.pairs.into_iter().map(claim).collect())
+        let mark = |pair: Pair| Mark {
+            claim: pair.key[prefix.len()..].to_owned(),
+            line: String::from_utf8_lossy(&pair.bytes()).into_owned(),
+            index: pair.modify_index,
+        };
+        Ok(marks.pairs.into_iter().map(mark).collect())
     }
 
     /// Changes below a prefix, as a stream: the first look, and every one that differs from the

@@ -114,7 +114,8 @@ pub fn open_fence(url: &str) -> Result<FileFence> {
     }
 }
 
-/// The engines of this build. Adding one is one line here.
+/// The engines of this build. Adding one is one line here; of two that do the same, the first is
+/// advised.
 const OFFERS: &[Offer] = &[
     #[cfg(feature = "etcd")]
     crate::engines::etcd::OFFER,

@@ -4,9 +4,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::schema::assert_shape;
+use crate::contract;
 use crate::support::*;
 
 const WARM_UP: Duration = Duration::from_millis(50);
@@ -25,14 +25,7 @@ fn rows(output: &std::process::Output) -> Vec<Value> {
         assert_eq!(event["event"], "noisy");
         assert!(event["scenarios"].is_object(), "{event}");
     }
-    let rows: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_shape(
-        &rows,
-        &json!([{
-            "engine": "string", "scenario": "string", "who": "=palisade|=raw",
-            "ops_s": "number", "p50_us": "number", "p99_us": "number", "ratio_to_raw": "null|number",
-        }]),
-    );
+    let rows = contract::read(&stdout(output), contract::FIGURES);
     let rows = rows.as_array().unwrap().clone();
     for row in &rows {
         let number = |key: &str| row[key].as_f64().unwrap();

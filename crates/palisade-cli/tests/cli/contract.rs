@@ -9,7 +9,10 @@ pub(crate) enum Is {
     Text,
     /// A decimal number as text, as tokens are.
     Digits,
+    /// Whole and not negative.
     Number,
+    /// Any number.
+    Figure,
     Bool,
     /// RFC 3339.
     Time,
@@ -111,6 +114,96 @@ pub(crate) const PAGE: Is = Object(&[("page", Text), ("text", Text)]);
 
 pub(crate) const WRITTEN: Is = Object(&[("written", List(&Text))]);
 
+/// What `bench` prints.
+pub(crate) const FIGURES: Is = List(&Object(&[
+    ("engine", Text),
+    ("scenario", Text),
+    ("who", OneOf(&["palisade", "raw"])),
+    ("ops_s", Figure),
+    ("p50_us", Figure),
+    ("p99_us", Figure),
+    ("ratio_to_raw", Maybe(&Figure)),
+]));
+
+const ACCOUNT: Is = Object(&[("expected", Number), ("found", Number), ("intact", Bool)]);
+
+/// What `demo` ends with.
+pub(crate) const DEMO: Is = Object(&[
+    ("ttl_ms", Number),
+    ("first_token", Digits),
+    ("second_token", Digits),
+    ("unfenced", ACCOUNT),
+    ("fenced", ACCOUNT),
+    (
+        "timeline",
+        List(&Object(&[
+            ("at_ms", Number),
+            ("who", Maybe(&OneOf(&["first", "second"]))),
+            ("what", Text),
+        ])),
+    ),
+]);
+
+const CLASS: Is = OneOf(&["A", "B", "C"]);
+
+const CAPABILITY: Is = Object(&[
+    ("shared", Bool),
+    ("permits", OneOf(&["weighted", "slots", "none"])),
+    ("fair", Bool),
+    ("waiters_visible", Bool),
+    ("tokens", OneOf(&["durable", "floored", "none"])),
+    ("early_loss", Bool),
+    ("detached", Bool),
+    ("reentrant_session", Bool),
+    (
+        "ttl_ms",
+        Object(&[("min", Number), ("max", Number), ("step", Number)]),
+    ),
+]);
+
+const FINDING: Is = Object(&[
+    ("severity", OneOf(&["info", "warning", "danger"])),
+    ("code", Text),
+    ("message", Text),
+    ("remedy", Text),
+]);
+
+/// What `doctor` prints.
+pub(crate) const HEALTH: Is = Object(&[
+    ("engine", Text),
+    ("version", Maybe(&Text)),
+    ("class", CLASS),
+    ("capability", CAPABILITY),
+    ("round_trip_us", Figure),
+    ("clock_ahead_us", Maybe(&Figure)),
+    ("findings", List(&FINDING)),
+]);
+
+/// What `guide` answers.
+pub(crate) const ADVICE: Is = Object(&[
+    ("needs", List(&Text)),
+    ("have", List(&Text)),
+    ("lacking", List(&Text)),
+    (
+        "advice",
+        Maybe(&Object(&[
+            ("engine", Text),
+            ("url", Text),
+            ("ttl_ms", Number),
+            ("class", CLASS),
+            ("why", List(&Text)),
+        ])),
+    ),
+    (
+        "others",
+        List(&Object(&[
+            ("engine", Text),
+            ("fits", Bool),
+            ("why", List(&Text)),
+        ])),
+    ),
+]);
+
 pub(crate) const ERROR: Is = Object(&[("error", Object(&[("code", Text), ("message", Text)]))]);
 
 /// Events on stderr, by their word.
@@ -145,6 +238,7 @@ pub(crate) fn breach(value: &Value, is: Is, at: &str) -> Option<String> {
     let fits = match is {
         Text => value.is_string(),
         Number => value.is_u64(),
+        Figure => value.is_number(),
         Bool => value.is_boolean(),
         Digits => value
             .as_str()

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::schema::assert_shape;
+use crate::contract;
 use crate::support::*;
 
 /// The demo, with its temporary folder in one of ours.
@@ -51,16 +51,7 @@ fn the_fenced_file_is_right_in_every_run() {
         let output = finish(demo(&store, &["--fast", "--json"]));
         assert_eq!(output.status.code(), Some(0), "run {run}: {output:?}");
         assert_eq!(stderr(&output), "");
-        let end: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let account = json!({"expected": "integer", "found": "integer", "intact": "bool"});
-        assert_shape(
-            &end,
-            &json!({
-                "ttl_ms": "integer", "first_token": "token", "second_token": "token",
-                "unfenced": account, "fenced": account,
-                "timeline": [{"at_ms": "integer", "who": "null|=first|=second", "what": "string"}],
-            }),
-        );
+        let end = contract::read(&stdout(&output), contract::DEMO);
         assert_eq!(
             end["fenced"],
             json!({"expected": 150, "found": 150, "intact": true})

@@ -4,9 +4,9 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::schema::assert_shape;
+use crate::contract;
 use crate::support::*;
 
 #[track_caller]
@@ -14,25 +14,7 @@ fn health(store: &Store, expected: i32) -> Value {
     let output = finish(store.palisade(&["doctor", "--json"]));
     assert_eq!(output.status.code(), Some(expected), "{output:?}");
     assert_eq!(stderr(&output), "");
-    let health: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_shape(
-        &health,
-        &json!({
-            "engine": "string", "version": "null|string", "class": "=A|=B|=C",
-            "capability": {
-                "shared": "bool", "permits": "=weighted|=slots|=none", "fair": "bool",
-                "waiters_visible": "bool", "tokens": "=durable|=floored|=none",
-                "early_loss": "bool", "detached": "bool", "reentrant_session": "bool",
-                "ttl_ms": {"min": "integer", "max": "integer", "step": "integer"},
-            },
-            "round_trip_us": "number", "clock_ahead_us": "null|integer",
-            "findings": [{
-                "severity": "=info|=warning|=danger", "code": "string",
-                "message": "string", "remedy": "string",
-            }],
-        }),
-    );
-    health
+    contract::read(&stdout(&output), contract::HEALTH)
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::schema::assert_shape;
+use crate::contract;
 use crate::support::*;
 use crate::terminal::Session;
 
@@ -11,24 +11,7 @@ fn answer(store: &Store, args: &[&str], expected: i32) -> Value {
     let output = finish_soon(store.palisade(&[&["guide", "--json"], args].concat()));
     assert_eq!(output.status.code(), Some(expected), "{output:?}");
     assert_eq!(stderr(&output), "");
-    let mut answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let advice = answer["advice"].take();
-    if !advice.is_null() {
-        let shape = json!({
-            "engine": "string", "url": "string", "ttl_ms": "integer", "class": "=A|=B|=C",
-            "why": ["string"],
-        });
-        assert_shape(&advice, &shape);
-    }
-    assert_shape(
-        &answer,
-        &json!({
-            "needs": ["string"], "have": ["string"], "lacking": ["string"], "advice": "null",
-            "others": [{"engine": "string", "fits": "bool", "why": ["string"]}],
-        }),
-    );
-    answer["advice"] = advice;
-    answer
+    contract::read(&stdout(&output), contract::ADVICE)
 }
 
 #[test]

@@ -16,7 +16,6 @@ mod list;
 mod loss;
 mod manual;
 mod run;
-mod schema;
 mod signals;
 mod support;
 mod terminal;

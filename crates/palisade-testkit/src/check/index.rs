@@ -89,6 +89,8 @@ pub struct Index<'h> {
     pub stalls: HashMap<&'h str, Vec<Window>>,
     /// When the engine could not serve.
     pub outages: Vec<Window>,
+    /// When the harness asked for the line, until it was shown.
+    pub looks: Vec<Window>,
     /// The event that killed each client that was.
     pub kills: HashMap<&'h str, usize>,
     /// Which client an owner handle is.
@@ -112,6 +114,7 @@ impl<'h> Index<'h> {
             pauses: HashMap::new(),
             stalls: HashMap::new(),
             outages: outages(history),
+            looks: Vec::new(),
             kills: HashMap::new(),
             owners: HashMap::new(),
             claims: HashMap::new(),
@@ -147,6 +150,10 @@ impl<'h> Index<'h> {
                         until: event.at,
                     });
                 }
+                What::Survey { asked, .. } => index.looks.push(Window {
+                    from: *asked,
+                    until: event.at,
+                }),
                 What::AcquireCalled {
                     op,
                     grip,
@@ -352,6 +359,16 @@ impl<'h> Index<'h> {
             reached = reached.max(until);
         }
         total
+    }
+
+    /// The longest that the engine took to show the line to the harness around `window`: what any
+    /// request takes then, on a machine that does something else as well.
+    pub fn slowest_look(&self, window: Window) -> u64 {
+        // One after the other.
+        let first = self.looks.partition_point(|look| look.until <= window.from);
+        let looks = self.looks[first..].iter();
+        let around = looks.take_while(|look| look.from < window.until);
+        around.map(|look| look.until - look.from).max().unwrap_or(0)
     }
 
     /// Whether `client` was stopped or killed, or the engine hurt, inside `window`.

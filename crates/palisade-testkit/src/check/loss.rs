@@ -159,7 +159,8 @@ pub(super) fn foreign_release(index: &Index<'_>) -> Verdict {
     Verdict::of(violations)
 }
 
-/// F4: a hold is lost only when its process was stopped or starved for a good part of its lease.
+/// F4: a hold is lost only when its process was stopped or starved for a good part of its lease,
+/// or the engine that renews it was.
 pub(super) fn spurious(index: &Index<'_>, params: &Params) -> Verdict {
     let mut violations = Vec::new();
     let ttl = nanos(params.ttl);
@@ -169,10 +170,12 @@ pub(super) fn spurious(index: &Index<'_>, params: &Params) -> Verdict {
             from: hold.until.saturating_sub(ttl),
             until: hold.until,
         };
-        let out = index.out_of_action(hold.client, lease);
+        // A renewal, and another when the first was answered late.
+        let slow = 2 * index.slowest_look(lease);
+        let out = index.out_of_action(hold.client, lease) + slow;
         if out < ttl / 2 {
             let text = format!(
-                "{} was lost although its process ran all but {} of the lease",
+                "{} was lost although it had all but {} of the lease to be renewed",
                 hold.called(),
                 ms(out)
             );

@@ -4,6 +4,10 @@ use super::index::{Attempt, Held, Index, Window};
 use super::{Params, Verdict, Violation, ms, nanos};
 use crate::history::{Answer, What};
 
+/// How many requests one after the other lead to an answer at most: a look at the line, the claim,
+/// a look whether it was granted, and taking it back.
+const REQUESTS: u64 = 4;
+
 /// When a holder went away, and when the next was granted.
 struct Departure<'a, 'h> {
     hold: &'a Held<'h>,
@@ -57,7 +61,8 @@ struct Next {
     waiter: usize,
 }
 
-/// The next grant after `at`, due after `bound` and as long as those who waited got no processor.
+/// The next grant after `at`, due after `bound` and as long as those who waited got no processor,
+/// and the engine none to answer them.
 /// `None` when nobody waited, or when one who did was stopped or killed and may have been next.
 fn next(index: &Index<'_>, name: &str, at: u64, bound: u64) -> Option<Next> {
     let granted = index.next_grant(name, at);
@@ -82,7 +87,11 @@ fn next(index: &Index<'_>, name: &str, at: u64, bound: u64) -> Option<Next> {
     let starved = waiting
         .iter()
         .map(|one| index.out_of_action(one.client, window));
-    let due = window.until.saturating_add(starved.max().unwrap_or(0));
+    let slow = REQUESTS * index.slowest_look(window);
+    let due = window
+        .until
+        .saturating_add(starved.max().unwrap_or(0))
+        .saturating_add(slow);
     let due_for = |one: &Attempt<'_>| due.max(index.at(one.called).saturating_add(bound));
     let patient = waiting.iter().find(|one| {
         let back = one.returned.map(|back| index.at(back));
@@ -192,9 +201,10 @@ pub(super) fn progress(index: &Index<'_>, params: &Params) -> Verdict {
             true => nanos(params.request),
             false => 0,
         };
+        let slow = REQUESTS * index.slowest_look(window);
         let bound = attempt
             .patience
-            .map(|patience| patience + slack + out + request);
+            .map(|patience| patience + slack + out + request + slow);
         if let Some(bound) = bound.filter(|bound| took > *bound) {
             let text = format!(
                 "{} was answered after {}, its patience ended after {}",

@@ -30,16 +30,28 @@ pub(super) async fn inject(
         Fault::Slow => slow(crew, end).await,
         Fault::Engine(harm) => engine(crew, site, harm, ttl, end).await,
         _ => {
+            // The first is hurt for sure, the others at any time.
+            let mut aim = Aim::Sure;
             while !end.has_passed() {
                 let calm = Duration::from_millis(crew.rng.random_range(40..160));
                 rest(end, calm).await;
-                once(crew, fault, (ttl, site.lasts), end)
-                    .await
-                    .map_err(words)?;
+                let hit = once(crew, (fault, aim), (ttl, site.lasts), end).await;
+                if hit.map_err(words)? {
+                    aim = Aim::Quick;
+                }
             }
             Ok(())
         }
     }
+}
+
+/// How a holder is hurt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Aim {
+    /// Whatever it does by now: holds are short, and it may have let go.
+    Quick,
+    /// While it holds.
+    Sure,
 }
 
 /// Lets time pass, but not beyond the end.
@@ -47,58 +59,75 @@ async fn rest(end: BootTime, time: Duration) {
     tokio::time::sleep(time.min(end.remaining())).await;
 }
 
-/// Hurts one worker. A lease ends at the latest when it has lasted its ttl so many times.
+/// Hurts one worker; answers whether one was there to be hurt. A lease ends at the latest when it has lasted its ttl so many times.
 async fn once(
     crew: &mut Crew,
-    fault: Fault,
+    (fault, aim): (Fault, Aim),
     (ttl, lasts): (Duration, u32),
     end: BootTime,
-) -> io::Result<()> {
+) -> io::Result<bool> {
     let phase = match fault {
         Fault::KillWaiter => Phase::Waiting,
         _ => Phase::Held,
     };
     let Some(at) = crew.one(phase, end).await else {
-        return Ok(());
+        return Ok(false);
     };
+    let still = matches!(
+        (fault, aim),
+        (Fault::PauseBeforeWrite, _) | (Fault::KillHolder | Fault::PauseHolder, Aim::Sure)
+    );
+    if still && !holds_still(crew, at, ttl * 4).await {
+        return Ok(false);
+    }
     match fault {
         Fault::PauseHolder => {
             crew.stop(at)?;
+            if still {
+                crew.members[at].tell("go");
+            }
             // What it said before it stopped may be on its way: it may have let go just then.
             tokio::time::sleep(Duration::from_millis(5)).await;
-            if crew.members[at].phase() != Phase::Held {
-                return crew.go_on(at);
+            if !matches!(crew.members[at].phase(), Phase::Held | Phase::Gate) {
+                crew.go_on(at)?;
+                return Ok(false);
             }
             // Past the lease whenever it was last renewed, with time for others to be at work.
             let pause = ttl * lasts + ttl.mul_f64(crew.rng.random_range(0.3..0.6));
             tokio::time::sleep(pause).await;
-            crew.go_on(at)
+            crew.go_on(at)?;
         }
         Fault::PauseShort => {
             crew.stop(at)?;
             // The lease is renewed when a third of it is over: this much can't end it.
             let pause = ttl.mul_f64(crew.rng.random_range(0.1..0.25));
             tokio::time::sleep(pause).await;
-            crew.go_on(at)
+            crew.go_on(at)?;
         }
-        Fault::KillHolder | Fault::KillWaiter => crew.replace(at),
+        Fault::KillHolder | Fault::KillWaiter => crew.replace(at)?,
         Fault::PauseBeforeWrite => {
-            crew.members[at].tell("gate");
-            let soon = BootTime::now() + ttl * 4;
-            let at_gate = |crew: &mut Crew| (crew.members[at].phase() == Phase::Gate).then_some(());
-            if crew.until(soon, at_gate).await.is_none() {
-                return Ok(());
-            }
             crew.stop(at)?;
             let before = crew.wrote_beside(at);
             let limit = BootTime::now() + ttl * (2 + lasts);
             let others = |crew: &mut Crew| (crew.wrote_beside(at) > before).then_some(());
             crew.until(limit, others).await;
             crew.members[at].tell("go");
-            crew.go_on(at)
+            crew.go_on(at)?;
         }
-        _ => Ok(()),
+        _ => {}
     }
+    Ok(true)
+}
+
+/// Makes a worker stay as it is once it holds; `false` when it does not get there in time.
+async fn holds_still(crew: &mut Crew, at: usize, limit: Duration) -> bool {
+    crew.members[at].tell("gate");
+    let at_gate = |crew: &mut Crew| (crew.members[at].phase() == Phase::Gate).then_some(());
+    let there = crew.until(BootTime::now() + limit, at_gate).await.is_some();
+    if !there {
+        crew.members[at].tell("go");
+    }
+    there
 }
 
 /// Takes the processors away: several busy threads on each.

@@ -198,18 +198,21 @@ impl Worker {
                     self.is_valid(hold);
                     self.sleep(0, 3000).await;
                 }
+                self.control.gate().await;
                 self.is_valid(hold);
             }
             Workload::QueueOrder => {
                 self.is_valid(hold);
                 self.sleep(2000, 8000).await;
+                self.control.gate().await;
             }
             Workload::Election => {
                 let (record, token) = (self.record.clone(), hold.token().0);
-                let pause = self.micros(1000, 8000);
+                let (pause, control) = (self.micros(1000, 8000), self.control.clone());
                 let lead = async {
                     let _leading = Leading::begin(record, token);
                     tokio::time::sleep(pause).await;
+                    control.gate().await;
                 };
                 // Lost: the work was dropped, which is what there is to see.
                 let _ = hold.run(lead).await;

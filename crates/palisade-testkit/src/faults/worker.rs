@@ -1,8 +1,9 @@
 //! The worker process: does its workload until stdin says `stop` or ends, and records all of it.
 //!
 //! It says on stdout what it is doing (`waiting`, `held`, `gate`, `wrote`, `free`), so that the
-//! harness hurts it at the right time. Told `gate`, it waits between its last look at the lock and
-//! its next write until it is told `go`: the pause that no check of the holder can see.
+//! harness hurts it at the right time. Told `gate`, it keeps what it holds until it is told `go`;
+//! with a storage, between its last look at the lock and its next write: the pause that no check of
+//! the holder can see.
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;

@@ -221,6 +221,14 @@ fn an_acquire_beyond_its_patience_is_refused() {
     let other = vec![ev(10, "b", What::PauseBegin), ev(60, "b", What::PauseEnd)];
     accepts(I::Progress, all(vec![waits(1500), other.clone()]));
     refuses(I::Progress, all(vec![waits(2500), other]), &[0, 2500]);
+    // The harness itself was answered late: four times as late at most.
+    let look = |ms: u64, took: u64| {
+        let (asked, line) = ((ms - took) * MS, Vec::new());
+        vec![ev(ms, "harness", What::Survey { asked, line })]
+    };
+    accepts(I::Progress, all(vec![waits(90), look(60, 10)]));
+    refuses(I::Progress, all(vec![waits(90), look(60, 4)]), &[0, 90]);
+    refuses(I::Progress, all(vec![waits(90), look(200, 50)]), &[0, 90]);
 }
 
 #[test]

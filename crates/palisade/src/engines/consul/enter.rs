@@ -17,6 +17,10 @@ use crate::core::error::{Error, Kind, Outcome, Result};
 use crate::core::ticket::{Armed, Ticket};
 use crate::engines::remote::timed;
 
+/// A claim that does not wait tries again for this part of the time that one request may take:
+/// 50 ms by default.
+const NO_WAIT: u32 = 40;
+
 impl ConsulEngine {
     pub(super) async fn do_enter(self: Arc<Self>, claim: Arc<Claim>) -> Result<Entered> {
         let line = self.keys.line(&claim.name)?;
@@ -55,9 +59,12 @@ impl ConsulEngine {
     /// The first try of a claim.
     async fn first(self: &Arc<Self>, line: &Line, seat: &Seat) -> Result<Tried> {
         let ask = seat.claim.ask;
-        let limit = match seat.claim.queue {
-            true => Limit::tries(3),
-            false => Limit::until(BootTime::now() + self.api.timeout),
+        // The list of permits is everyone's, and whoever waits has time to try again; whoever does
+        // not is answered soon, and by others who came first each time.
+        let limit = match (seat.claim.queue, ask.mode()) {
+            (true, Mode::Permits) => Limit::tries(1),
+            (true, _) => Limit::tries(3),
+            (false, _) => Limit::until(BootTime::now() + self.api.timeout / NO_WAIT),
         };
         let view = match ask {
             // Free, as it is most of the time.
@@ -70,7 +77,7 @@ impl ConsulEngine {
         // Claims of one process that write the list of holders at once only refuse each other.
         // One that is at it now takes those along that wait.
         let patience = match (view.plan(line, ask, &[asker(seat)])?, seat.claim.queue) {
-            (Plan::Take(..), false) => self.api.timeout / 20,
+            (Plan::Take(..), false) => self.api.timeout / NO_WAIT / 2,
             _ => Duration::ZERO,
         };
         match self.turns.take(&line.lock, patience).await {

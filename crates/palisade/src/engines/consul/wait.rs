@@ -113,7 +113,10 @@ impl ConsulEngine {
             .watched
             .filter(|watched| watched.index > 0 && !nap.is_zero());
         let Some(Watched { tree, index }) = watched else {
-            let view = self.look(line).await?;
+            let view = match seat.claim.ask.mode() {
+                Mode::Permits => self.glance(line, seat.claim.ask).await?,
+                Mode::Exclusive | Mode::Shared => self.look(line).await?,
+            };
             return Ok(Some(view));
         };
         let key = if tree { line.tree() } else { line.lock.clone() };

@@ -112,8 +112,12 @@ async fn a_writer_whose_answer_is_lost_closes_nothing_for_long() {
     let rule = to_engine().label_contains("/v1/txn").nth(2).cut_after();
     let cut = proxy.inject(rule);
     let line = writers.line("door", Ask::Whole).unwrap();
-    let writer = tokio::spawn(async move { line.acquire(Patience::Forever).await });
+    let mut writer = tokio::spawn(async move { line.acquire(Patience::Forever).await });
     soon("the cut", cut.fired()).await;
+    let before = proxy.seen().len();
+    until("another look", async || proxy.seen().len() > before + 4).await;
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut writer);
+    assert!(early.await.is_err(), "granted beside a reader");
     inside.release().await.unwrap();
     let held = soon("the writer's grant", writer).await.unwrap();
     held.unwrap().unwrap().release().await.unwrap();
@@ -188,4 +192,36 @@ async fn permits_of_a_crowd_stay_within_the_capacity() {
         task.unwrap();
     }
     assert!(most.load(Ordering::SeqCst) > 1, "given one at a time");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_that_come_and_go_wake_no_keeper() {
+    use palisade_testkit::proxy::{Protocol, Proxy};
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let target = ([127, 0, 0, 1], running.nodes()[0].port()).into();
+    let proxy = Proxy::start(target, Protocol::Http1).unwrap();
+    let idle = palisade::connect(&format!("consul://{}", proxy.addr()))
+        .await
+        .unwrap();
+    let held = idle.mutex("held").unwrap().lock().await.unwrap();
+    let busy = client(&running).await;
+    let mutex = busy.mutex("busy").unwrap();
+    let transactions = || {
+        let seen = proxy.seen();
+        let labels = seen.iter().filter_map(|seen| seen.label.as_deref());
+        labels.filter(|label| label.contains("/v1/txn")).count()
+    };
+    let before = transactions();
+    for _ in 0..100 {
+        mutex.lock().await.unwrap().release().await.unwrap();
+    }
+    // It looks at its own locks when it renews, and when an operator has marked something.
+    let asked = transactions() - before;
+    assert!(
+        asked < 20,
+        "{asked} messages about transactions of one that only holds"
+    );
+    assert!(held.is_valid());
 }

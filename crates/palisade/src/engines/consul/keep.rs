@@ -23,6 +23,11 @@ const NAP: Duration = Duration::from_secs(10);
 /// The pause after a query that failed.
 const PAUSE: Duration = Duration::from_millis(250);
 
+/// The pause after a query that woke for nothing: for marks, which are rare and for people, and
+/// for those who watch lines.
+const MARKS_PAUSE: Duration = Duration::from_millis(100);
+const WATCH_PAUSE: Duration = Duration::from_millis(10);
+
 /// What says that an operator takes a claim away.
 pub(super) struct Mark {
     pub(super) claim: String,
@@ -137,10 +142,16 @@ impl ConsulEngine {
     }
 
     /// Changes below a prefix, as a stream: the first look, and every one that differs from the
-    /// one before.
-    fn changes(self: Arc<Self>, prefix: String, recurse: bool) -> BoxStream<Result<()>> {
-        let state = (self, prefix, 0_u64);
-        stream::unfold(state, move |(engine, prefix, mut index)| async move {
+    /// one before. Consul wakes whoever watches what is not there at every write nearby: such a
+    /// wake-up is no change, and is followed by a pause.
+    fn changes(
+        self: Arc<Self>,
+        prefix: String,
+        recurse: bool,
+        pause: Duration,
+    ) -> BoxStream<Result<()>> {
+        let state = (self, prefix, 0_u64, None);
+        stream::unfold(state, move |(engine, prefix, mut index, last)| async move {
             loop {
                 let read = match index {
                     0 => Read::Consistent,
@@ -155,11 +166,16 @@ impl ConsulEngine {
                         } else {
                             seen.index.max(1)
                         };
-                        return Some((Ok(()), (engine, prefix, index)));
+                        let now = seen.pairs.into_iter();
+                        let now: Vec<_> = now.map(|pair| (pair.key, pair.modify_index)).collect();
+                        if last.as_ref() != Some(&now) {
+                            return Some((Ok(()), (engine, prefix, index, Some(now))));
+                        }
+                        tokio::time::sleep(pause).await;
                     }
                     Err(error) => {
                         tokio::time::sleep(PAUSE).await;
-                        return Some((Err(error), (engine, prefix, 0)));
+                        return Some((Err(error), (engine, prefix, 0, None)));
                     }
                 }
             }
@@ -178,7 +194,7 @@ impl ConsulEngine {
             }
         });
         let marks = self.keys.marks();
-        let marks = self.changes(marks, true);
+        let marks = self.changes(marks, true, MARKS_PAUSE);
         let marks = marks.filter_map(|change| async { change.ok().map(|()| Alarm::All) });
         stream::select(own.boxed(), marks.boxed()).boxed()
     }
@@ -187,12 +203,12 @@ impl ConsulEngine {
         match scope {
             Scope::Prefix(prefix) => {
                 let prefix = self.keys.beginning(&prefix);
-                self.changes(prefix, true)
+                self.changes(prefix, true, WATCH_PAUSE)
             }
             Scope::Line(name) => match self.keys.line(&name) {
                 Ok(line) => {
-                    let lock = Arc::clone(&self).changes(line.lock.clone(), false);
-                    stream::select(lock, self.changes(line.tree(), true)).boxed()
+                    let lock = Arc::clone(&self).changes(line.lock.clone(), false, WATCH_PAUSE);
+                    stream::select(lock, self.changes(line.tree(), true, WATCH_PAUSE)).boxed()
                 }
                 Err(error) => stream::iter([Err(error)]).boxed(),
             },

@@ -72,6 +72,10 @@ impl Limit {
         let tries = u32::MAX;
         Self { tries, until }
     }
+
+    fn allows(&self, tried: u32) -> bool {
+        tried < self.tries && !self.until.has_passed()
+    }
 }
 
 /// A claim as one that asks.
@@ -161,10 +165,8 @@ impl ConsulEngine {
             Ask::Part { .. } => TAKEN_ALONG,
         };
         let mut pause = PAUSE;
-        for tried in 0.. {
-            if tried > 0 && (tried >= limit.tries || limit.until.has_passed()) {
-                break;
-            }
+        let (mut tried, mut guessed) = (0, true);
+        while tried == 0 || limit.allows(tried) {
             let seats = match self.book.begin(claim.id, along) {
                 Begun::For(seats) => seats,
                 Begun::Gone => return Ok(Tried::Left),
@@ -175,12 +177,16 @@ impl ConsulEngine {
                             self.book.unwrap_gift(claim.id);
                             return Ok(Tried::Held(counted));
                         }
-                        Some(Stage::Waiting) => continue,
+                        Some(Stage::Waiting) => {
+                            tried += 1;
+                            continue;
+                        }
                         Some(Stage::Trying | Stage::Unknown) => return Ok(Tried::Behind),
                         None => return Ok(Tried::Left),
                     }
                 }
             };
+            tried += 1;
             let written = match self.plan(line, seats, &view) {
                 Err(error) => return Err(error),
                 Ok(None) => return Ok(Tried::Behind),
@@ -206,16 +212,26 @@ impl ConsulEngine {
             if says("lock delay") {
                 return Ok(Tried::Delayed);
             }
-            if tried > 0 {
+            if tried > 1 {
                 tokio::time::sleep(pause.mul_f64(rand::random())).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
             // Most are refused by the part that was read, which decides the next try alone.
             let guards = |at: usize| errors.iter().any(|error| error.op_index == at);
+            let unread = match ask.mode() {
+                Mode::Permits => guards(LOCK_GUARD),
+                Mode::Shared | Mode::Exclusive => guards(PERMITS_GUARD),
+            };
+            if (unread || ask == Ask::Whole) && std::mem::take(&mut guessed) {
+                // A part was taken for empty without a look: nobody has come first yet.
+                tried -= 1;
+            }
+            if tried > 0 && !limit.allows(tried) {
+                break;
+            }
             view = match ask.mode() {
-                Mode::Permits if !guards(LOCK_GUARD) => self.glance(line, ask).await?,
-                Mode::Shared if !guards(PERMITS_GUARD) => self.glance(line, ask).await?,
-                Mode::Exclusive if !guards(PERMITS_GUARD) => {
+                Mode::Permits | Mode::Shared if !unread => self.glance(line, ask).await?,
+                Mode::Exclusive if !unread => {
                     let view = self.glance(line, ask).await?;
                     match &view.lock {
                         Some(lock) if lock.holder().is_none() || lock.flags == READERS => {

@@ -261,6 +261,7 @@ mod tests {
             name: Name::new("x").unwrap(),
             ask: Ask::Whole,
             ttl: Duration::from_secs(1),
+            renewed: true,
             queue: true,
             owner: Owner::here("me", None),
             value: None,

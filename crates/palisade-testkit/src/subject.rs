@@ -73,6 +73,8 @@ pub struct Site {
     pub notices_death: Option<Duration>,
     /// How many times its ttl a lease can last without renewal.
     pub lasts: u32,
+    /// How late a lease is found to be over.
+    pub late: Duration,
     /// How to cut it off, if that is possible.
     pub outage: Option<Arc<dyn Outage>>,
     /// How to hurt its server, if it has one.
@@ -89,6 +91,7 @@ impl Site {
             processes: false,
             notices_death: None,
             lasts: 1,
+            late: Duration::ZERO,
             outage: None,
             hurt: None,
             keep: None,
@@ -143,12 +146,14 @@ pub trait Hurt: Send + Sync {
 pub const SUBJECTS: &[Subject] = &[
     Subject::new("memory", memory),
     Subject::new("file", file),
-    Subject::served("etcd", || served("etcd", &[])),
-    Subject::served("etcd3", || served("etcd3", &[])),
+    Subject::served("etcd", || served("etcd", &[]).map(twice_a_second)),
+    Subject::served("etcd3", || served("etcd3", &[]).map(twice_a_second)),
     // Behind fault proxies, to be cut off from its clients.
-    Subject::served("etcd3-proxied", || proxied("etcd3", Protocol::Grpc)),
-    Subject::served("etcd35", || served("etcd35", &[])),
-    Subject::served("etcd35x3", || served("etcd35x3", &[])),
+    Subject::served("etcd3-proxied", || {
+        proxied("etcd3", Protocol::Grpc).map(twice_a_second)
+    }),
+    Subject::served("etcd35", || served("etcd35", &[]).map(twice_a_second)),
+    Subject::served("etcd35x3", || served("etcd35x3", &[]).map(twice_a_second)),
     Subject::served("consul", || served("consul", &[]).map(twice)),
     Subject::served("consul3", || served("consul3", &[]).map(twice)),
     // Behind a fault proxy, to be cut off from its clients.
@@ -190,6 +195,14 @@ fn served(name: &str, settings: &[&str]) -> Result<Site, String> {
 /// Consul keeps a session for up to twice its ttl.
 fn twice(site: Site) -> Site {
     Site { lasts: 2, ..site }
+}
+
+/// etcd looks for leases that are over twice a second.
+fn twice_a_second(site: Site) -> Site {
+    Site {
+        late: Duration::from_millis(500),
+        ..site
+    }
 }
 
 /// The same behind fault proxies.

@@ -3,10 +3,12 @@
 //! - sequential: lock + unlock, one after the other, beside two raw transactions and v3lock;
 //! - parallel: 64 names at once, beside the raw transactions;
 //! - contended: 8 clients on one name, grants per second, beside v3lock;
-//! - pass: from the call of release to the grant of the one that waits, each holding for 10 ms.
+//! - pass: from the call of release to the grant of the one that waits; each holds for 10 ms and
+//!   stays away until the other has the lock, as in `palisade bench`.
 //!
 //! `PALISADE_BENCH_ETCD=host:port` names a server; otherwise one is started, with its data in
-//! memory. All sides take turns, and medians are compared.
+//! memory. All sides take short turns on connections of the same kind, so that whatever else the
+//! machine does hits all of them; the ratio is the median over the turns.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,8 +25,13 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 
-const ROUNDS: usize = 7;
-const ROUND: Duration = Duration::from_millis(600);
+/// How many turns each side has, and how long one is.
+struct Turns(usize, Duration);
+
+const SEQUENTIAL: Turns = Turns(31, Duration::from_millis(150));
+const PARALLEL: Turns = Turns(9, Duration::from_millis(400));
+/// Long, because v3lock needs 100 ms for a grant of each: the ends of a turn count little.
+const CONTENDED: Turns = Turns(5, Duration::from_millis(1500));
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
@@ -192,16 +199,21 @@ impl V3Lock {
 /// How often per second `cycle` is done in one round.
 async fn rate<F: Future<Output = ()>>(mut cycle: impl FnMut() -> F) -> f64 {
     let (start, mut done) = (Instant::now(), 0);
-    while start.elapsed() < ROUND {
+    while start.elapsed() < SEQUENTIAL.1 {
         cycle().await;
         done += 1;
     }
     f64::from(done) / start.elapsed().as_secs_f64()
 }
 
-fn median(values: &mut [f64]) -> f64 {
+fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
+}
+
+/// The median of what each turn of ours was to the other side's next to it.
+fn ratio(ours: &[f64], theirs: &[f64]) -> f64 {
+    median(ours.iter().zip(theirs).map(|(a, b)| a / b).collect())
 }
 
 async fn sequential(url: &str, host: &str, raw: &dyn Baseline) {
@@ -211,21 +223,24 @@ async fn sequential(url: &str, host: &str, raw: &dyn Baseline) {
         V3Lock::connect(host).await,
     );
     let (mut raws, mut ours, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
+    for _ in 0..SEQUENTIAL.0 {
         raws.push(rate(async || raw.cycle("sequential".into()).await.unwrap()).await);
         ours.push(rate(async || mutex.lock().await.unwrap().release().await.unwrap()).await);
         theirs.push(rate(async || v3lock.cycle("v3/sequential").await).await);
     }
-    let (raw, ours, theirs) = (median(&mut raws), median(&mut ours), median(&mut theirs));
     println!(
-        "sequential   {ours:7.0}/s   raw {raw:7.0}/s ({:.2})   v3lock {theirs:7.0}/s ({:.2})",
-        ours / raw,
-        ours / theirs
+        "sequential   {:7.0}/s   raw {:7.0}/s ({:.2})   v3lock {:7.0}/s ({:.2})",
+        median(ours.clone()),
+        median(raws.clone()),
+        ratio(&ours, &raws),
+        median(theirs.clone()),
+        ratio(&ours, &theirs)
     );
 }
 
 /// Cycles per second of many tasks at once.
 async fn many<F: Future<Output = ()> + Send + 'static>(
+    turn: Duration,
     tasks: usize,
     cycle: impl Fn(usize) -> F + Send + Sync + 'static,
 ) -> f64 {
@@ -235,7 +250,7 @@ async fn many<F: Future<Output = ()> + Send + 'static>(
     for task in 0..tasks {
         let (cycle, done) = (Arc::clone(&cycle), Arc::clone(&done));
         set.spawn(async move {
-            while start.elapsed() < ROUND {
+            while start.elapsed() < turn {
                 cycle(task).await;
                 done.fetch_add(1, Ordering::Relaxed);
             }
@@ -248,24 +263,25 @@ async fn many<F: Future<Output = ()> + Send + 'static>(
 async fn parallel(url: &str, raw: &Arc<dyn Baseline>) {
     let client = palisade::connect(url).await.unwrap();
     let (mut raws, mut ours) = (Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
+    for _ in 0..PARALLEL.0 {
         let baseline = Arc::clone(raw);
         let cycle = move |task| {
             let cycle = baseline.cycle(format!("parallel-{task}"));
             async move { cycle.await.unwrap() }
         };
-        raws.push(many(64, cycle).await);
+        raws.push(many(PARALLEL.1, 64, cycle).await);
         let client = client.clone();
         let cycle = move |task: usize| {
             let mutex = client.mutex(format!("parallel-{task}")).unwrap();
             async move { mutex.lock().await.unwrap().release().await.unwrap() }
         };
-        ours.push(many(64, cycle).await);
+        ours.push(many(PARALLEL.1, 64, cycle).await);
     }
-    let (raw, ours) = (median(&mut raws), median(&mut ours));
     println!(
-        "64 names     {ours:7.0}/s   raw {raw:7.0}/s ({:.2})",
-        ours / raw
+        "64 names     {:7.0}/s   raw {:7.0}/s ({:.2})",
+        median(ours.clone()),
+        median(raws.clone()),
+        ratio(&ours, &raws)
     );
 }
 
@@ -277,45 +293,56 @@ async fn contended(url: &str, host: &str) {
         servants.push(V3Lock::connect(host).await);
     }
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
+    for _ in 0..CONTENDED.0 {
         let clients: Vec<Client> = clients.clone();
         let cycle = move |task: usize| {
             let mutex = clients[task].mutex("contended").unwrap();
             async move { mutex.lock().await.unwrap().release().await.unwrap() }
         };
-        ours.push(many(8, cycle).await);
+        ours.push(many(CONTENDED.1, 8, cycle).await);
         let servants = servants.clone();
         let cycle = move |task: usize| {
             let v3lock = servants[task].clone();
             async move { v3lock.cycle("v3/contended").await }
         };
-        theirs.push(many(8, cycle).await);
+        theirs.push(many(CONTENDED.1, 8, cycle).await);
     }
-    let (ours, theirs) = (median(&mut ours), median(&mut theirs));
     println!(
-        "8 contenders {ours:7.0}/s   v3lock {theirs:5.0}/s ({:.1})",
-        ours / theirs
+        "8 contenders {:7.0}/s   v3lock {:5.0}/s ({:.1})",
+        median(ours.clone()),
+        median(theirs.clone()),
+        ratio(&ours, &theirs)
     );
 }
 
 async fn pass(url: &str) {
     const PASSES: usize = 200;
     let released = Arc::new(parking_lot::Mutex::new(None));
+    // Told at every grant.
+    let granted = Arc::new(tokio::sync::watch::channel(0).0);
     let times = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..2 {
         let client = palisade::connect(url).await.unwrap();
         let (released, times) = (Arc::clone(&released), Arc::clone(&times));
+        let granted = Arc::clone(&granted);
         tasks.spawn(async move {
             let mutex = client.mutex("pass").unwrap();
-            for _ in 0..PASSES {
+            let mut others = granted.subscribe();
+            for round in 0..PASSES {
                 let hold = mutex.lock().await.unwrap();
                 if let Some(at) = released.lock().take() {
                     times.lock().push(BootTime::now().saturating_since(at));
                 }
+                granted.send_modify(|grants| *grants += 1);
+                let this = *others.borrow_and_update();
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 *released.lock() = Some(BootTime::now());
                 hold.release().await.unwrap();
+                // At the end the other may have had its last.
+                if round + 1 < PASSES {
+                    others.wait_for(|grants| *grants > this).await.unwrap();
+                }
             }
         });
     }

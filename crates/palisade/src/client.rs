@@ -241,6 +241,7 @@ impl Client {
             value: None,
             at_least: Duration::ZERO,
             retry: Retry::default(),
+            renewed: true,
         })
     }
 

@@ -156,10 +156,10 @@ pub struct Params {
 }
 
 impl Params {
-    /// With leases that last up to `times` their ttl.
+    /// With leases that last up to `times` their ttl, and are found to be over `late` after that.
     #[must_use]
-    pub fn lasting(self, times: u32) -> Self {
-        let lasts = self.ttl * times;
+    pub fn lasting(self, times: u32, late: Duration) -> Self {
+        let lasts = self.ttl * times + late;
         Self {
             lasts,
             death: match self.death == self.ttl {

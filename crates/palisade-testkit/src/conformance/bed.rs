@@ -241,6 +241,7 @@ impl Bed {
             queue: true,
             owner: Owner::here(self.0.client.owner(), None),
             value: None,
+            renewed: true,
         }
     }
 

@@ -1,11 +1,13 @@
 //! What the keeper promises: renewal, loss in time, and no place left behind. The faults are
 //! played by a wrapper around the engine.
 
+use palisade::core::acquire::Request;
+use palisade::core::claim::Ask;
 use palisade::core::clock::BootTime;
 use palisade::{Kind, LossReason, Outcome, Patience};
 
 use super::bed::held;
-use super::failure::{ensure, ensure_eq, inside};
+use super::failure::{Failure, ensure, ensure_eq, inside};
 use super::{Bed, Check, SOON, cases, needs, within};
 use crate::wrap::{Enters, Verb};
 
@@ -15,6 +17,10 @@ cases! { pub(super) CASES, "keeper";
         a_waiter_outlives_its_ttl,
         an_unanswered_renewal_is_no_loss,
         a_blocked_runtime_costs_no_lease,
+    ],
+    "A hold without renewal ends with its ttl, and nothing else with it." => [
+        an_unrenewed_hold_ends_beside_one_that_lives,
+        an_unrenewed_claim_is_kept_while_it_waits,
     ],
     "A lease that ends is told to its holder before anyone else is granted." => [
         expiry_is_told_before_the_next_grant if needs::early_loss,
@@ -106,6 +112,68 @@ async fn a_blocked_runtime_costs_no_lease(bed: Bed) -> Check {
     Ok(())
 }
 
+/// A claim without renewal; where holds live with their process or session it is refused.
+fn unrenewed(bed: &Bed, name: &str) -> Result<Option<Request>, Failure> {
+    let line = bed.client().line(name, Ask::Whole)?.ttl(bed.short_ttl())?;
+    match (line.unrenewed(), bed.capability().detached) {
+        (line, true) => Ok(Some(line?)),
+        (Ok(_), false) => Err(Failure::new("not refused")),
+        (Err(error), false) => {
+            ensure_eq!(error.kind(), Kind::Unsupported, "the refusal");
+            Ok(None)
+        }
+    }
+}
+
+async fn an_unrenewed_hold_ends_beside_one_that_lives(bed: Bed) -> Check {
+    let Some(line) = unrenewed(&bed, "ending")? else {
+        return Ok(());
+    };
+    let ttl = bed.short_ttl();
+    let kept = bed.client().mutex("kept")?.ttl(ttl)?.lock().await?;
+    let asked = BootTime::now();
+    let ending = line.acquire(Patience::Forever).await?;
+    let ending = inside!(ending, Some(hold) => hold, "it holds");
+    let mutex = bed.other_client().await?.mutex("ending")?;
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    let loss = within(ttl + SOON, "its end", ending.lost()).await?;
+    ensure_eq!(loss.reason, LossReason::Expired, "the reason");
+    // Also while its owner does not let go: the engine has ended it.
+    let next = within(ttl + SOON, "the next grant", waiter).await???;
+    ensure!(BootTime::now() >= asked + ttl, "ended before its ttl");
+    ensure!(next.token() > ending.token(), "tokens");
+    ensure!(kept.is_valid(), "another hold ended with it");
+    ensure_eq!(bed.line(kept.name()).await?.holders.len(), 1, "the other");
+    let late = ending.release().await;
+    ensure!(late.is_err_and(|error| error.kind() == Kind::Lost), "lost");
+    ensure!(next.is_valid(), "a late release took another's place");
+    next.release().await?;
+    kept.release().await?;
+    Ok(())
+}
+
+async fn an_unrenewed_claim_is_kept_while_it_waits(bed: Bed) -> Check {
+    let Some(line) = unrenewed(&bed, "waits")? else {
+        return Ok(());
+    };
+    let ttl = bed.short_ttl();
+    let first = bed.other_client().await?.mutex("waits")?.lock().await?;
+    let waiter = tokio::spawn(async move { line.acquire(Patience::Forever).await });
+    if bed.capability().waiters_visible {
+        bed.until_waiting(first.name(), 1).await?;
+        let place = bed.line(first.name()).await?.waiters[0].id.clone();
+        tokio::time::sleep(ttl * 2).await;
+        let waiters = bed.line(first.name()).await?.waiters;
+        ensure_eq!(waiters.len(), 1, "waiters");
+        ensure_eq!(waiters[0].id, place, "the waiter");
+    }
+    first.release().await?;
+    let hold = within(SOON, "the grant", waiter).await???;
+    let hold = inside!(hold, Some(hold) => hold, "it holds");
+    within(ttl + SOON, "its end", hold.lost()).await?;
+    Ok(())
+}
+
 async fn expiry_is_told_before_the_next_grant(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     let ttl = bed.short_ttl();
@@ -165,7 +233,7 @@ async fn the_deadline_counts_from_the_last_answer(bed: Bed) -> Check {
 async fn a_grant_that_comes_too_late_is_no_hold(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     let ttl = bed.short_ttl();
-    let line = client.line("late", palisade::Ask::Whole)?.ttl(ttl)?;
+    let line = client.line("late", Ask::Whole)?.ttl(ttl)?;
     // The answer says that it holds, but the lease has ended before the answer comes.
     spy.set_enters(Enters::ReplyDelayed(ttl));
     let answer = within(ttl + SOON, "an answer", line.acquire(Patience::NoWait)).await??;
@@ -239,7 +307,7 @@ async fn a_lost_answer_is_one_grant(bed: Bed) -> Check {
 async fn no_wait_says_that_it_may_be_applied(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     spy.set_enters(Enters::ReplyLost);
-    let line = client.line("lost", palisade::Ask::Whole)?;
+    let line = client.line("lost", Ask::Whole)?;
     let answer = within(SOON, "an answer", line.acquire(Patience::NoWait)).await?;
     let error = inside!(answer, Err(error) => error, "an error");
     ensure_eq!(error.kind(), Kind::Unreachable, "the kind of {error}");
@@ -267,7 +335,7 @@ async fn a_future_dropped_before_the_answer_leaves_nothing(bed: Bed) -> Check {
 }
 
 async fn a_request_that_arrives_late_leaves_nothing(bed: Bed) -> Check {
-    let probe = bed.hold(&bed.name("probe")?, palisade::Ask::Whole).await?;
+    let probe = bed.hold(&bed.name("probe")?, Ask::Whole).await?;
     probe.must_own_lease()?;
     let (spy, client) = bed.spied_client().await?;
     spy.set_enters(Enters::Late);

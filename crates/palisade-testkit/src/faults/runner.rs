@@ -22,6 +22,9 @@ use crate::subject::{Site, Subject};
 /// The lock of a run.
 const NAME: &str = "line";
 
+/// What a line may take to be empty after all its leases have ended.
+const REST: Duration = Duration::from_millis(1500);
+
 /// One cell, to be run.
 #[derive(Debug, Clone)]
 pub struct Run {
@@ -220,8 +223,7 @@ async fn survey(client: &Client, record: &Recorder) -> Option<usize> {
 
 /// Looks at the line until it is empty, or until nothing can excuse that it is not.
 async fn last_look(run: &Run, client: &Client, record: &Recorder) -> Result<(), String> {
-    let limit =
-        BootTime::now() + run.ttl * run.site.lasts + run.slack + Duration::from_millis(1500);
+    let limit = BootTime::now() + run.ttl * run.site.lasts + run.site.late + run.slack + REST;
     loop {
         let length = survey(client, record).await;
         if length == Some(0) {
@@ -262,7 +264,7 @@ async fn take_stock(workload: Workload, store: &Path, record: &Recorder) -> Resu
 fn judge(run: &Run, what: Cell, history: &History, hung: Vec<String>) -> Result<Report, String> {
     let params = Params {
         slack: run.slack,
-        ..Params::new(run.ttl, run.site.notices_death).lasting(run.site.lasts)
+        ..Params::new(run.ttl, run.site.notices_death).lasting(run.site.lasts, run.site.late)
     };
     let index = Index::new(history)?;
     let figures = Figures::of(&index);

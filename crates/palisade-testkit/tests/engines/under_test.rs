@@ -69,6 +69,7 @@ impl UnderTest {
             queue: known.queue,
             owner: Owner::here("model", None),
             value: None,
+            renewed: true,
         })
     }
 

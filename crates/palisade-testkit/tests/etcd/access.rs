@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use palisade::Kind;
+use palisade::core::engine::Eviction;
+use palisade::core::report::Scope;
+use palisade::{Kind, LossReason};
 use palisade_testkit::launch;
 use serde_json::json;
 
@@ -60,6 +62,65 @@ async fn a_login_is_asked_for_and_outlives_a_restart() {
     hold.release().await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_needs_the_namespace_and_no_more() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    for call in [
+        "user add root:top-secret",
+        "user grant-role root root",
+        "role add locks",
+        "role grant-permission --prefix locks readwrite palisade/",
+        "role grant-permission --prefix locks readwrite .palisade/",
+        "user add worker:pass-word",
+        "user grant-role worker locks",
+        "auth enable",
+    ] {
+        let call: Vec<&str> = call.split(' ').collect();
+        if Ctl::run(&running, &call).is_none() {
+            return;
+        }
+    }
+    let host = running.nodes()[0].address();
+    let password = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(password.path(), "pass-word\n").unwrap();
+    let file = password.path().display();
+    let url = format!("etcd://{host}?user=worker&password_file={file}");
+    let client = palisade::connect(&url).await.unwrap();
+    // Every verb: a wait and its watch, a renewal and its audit, a survey, an eviction.
+    let ttl = Duration::from_secs(3);
+    let mutex = client.mutex("shared").unwrap().ttl(ttl).unwrap();
+    let hold = mutex.lock().await.unwrap();
+    let first = hold.deadline();
+    let waiting = mutex.clone();
+    let next = tokio::spawn(async move { waiting.lock().await });
+    until("a renewal", || async { hold.deadline() > first }).await;
+    until("the waiter", || async {
+        let scope = Scope::Line(hold.name().clone());
+        let lines = client.survey(scope).await.unwrap();
+        lines.first().is_some_and(|line| line.waiters.len() == 1)
+    })
+    .await;
+    hold.release().await.unwrap();
+    let next = soon("the next", next).await.unwrap().unwrap();
+    let id = next.claim().to_string();
+    let evicted = client
+        .engine()
+        .evict(next.name().clone(), id, Eviction::Mark);
+    assert!(evicted.await.unwrap());
+    let loss = soon("the loss", next.lost()).await;
+    assert_eq!(loss.reason, LossReason::Evicted);
+    drop(next);
+    // Elsewhere it may do nothing, and is told what it needs.
+    let elsewhere = palisade::connect(&format!("{url}&namespace=elsewhere"))
+        .await
+        .unwrap();
+    let error = elsewhere.mutex("x").unwrap().lock().await.err().unwrap();
+    assert_eq!(error.kind(), Kind::Denied, "{error:?}");
+    assert!(error.to_string().contains("readwrite"), "{error}");
+}
+
 /// An etcd with TLS and certificates of clients; ends when it is dropped.
 struct Secured(Child);
 
@@ -88,8 +149,13 @@ async fn certificates_of_both_sides_are_checked() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
     let subject = "-nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 2";
-    let made = openssl(dir.path(), &format!("req -x509 {subject} -keyout ca.key -out ca.pem -subj /CN=authority"))
-        && ["server", "client"].iter().all(|who| {
+    let authority = |file: &str| {
+        openssl(
+            dir.path(),
+            &format!("req -x509 {subject} -keyout {file}.key -out {file}.pem -subj /CN=authority"),
+        )
+    };
+    let made = authority("ca") && authority("other") && ["server", "client"].iter().all(|who| {
             std::fs::write(dir.path().join("san"), "subjectAltName=DNS:localhost,IP:127.0.0.1").unwrap();
             openssl(dir.path(), &format!("req {subject} -keyout {who}.key -out {who}.csr -subj /CN={who}").replace(" -days 2", ""))
                 && openssl(dir.path(), &format!("x509 -req -in {who}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile san -out {who}.pem"))
@@ -147,13 +213,16 @@ async fn certificates_of_both_sides_are_checked() {
         .release()
         .await
         .unwrap();
-    // No certificate of ours; an authority that did not sign theirs; no TLS at all.
+    // No certificate of ours; no TLS at all; an authority that did not sign theirs, and one that
+    // is not there.
     let plain = format!("etcd://127.0.0.1:{client_port}");
-    let stranger = whole.replace("tls_ca=", "tls_ca=/nowhere");
+    let stranger = whole.replace(&ca, &at("other.pem"));
+    let nowhere = whole.replace("tls_ca=", "tls_ca=/nowhere");
     for (url, kind) in [
-        (url, Kind::Unreachable),
+        (url.clone(), Kind::Unreachable),
         (plain, Kind::Unreachable),
-        (stranger, Kind::Config),
+        (stranger, Kind::Unreachable),
+        (nowhere, Kind::Config),
     ] {
         let error = soon("a refusal", palisade::connect(&url))
             .await
@@ -161,6 +230,30 @@ async fn certificates_of_both_sides_are_checked() {
             .unwrap();
         assert_eq!(error.kind(), kind, "{error:?}");
     }
+    // A login beside the certificate.
+    let Some(etcdctl) = launch::need_tool("etcdctl") else {
+        return;
+    };
+    for call in [
+        "user add root:top-secret",
+        "user grant-role root root",
+        "auth enable",
+    ] {
+        let status = Command::new(&etcdctl)
+            .env("ETCDCTL_API", "3")
+            .args(["--endpoints", &clients, "--cacert", &ca])
+            .args(["--cert", &at("client.pem"), "--key", &at("client.key")])
+            .args(call.split(' '))
+            .stdout(Stdio::null())
+            .status();
+        assert!(status.unwrap().success(), "etcdctl {call}");
+    }
+    let login = |password: &str| whole.replace("etcds://", &format!("etcds://root:{password}@"));
+    let refused = palisade::connect(&login("wrong")).await.err().unwrap();
+    assert_eq!(refused.kind(), Kind::Denied, "{refused:?}");
+    let client = palisade::connect(&login("top-secret")).await.unwrap();
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    hold.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

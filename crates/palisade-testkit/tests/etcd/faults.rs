@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use palisade::core::engine::Renewal;
+use palisade::core::ticket::Lease;
 use palisade::{BootTime, Client, LossReason};
 use palisade_testkit::launch::{self, Running};
-use palisade_testkit::proxy::{Direction, Protocol, Proxy};
+use palisade_testkit::proxy::{Direction, Kind, Protocol, Proxy};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::util::{call, soon};
+use crate::util::{call, soon, until};
 
 const CLIENTS: usize = 8;
 const TTL: Duration = Duration::from_secs(4);
@@ -249,6 +251,51 @@ async fn a_renewal_that_hangs_is_a_loss_by_the_local_deadline() {
         begun + ttl + Duration::from_millis(300) >= BootTime::now(),
         "told late"
     );
+}
+
+/// A leader that was stopped and goes on renews leases which its successor has begun to count
+/// down. So an answer from before a change of leaders is not believed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_of_an_earlier_term_is_not_believed() {
+    let Some(running) = launch::need("etcd3") else {
+        return;
+    };
+    let (proxies, _) = proxied(&running);
+    let leader = running.leader_where(|_| true).unwrap();
+    let follower = &proxies[(leader + 1) % proxies.len()];
+    // No renewal of the keeper's comes within the test.
+    let url = format!("etcd://{}?timeout=30s&ttl=10m", follower.addr());
+    let client = palisade::connect(&url).await.unwrap();
+    let hold = client.mutex("term").unwrap().lock().await.unwrap();
+    let renew = || {
+        let lease = Lease {
+            id: hold.ticket().lease,
+            ticket: None,
+        };
+        client.engine().renew(vec![lease])
+    };
+    assert!(matches!(renew().await[..], [Renewal::Held(_)]));
+    let answer = palisade_testkit::proxy::to_client()
+        .label_contains("LeaseKeepAlive")
+        .kind(Kind::Data)
+        .once()
+        .hold();
+    let held_up = follower.inject(answer);
+    let late = tokio::spawn(renew());
+    soon("the answer of the first term", held_up.fired()).await;
+    tokio::task::block_in_place(|| {
+        let dead = running.kill_leader().unwrap();
+        running.leader_where(|leader| leader != dead).unwrap();
+    });
+    held_up.release();
+    let late = soon("the renewal", late).await.unwrap();
+    assert!(matches!(late[..], [Renewal::Unknown(_)]), "{late:?}");
+    // The next one is of one term again.
+    until("a renewal", || async {
+        matches!(renew().await[..], [Renewal::Held(_)])
+    })
+    .await;
+    hold.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::core::engine::Eviction;
+use palisade::core::claim::{Ask, Claim, ClaimId};
+use palisade::core::engine::{Entered, Eviction, Left, Renewal};
+use palisade::core::owner::Owner;
 use palisade::core::report::Scope;
-use palisade::{Client, Name, Settings, Url};
+use palisade::core::ticket::{Lease, Ticket};
+use palisade::{Client, Name, Patience, Settings, Url};
 use palisade_testkit::launch::{self, Running};
 use palisade_testkit::wrap::{Enters, Spy, Verb};
 use serde_json::json;
@@ -41,6 +44,110 @@ async fn all_holds_of_a_ttl_share_one_lease_which_is_given_back() {
     assert_eq!(leases(&running), 0, "leases left behind");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_without_renewal_has_a_lease_of_its_own_which_is_given_back() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let (spy, client) = spied(&running).await;
+    let ttl = Duration::from_secs(60);
+    let kept = client.mutex("kept").unwrap().ttl(ttl).unwrap();
+    let kept = kept.lock().await.unwrap();
+    assert_eq!(leases(&running), 1);
+    let line = |name: &str| {
+        let line = client.line(name, Ask::Whole).unwrap().ttl(ttl).unwrap();
+        line.unrenewed().unwrap()
+    };
+    let hold = line("own").acquire(Patience::Forever).await.unwrap();
+    let hold = hold.expect("a free line is held");
+    assert_eq!(leases(&running), 2);
+    assert!(hold.ticket().has_own_lease() && !kept.ticket().has_own_lease());
+    // Busy, and nothing is left of it.
+    let busy = line("kept").acquire(Patience::NoWait).await.unwrap();
+    assert!(busy.is_none());
+    assert_eq!(
+        leases(&running),
+        2,
+        "the lease of a claim that took no place"
+    );
+    hold.release().await.unwrap();
+    assert_eq!(leases(&running), 1, "the lease of a hold that was released");
+    // Dropped before it was answered: its place and its lease go.
+    spy.set_enters(Enters::Hang);
+    let dropped = line("own");
+    let lock = tokio::spawn(async move { dropped.acquire(Patience::Forever).await });
+    soon("the enter", spy.applied(1)).await;
+    assert_eq!(leases(&running), 2);
+    lock.abort();
+    until("the end of its lease", || async { leases(&running) == 1 }).await;
+    // Taken away by force: told, and its lease goes when it is let go of.
+    spy.set_enters(Enters::Answered);
+    let hold = line("own").acquire(Patience::Forever).await.unwrap();
+    let hold = hold.expect("a free line is held");
+    let (name, id) = (hold.name().clone(), hold.claim().to_string());
+    let taken = client.engine().evict(name, id, Eviction::Remove);
+    assert!(taken.await.unwrap());
+    assert!(hold.release().await.is_err(), "released what it had lost");
+    assert_eq!(leases(&running), 1);
+    assert!(kept.is_valid());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_own_lease_is_kept_alive_only_with_its_place() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let engine = client.engine();
+    let name = Name::new("own").unwrap();
+    let enter = || async {
+        let claim = Claim {
+            id: ClaimId::random(),
+            name: name.clone(),
+            ask: Ask::Whole,
+            ttl: Duration::from_secs(60),
+            queue: true,
+            owner: Owner::here("own", None),
+            value: None,
+            renewed: false,
+        };
+        match engine.enter(claim.into()).await.unwrap() {
+            Entered::In { ticket, .. } => ticket,
+            Entered::Busy => panic!("no place"),
+        }
+    };
+    let renew = async |ticket: &Ticket| {
+        let lease = Lease {
+            id: ticket.lease,
+            ticket: Some(ticket.clone()),
+        };
+        engine.renew(vec![lease]).await.pop().unwrap()
+    };
+    let evict =
+        |ticket: &Ticket, eviction| engine.evict(name.clone(), ticket.claim.to_string(), eviction);
+    let ticket = enter().await;
+    assert!(matches!(renew(&ticket).await, Renewal::Held(_)));
+    let other = Ticket {
+        counted: ticket.counted + 1,
+        ..ticket.clone()
+    };
+    assert!(matches!(renew(&other).await, Renewal::Lost));
+    assert!(evict(&ticket, Eviction::Mark).await.unwrap());
+    assert!(matches!(renew(&ticket).await, Renewal::Evicted));
+    assert!(evict(&ticket, Eviction::Remove).await.unwrap());
+    assert!(matches!(renew(&ticket).await, Renewal::Lost));
+    assert!(matches!(engine.leave(ticket).await.unwrap(), Left::Absent));
+    assert_eq!(leases(&running), 0);
+    // Revoked by hand.
+    let ticket = enter().await;
+    let key = ticket.native.clone().unwrap();
+    let lease = key.rsplit(['/', '-']).nth(1).unwrap();
+    let lease = i64::from_str_radix(lease, 16).unwrap().to_string();
+    call(&running, "/v3/lease/revoke", json!({ "ID": lease }));
+    assert!(matches!(renew(&ticket).await, Renewal::Lost));
+    assert!(matches!(engine.leave(ticket).await.unwrap(), Left::Absent));
+}
+
 /// A client whose requests can be held up.
 async fn spied(running: &Running) -> (Arc<Spy>, Client) {
     let plain = palisade::connect(running.url()).await.unwrap();
@@ -56,7 +163,7 @@ async fn an_enter_that_arrives_after_its_leave_is_removed_by_the_audit() {
         return;
     };
     let (spy, client) = spied(&running).await;
-    let ttl = Duration::from_secs(3);
+    let ttl = Duration::from_secs(9);
     // The lease is under care, and the audit goes with every renewal of it.
     let kept = client
         .mutex("kept")
@@ -81,11 +188,34 @@ async fn an_enter_that_arrives_after_its_leave_is_removed_by_the_audit() {
         let line = observer.survey(Scope::Line(name.clone())).await.unwrap();
         line.is_empty()
     };
-    assert!(!is_empty().await, "the enter did not arrive");
-    // Its lease lives on, so that only the audit can remove it.
+    // Its lease lives on, so that only the audit can remove it, if it has not done so already.
     until("an empty line", is_empty).await;
     assert!(kept.is_valid(), "the audit took more than it should");
     kept.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_enter_on_a_key_that_was_used_before_is_left_when_it_is_dropped() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let (spy, client) = spied(&running).await;
+    // No audit comes within the test.
+    let ttl = Duration::from_secs(300);
+    let mutex = client.mutex("dropped").unwrap().ttl(ttl).unwrap();
+    mutex.lock().await.unwrap().release().await.unwrap();
+    spy.set_enters(Enters::Hang);
+    let lock = tokio::spawn(async move { mutex.lock().await });
+    soon("the enter", spy.applied(1)).await;
+    let observer = palisade::connect(running.url()).await.unwrap();
+    let name = Name::new("dropped").unwrap();
+    let is_empty = || async {
+        let line = observer.survey(Scope::Line(name.clone())).await.unwrap();
+        line.is_empty()
+    };
+    assert!(!is_empty().await, "the enter did not arrive");
+    lock.abort();
+    until("an empty line", is_empty).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

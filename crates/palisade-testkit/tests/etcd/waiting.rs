@@ -59,6 +59,7 @@ async fn a_waiter_whose_lease_died_is_never_granted() {
         queue: true,
         owner: Owner::here("waiter", None),
         value: None,
+        renewed: true,
     };
     let other = palisade::connect(running.url()).await.unwrap();
     let Entered::In { ticket, place, .. } = other.engine().enter(claim.into()).await.unwrap()

@@ -34,6 +34,7 @@ pub struct Request {
     pub(crate) value: Option<String>,
     pub(crate) at_least: Duration,
     pub(crate) retry: Retry,
+    pub(crate) renewed: bool,
 }
 
 impl Request {
@@ -60,6 +61,24 @@ impl Request {
     pub fn at_least(mut self, at_least: Duration) -> Self {
         self.at_least = at_least;
         self
+    }
+
+    /// Lets what is granted end by itself: it is kept alive while it waits, but no longer once it
+    /// holds. It then lasts one ttl at the most, counted from when it was asked for or last kept
+    /// alive, and its end is told as every loss by expiry is. An operator who asks for it back is
+    /// heard at its end.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] where a hold lives with its process or session, which is renewed for
+    /// all (see [`Capability::detached`](super::capability::Capability::detached)).
+    pub fn unrenewed(mut self) -> Result<Self> {
+        if !self.keeper.engine().capability().detached {
+            let message = "this engine keeps a hold alive with its process or session; it can't \
+                           end by itself before them";
+            return Err(Error::new(Kind::Unsupported, "enter", message));
+        }
+        self.renewed = false;
+        Ok(self)
     }
 
     /// Sets how to try again when the engine can't be reached or has no line to wait in.
@@ -161,7 +180,7 @@ impl Request {
                 {
                     let token = self.era.stamp(counted)?;
                     pulse.grant();
-                    occupied.granted(counted, self.at_least);
+                    occupied.granted(counted, self.at_least, self.renewed);
                     return Ok(Attempt::Held(Hold::new(occupied, token, pulse)));
                 }
                 Place::Held { .. } | Place::Gone => return Ok(Attempt::Again),
@@ -214,6 +233,7 @@ impl Request {
             queue,
             owner: self.owner.asking_now(),
             value: self.value.clone(),
+            renewed: self.renewed,
         }
     }
 }

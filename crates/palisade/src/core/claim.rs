@@ -122,4 +122,8 @@ pub struct Claim {
     pub owner: Owner,
     /// What an election candidate stands for.
     pub value: Option<String>,
+    /// Whether it is renewed while it holds. One that is not ends with its ttl, so that an engine
+    /// whose claims share leases gives it a lease of its own (see
+    /// [`Ticket::has_own_lease`](super::ticket::Ticket::has_own_lease)).
+    pub renewed: bool,
 }

@@ -272,12 +272,12 @@ impl Occupied {
     }
 
     /// Takes what the engine counted for the grant, which is to be kept for at least so long.
-    pub(super) fn granted(&mut self, counted: u64, at_least: Duration) {
+    pub(super) fn granted(&mut self, counted: u64, at_least: Duration, renewed: bool) {
         let now = BootTime::now();
         self.ticket.counted = counted;
         self.held_since = Some(now);
         self.not_before = now + at_least;
-        self.keeper.granted(&self.ticket);
+        self.keeper.granted(&self.ticket, renewed);
     }
 
     /// Says that no place was taken by the last request. An earlier copy may still take one, and

@@ -71,10 +71,20 @@ pub(super) struct Kept {
     pub(super) due: BootTime,
     /// One renewal is in flight per lease, because some engines' answers carry no request id.
     pub(super) renewing: bool,
+    /// Whether it is to end by itself: its one claim holds, and asked for no renewal.
+    pub(super) ending: bool,
     pub(super) claims: HashMap<ClaimId, Arc<Pulse>>,
 }
 
 impl Kept {
+    /// When it is to be renewed next.
+    pub(super) fn next_renewal(&self) -> BootTime {
+        match self.renewing || self.ending {
+            true => BootTime::NEVER,
+            false => self.due,
+        }
+    }
+
     /// Ends every claim on it.
     pub(super) fn lose(&self, reason: LossReason, observers: &Observers) {
         self.claims
@@ -187,6 +197,7 @@ impl Keeper {
             armed,
             due: renewal_due(armed),
             renewing: false,
+            ending: false,
             claims: HashMap::new(),
         });
         if armed.sent > kept.armed.sent {
@@ -205,10 +216,12 @@ impl Keeper {
     }
 
     /// Tells the keeper what the engine counted for a grant, so that renewals carry the
-    /// incarnation.
-    pub(crate) fn granted(&self, ticket: &Ticket) {
+    /// incarnation; or that there are to be no more of them.
+    pub(crate) fn granted(&self, ticket: &Ticket, renewed: bool) {
         if let Some(kept) = self.0.state.lock().leases.get_mut(&ticket.lease) {
             kept.ticket = kept.ticket.take().map(|_| ticket.clone());
+            // A lease that others share is theirs too.
+            kept.ending = !renewed && ticket.has_own_lease();
         }
     }
 

@@ -213,16 +213,12 @@ impl State {
     /// The leases to renew now. What is due soon goes along, so that leases taken one by one
     /// are renewed together after a while.
     fn take_due(&mut self, now: BootTime) -> Vec<Lease> {
-        if !self
-            .leases
-            .values()
-            .any(|kept| kept.due <= now && !kept.renewing)
-        {
+        if !self.leases.values().any(|kept| kept.next_renewal() <= now) {
             return Vec::new();
         }
         let mut due = Vec::new();
         for (id, kept) in &mut self.leases {
-            if !kept.renewing && kept.due <= now + kept.armed.ttl / 20 {
+            if kept.next_renewal() <= now + kept.armed.ttl / 20 {
                 kept.renewing = true;
                 // An alarm while it is in flight sets this again: the answer may be older.
                 kept.due = BootTime::NEVER;
@@ -299,10 +295,7 @@ impl State {
 
     /// The earliest moment at which a lease is due or over, or a ticket may be left.
     fn next_event(&self) -> BootTime {
-        let event = |kept: &Kept| match kept.renewing {
-            true => kept.armed.deadline(),
-            false => kept.due.min(kept.armed.deadline()),
-        };
+        let event = |kept: &Kept| kept.next_renewal().min(kept.armed.deadline());
         let leases = self.leases.values().map(event);
         let departures = self.leaving.iter().map(|departure| departure.not_before);
         leases.chain(departures).min().unwrap_or(BootTime::NEVER)

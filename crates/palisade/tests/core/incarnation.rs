@@ -25,6 +25,7 @@ fn claim(id: u128) -> Arc<Claim> {
         queue: false,
         owner: Owner::here("test".to_owned(), None),
         value: None,
+        renewed: true,
     })
 }
 

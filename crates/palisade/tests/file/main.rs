@@ -41,6 +41,7 @@ fn claim(name: &str, ask: Ask) -> Claim {
         queue: true,
         owner: Owner::here("tester", None),
         value: None,
+        renewed: true,
     }
 }
 

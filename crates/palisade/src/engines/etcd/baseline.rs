@@ -8,10 +8,10 @@ use std::sync::Arc;
 use tokio::sync::OnceCell;
 
 use super::Inner;
+use super::book::{News, Range};
 use super::leases::Living;
 use super::ops;
 use super::rpc::revision;
-use super::watching::News;
 use super::wire::TxnRequest;
 use crate::core::baseline::Baseline;
 use crate::core::engine::BoxFuture;
@@ -97,10 +97,12 @@ impl Raw {
             if self.take_if_there(key).await? {
                 return Ok(());
             }
-            let mut watch = self
-                .inner
-                .begin_watch("raw", key.as_bytes().to_vec(), Vec::new())
-                .await?;
+            let baton = Range {
+                key: key.into(),
+                end: Vec::new(),
+                deletes: false,
+            };
+            let mut watch = self.inner.begin_watch("raw", baton).await?;
             if self.take_if_there(key).await? {
                 return Ok(());
             }

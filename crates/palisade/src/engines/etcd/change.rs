@@ -2,6 +2,7 @@
 //! a key that was left and taken again is another place (etcd #22082).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Inner;
 use super::keys;
@@ -19,9 +20,19 @@ use crate::core::ticket::Ticket;
 /// How often a change is tried again because the line changed in between.
 const TRIES: usize = 16;
 
+/// The request of an enter that was dropped may arrive after that of its leave, over another
+/// connection and member: the place is looked for again after these times. What comes later still
+/// is left to the audit.
+const LATE: [Duration; 4] = [
+    Duration::from_millis(10),
+    Duration::from_millis(30),
+    Duration::from_millis(100),
+    Duration::from_millis(300),
+];
+
 impl Inner {
     pub(super) async fn leave(&self, ticket: Ticket) -> Result<Left> {
-        let Some(key) = self.key_of(&ticket)? else {
+        let Some(key) = self.key_of(&ticket) else {
             return Ok(Left::Absent);
         };
         let prefix = self.keys.line(&ticket.name)?;
@@ -33,14 +44,26 @@ impl Inner {
             success,
             failure: Vec::new(),
         };
-        let left = self.rpc.txn("leave", request).await?.succeeded;
-        let known = self.known.lock().remove(&ticket.claim);
+        let mut left = self.rpc.txn("leave", request.clone()).await?.succeeded;
+        let known = self.known.lock().get(&ticket.claim).cloned();
+        // An own lease takes a late place with it.
+        let shares = known.as_ref().is_some_and(|known| known.own.is_none());
+        if ticket.native.is_none() && shares {
+            let mut pauses = LATE.iter();
+            while let Some(pause) = pauses.next().filter(|_| !left) {
+                tokio::time::sleep(*pause).await;
+                left = self.rpc.txn("leave", request.clone()).await?.succeeded;
+            }
+        }
+        self.end_own(&ticket, known.as_ref()).await?;
+        self.known.lock().remove(&ticket.claim);
         if !left {
             return Ok(Left::Absent);
         }
         // With `namespace=` the value of a key does not say whose it is.
         let certain = ticket.counted != 0 && !ticket.in_doubt;
-        if let Some(known) = known.filter(|_| certain && !self.keys.shared_with_others()) {
+        let used_again = certain && !self.keys.shared_with_others();
+        if let Some(known) = known.filter(|known| used_again && known.own.is_none()) {
             self.pool.give(known.lease, prefix, key);
         }
         Ok(Left::Done)
@@ -57,7 +80,7 @@ impl Inner {
 
     pub(super) async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
         let prefix = self.keys.line(&ticket.name)?;
-        let Some(key) = self.key_of(&ticket)? else {
+        let Some(key) = self.key_of(&ticket) else {
             return Ok(Amended::Gone);
         };
         for _ in 0..TRIES {
@@ -185,17 +208,13 @@ impl Inner {
     }
 
     /// The key of a ticket: its own, or that of an enter that was never answered.
-    pub(super) fn key_of(&self, ticket: &Ticket) -> Result<Option<Arc<str>>> {
+    pub(super) fn key_of(&self, ticket: &Ticket) -> Option<Arc<str>> {
         if let Some(key) = &ticket.native {
-            return Ok(Some(Arc::clone(key)));
+            return Some(Arc::clone(key));
         }
-        let lease = self
-            .known
-            .lock()
-            .get(&ticket.claim)
-            .map(|known| known.lease);
-        let key = |lease| self.keys.place(&ticket.name, lease, ticket.claim);
-        lease.map(key).transpose()
+        // Not made of the claim's id: it may be one that was used before.
+        let known = self.known.lock();
+        known.get(&ticket.claim).map(|known| Arc::clone(&known.key))
     }
 
     /// Where the owner record of a place is kept when its value belongs to other tools.

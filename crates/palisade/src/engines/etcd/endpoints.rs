@@ -1,7 +1,8 @@
 //! Which member to talk to: the first that answers and knows a leader.
 //!
-//! All are asked, one a little after the other, beginning with another one each time, so that a
-//! member that is frozen, cut off from the others or down costs some milliseconds and no more.
+//! All are asked, one a little after the other or as soon as it has failed, beginning with another
+//! one each time, so that a member that is frozen, cut off from the others or down costs some
+//! milliseconds and no more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,6 +12,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
+use super::dial::Dial;
 use super::rpc::Connection;
 use super::wire::{AuthenticateRequest, AuthenticateResponse, Empty, StatusResponse};
 use crate::core::error::{Error, Kind, Result};
@@ -30,6 +32,7 @@ pub(super) struct Endpoints {
     hosts: Vec<Host>,
     endpoints: Vec<Endpoint>,
     login: Login,
+    plain: bool,
     next: AtomicUsize,
 }
 
@@ -59,7 +62,6 @@ impl Endpoints {
             let endpoint = Endpoint::from_shared(format!("{scheme}://{host}"))
                 .map_err(|_| config("a host is written name, name:port or [address]:port"))?
                 .connect_timeout(connect_timeout)
-                .tcp_nodelay(true)
                 .http2_keep_alive_interval(PING)
                 .keep_alive_timeout(PONG);
             match tls {
@@ -76,6 +78,7 @@ impl Endpoints {
             hosts,
             endpoints,
             login,
+            plain: tls.is_none(),
         })
     }
 
@@ -90,29 +93,30 @@ impl Endpoints {
     pub(super) async fn connect(self: Arc<Self>) -> Result<Connection> {
         let count = self.endpoints.len();
         let first = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut attempts: FuturesUnordered<_> = (0..count)
-            .map(|offset| {
-                let (this, index) = (&self, (first + offset) % count);
-                async move {
-                    if offset > 0 {
-                        tokio::time::sleep(STAGGER * offset as u32).await;
-                    }
-                    (index, this.attempt(index).await)
-                }
-            })
-            .collect();
+        let mut others = (0..count).map(|offset| (first + offset) % count).peekable();
+        let mut attempts = FuturesUnordered::new();
         let mut refused: Option<Error> = None;
-        while let Some((index, attempt)) = attempts.next().await {
-            match attempt {
-                Ok(connection) => {
+        loop {
+            if let Some(index) = others.next() {
+                let this = &self;
+                attempts.push(async move { (index, this.attempt(index).await) });
+            }
+            let answered = tokio::select! {
+                answered = attempts.next() => answered,
+                // One that has answered with a failure is not waited for.
+                () = tokio::time::sleep(STAGGER), if others.peek().is_some() => continue,
+            };
+            match answered {
+                Some((index, Ok(connection))) => {
                     self.next.store(index + 1, Ordering::Relaxed);
                     return Ok(connection);
                 }
                 // What a person must mend is told rather than what may pass.
-                Err(error) => match &refused {
+                Some((_, Err(error))) => match &refused {
                     Some(told) if !told.is_transient() => {}
                     _ => refused = Some(error),
                 },
+                None => break,
             }
         }
         Err(refused.unwrap_or_else(|| unreachable("there is no member to connect to")))
@@ -125,7 +129,9 @@ impl Endpoints {
                 "{host} can't be connected to; is etcd running there?"
             ))
         };
-        let channel = self.endpoints[index].connect().await.map_err(down)?;
+        let dial = Dial { plain: self.plain };
+        let channel = self.endpoints[index].connect_with_connector(dial).await;
+        let channel = channel.map_err(down)?;
         let connection = Connection::new(channel);
         let connection = self.log_in(connection, host).await?;
         let status: std::result::Result<StatusResponse, _> = connection

@@ -13,19 +13,21 @@ use crate::core::claim::{Ask, Claim};
 use crate::core::engine::{Alarm, Entered, Place};
 use crate::core::error::{Error, Kind, Outcome, Result};
 use crate::core::line::capacity_mismatch;
-use crate::core::ticket::{LeaseId, Ticket};
+use crate::core::ticket::Ticket;
 
 /// What is known of a claim of this client from its enter to its leave.
 #[derive(Debug, Clone)]
 pub(super) struct Known {
     pub(super) lease: i64,
+    /// The same lease, if it is of this claim alone.
+    pub(super) own: Option<Living>,
     pub(super) ask: Ask,
     /// The key of its place.
     pub(super) key: Arc<str>,
     /// The create revision of its place; 0 until it was answered.
     pub(super) created: i64,
-    /// Whose change may let it in, when it was last seen waiting.
-    pub(super) ahead: Option<Ahead>,
+    /// Whose change may let it in, and the revision at which it was last seen waiting.
+    pub(super) ahead: Option<(Ahead, i64)>,
 }
 
 /// How often an enter is repeated when the lease it was to hang on has ended.
@@ -35,8 +37,8 @@ impl Inner {
     pub(super) async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
         let prefix = self.keys.line(&claim.name)?;
         for _ in 0..LEASES {
-            let lease = self.leases.get(&self.rpc, claim.ttl).await?;
             let again = self.known.lock().get(&claim.id).cloned();
+            let lease = self.lease_for(&claim, again.as_ref()).await?;
             let key = match again {
                 // The same claim again has the same key, unless its lease has ended since.
                 Some(known) if known.lease == lease.id => known.key,
@@ -55,6 +57,7 @@ impl Inner {
             };
             let known = Known {
                 lease: lease.id,
+                own: (!claim.renewed).then_some(lease),
                 ask: claim.ask,
                 key,
                 created: 0,
@@ -69,17 +72,25 @@ impl Inner {
                 Err(error) if error.kind() == Kind::Lost => {
                     self.leases.retire(lease.id);
                     self.alarm(Alarm::Lease(lease_id(lease.id)));
-                    self.restore(&claim, before);
+                    // An own lease took its place with it, and is not used again.
+                    self.restore(&claim, before.filter(|known| known.own.is_none()));
                     continue;
                 }
                 Ok(Entered::Busy) => {
                     // No place was taken, and no earlier copy is under way.
-                    if before.is_none() && !self.keys.shared_with_others() {
-                        self.pool.give(lease.id, prefix.clone(), entry.key.clone());
+                    match before.is_none() {
+                        true if !claim.renewed => self.end_lease(lease.id).await,
+                        true if !self.keys.shared_with_others() => {
+                            self.pool.give(lease.id, prefix.clone(), entry.key.clone());
+                        }
+                        _ => {}
                     }
                     self.restore(&claim, before);
                 }
                 Err(error) if error.outcome() == Outcome::NotApplied => {
+                    if before.is_none() && !claim.renewed && !error.is_transient() {
+                        self.end_lease(lease.id).await;
+                    }
                     self.restore(&claim, before);
                 }
                 _ => {}
@@ -165,12 +176,12 @@ impl Entry<'_> {
         let succeeded = response.succeeded;
         let found = ops::found(response).pop().unwrap_or_default();
         if !(succeeded && whole) {
-            return self
-                .place(Queue::new(&self.inner.keys, self.prefix, found))
-                .await;
+            let queue = Queue::new(&self.inner.keys, self.prefix, found);
+            return self.place(queue, created).await;
         }
         let ahead = found.into_iter().find(|kv| kv.key != self.key.as_bytes());
-        Ok(self.entered(created, ahead.map(|kv| Ahead::Key(kv.key))))
+        let ahead = ahead.map(|kv| (Ahead::Key(kv.key), created));
+        Ok(self.entered(created, ahead))
     }
 
     /// Takes the place only if the line is empty.
@@ -186,16 +197,19 @@ impl Entry<'_> {
         }
         match ops::found(response).pop() {
             // In the line already: where does it stand now?
-            Some(own) if !own.is_empty() => self.place(self.look().await?).await,
+            Some(own) if !own.is_empty() => {
+                let (queue, seen) = self.look().await?;
+                self.place(queue, seen).await
+            }
             _ => Ok(Entered::Busy),
         }
     }
 
     /// Takes the place if a look says that it holds at once, and leaves it if that has changed.
     async fn take_if_room(&self, old: Option<Arc<str>>) -> Result<Entered> {
-        let queue = self.look().await?;
+        let (queue, seen) = self.look().await?;
         if queue.find(self.key.as_bytes()).is_some() {
-            return self.place(queue).await;
+            return self.place(queue, seen).await;
         }
         if let Some((live, asked)) = queue.mismatch(self.claim.ask, queue.seats.len()) {
             return Err(capacity_mismatch(live, asked));
@@ -215,14 +229,16 @@ impl Entry<'_> {
         }
     }
 
-    async fn look(&self) -> Result<Queue> {
+    /// The line, and the revision at which it is read.
+    async fn look(&self) -> Result<(Queue, i64)> {
         let range = self.inner.rpc.range("enter", ops::all(self.prefix));
-        let found = range.await?.kvs;
-        Ok(Queue::new(&self.inner.keys, self.prefix, found))
+        let found = range.await?;
+        let seen = revision(found.header.as_ref());
+        Ok((Queue::new(&self.inner.keys, self.prefix, found.kvs), seen))
     }
 
-    /// Where the claim, whose key is there, stands in the line.
-    async fn place(&self, queue: Queue) -> Result<Entered> {
+    /// Where the claim, whose key is there, stands in the line as it was seen.
+    async fn place(&self, queue: Queue, seen: i64) -> Result<Entered> {
         let Some(at) = queue.find(self.key.as_bytes()) else {
             // Gone since: its lease ended, or it was taken away.
             return Err(Error::new(
@@ -235,7 +251,8 @@ impl Entry<'_> {
             self.give_back().await?;
             return Err(capacity_mismatch(live, asked));
         }
-        Ok(self.entered(queue.seats[at].created, queue.behind(at)))
+        let ahead = queue.behind(at).map(|ahead| (ahead, seen));
+        Ok(self.entered(queue.seats[at].created, ahead))
     }
 
     async fn give_back(&self) -> Result<()> {
@@ -249,7 +266,7 @@ impl Entry<'_> {
         given.map(drop).map_err(Error::maybe_applied)
     }
 
-    fn entered(&self, created: i64, ahead: Option<Ahead>) -> Entered {
+    fn entered(&self, created: i64, ahead: Option<(Ahead, i64)>) -> Entered {
         let counted = u64::try_from(created).unwrap_or(0);
         let place = match ahead {
             None => Place::Held { counted },
@@ -262,7 +279,10 @@ impl Entry<'_> {
         let ticket = Ticket {
             name: self.claim.name.clone(),
             claim: self.claim.id,
-            lease: LeaseId(u128::from(self.lease.id.unsigned_abs())),
+            lease: match self.claim.renewed {
+                true => lease_id(self.lease.id),
+                false => self.claim.id.into(),
+            },
             counted,
             native: Some(Arc::clone(&self.key)),
             in_doubt: false,

@@ -10,12 +10,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 
+use super::keys;
 use super::rpc::{Rpc, term};
 use super::wire::{Empty, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest};
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
 use crate::core::error::{Error, Kind, Result};
-use crate::core::ticket::{Armed, Lease, LeaseId};
+use crate::core::ticket::{Armed, Lease, LeaseId, Ticket};
 
 /// A lease, and until when it is good.
 #[derive(Debug, Clone, Copy)]
@@ -56,6 +57,20 @@ impl Leases {
         if let Some(living) = self.living(ttl) {
             return Ok(living);
         }
+        let living = self.grant(rpc, ttl).await?;
+        let kept = Kept {
+            asked: ttl,
+            armed: living.armed,
+        };
+        self.table.lock().insert(living.id, kept);
+        Ok(living)
+    }
+
+    /// A new lease, for whoever asks: the one of a claim that is not renewed, which ends with it.
+    ///
+    /// # Errors
+    /// Those of the request; nothing is left to undo, since a lease without keys ends by itself.
+    pub(super) async fn grant(&self, rpc: &Rpc, ttl: Duration) -> Result<Living> {
         // An id of our own choice: one that was asked for and never heard of again is another.
         let id = rand::random_range(1..i64::MAX);
         let request = LeaseGrantRequest {
@@ -73,9 +88,10 @@ impl Leases {
             sent,
             ttl: seconds(granted.ttl),
         };
-        let id = granted.id;
-        self.table.lock().insert(id, Kept { asked: ttl, armed });
-        Ok(Living { id, armed })
+        Ok(Living {
+            id: granted.id,
+            armed,
+        })
     }
 
     fn living(&self, ttl: Duration) -> Option<Living> {
@@ -105,7 +121,7 @@ impl Leases {
     /// an answer counts only if a write went through afterwards in the same term, for which a
     /// majority must have followed the same leader all the while.
     pub(super) async fn keep_alive(&self, rpc: &Rpc, leases: Vec<Lease>) -> Vec<Renewal> {
-        let ids: Vec<i64> = leases.iter().map(|lease| number(lease.id)).collect();
+        let ids: Vec<i64> = leases.iter().map(etcd_lease).collect();
         if ids.is_empty() {
             return Vec::new();
         }
@@ -162,13 +178,21 @@ impl Leases {
     pub(super) async fn revoke_all(&self, rpc: &Rpc) {
         let all: Vec<i64> = self.table.lock().drain().map(|(id, _)| id).collect();
         for id in all {
-            let path = "/etcdserverpb.Lease/LeaseRevoke";
-            let asked: Result<Empty> = rpc.ask("close", path, LeaseRequest { id }).await;
-            if asked.is_err() {
+            if revoke(rpc, "close", id).await.is_err() {
                 // Without an answer the ttl ends it.
                 break;
             }
         }
+    }
+}
+
+/// Gives a lease back, with whatever hangs on it. One that has ended is no error.
+pub(super) async fn revoke(rpc: &Rpc, operation: &'static str, id: i64) -> Result<()> {
+    let path = "/etcdserverpb.Lease/LeaseRevoke";
+    let asked: Result<Empty> = rpc.ask(operation, path, LeaseRequest { id }).await;
+    match asked {
+        Err(error) if error.kind() == Kind::Lost => Ok(()),
+        asked => asked.map(drop),
     }
 }
 
@@ -185,6 +209,22 @@ fn seconds(ttl: i64) -> Duration {
 pub(super) fn lease_id(id: i64) -> LeaseId {
     // Never negative: we choose them.
     LeaseId(u128::from(id.unsigned_abs()))
+}
+
+/// A lease that the keeper looks after, as etcd names it. That of a ticket which has its own is
+/// in the ticket's key.
+fn etcd_lease(lease: &Lease) -> i64 {
+    match &lease.ticket {
+        Some(ticket) => own_lease(ticket).unwrap_or(0),
+        None => number(lease.id),
+    }
+}
+
+/// The lease of a ticket that shares it with nobody.
+pub(super) fn own_lease(ticket: &Ticket) -> Option<i64> {
+    let key = ticket.native.as_ref().filter(|_| ticket.has_own_lease())?;
+    let (_, rest) = key.rsplit_once('/')?;
+    keys::ours(rest).map(|(lease, _)| lease)
 }
 
 /// A lease of the core, as etcd names it; 0, which is none, when it is not of etcd.

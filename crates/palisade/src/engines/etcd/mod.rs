@@ -5,24 +5,30 @@
 //! up are one transaction each; waiting is a watch on the nearest one ahead.
 //!
 //! `keys` and `record` are the layout, `queue` reads a line and asks the core who holds, `rpc`,
-//! `endpoints` and `watching` talk to a member, `enter`, `wait`, `change` and `show` are the verbs.
+//! `endpoints` and `watching` talk to a member, `enter`, `wait`, `change`, `survey`,
+//! `audit` and `hints` are the verbs.
 
+mod audit;
 #[cfg(feature = "baseline")]
 mod baseline;
+mod book;
 mod change;
 mod check;
 mod condition;
+mod dial;
 mod endpoints;
 mod enter;
+mod hints;
 mod keys;
 mod leases;
 mod offer;
 mod ops;
+mod own;
 mod pool;
 mod queue;
 mod record;
 mod rpc;
-mod show;
+mod survey;
 mod wait;
 mod watching;
 mod wire;
@@ -149,7 +155,7 @@ impl Engine for EtcdEngine {
     }
 
     fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
-        self.run(|inner| async move { inner.leases.keep_alive(&inner.rpc, leases).await })
+        self.run(|inner| async move { inner.keep(leases).await })
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
@@ -165,7 +171,7 @@ impl Engine for EtcdEngine {
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
-        show::alarms(Arc::clone(&self.0))
+        hints::alarms(Arc::clone(&self.0))
     }
 
     fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
@@ -173,7 +179,7 @@ impl Engine for EtcdEngine {
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        show::watch(Arc::clone(&self.0), scope)
+        hints::watch(Arc::clone(&self.0), scope)
     }
 
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {

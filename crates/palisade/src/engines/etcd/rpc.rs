@@ -172,8 +172,23 @@ impl Rpc {
         A: Message + Default + 'static,
     {
         let link = self.links.get().await?;
+        self.ask_over(&link, operation, path, message).await
+    }
+
+    /// Asks the member that `link` leads to, and no other.
+    pub(super) async fn ask_over<Q, A>(
+        &self,
+        link: &Link<Connection>,
+        operation: &'static str,
+        path: &'static str,
+        message: Q,
+    ) -> Result<A>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
         let asked = link.connection.ask(path, message);
-        self.judged(operation, &link, asked).await
+        self.judged(operation, link, asked).await
     }
 
     pub(super) async fn range(

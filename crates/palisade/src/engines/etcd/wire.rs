@@ -48,6 +48,9 @@ pub(super) struct RangeRequest {
     pub(super) sort_order: i32,
     #[prost(int32, tag = "6")]
     pub(super) sort_target: i32,
+    /// Answered by the member that is asked, without asking the others.
+    #[prost(bool, tag = "7")]
+    pub(super) serializable: bool,
     #[prost(bool, tag = "8")]
     pub(super) keys_only: bool,
     #[prost(int64, tag = "13")]
@@ -249,12 +252,17 @@ pub(super) enum Watching {
     Cancel(WatchCancelRequest),
 }
 
+/// `WatchCreateRequest.filters`: puts are not told.
+pub(super) const NO_PUT: i32 = 0;
+
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct WatchCreateRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub(super) range_end: Vec<u8>,
+    #[prost(int32, repeated, tag = "5")]
+    pub(super) filters: Vec<i32>,
     /// Chosen by us, so that a watch is known before its answer: 3.4 and newer.
     #[prost(int64, tag = "7")]
     pub(super) watch_id: i64,
@@ -268,6 +276,8 @@ pub(super) struct WatchCancelRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct WatchResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
     #[prost(int64, tag = "2")]
     pub(super) watch_id: i64,
     #[prost(bool, tag = "3")]

@@ -137,6 +137,14 @@ pub(crate) const PGBOUNCER: Part = Part {
     source: Source::Packages(&["pgbouncer"]),
 };
 
+/// Not an engine: what makes packets vanish.
+pub(crate) const IPTABLES: Part = Part {
+    name: "iptables",
+    variable: "PALISADE_TEST_IPTABLES",
+    look: || on_path("iptables"),
+    source: Source::Packages(&["iptables"]),
+};
+
 /// What was found or refused.
 static KNOWN: Mutex<Option<HashMap<&'static str, Result<PathBuf, String>>>> = Mutex::new(None);
 

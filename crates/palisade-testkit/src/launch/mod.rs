@@ -98,6 +98,7 @@ pub fn need_tool(name: &str) -> Option<PathBuf> {
     let got = match name {
         "etcd" => find::ETCD.get(),
         "etcdctl" => find::ETCDCTL.get(),
+        "iptables" => find::IPTABLES.get(),
         _ => panic!("no tool is called {name:?}"),
     };
     match got {

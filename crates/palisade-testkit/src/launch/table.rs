@@ -69,6 +69,12 @@ pub const ENGINES: &[Recipe] = &[
     }),
     recipe("postgres", "one PostgreSQL", &[POSTGRES], postgres::one),
     recipe(
+        "postgres-pair",
+        "PostgreSQL and a standby",
+        &[POSTGRES],
+        postgres::pair,
+    ),
+    recipe(
         "pgbouncer",
         "pgbouncer in transaction mode before a PostgreSQL",
         &[POSTGRES, PGBOUNCER],

@@ -8,7 +8,7 @@ use std::time::Duration;
 use palisade_testkit::launch::{self, Running};
 use palisade_testkit::taker::{Second, TakerArgs, What};
 
-use super::sql;
+use super::{server_with, sql};
 
 /// A namespace with one link to us; gone when it is dropped.
 struct Far {
@@ -42,9 +42,19 @@ impl Far {
         Ok(far)
     }
 
-    /// From here on no packet passes, either way.
+    /// From here on no packet passes, either way, and nobody is told: dropped by iptables. Where
+    /// that can't be had, the link is taken down.
     fn cut(&self) -> Result<(), String> {
-        ip(&format!("-n {} link set far down", self.name))
+        let Some(iptables) = launch::need_tool("iptables") else {
+            return ip(&format!("-n {} link set far down", self.name));
+        };
+        let iptables = iptables.display();
+        ["INPUT", "OUTPUT"].into_iter().try_for_each(|chain| {
+            ip(&format!(
+                "netns exec {} {iptables} -w -A {chain} -j DROP",
+                self.name
+            ))
+        })
     }
 }
 
@@ -56,14 +66,7 @@ impl Drop for Far {
 }
 
 fn start() -> Option<(Running, Far)> {
-    let server = match launch::start_with("postgres", &["-c", "listen_addresses=*"]) {
-        Ok(server) => server,
-        Err(launch::Error::Missing(why)) => {
-            launch::skip("postgres", &why);
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let server = server_with(&["-c", "listen_addresses=*"])?;
     let far = match Far::new() {
         Ok(far) => far,
         Err(why) => {

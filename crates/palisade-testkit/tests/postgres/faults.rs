@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use palisade::{BootTime, LossReason};
+use palisade_testkit::proxy::{Protocol, Proxy, to_client};
 
-use super::{SOON, advisory, server, sql};
+use super::{Psql, SOON, advisory, server, server_with, sql};
 
 const OURS: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
     WHERE application_name LIKE 'palisade%' AND pid <> pg_backend_pid()";
@@ -125,6 +126,89 @@ async fn dropped_futures_leave_no_claim() {
             hold.is_some(),
             "{}: a claim was left behind",
             client.describe()
+        );
+    }
+}
+
+/// 40P01: the server ends a deadlock at our cost, and the statement is asked again.
+#[tokio::test]
+async fn a_deadlock_at_our_cost_is_asked_again() {
+    // Time to close the circle before the server looks for one.
+    let Some(server) = server_with(&["-c", "deadlock_timeout=4s"]) else {
+        return;
+    };
+    let Some(mut other) = Psql::open(&server) else {
+        return;
+    };
+    let client = palisade::connect(&format!("{}?timeout=30s", server.url()))
+        .await
+        .unwrap();
+    let lock = client.mutex("x").unwrap();
+    lock.lock().await.unwrap().release().await.unwrap();
+    // Whoever enters now locks the line's row, and then looks for claims that were left before
+    // they arrived; the other one goes the other way.
+    sql(
+        &server,
+        "UPDATE palisade.line SET doubt = clock_timestamp() + interval '1 hour'",
+    );
+    other.ask(
+        "SET deadlock_timeout = '1h'; BEGIN; \
+         LOCK TABLE palisade.departed IN ACCESS EXCLUSIVE MODE;",
+    );
+    let ours = tokio::spawn(async move { lock.try_lock().await });
+    let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+    while sql(&server, waits) != ["1"] {
+        tokio::task::yield_now().await;
+    }
+    other.send("UPDATE palisade.line SET used = used; COMMIT;");
+    let hold = tokio::time::timeout(SOON * 6, ours).await.unwrap().unwrap();
+    assert!(hold.unwrap().is_some(), "busy, and nobody has it");
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    tokio::time::timeout(SOON * 2, async {
+        while sql(&server, deadlocks) == ["0"] {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await
+    .expect("there was no deadlock");
+}
+
+/// The server counts a session's idle time from the grant on, whenever its news arrives.
+#[tokio::test]
+async fn a_grant_whose_news_come_late_lasts_no_longer_for_it() {
+    const TTL: Duration = Duration::from_secs(6);
+    let Some(server) = server() else { return };
+    let target = server.nodes()[0].address().parse().unwrap();
+    let proxy = Proxy::start(target, Protocol::Postgres).unwrap();
+    let near = palisade::connect(&advisory(&server)).await.unwrap();
+    let far = format!(
+        "postgres+advisory://palisade@{}/postgres?ttl=6s&timeout=1s",
+        proxy.addr()
+    );
+    let far = palisade::connect(&far).await.unwrap();
+    let first = near.mutex("x").unwrap().lock().await.unwrap();
+    let lock = far.mutex("x").unwrap();
+    let waiter = tokio::spawn(async move { lock.lock().await });
+    let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+    while sql(&server, waits) != ["1"] {
+        tokio::task::yield_now().await;
+    }
+    let silence = proxy.inject(to_client().hold());
+    let token = first.token();
+    first.release().await.unwrap();
+    let granted = BootTime::now();
+    // Long enough for the keeper to think of it twice.
+    tokio::time::sleep(TTL / 2 + TTL / 12).await;
+    drop(silence);
+    let late = tokio::time::timeout(SOON * 4, waiter).await;
+    let late = late.unwrap().unwrap().unwrap();
+    // The next token was in the late news; another one is a later grant, of another claim.
+    if late.token().0 == token.0 + 1 {
+        let deadline = late.deadline();
+        assert!(
+            deadline <= granted + TTL,
+            "it lasts {:?} longer than the session",
+            deadline.saturating_since(granted + TTL)
         );
     }
 }

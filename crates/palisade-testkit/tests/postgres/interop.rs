@@ -1,16 +1,62 @@
 //! Others who use the same locks: `pg_advisory_lock` from psql with the keys that are documented,
-//! sqlx's keys, and ShedLock's table.
+//! sqlx's `PgAdvisoryLock`, and ShedLock's table.
 
 use palisade::core::report::Scope;
 use palisade::{Kind, Name};
+use sqlx::postgres::PgAdvisoryLock;
+use sqlx::{Connection, Either, PgConnection};
 
 use super::{Psql, SOON, advisory, server, sql};
 
-/// What sqlx's `PgAdvisoryLock::new` locks for this name (its own test has the same pair).
-const SQLX: (&str, i64) = (
-    "my first Postgres advisory lock!",
-    -5_560_419_505_042_474_287,
-);
+/// A lock of sqlx and one of palisade by the same name, with its defaults: `key=sqlx`.
+#[tokio::test]
+async fn sqlx_s_advisory_lock_and_ours_exclude_each_other() {
+    let Some(server) = server() else { return };
+    let mut theirs = PgConnection::connect(server.url()).await.unwrap();
+    for (namespace, name, known_as) in [
+        ("?namespace=", "nightly import ⚙", "nightly import ⚙"),
+        ("", "nightly import", "palisade/nightly import"),
+    ] {
+        let url = format!("{}{namespace}", advisory(&server));
+        let client = palisade::connect(&url).await.unwrap();
+        let ours = client.mutex(name).unwrap();
+        let sqlx = PgAdvisoryLock::new(known_as);
+
+        let hold = ours.lock().await.unwrap();
+        assert!(
+            matches!(sqlx.try_acquire(&mut theirs).await, Ok(Either::Right(_))),
+            "sqlx locks beside palisade"
+        );
+        // Its waiter is woken by our release.
+        let (guard, ()) = tokio::join!(
+            async { tokio::time::timeout(SOON, sqlx.acquire(&mut theirs)).await },
+            async {
+                waits_for_a_lock(&server).await;
+                hold.release().await.unwrap();
+            }
+        );
+        let guard = guard.unwrap().unwrap();
+        assert!(
+            ours.try_lock().await.unwrap().is_none(),
+            "palisade locks beside sqlx"
+        );
+        // Ours is woken by its release.
+        let waiter = tokio::spawn(async move { ours.lock().await });
+        waits_for_a_lock(&server).await;
+        guard.release_now().await.unwrap();
+        let woken = tokio::time::timeout(SOON, waiter).await;
+        woken.unwrap().unwrap().unwrap().release().await.unwrap();
+    }
+    theirs.close().await.unwrap();
+}
+
+/// Returns when a session waits for an advisory lock.
+async fn waits_for_a_lock(server: &palisade_testkit::launch::Running) {
+    let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+    while sql(server, waits) != ["1"] {
+        tokio::task::yield_now().await;
+    }
+}
 
 #[tokio::test]
 async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
@@ -19,7 +65,6 @@ async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
         return;
     };
     let cases = [
-        ("sqlx", SQLX.0, SQLX.1.to_string()),
         ("hashtext", "nightly", "hashtext('nightly')".to_owned()),
         ("raw", "4711", "4711".to_owned()),
     ];
@@ -55,10 +100,7 @@ async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
         assert!(line.holders[0].id.starts_with("backend-"), "{line:?}");
         assert!(line.holders[0].owner.is_none());
         let waiter = tokio::spawn(async move { lock.lock().await });
-        let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
-        while sql(&server, waits) != ["1"] {
-            tokio::task::yield_now().await;
-        }
+        waits_for_a_lock(&server).await;
         psql.ask(&format!("SELECT pg_advisory_unlock({number});"));
         let hold = tokio::time::timeout(SOON, waiter)
             .await

@@ -8,6 +8,8 @@ mod faults;
 mod interop;
 mod pooled;
 mod rights;
+mod secure;
+mod standby;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -20,6 +22,17 @@ const SOON: Duration = Duration::from_secs(5);
 
 fn server() -> Option<Running> {
     launch::need("postgres")
+}
+
+fn server_with(settings: &[&str]) -> Option<Running> {
+    match launch::start_with("postgres", settings) {
+        Ok(server) => Some(server),
+        Err(launch::Error::Missing(why)) => {
+            launch::skip("postgres", &why);
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// The server's URL for session locks.

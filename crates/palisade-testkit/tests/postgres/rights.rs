@@ -2,9 +2,8 @@
 
 use palisade::engines::postgres::Schema;
 use palisade::{Kind, Patience};
-use palisade_testkit::launch;
 
-use super::{Psql, advisory, server, sql};
+use super::{Psql, advisory, server, server_with, sql};
 
 #[tokio::test]
 async fn a_lesser_user_needs_the_grants_that_are_printed_and_no_more() {
@@ -78,10 +77,8 @@ async fn no_connection_left_is_unreachable_and_passes() {
         "-c",
         "max_wal_senders=0",
     ];
-    let server = match launch::start_with("postgres", &few) {
-        Ok(server) => server,
-        Err(launch::Error::Missing(why)) => return launch::skip("postgres", &why),
-        Err(error) => panic!("{error}"),
+    let Some(server) = server_with(&few) else {
+        return;
     };
     let client = palisade::connect(server.url()).await.unwrap();
     let mut sessions: Vec<_> = (0..4).filter_map(|_| Psql::open(&server)).collect();

@@ -1,4 +1,4 @@
-//! PostgreSQL, alone or behind pgbouncer in transaction mode. Both refuse to run as root: then
+//! PostgreSQL, alone, with a standby, or behind pgbouncer in transaction mode. All refuse to run as root: then
 //! they run as the user `postgres`, which the packages make, or as `nobody`.
 
 use std::os::unix::process::CommandExt;
@@ -17,6 +17,30 @@ const OWNER: &str = "palisade";
 /// One server.
 pub(in super::super) fn one(folder: &Path, settings: &[&str]) -> Result<Parts, String> {
     Ok(parts(vec![server(folder, "n0", settings)?]))
+}
+
+/// A primary, and a standby that follows it asynchronously.
+pub(in super::super) fn pair(folder: &Path, settings: &[&str]) -> Result<Parts, String> {
+    let primary = server(folder, "n0", settings)?;
+    primary.answers()?;
+    let from = primary.port();
+    let prepare = move |bin: &Path, user, folder: &Path| {
+        let mut copy = Command::new(bin.join("pg_basebackup"));
+        copy.args([
+            "-D",
+            "data",
+            "-h",
+            "127.0.0.1",
+            "-U",
+            OWNER,
+            "-R",
+            "--no-sync",
+        ])
+        .args(["-c", "fast", "-p", &from.to_string()]);
+        run(copy, user, folder)
+    };
+    let standby = started(folder, "n1", settings, Box::new(prepare))?;
+    Ok(parts(vec![primary, standby]))
 }
 
 /// A pooler, and the server behind it.
@@ -57,10 +81,17 @@ fn parts(nodes: Vec<Node>) -> Parts {
 }
 
 fn server(folder: &Path, name: &str, settings: &[&str]) -> Result<Node, String> {
+    started(folder, name, settings, Box::new(make_databases))
+}
+
+/// Makes a server's data: with its programs, as a user, in its folder.
+type Make = Box<dyn Fn(&Path, Option<User>, &Path) -> Result<(), String> + Send + Sync>;
+
+fn started(folder: &Path, name: &str, settings: &[&str], make: Make) -> Result<Node, String> {
     let bin = POSTGRES.get()?;
     let port = ports::free()?;
     let user = other_user()?;
-    let initdb = bin.join("initdb");
+    let programs = bin.clone();
     let mut arguments = owned(&["-D", "data", "-p", &port.to_string()]);
     for setting in [
         "listen_addresses=127.0.0.1",
@@ -76,7 +107,7 @@ fn server(folder: &Path, name: &str, settings: &[&str]) -> Result<Node, String> 
     let spec = Spec {
         arguments,
         user,
-        prepare: Box::new(move |folder| make_databases(&initdb, user, folder)),
+        prepare: Box::new(move |folder| make(&programs, user, folder)),
         // An immediate shutdown: a killed one leaves a segment of shared memory behind.
         end: "QUIT",
         after_kill: Some(remove_segment),
@@ -87,8 +118,8 @@ fn server(folder: &Path, name: &str, settings: &[&str]) -> Result<Node, String> 
     Ok(node)
 }
 
-fn make_databases(initdb: &Path, user: Option<User>, folder: &Path) -> Result<(), String> {
-    let mut command = Command::new(initdb);
+fn make_databases(bin: &Path, user: Option<User>, folder: &Path) -> Result<(), String> {
+    let mut command = Command::new(bin.join("initdb"));
     command
         .args(["-D", "data", "-U", OWNER, "-A", "trust", "-E", "UTF8"])
         .args([
@@ -96,13 +127,19 @@ fn make_databases(initdb: &Path, user: Option<User>, folder: &Path) -> Result<()
             "--no-sync",
             "--no-instructions",
             "--wal-segsize=4",
-        ])
+        ]);
+    run(command, user, folder)
+}
+
+fn run(mut command: Command, user: Option<User>, folder: &Path) -> Result<(), String> {
+    command
         .current_dir(folder)
         .stdin(std::process::Stdio::null());
     if let Some((user, group)) = user {
         command.uid(user).gid(group);
     }
-    let failed = |why: String| format!("{}: {why}", initdb.display());
+    let program = command.get_program().to_string_lossy().into_owned();
+    let failed = |why: String| format!("{program}: {why}");
     let output = command
         .output()
         .map_err(|error| failed(error.to_string()))?;

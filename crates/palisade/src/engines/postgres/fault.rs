@@ -5,6 +5,10 @@ use tokio_postgres::error::SqlState;
 
 use crate::core::error::{Error, Kind, Result};
 
+/// What is said of a server that only follows another one.
+pub(super) const STANDBY: &str =
+    "this server takes no writes: it is a standby; name the primary, or all servers by commas";
+
 /// What to do about a failed statement.
 #[derive(Debug)]
 pub(super) enum Remedy {
@@ -115,10 +119,7 @@ pub(super) fn asking(operation: &'static str, error: &tokio_postgres::Error) -> 
             Kind::Unreachable,
             "the server gave the statement up: something keeps the line's row locked, or a timeout of the server is too short",
         ),
-        "25006" => tell(
-            Kind::Unreachable,
-            "this server takes no writes: it is a standby; name the primary",
-        ),
+        "25006" => tell(Kind::Unreachable, STANDBY),
         "42501" => tell(
             Kind::Denied,
             "this user lacks rights; run the grants that `palisade schema postgres` prints",

@@ -8,10 +8,12 @@
 //! `desk` asks on it, `mail` is what the server pushes.
 
 pub mod advisory;
+mod alarm;
 #[cfg(feature = "baseline")]
 mod baseline;
 mod check;
 mod desk;
+mod engine;
 mod fault;
 mod mail;
 mod offer;

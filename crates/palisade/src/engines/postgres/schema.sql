@@ -354,10 +354,11 @@ CREATE OR REPLACE FUNCTION @schema@.leave(
   p_namespace text, p_name text, p_claim uuid, p_counted bigint, p_doubt boolean
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-  l  @schema@.line;
-  s  @schema@.seat;
-  at timestamptz;
-  n  bigint := 0;
+  l    @schema@.line;
+  s    @schema@.seat;
+  at   timestamptz;
+  n    bigint := 0;
+  told text;
 BEGIN
   IF NOT p_doubt THEN
     -- The only one in its line: one statement that decides by the row alone.
@@ -365,6 +366,20 @@ BEGIN
      WHERE namespace = p_namespace AND name = p_name AND cardinality(seats) = 1
        AND seats[1].claim = p_claim AND seats[1].expires > clock_timestamp()
        AND (p_counted = 0 OR seats[1].counted IN (0, p_counted));
+    IF FOUND THEN
+      RETURN ARRAY[1::bigint];
+    END IF;
+    -- It has the whole line, and so has the next: one statement as well. "settle" would give the
+    -- same grant; what has expired further behind is removed by it when its turn comes.
+    UPDATE @schema@.line SET token = token + 1, used = clock_timestamp(),
+        seats = ROW(seats[2].claim, seats[2].weight, 0, token + 1, seats[2].expires, seats[2].ttl,
+          seats[2].evicted, seats[2].mailbox, seats[2].owner, seats[2].value)::@schema@.seat
+          || seats[3 :]
+     WHERE namespace = p_namespace AND name = p_name AND cardinality(seats) > 1
+       AND seats[1].claim = p_claim AND seats[1].capacity = 0 AND seats[1].counted > 0
+       AND seats[1].expires > clock_timestamp() AND p_counted IN (0, seats[1].counted)
+       AND seats[2].capacity = 0 AND seats[2].counted = 0 AND seats[2].expires > clock_timestamp()
+    RETURNING pg_notify(seats[1].mailbox, 'g' || seats[1].claim) INTO told;
     IF FOUND THEN
       RETURN ARRAY[1::bigint];
     END IF;

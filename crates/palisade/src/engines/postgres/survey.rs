@@ -1,15 +1,85 @@
-//! Rows of a survey, made into reports.
+//! What operators ask: survey, watch, evict, check; and the rows of a survey, made into reports.
 
 use std::time::Duration;
 
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
-use crate::core::claim::Ask;
+use super::check;
+use super::desk::Desk;
+use super::fault;
+use super::session::Verb;
+use crate::core::claim::{Ask, ClaimId};
+use crate::core::engine::Eviction;
+use crate::core::error::Result;
+use crate::core::name::Name;
 use crate::core::owner::Owner;
-use crate::core::report::{ClaimReport, LineReport};
+use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
+use crate::engines::remote::timed;
+
+/// What is read of a row.
+type Read<T> = std::result::Result<T, tokio_postgres::Error>;
+
+impl Desk {
+    pub(super) async fn survey(&self, scope: &Scope) -> Result<Vec<LineReport>> {
+        let (verb, name) = match scope {
+            Scope::Prefix(prefix) => (Verb::SurveyPrefix, prefix.as_str()),
+            Scope::Line(name) => (Verb::SurveyLine, name.as_str()),
+        };
+        let rows = self.ask("survey", verb, &[&self.namespace, &name]).await?;
+        lines(&rows).or_else(|_| fault::unreadable("survey"))
+    }
+
+    /// What changes with every change in the scope.
+    pub(super) async fn fingerprint(&self, scope: &Scope) -> Result<(i64, String)> {
+        let prefix = match scope {
+            Scope::Prefix(prefix) => prefix.as_str(),
+            Scope::Line(name) => name.as_str(),
+        };
+        let parameters: &[&(dyn ToSql + Sync)] = &[&self.namespace, &prefix];
+        let rows = self.ask("watch", Verb::Fingerprint, parameters).await?;
+        let Some(row) = rows.first() else {
+            return fault::unreadable("watch");
+        };
+        let print = (row.try_get(0), row.try_get(1));
+        match print {
+            (Ok(count), Ok(sum)) => Ok((count, sum)),
+            _ => fault::unreadable("watch"),
+        }
+    }
+
+    pub(super) async fn evict(&self, name: &Name, id: &str, eviction: Eviction) -> Result<bool> {
+        let Ok(claim) = id.parse::<ClaimId>() else {
+            return Ok(false);
+        };
+        let (claim, remove) = (claim.to_string(), eviction == Eviction::Remove);
+        let answer = self
+            .numbers(
+                "evict",
+                Verb::Evict,
+                &[&self.namespace, &name.as_str(), &claim, &remove],
+            )
+            .await?;
+        Ok(answer == [1])
+    }
+
+    pub(super) async fn check(&self) -> Result<Checkup> {
+        let session = self.session().await?;
+        let subject = check::Subject {
+            server: &self.server,
+            schema: &self.schema,
+            between: self.between(),
+            pushes: self.can_listen(),
+            oldest: (120_000, "the functions are not tested there"),
+            timeout: self.timeout,
+        };
+        let examined = check::examine(&session.connection.client, &subject);
+        timed("check", self.timeout, examined).await?
+    }
+}
 
 /// The lines of a survey. Rows come by name, and each line's in the order of its seats.
-pub(super) fn lines(rows: &[Row]) -> Result<Vec<LineReport>, tokio_postgres::Error> {
+fn lines(rows: &[Row]) -> Read<Vec<LineReport>> {
     let mut lines: Vec<LineReport> = Vec::new();
     for row in rows {
         let name: &str = row.try_get(0)?;
@@ -35,7 +105,7 @@ pub(super) fn lines(rows: &[Row]) -> Result<Vec<LineReport>, tokio_postgres::Err
     Ok(lines)
 }
 
-fn claim(row: &Row) -> Result<ClaimReport, tokio_postgres::Error> {
+fn claim(row: &Row) -> Read<ClaimReport> {
     let counted: i64 = row.try_get(4)?;
     let micros: i64 = row.try_get(5)?;
     let owner: Option<&str> = row.try_get(7)?;

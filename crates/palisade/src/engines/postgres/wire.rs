@@ -2,8 +2,9 @@
 //!
 //! A session lock is as alive as its connection. If a connection could only be driven by the
 //! runtime that made it, a caller that blocks its runtime would lose its locks; if it lived with
-//! the keeper, every request would cross threads twice. So it lives with whoever asked last, and
-//! whoever asks from another runtime takes it over, without the help of the one it is taken from.
+//! the keeper, every request would cross threads twice. So it lives with whoever uses it, and
+//! whoever must use it from another runtime takes it over, without the help of the one it is taken
+//! from.
 //!
 //! Invariant: one driver at a time polls to the end; an older one finds another number and stops.
 

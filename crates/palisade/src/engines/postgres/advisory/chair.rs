@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::own::{Own, Verb};
+use super::key::Key;
+use super::own::Own;
+use super::statement::Verb;
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
 use crate::core::engine::Place;
@@ -16,20 +18,29 @@ use crate::core::sync;
 pub(super) struct Chair {
     pub(super) claim: Arc<Claim>,
     /// What its name is locked by.
-    pub(super) key: String,
+    pub(super) key: Key,
     pub(super) own: Arc<Own>,
     pub(super) place: watch::Sender<Place>,
     pub(super) ask: Mutex<Ask>,
     pub(super) value: Mutex<Option<String>>,
     evicted: AtomicBool,
-    /// When it took its place.
-    pub(super) since: BootTime,
+    /// When it took its place, or got what it waited for.
+    since: Mutex<BootTime>,
+    /// When it is known not to have had the lock yet.
+    waited: Mutex<BootTime>,
     /// Until when a claim that waits is wanted.
     wanted: Mutex<BootTime>,
 }
 
 impl Chair {
-    pub(super) fn new(claim: Arc<Claim>, key: String, own: Arc<Own>, place: Place) -> Arc<Self> {
+    /// `sent` is before the lock was asked for.
+    pub(super) fn new(
+        claim: Arc<Claim>,
+        key: Key,
+        own: Arc<Own>,
+        place: Place,
+        sent: BootTime,
+    ) -> Arc<Self> {
         Arc::new(Self {
             key,
             own,
@@ -37,7 +48,8 @@ impl Chair {
             ask: Mutex::new(claim.ask),
             value: Mutex::new(claim.value.clone()),
             evicted: AtomicBool::new(false),
-            since: BootTime::now(),
+            since: Mutex::new(BootTime::now()),
+            waited: Mutex::new(sent),
             wanted: Mutex::new(BootTime::now() + claim.ttl),
             claim,
         })
@@ -56,6 +68,26 @@ impl Chair {
             Place::Held { counted } => counted,
             _ => 0,
         }
+    }
+
+    /// Says what became of it.
+    pub(super) fn moved(&self, place: Place) {
+        *self.since.lock() = BootTime::now();
+        self.place.send_replace(place);
+    }
+
+    pub(super) fn since(&self) -> BootTime {
+        *self.since.lock()
+    }
+
+    /// Says that it still waited at `when`: whatever is granted is granted later.
+    pub(super) fn waited(&self, when: BootTime) {
+        *self.waited.lock() = when;
+    }
+
+    /// When it is known not to have had the lock yet.
+    pub(super) fn known_to_wait(&self) -> BootTime {
+        *self.waited.lock()
     }
 
     /// Keeps a claim that waits wanted for another ttl.

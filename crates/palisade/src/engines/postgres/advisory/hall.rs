@@ -19,7 +19,8 @@ use super::super::schema::Schema;
 use super::super::server::Server;
 use super::chair::Chair;
 use super::key::Keys;
-use super::own::{Own, Statements};
+use super::own::Own;
+use super::statement::Statements;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Place};
@@ -32,6 +33,18 @@ const SPARE: usize = 2;
 /// How long a claim that was left before it arrived is remembered. Only this client enters its
 /// claims, and a request of ours can't be under way for longer.
 const DEPARTED: Duration = Duration::from_secs(300);
+
+/// A free session that nobody takes for so long is told not to end when it is idle. Much shorter
+/// than the shortest ttl, and long enough that whoever locks again and again never meets it.
+const TIDY: Duration = Duration::from_millis(50);
+
+/// Connections that no claim has, each with the time since when.
+#[derive(Default)]
+struct Spares {
+    free: Vec<(Arc<Own>, BootTime)>,
+    /// A task looks after them.
+    tidied: bool,
+}
 
 pub(super) struct Hall {
     pub(super) server: Server,
@@ -47,9 +60,11 @@ pub(super) struct Hall {
     ready: AtomicBool,
     /// The keeper's runtime.
     home: Mutex<Option<Handle>>,
-    spare: Mutex<Vec<Arc<Own>>>,
+    spare: Mutex<Spares>,
     chairs: Mutex<HashMap<ClaimId, Arc<Chair>>>,
     departed: Mutex<HashMap<ClaimId, BootTime>>,
+    /// When something was sent that the server has answered, for those who wait.
+    pub(super) answered: tokio::sync::Mutex<BootTime>,
     pub(super) alarms: broadcast::Sender<Alarm>,
 }
 
@@ -75,6 +90,7 @@ impl Hall {
             spare: Mutex::default(),
             chairs: Mutex::default(),
             departed: Mutex::default(),
+            answered: tokio::sync::Mutex::new(BootTime::PAST),
             alarms: broadcast::channel(256).0,
         }
     }
@@ -95,8 +111,8 @@ impl Hall {
     /// # Errors
     /// As connecting, not applied; [`Kind::Unsupported`] behind a transaction pooler.
     pub(super) async fn connection(self: &Arc<Self>) -> Result<Arc<Own>> {
-        while let Some(own) = self.spare.lock().pop() {
-            if !own.client.is_closed() {
+        while let Some((own, since)) = self.spare.lock().free.pop() {
+            if !own.client.is_closed() && !own.usable_until(since).has_passed() {
                 return Ok(own);
             }
         }
@@ -164,10 +180,51 @@ impl Hall {
     }
 
     /// Keeps a connection whose lock is given back for the next claim.
-    pub(super) fn spare(&self, own: Arc<Own>) {
+    pub(super) fn spare(self: &Arc<Self>, own: Arc<Own>) {
         let mut spare = self.spare.lock();
-        if spare.len() < SPARE && !own.client.is_closed() {
-            spare.push(own);
+        if spare.free.len() >= SPARE || own.client.is_closed() {
+            return;
+        }
+        spare.free.push((own, BootTime::now()));
+        if !std::mem::replace(&mut spare.tidied, true) {
+            let hall = Arc::downgrade(self);
+            self.home().spawn(async move {
+                loop {
+                    tokio::time::sleep(TIDY).await;
+                    match hall.upgrade() {
+                        Some(hall) if hall.tidy().await => {}
+                        _ => return,
+                    }
+                }
+            });
+        }
+    }
+
+    /// Lets free sessions rest that nobody has taken for a while; says whether there are more.
+    async fn tidy(&self) -> bool {
+        loop {
+            let (own, _) = {
+                let mut spare = self.spare.lock();
+                let tires = |(own, since): &(Arc<Own>, BootTime)| {
+                    own.usable_until(*since) < BootTime::NEVER && (*since + TIDY).has_passed()
+                };
+                match spare.free.iter().position(tires) {
+                    Some(at) => spare.free.remove(at),
+                    None => {
+                        let restless = |(own, since): &(Arc<Own>, BootTime)| {
+                            own.usable_until(*since) < BootTime::NEVER
+                        };
+                        spare.tidied = spare.free.iter().any(restless);
+                        return spare.tidied;
+                    }
+                }
+            };
+            // One that does not answer is dropped.
+            let rests = tokio::time::timeout(self.timeout, own.rest()).await;
+            let mut spare = self.spare.lock();
+            if matches!(rests, Ok(Ok(()))) && spare.free.len() < SPARE {
+                spare.free.push((own, BootTime::now()));
+            }
         }
     }
 
@@ -209,7 +266,7 @@ impl Hall {
     }
 
     pub(super) fn close(&self) {
-        self.spare.lock().clear();
+        self.spare.lock().free.clear();
         self.chairs.lock().clear();
     }
 }

@@ -4,7 +4,9 @@
 //! or the name itself as a number. It is derived from the name alone with `namespace=`, and from
 //! `NAMESPACE/NAME` otherwise. Two names with one number exclude each other: safe, and rare.
 
+use parking_lot::Mutex;
 use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
+use tokio_postgres::types::{ToSql, Type};
 
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
@@ -20,11 +22,30 @@ pub(super) enum Derivation {
     Raw,
 }
 
+/// What is locked: a number, or a text that the server makes one of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Key {
+    Number(i64),
+    Text(String),
+}
+
+impl Key {
+    /// As a parameter.
+    pub(super) fn sql(&self) -> &(dyn ToSql + Sync) {
+        match self {
+            Self::Number(number) => number,
+            Self::Text(text) => text,
+        }
+    }
+}
+
 /// Derives keys in one namespace.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Keys {
     derivation: Derivation,
     namespace: String,
+    /// Who locks in a loop locks one name.
+    last: Mutex<Option<(Name, Key)>>,
 }
 
 fn config(message: &str) -> Error {
@@ -54,23 +75,36 @@ impl Keys {
         Ok(Self {
             derivation,
             namespace: namespace.to_owned(),
+            last: Mutex::default(),
         })
     }
 
-    /// The text that `name` is locked by, for [`Keys::sql`].
+    /// What `name` is locked by, for [`Keys::sql`].
     ///
     /// # Errors
     /// [`Kind::InvalidName`] when it must be a number and is none.
-    pub(super) fn text(&self, name: &Name) -> Result<String> {
+    pub(super) fn of(&self, name: &Name) -> Result<Key> {
+        let mut last = self.last.lock();
+        if let Some((known, key)) = &*last
+            && known == name
+        {
+            return Ok(key.clone());
+        }
+        let key = self.derive(name)?;
+        *last = Some((name.clone(), key.clone()));
+        Ok(key)
+    }
+
+    fn derive(&self, name: &Name) -> Result<Key> {
         let text = match self.namespace.as_str() {
             "" => name.to_string(),
             namespace => format!("{namespace}/{name}"),
         };
         match self.derivation {
-            Derivation::Sqlx => Ok(sqlx(&text).to_string()),
-            Derivation::Hashtext => Ok(text),
+            Derivation::Sqlx => Ok(Key::Number(sqlx(&text))),
+            Derivation::Hashtext => Ok(Key::Text(text)),
             Derivation::Raw => match text.parse::<i64>() {
-                Ok(number) => Ok(number.to_string()),
+                Ok(number) => Ok(Key::Number(number)),
                 Err(_) => Err(Error::new(
                     Kind::InvalidName,
                     "name",
@@ -80,11 +114,11 @@ impl Keys {
         }
     }
 
-    /// The expression that makes a bigint of that text, as the first parameter.
-    pub(super) fn sql(&self) -> &'static str {
+    /// The expression that makes a bigint of a key, as the first parameter, and its type.
+    pub(super) fn sql(&self) -> (&'static str, Type) {
         match self.derivation {
-            Derivation::Hashtext => "hashtext($1::text)::bigint",
-            Derivation::Sqlx | Derivation::Raw => "($1::text)::bigint",
+            Derivation::Hashtext => ("hashtext($1)::bigint", Type::TEXT),
+            Derivation::Sqlx | Derivation::Raw => ("$1", Type::INT8),
         }
     }
 }
@@ -128,10 +162,14 @@ mod tests {
             assert_eq!(error.kind(), Kind::Config);
         }
         let raw = Keys::new(Some("raw"), "").unwrap();
-        assert_eq!(raw.text(&Name::new("-7").unwrap()).unwrap(), "-7");
-        let bad = raw.text(&Name::new("x").unwrap()).unwrap_err();
+        let key = |keys: &Keys, name| keys.of(&Name::new(name).unwrap());
+        for _ in 0..2 {
+            assert_eq!(key(&raw, "-7").unwrap(), Key::Number(-7));
+            assert_eq!(key(&raw, "8").unwrap(), Key::Number(8));
+        }
+        let bad = key(&raw, "x").unwrap_err();
         assert_eq!(bad.kind(), Kind::InvalidName);
         let spaced = Keys::new(Some("hashtext"), "shop").unwrap();
-        assert_eq!(spaced.text(&Name::new("x").unwrap()).unwrap(), "shop/x");
+        assert_eq!(key(&spaced, "x").unwrap(), Key::Text("shop/x".to_owned()));
     }
 }

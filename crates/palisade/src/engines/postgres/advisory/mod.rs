@@ -1,7 +1,7 @@
 //! `postgres+advisory://` — session advisory locks of a PostgreSQL server.
 //!
 //! `pg_advisory_lock` of the same number excludes us, and we exclude it. A claim has a connection
-//! to itself (`own`, `chair`), the server's own queue is the line, and the end of the session is
+//! to itself (`own`, `statement`, `chair`), the server's own queue is the line, and the end of the session is
 //! the end of the lock. `hall` keeps connections and claims, `verbs` lock and unlock, `scribe` and
 //! `survey` are for people.
 
@@ -13,13 +13,13 @@ mod key;
 mod offer;
 mod own;
 mod scribe;
+mod statement;
 mod survey;
 mod verbs;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use futures_util::{FutureExt, StreamExt, stream};
 use tokio::sync::broadcast::error::RecvError;
 
@@ -102,9 +102,7 @@ impl Engine for AdvisoryEngine {
 
     fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
         let locks = self.locks.clone();
-        Box::pin(
-            async move { join_all(leases.into_iter().map(|lease| locks.prolong(lease))).await },
-        )
+        Box::pin(async move { locks.prolong(leases).await })
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {

@@ -1,4 +1,4 @@
-//! `Own`: one connection that belongs to one claim at a time, and the statements of a lock.
+//! `Own`: one connection that belongs to one claim at a time.
 //!
 //! The lock is the session's, so the session is the lease: the server ends it when it is idle for
 //! the claim's ttl (`idle_session_timeout`), and everything that is asked on it begins that time
@@ -6,114 +6,25 @@
 //! too old for that. A connection with an unknown outcome is dropped, which releases.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::OnceCell;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
-use super::super::fault;
+use super::super::fault::{self, STANDBY};
 use super::super::mail::Mail;
 use super::super::schema::first_cell;
 use super::super::wire::Wire;
-use crate::core::claim::ClaimId;
-use crate::core::error::Result;
+use super::key::Key;
+use super::statement::{Statements, TIMELINE, VERBS, Verb};
+use crate::core::clock::BootTime;
+use crate::core::error::{Error, Kind, Result};
 
-/// What is asked on a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verb {
-    Try,
-    TryShared,
-    Block,
-    BlockShared,
-    Unlock,
-    UnlockShared,
-    Downgrade,
-    Upgrade,
-    Beat,
-    Record,
-}
-
-const VERBS: [Verb; 10] = [
-    Verb::Try,
-    Verb::TryShared,
-    Verb::Block,
-    Verb::BlockShared,
-    Verb::Unlock,
-    Verb::UnlockShared,
-    Verb::Downgrade,
-    Verb::Upgrade,
-    Verb::Beat,
-    Verb::Record,
-];
-
-impl Verb {
-    /// `idle` is the setting that ends idle sessions, or one of no effect where there is none.
-    fn sql(self, idle: &str) -> String {
-        // The token is taken after the lock: CASE looks at its condition first.
-        let taking = |condition: &str| {
-            format!(
-                "SELECT n, set_config('application_name', coalesce($2::text || n, 'palisade'), false), \
-                 set_config('{idle}', $3::text, false) FROM (SELECT CASE WHEN {condition} \
-                 THEN nextval('@schema@.token') END AS n OFFSET 0) AS taken"
-            )
-        };
-        let giving =
-            |unlock: &str| format!("SELECT {unlock}(@key@), set_config('{idle}', '0', false)");
-        match self {
-            Self::Try => taking("pg_try_advisory_lock(@key@)"),
-            Self::TryShared => taking("pg_try_advisory_lock_shared(@key@)"),
-            Self::Block => taking("pg_advisory_lock(@key@)::text = ''"),
-            Self::BlockShared => taking("pg_advisory_lock_shared(@key@)::text = ''"),
-            Self::Unlock => giving("pg_advisory_unlock"),
-            Self::UnlockShared => giving("pg_advisory_unlock_shared"),
-            // Whoever holds the lock is let past those who wait for it.
-            Self::Downgrade => "SELECT CASE WHEN pg_advisory_lock_shared(@key@)::text = '' \
-                THEN pg_advisory_unlock(@key@) END"
-                .into(),
-            Self::Upgrade => "SELECT CASE WHEN pg_try_advisory_lock(@key@) \
-                THEN pg_advisory_unlock_shared(@key@) ELSE false END"
-                .into(),
-            Self::Beat => "SELECT CASE WHEN pg_is_in_recovery() THEN '' \
-                ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END"
-                .into(),
-            Self::Record => {
-                "INSERT INTO @schema@.session (pid, claim, namespace, name, ttl, owner, value) \
-                VALUES (pg_backend_pid(), $1, $2, $3, $4, $5, $6) ON CONFLICT (pid) DO UPDATE SET \
-                claim = $1, namespace = $2, name = $3, ttl = $4, owner = $5, value = $6"
-                    .into()
-            }
-        }
-    }
-
-    const fn types(self) -> &'static [Type] {
-        const T: Type = Type::TEXT;
-        match self {
-            Self::Try | Self::TryShared | Self::Block | Self::BlockShared => &[T, T, T],
-            Self::Unlock | Self::UnlockShared | Self::Downgrade | Self::Upgrade => &[T],
-            Self::Beat => &[],
-            Self::Record => &[T, T, T, Type::INT8, T, T],
-        }
-    }
-}
-
-/// The SQL of all verbs.
-pub(super) struct Statements {
-    schema: String,
-    key: &'static str,
-}
-
-impl Statements {
-    pub(super) fn new(schema: String, key: &'static str) -> Self {
-        Self { schema, key }
-    }
-
-    fn of(&self, verb: Verb, idle: &str) -> String {
-        let sql = verb.sql(idle);
-        sql.replace("@schema@", &self.schema)
-            .replace("@key@", self.key)
-    }
-}
+/// How long the runtime that drives a connection may take to do so: far above what one takes that
+/// is not blocked, far below what heartbeats can spare.
+const AFAR: Duration = Duration::from_millis(20);
 
 /// A connection of ours.
 pub(super) struct Own {
@@ -124,10 +35,17 @@ pub(super) struct Own {
     /// Which of the servers it leads to.
     pub(super) at: usize,
     statements: Arc<Statements>,
-    prepared: [OnceCell<Statement>; VERBS.len()],
+    prepared: [OnceCell<Statement>; VERBS],
     /// Where this server's history was when we came: another one is another server's.
     timeline: String,
     idle: &'static str,
+    /// After how many milliseconds the server ends the session when it is idle; 0 is never.
+    rests: AtomicU64,
+    /// Whether the session may be called after a claim.
+    named: AtomicBool,
+    /// Whoever writes a claim down, or gives its lock back: one after the other, so that no
+    /// session is called after a claim that has left it.
+    pub(super) turn: tokio::sync::Mutex<()>,
 }
 
 /// How a heartbeat went.
@@ -153,11 +71,10 @@ impl Own {
         let setup = "SET statement_timeout = 0; SET lock_timeout = 0; \
              SET tcp_keepalives_idle = 6; SET tcp_keepalives_interval = 2; \
              SET tcp_keepalives_count = 3; SET tcp_user_timeout = 12000; \
-             SELECT pg_backend_pid() || ' ' || current_setting('server_version_num') || ' ' || \
-             CASE WHEN pg_is_in_recovery() THEN '' \
-             ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END";
+             SELECT pg_backend_pid() || ' ' || current_setting('server_version_num') || ' ' || ";
         let failed = |error: tokio_postgres::Error| fault::reading("connect", &error);
-        let rows = client.simple_query(setup).await.map_err(failed)?;
+        let setup = format!("{setup}{TIMELINE}");
+        let rows = client.simple_query(&setup).await.map_err(failed)?;
         let Some(cell) = first_cell(&rows) else {
             return fault::unreadable("connect");
         };
@@ -167,6 +84,9 @@ impl Own {
             return fault::unreadable("connect");
         };
         let timeline = word();
+        if timeline.is_empty() {
+            return Err(Error::new(Kind::Unreachable, "connect", STANDBY));
+        }
         let mut listen = format!("LISTEN palisade_pid_{pid}");
         if version >= 140_000 {
             // While a statement waits for the lock, the server looks whether we are still there.
@@ -186,6 +106,9 @@ impl Own {
                 true => "idle_session_timeout",
                 false => "palisade.idle",
             },
+            rests: AtomicU64::new(0),
+            named: AtomicBool::new(false),
+            turn: tokio::sync::Mutex::default(),
         })
     }
 
@@ -195,12 +118,35 @@ impl Own {
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, tokio_postgres::Error> {
         self.wire.settle_here();
+        self.send(verb, parameters).await
+    }
+
+    /// Asks without taking the connection over, unless whoever drives it does not do so in time:
+    /// every move costs its user time.
+    async fn ask_from_afar(
+        &self,
+        verb: Verb,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let mut asked = std::pin::pin!(self.send(verb, parameters));
+        if let Ok(answer) = tokio::time::timeout(AFAR, &mut asked).await {
+            return answer;
+        }
+        self.wire.settle_here();
+        asked.await
+    }
+
+    async fn send(
+        &self,
+        verb: Verb,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
         let cell = &self.prepared[verb as usize];
         let statement = match cell.get() {
             Some(statement) => statement,
             None => {
-                let sql = self.statements.of(verb, self.idle);
-                let prepare = || self.client.prepare_typed(&sql, verb.types());
+                let (sql, types) = self.statements.of(verb, self.idle);
+                let prepare = || self.client.prepare_typed(&sql, &types);
                 cell.get_or_try_init(prepare).await?
             }
         };
@@ -213,41 +159,87 @@ impl Own {
         &self.client
     }
 
-    /// Takes the lock `key`, or waits for it; `None` when it is busy.
+    /// Takes the lock `key`, or waits for it; `None` when it is busy, and when the server's
+    /// history is another one afterwards.
     pub(super) async fn take(
         &self,
         verb: Verb,
-        key: &str,
-        claim: ClaimId,
+        key: &Key,
         ttl: Duration,
     ) -> Result<Option<u64>, tokio_postgres::Error> {
-        let who = format!("palisade {claim} ");
-        let idle = ttl.as_millis().to_string();
-        let rows = self.ask(verb, &[&key, &who, &idle]).await?;
-        let token: Option<i64> = match rows.first() {
-            Some(row) => row.try_get(0)?,
-            None => None,
+        let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let rows = match self.rests.load(Ordering::Relaxed) == millis && !verb.waits() {
+            true => self.ask(verb, &[key.sql()]).await?,
+            false => {
+                let idle = millis.to_string();
+                self.ask(verb.setting(), &[key.sql(), &idle]).await?
+            }
         };
+        self.rests.store(millis, Ordering::Relaxed);
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
+        if verb.waits() && row.try_get::<_, &str>(2)? != self.timeline {
+            return Ok(None);
+        }
+        let token: Option<i64> = row.try_get(0)?;
         Ok(token.map(i64::unsigned_abs))
+    }
+
+    /// Gives the lock `key` back, and the name of who had it; `false` when it was not ours.
+    pub(super) async fn give(&self, verb: Verb, key: &Key) -> Result<bool, tokio_postgres::Error> {
+        let _turn = self.turn.lock().await;
+        let verb = match self.named.load(Ordering::Relaxed) {
+            true => verb.setting(),
+            false => verb,
+        };
+        let rows = self.ask(verb, &[key.sql()]).await?;
+        self.named.store(false, Ordering::Relaxed);
+        yes(&rows)
+    }
+
+    /// Writes down who has the lock, and calls the session after it. Only in one's [`Own::turn`].
+    pub(super) async fn record(
+        &self,
+        record: &[&(dyn ToSql + Sync)],
+    ) -> Result<(), tokio_postgres::Error> {
+        self.named.store(true, Ordering::Relaxed);
+        self.ask_from_afar(Verb::Record, record).await.map(drop)
+    }
+
+    /// When a session that is idle since `since` must not be used any more: it may be ended.
+    pub(super) fn usable_until(&self, since: BootTime) -> BootTime {
+        match self.rests.load(Ordering::Relaxed) {
+            0 => BootTime::NEVER,
+            millis => since + Duration::from_millis(millis) / 2,
+        }
+    }
+
+    /// Lets the session be idle for as long as it is.
+    pub(super) async fn rest(&self) -> Result<(), tokio_postgres::Error> {
+        self.ask(Verb::Rest, &[]).await?;
+        self.rests.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Which of other sessions wait for a lock.
+    pub(super) async fn waiting(&self, pids: &[i32]) -> Result<Vec<i32>, tokio_postgres::Error> {
+        let rows = self.ask(Verb::Waits, &[&pids]).await?;
+        rows.iter().map(|row| row.try_get(0)).collect()
     }
 
     /// Asks for yes or no.
     pub(super) async fn whether(
         &self,
         verb: Verb,
-        key: &str,
+        key: &Key,
     ) -> Result<bool, tokio_postgres::Error> {
-        let rows = self.ask(verb, &[&key]).await?;
-        let yes: Option<bool> = match rows.first() {
-            Some(row) => row.try_get(0)?,
-            None => None,
-        };
-        Ok(yes == Some(true))
+        yes(&self.ask(verb, &[key.sql()]).await?)
     }
 
     /// Begins the session's idle time anew.
     pub(super) async fn beat(&self) -> Result<Beat, tokio_postgres::Error> {
-        let rows = self.ask(Verb::Beat, &[]).await?;
+        let rows = self.ask_from_afar(Verb::Beat, &[]).await?;
         let timeline: &str = match rows.first() {
             Some(row) => row.try_get(0)?,
             None => "",
@@ -257,4 +249,12 @@ impl Own {
             false => Ok(Beat::Moved),
         }
     }
+}
+
+fn yes(rows: &[Row]) -> Result<bool, tokio_postgres::Error> {
+    let yes: Option<bool> = match rows.first() {
+        Some(row) => row.try_get(0)?,
+        None => None,
+    };
+    Ok(yes == Some(true))
 }

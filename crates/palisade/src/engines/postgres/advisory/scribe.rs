@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::chair::Chair;
 use super::hall::{Hall, failed};
-use super::own::Verb;
+use super::statement::NAMELESS;
 use crate::core::engine::Place;
 use crate::core::error::Result;
 
@@ -41,9 +41,9 @@ impl Scribe {
                 };
                 let chairs = fresh.iter().filter_map(Weak::upgrade);
                 for chair in chairs.filter(|chair| hall.chair(chair.claim.id).is_some()) {
-                    // Writing takes the connection to this runtime: not in the middle of a
-                    // quick lock and unlock.
-                    if !(chair.since + DELAY).has_passed() {
+                    // Writing takes the connection's time: not in the middle of a quick lock
+                    // and unlock.
+                    if !(chair.since() + DELAY).has_passed() {
                         scribe.fresh.lock().push(Arc::downgrade(&chair));
                         continue;
                     }
@@ -62,28 +62,30 @@ impl Scribe {
         });
     }
 
-    /// Writes it down.
+    /// Writes it down, unless it has left.
     pub(super) async fn record(&self, chair: &Chair, hall: &Hall) -> Result<()> {
-        if !matches!(chair.stands(), Place::Held { .. }) {
+        let claim = &chair.claim;
+        let _turn = chair.own.turn.lock().await;
+        let Place::Held { counted } = chair.stands() else {
+            return Ok(());
+        };
+        if hall.chair(claim.id).is_none() {
             return Ok(());
         }
-        let claim = &chair.claim;
         let ttl = i64::try_from(claim.ttl.as_micros()).unwrap_or(i64::MAX);
         let value = chair.value.lock().clone();
         let written = chair
             .own
-            .ask(
-                Verb::Record,
-                &[
-                    &claim.id.to_string(),
-                    &hall.namespace,
-                    &claim.name.as_str(),
-                    &ttl,
-                    &claim.owner.to_json(),
-                    &value,
-                ],
-            )
+            .record(&[
+                &claim.id.to_string(),
+                &hall.namespace,
+                &claim.name.as_str(),
+                &ttl,
+                &claim.owner.to_json(),
+                &value,
+                &format!("{NAMELESS} {} {counted}", claim.id),
+            ])
             .await;
-        written.map(drop).map_err(|error| failed("record", &error))
+        written.map_err(|error| failed("record", &error))
     }
 }

@@ -4,10 +4,12 @@
 use std::time::Duration;
 
 use tokio_postgres::Row;
+use tokio_postgres::types::{ToSql, Type};
 
 use super::super::check;
 use super::super::pooler::Between;
 use super::hall::failed;
+use super::statement::NAMELESS;
 use super::verbs::Locks;
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::clock::BootTime;
@@ -26,11 +28,13 @@ const HELD: &str = "SELECT l.pid, l.mode, a.application_name, s.claim, s.name, s
       AND starts_with(a.application_name, 'palisade ' || s.claim) \
     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted \
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
-      AND CASE WHEN $1::text IS NULL THEN s.namespace = $2::text AND starts_with(s.name, $3::text) \
+      AND CASE WHEN $1 IS NULL THEN s.namespace = $2::text AND starts_with(s.name, $3::text) \
           ELSE (l.classid::bigint << 32 | l.objid::bigint) = @key@ END";
 
-/// How long the scribe of another client may take.
+/// How long the scribe of another client takes, and how long one may take that has little of the
+/// processor; longer only if its process is stopped.
 const SCRIBE: Duration = Duration::from_millis(4);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Locks {
     pub(super) async fn survey(&self, scope: &Scope) -> Result<Vec<LineReport>> {
@@ -67,12 +71,13 @@ impl Locks {
     /// The rows, once the scribes of others have written down what was granted just now.
     async fn rows(&self, scope: &Scope) -> Result<Vec<Row>> {
         let mut rows = self.look(scope).await?;
-        for _ in 0..5 {
+        let end = BootTime::now() + PATIENCE;
+        while !end.has_passed() {
             let fresh = |row: &Row| {
                 let shown: Option<&str> = row.try_get(2).ok();
                 let written: Option<&str> = row.try_get(3).ok().flatten();
                 let ours = row.try_get(0).is_ok_and(|pid| self.chair_at(pid).is_some());
-                !ours && written.is_none() && shown.is_some_and(|s| s.starts_with("palisade "))
+                !ours && written.is_none() && shown.is_some_and(is_ours)
             };
             if !rows.iter().any(fresh) {
                 break;
@@ -86,7 +91,7 @@ impl Locks {
     async fn look(&self, scope: &Scope) -> Result<Vec<Row>> {
         let hall = &self.hall;
         let (key, prefix) = match scope {
-            Scope::Line(name) => (Some(hall.keys.text(name)?), ""),
+            Scope::Line(name) => (Some(hall.keys.of(name)?), ""),
             Scope::Prefix(prefix) => {
                 // Ours are written down before they are looked for by name.
                 for chair in hall.holders() {
@@ -95,15 +100,17 @@ impl Locks {
                 (None, prefix.as_str())
             }
         };
+        let (expression, kind) = hall.keys.sql();
         let sql = HELD
             .replace("@schema@", &hall.schema.quoted())
-            .replace("@key@", hall.keys.sql());
+            .replace("@key@", expression);
         let own = hall.connection().await?;
-        let types = [
-            tokio_postgres::types::Type::TEXT,
-            tokio_postgres::types::Type::TEXT,
-            tokio_postgres::types::Type::TEXT,
-        ];
+        let key: &(dyn ToSql + Sync) = match &key {
+            Some(key) => key.sql(),
+            None if kind == Type::INT8 => &None::<i64>,
+            None => &None::<String>,
+        };
+        let types = [kind, Type::TEXT, Type::TEXT];
         let statement = timed(
             "survey",
             hall.timeout,
@@ -111,8 +118,7 @@ impl Locks {
         )
         .await?;
         let statement = statement.map_err(|error| failed("survey", &error))?;
-        let parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)] =
-            &[&key, &hall.namespace, &prefix];
+        let parameters: &[&(dyn ToSql + Sync)] = &[key, &hall.namespace, &prefix];
         let rows = timed(
             "survey",
             hall.timeout,
@@ -206,7 +212,7 @@ impl Locks {
             hall.alarm(chair.claim.id);
             return Ok(true);
         }
-        let rows = self.look(&Scope::Line(name.clone())).await?;
+        let rows = self.rows(&Scope::Line(name.clone())).await?;
         let victim = rows.iter().find_map(|row| {
             let pid: i32 = row.try_get(0).ok()?;
             let words: Option<&str> = row.try_get(2).ok()?;
@@ -274,12 +280,18 @@ impl Locks {
         match chair.stands() {
             Place::Waiting => self.stop_waiting(chair).await,
             _ => {
-                let unlocked = chair.own.whether(chair.unlock(), &chair.key);
+                let unlocked = chair.own.give(chair.unlock(), &chair.key);
                 let _ = timed("evict", self.hall.timeout, unlocked).await;
-                chair.place.send_replace(Place::Gone);
+                chair.moved(Place::Gone);
             }
         }
     }
+}
+
+/// Whether a session's name says that it is one of palisade's.
+fn is_ours(name: &str) -> bool {
+    let rest = name.strip_prefix(NAMELESS);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
 }
 
 /// The claim and its count, as a session of palisade says them in its name.

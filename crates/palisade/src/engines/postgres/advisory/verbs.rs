@@ -1,15 +1,20 @@
 //! Entering, waiting, renewing and leaving with session locks.
 //!
-//! Invariant: a chair says `Held` only after a heartbeat, sent when the lock was known to be
-//! ours, was answered; until then renewals of a waiting claim are local and older than that.
+//! Invariant: what a lease counts from is before the lock was had, or a heartbeat's. The server
+//! lets a session be idle for a ttl from the grant on, and a claim that waits is renewed as of a
+//! moment at which the server said that it still waited.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+
 use super::chair::{Chair, taking};
 use super::hall::{Hall, failed};
-use super::own::{Beat, Verb};
+use super::own::Beat;
 use super::scribe::Scribe;
+use super::statement::Verb;
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
 use crate::core::engine::{Amended, Amendment, Entered, Left, Place, Renewal};
@@ -20,6 +25,16 @@ use crate::engines::remote::timed;
 
 /// How long a waiter sleeps at most before it looks whether the server still answers.
 const RECHECK: Duration = Duration::from_secs(1);
+
+/// Whose sessions waited when it was asked.
+struct Waiting {
+    sent: BootTime,
+    pids: Vec<i32>,
+}
+
+fn unknown(why: &str) -> Error {
+    Error::new(Kind::Unreachable, "renew", why)
+}
 
 /// The locks of one client.
 #[derive(Clone)]
@@ -38,12 +53,12 @@ impl Locks {
         if let Some(chair) = hall.chair(claim.id) {
             return again(&chair, sent).await;
         }
-        let key = hall.keys.text(&claim.name)?;
+        let key = hall.keys.of(&claim.name)?;
         // Dropped at any await below, the connection goes with us and the lock with it.
         let own = hall.connection().await?;
         let sent = BootTime::now();
         let verb = taking(claim.ask, false);
-        let taken = own.take(verb, &key, claim.id, claim.ttl);
+        let taken = own.take(verb, &key, claim.ttl);
         let taken = timed("enter", hall.timeout, taken).await?;
         let place = match taken.map_err(|error| failed("enter", &error))? {
             Some(counted) => Place::Held { counted },
@@ -53,7 +68,7 @@ impl Locks {
                 return Ok(Entered::Busy);
             }
         };
-        let chair = Chair::new(Arc::clone(&claim), key, own, place);
+        let chair = Chair::new(Arc::clone(&claim), key, own, place, sent);
         hall.seat(Arc::clone(&chair));
         match place {
             Place::Waiting => self.queue(&chair),
@@ -62,10 +77,11 @@ impl Locks {
         Ok(entered(&chair, place, sent))
     }
 
-    /// Waits for the lock on the chair's connection, beside everything else.
+    /// Waits for the lock on the chair's connection, beside everything else. Here, where whoever
+    /// is told waits too: if this runtime is blocked or ends, so does the wait, by the ttl.
     fn queue(&self, chair: &Arc<Chair>) {
         let (locks, chair) = (self.clone(), Arc::clone(chair));
-        self.hall.home().spawn(async move {
+        tokio::spawn(async move {
             let place = tokio::select! {
                 taken = locks.block(&chair) => match taken {
                     Some(counted) => Place::Held { counted },
@@ -77,7 +93,7 @@ impl Locks {
                     Place::Gone
                 }
             };
-            chair.place.send_replace(place);
+            chair.moved(place);
             match place {
                 Place::Held { .. } => locks.scribe.note(&chair, &locks.hall),
                 _ => locks.hall.alarm(chair.claim.id),
@@ -90,11 +106,7 @@ impl Locks {
             claim, key, own, ..
         } = chair;
         let verb = taking(claim.ask, true);
-        let counted = own.take(verb, key, claim.id, claim.ttl).await.ok()??;
-        match timed("enter", self.hall.timeout, own.beat()).await {
-            Ok(Ok(Beat::Alive)) => Some(counted),
-            _ => None,
-        }
+        own.take(verb, key, claim.ttl).await.ok()?
     }
 
     pub(super) async fn wait(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
@@ -120,17 +132,56 @@ impl Locks {
         Ok(chair.stands())
     }
 
-    /// Whether the server answers at all: a connection that waits for a lock can't tell.
+    /// Whether the server answers at all: a connection that waits for a lock can't tell. One asks
+    /// for all who wait.
     async fn ping(&self) -> Result<()> {
+        let mut answered = self.hall.answered.lock().await;
+        if !(*answered + RECHECK).has_passed() {
+            return Ok(());
+        }
+        let sent = BootTime::now();
         let own = self.hall.connection().await?;
         timed("wait", self.hall.timeout, own.beat())
             .await?
             .map_err(|error| failed("wait", &error))?;
         self.hall.spare(own);
+        *answered = sent;
         Ok(())
     }
 
-    pub(super) async fn prolong(&self, lease: Lease) -> Renewal {
+    pub(super) async fn prolong(&self, leases: Vec<Lease>) -> Vec<Renewal> {
+        // Half of the time there is: heartbeats must not be lost with it.
+        let limit = self.hall.timeout / 2;
+        let waiting = timed("renew", limit, self.look_at_waiters(&leases));
+        let waiting = waiting.map(|waiting| Arc::new(waiting.flatten())).shared();
+        let renewals = leases.iter();
+        join_all(renewals.map(|lease| self.prolong_one(lease, waiting.clone()))).await
+    }
+
+    /// Asks which of those who wait still do; beside their connections, which can't answer.
+    async fn look_at_waiters(&self, leases: &[Lease]) -> Result<Waiting> {
+        let sent = BootTime::now();
+        let tickets = leases.iter().filter_map(|lease| lease.ticket.as_ref());
+        let chairs = tickets.filter_map(|ticket| self.hall.chair(ticket.claim));
+        let pids: Vec<i32> = chairs
+            .filter(|chair| chair.stands() == Place::Waiting)
+            .map(|chair| chair.own.pid)
+            .collect();
+        if pids.is_empty() {
+            return Ok(Waiting { sent, pids });
+        }
+        let own = self.hall.connection().await?;
+        let asked = own.waiting(&pids).await;
+        let pids = asked.map_err(|error| failed("renew", &error))?;
+        self.hall.spare(own);
+        Ok(Waiting { sent, pids })
+    }
+
+    async fn prolong_one(
+        &self,
+        lease: &Lease,
+        waiting: impl Future<Output = Arc<Result<Waiting>>>,
+    ) -> Renewal {
         let Some(chair) = lease.ticket.as_ref().and_then(|ticket| {
             let chair = self.hall.chair(ticket.claim)?;
             let same = ticket.counted == 0 || ticket.counted == chair.counted();
@@ -142,19 +193,26 @@ impl Locks {
             return Renewal::Evicted;
         }
         let sent = BootTime::now();
-        let armed = Armed {
+        let armed = |sent| Armed {
             sent,
             ttl: chair.claim.ttl,
         };
         match chair.stands() {
             Place::Gone => Renewal::Lost,
-            // It has no lock that could be lost; its connection is watched by the kernel.
             Place::Waiting => {
                 chair.want();
-                Renewal::Held(armed)
+                match &*waiting.await {
+                    Ok(waiting) if waiting.pids.contains(&chair.own.pid) => {
+                        chair.waited(waiting.sent);
+                        Renewal::Held(armed(waiting.sent))
+                    }
+                    // It is being granted, or not yet begun: soon more is known.
+                    Ok(_) => Renewal::Unknown(unknown("the answer of the lock is under way")),
+                    Err(error) => Renewal::Unknown(unknown(error.message())),
+                }
             }
             Place::Held { .. } => match timed("renew", self.hall.timeout, chair.own.beat()).await {
-                Ok(Ok(Beat::Alive)) => Renewal::Held(armed),
+                Ok(Ok(Beat::Alive)) => Renewal::Held(armed(sent)),
                 Ok(Ok(Beat::Moved)) => Renewal::Lost,
                 Ok(Err(_)) if chair.own.client.is_closed() => Renewal::Lost,
                 Ok(Err(error)) => Renewal::Unknown(failed("renew", &error)),
@@ -217,7 +275,7 @@ impl Locks {
                 Ok(Left::Done)
             }
             Place::Held { .. } => {
-                let unlocked = chair.own.whether(chair.unlock(), &chair.key);
+                let unlocked = chair.own.give(chair.unlock(), &chair.key);
                 let unlocked = timed("leave", hall.timeout, unlocked).await?;
                 match unlocked {
                     Ok(true) => {
@@ -249,7 +307,7 @@ impl Locks {
         let mut place = chair.place.subscribe();
         let ended = place.wait_for(|place| *place != Place::Waiting);
         let _ = tokio::time::timeout(Duration::from_millis(500), ended).await;
-        chair.place.send_replace(Place::Gone);
+        chair.moved(Place::Gone);
     }
 }
 
@@ -258,7 +316,7 @@ async fn again(chair: &Chair, sent: BootTime) -> Result<Entered> {
     let place = chair.stands();
     match place {
         Place::Gone => Ok(Entered::Busy),
-        Place::Waiting => Ok(entered(chair, place, sent)),
+        Place::Waiting => Ok(entered(chair, place, chair.known_to_wait())),
         Place::Held { .. } => {
             let beat = timed("enter", chair.claim.ttl, chair.own.beat()).await?;
             match beat.map_err(|error| failed("enter", &error))? {

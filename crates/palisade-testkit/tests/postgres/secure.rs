@@ -1,0 +1,104 @@
+//! TLS to a server with a certificate of our own making, and what is refused.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+
+use palisade::Kind;
+use palisade_testkit::launch;
+
+use super::{server_with, sql};
+
+/// A certificate for 127.0.0.1 and its key; the error says why there is none.
+fn certificate(folder: &Path, name: &str) -> Result<(), String> {
+    let arguments = format!(
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
+         -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1,DNS:localhost \
+         -addext basicConstraints=critical,CA:FALSE -keyout {name}.key -out {name}.pem"
+    );
+    let made = Command::new("openssl")
+        .args(arguments.split_whitespace())
+        .current_dir(folder)
+        .output()
+        .map_err(|error| format!("openssl: {error}"))?;
+    match made.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&made.stderr).into_owned()),
+    }
+}
+
+#[tokio::test]
+async fn a_server_s_certificate_is_checked_by_both_engines() {
+    let Some(server) = server_with(&["-c", "listen_addresses=127.0.0.1,127.0.0.2"]) else {
+        return;
+    };
+    let data = server.nodes()[0].folder().join("data");
+    let made = ["server", "stranger"].map(|name| certificate(&data, name));
+    if let Some(why) = made.into_iter().find_map(Result::err) {
+        return launch::skip("openssl", &why);
+    }
+    // The server is another user than we, and wants its key to be its own.
+    let owner = std::fs::metadata(&data).unwrap();
+    let (user, group) = (owner.uid(), owner.gid());
+    std::os::unix::fs::chown(data.join("server.key"), Some(user), Some(group)).unwrap();
+    let own = PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(data.join("server.key"), own).unwrap();
+    let url = |scheme: &str, rest: &str| {
+        let port = server.nodes()[0].port();
+        format!("{scheme}://palisade@{rest}").replace("PORT", &port.to_string())
+    };
+    let schemes = ["postgres", "postgres+advisory"];
+    let ca = |name: &str| format!("tls_ca={}", data.join(format!("{name}.pem")).display());
+
+    // It does not speak TLS yet.
+    for scheme in schemes {
+        let rest = format!("127.0.0.1:PORT/postgres?{}", ca("server"));
+        let client = palisade::connect(&url(scheme, &rest)).await.unwrap();
+        let refused = client.mutex("x").unwrap().try_lock().await.unwrap_err();
+        assert_eq!(refused.kind(), Kind::Config, "{refused}");
+        assert!(refused.to_string().contains("tls=disable"), "{refused}");
+    }
+    for setting in [
+        "ssl_cert_file = 'server.pem'",
+        "ssl_key_file = 'server.key'",
+        "ssl = on",
+    ] {
+        sql(&server, &format!("ALTER SYSTEM SET {setting}"));
+    }
+    sql(&server, "SELECT pg_reload_conf()");
+    let spoken = "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) \
+        WHERE ssl AND application_name LIKE 'palisade%'";
+    for scheme in schemes {
+        let rest = format!("127.0.0.1:PORT/postgres?{}", ca("server"));
+        let client = palisade::connect(&url(scheme, &rest)).await.unwrap();
+        let lock = client.mutex("x").unwrap();
+        // The server takes a moment to read its settings.
+        let hold = tokio::time::timeout(super::SOON * 2, async {
+            loop {
+                match lock.try_lock().await {
+                    Ok(hold) => break hold.unwrap(),
+                    Err(error) => assert_eq!(error.kind(), Kind::Config, "{error}"),
+                }
+                tokio::task::yield_now().await;
+            }
+        });
+        let hold = hold.await.expect("TLS can't be agreed on");
+        assert_ne!(sql(&server, spoken), ["0"], "{scheme} is not encrypted");
+        // A waiter's statement is cancelled over TLS too.
+        let waits = client.line("x", palisade::Ask::Whole).unwrap();
+        let patience = palisade::Patience::For(std::time::Duration::from_millis(200));
+        assert!(waits.acquire(patience).await.unwrap().is_none());
+        hold.release().await.unwrap();
+
+        // Another authority, and another name than the certificate's.
+        for rest in [
+            format!("127.0.0.1:PORT/postgres?{}", ca("stranger")),
+            format!("127.0.0.2:PORT/postgres?{}", ca("server")),
+        ] {
+            let client = palisade::connect(&url(scheme, &rest)).await.unwrap();
+            let refused = client.mutex("x").unwrap().try_lock().await.unwrap_err();
+            assert_eq!(refused.kind(), Kind::Config, "{refused}");
+            assert!(refused.to_string().contains("tls_ca"), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! A primary and its standby: only the primary is locked on, and what a failover does.
+
+use std::time::Duration;
+
+use palisade::Kind;
+use palisade_testkit::launch::{self, Node, Running, wire};
+
+use super::SOON;
+
+const SCHEMES: [&str; 2] = ["postgres", "postgres+advisory"];
+
+fn url(scheme: &str, hosts: &[String]) -> String {
+    let hosts = hosts.join(",");
+    format!("{scheme}://palisade@{hosts}/postgres?ttl=10s")
+}
+
+fn ask(node: &Node, sql: &str) -> Vec<String> {
+    wire::postgres(node.port(), "palisade", sql).unwrap()
+}
+
+async fn until(node: &Node, sql: &str, wanted: &str) {
+    let reached = async {
+        while ask(node, sql) != [wanted] {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let reached = tokio::time::timeout(SOON * 4, reached).await;
+    reached.unwrap_or_else(|_| panic!("not {wanted}: {sql}"));
+}
+
+/// Waits until the standby has all that the primary has.
+async fn caught_up(pair: &Running) {
+    let lsn = ask(&pair.nodes()[0], "SELECT pg_current_wal_lsn()").remove(0);
+    let replayed = format!("SELECT pg_last_wal_replay_lsn() >= '{lsn}'::pg_lsn");
+    until(&pair.nodes()[1], &replayed, "t").await;
+}
+
+#[tokio::test]
+async fn a_standby_is_refused_and_the_primary_among_several_is_found() {
+    let Some(pair) = launch::need("postgres-pair") else {
+        return;
+    };
+    let [primary, standby] = [0, 1].map(|at| pair.nodes()[at].address());
+    // First without palisade's tables there, then with them.
+    for tables in [false, true] {
+        for scheme in SCHEMES {
+            let client = palisade::connect(&url(scheme, std::slice::from_ref(&standby)))
+                .await
+                .unwrap();
+            let refused = client.mutex("x").unwrap().try_lock().await.unwrap_err();
+            assert_eq!(refused.kind(), Kind::Unreachable, "{scheme}, {tables}");
+            assert!(refused.to_string().contains("standby"), "{refused}");
+        }
+        let made = palisade::connect(pair.url()).await.unwrap();
+        let hold = made.mutex("made").unwrap().try_lock().await.unwrap();
+        hold.unwrap().release().await.unwrap();
+        caught_up(&pair).await;
+    }
+    // Nobody listens at the first; the second takes no writes.
+    let hosts = ["127.0.0.1:1".to_owned(), standby.clone(), primary];
+    for scheme in SCHEMES {
+        let client = palisade::connect(&url(scheme, &hosts)).await.unwrap();
+        let hold = client.mutex("x").unwrap().try_lock().await.unwrap();
+        hold.unwrap().release().await.unwrap();
+        let findings = client.check().await.unwrap().findings;
+        let codes: Vec<_> = findings.iter().map(|finding| finding.code).collect();
+        assert!(codes.contains(&"async_standby"), "{codes:?}");
+    }
+    let client = palisade::connect(&url("postgres", &[standby]))
+        .await
+        .unwrap();
+    let findings = client.check().await.unwrap().findings;
+    assert!(
+        findings.iter().any(|finding| finding.code == "standby"),
+        "{findings:?}"
+    );
+}
+
+/// The server that has the lock dies, and its standby is promoted: a session lock is lost and
+/// told, a row lives on; no token goes back.
+#[tokio::test]
+async fn a_failover_ends_session_locks_and_keeps_rows() {
+    let Some(pair) = launch::need("postgres-pair") else {
+        return;
+    };
+    let hosts = [0, 1].map(|at| pair.nodes()[at].address());
+    let [table, sessions] = SCHEMES.map(|scheme| url(scheme, &hosts));
+    let table = palisade::connect(&table).await.unwrap();
+    let sessions = palisade::connect(&sessions).await.unwrap();
+    let row = table.mutex("x").unwrap().lock().await.unwrap();
+    let session = sessions.mutex("x").unwrap().lock().await.unwrap();
+    caught_up(&pair).await;
+    pair.nodes()[0].kill().unwrap();
+    tokio::time::timeout(SOON * 2, session.lost())
+        .await
+        .expect("a lock of a server that is gone");
+    assert!(!session.is_valid());
+    ask(&pair.nodes()[1], "SELECT pg_promote(false)");
+    until(&pair.nodes()[1], "SELECT pg_is_in_recovery()", "f").await;
+    let next = tokio::time::timeout(SOON * 2, async {
+        sessions.mutex("x").unwrap().lock().await.unwrap()
+    });
+    let next = next.await.expect("no lock on the new primary");
+    assert!(next.token() > session.token(), "a token went back");
+    // Renewed on the new primary, and still in nobody else's way but its own.
+    let past = palisade::BootTime::now() + Duration::from_secs(10);
+    while !past.has_passed() {
+        assert!(row.is_valid(), "lost though the new primary has it");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let lock = table.mutex("x").unwrap();
+    assert!(lock.try_lock().await.unwrap().is_none(), "held by two");
+    let token = row.token();
+    row.release().await.unwrap();
+    let again = lock.try_lock().await.unwrap().unwrap();
+    assert!(again.token() > token, "a token went back");
+}

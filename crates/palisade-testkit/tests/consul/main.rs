@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod access;
+mod crowd;
 mod faults;
 mod interop;
 mod sessions;

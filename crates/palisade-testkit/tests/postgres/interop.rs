@@ -121,6 +121,33 @@ async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
     }
 }
 
+/// One session serves many claims, one after the other, and is called after each only as long as
+/// it has it.
+#[tokio::test]
+async fn a_session_is_called_after_the_claim_that_it_has() {
+    let Some(server) = server() else { return };
+    let client = palisade::connect(&advisory(&server)).await.unwrap();
+    let other = palisade::connect(&advisory(&server)).await.unwrap();
+    let named = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'palisade _%'";
+    for round in 0..10 {
+        let name = Name::new(format!("round {round}")).unwrap();
+        let hold = client.mutex(name.as_str()).unwrap().lock().await.unwrap();
+        let line = other.survey(Scope::Line(name)).await.unwrap().remove(0);
+        assert_eq!(line.holders[0].id, hold.claim().to_string());
+        assert_eq!(
+            line.holders[0].owner.as_ref().unwrap().pid,
+            std::process::id()
+        );
+        assert_eq!(sql(&server, named), ["1"]);
+        hold.release().await.unwrap();
+        assert_eq!(
+            sql(&server, named),
+            ["0"],
+            "called after a claim that has left"
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_foreign_session_is_taken_away_only_by_force() {
     let Some(server) = server() else { return };

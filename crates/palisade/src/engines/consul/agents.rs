@@ -11,7 +11,7 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, StatusCode};
 use rustls::{ClientConfig, RootCertStore};
 
-use super::api::unreachable;
+use super::verdict::{Verdict, broken, unreachable};
 use crate::core::error::{Error, Kind, Result};
 use crate::engines::remote::Host;
 
@@ -97,19 +97,26 @@ pub(super) async fn connect(access: &Access) -> Result<Wire> {
 }
 
 async fn ask(client: Client, base: String) -> Result<Wire> {
+    // Nothing was asked for that could have been applied.
     let failed = |error: reqwest::Error| {
-        let message = match error.is_connect() {
-            true => format!("no Consul agent answers at {base}"),
-            false => format!("the connection to {base} broke"),
-        };
-        unreachable("connect", &message).because(error.without_url())
+        let error = broken("connect", &base, &error);
+        Error::new(error.kind(), "connect", error.message())
     };
     let asked = client.get(format!("{base}/v1/status/leader")).send().await;
     let response = asked.map_err(failed)?;
     let status = response.status();
     let leader = response.text().await.map_err(failed)?;
     match leader.trim() {
-        _ if status != StatusCode::OK => {
+        text if status != StatusCode::OK => {
+            let verdict = Verdict {
+                operation: "connect",
+                has_token: true,
+            };
+            if let Some((error, _)) = verdict.of(status, text)
+                && error.kind() == Kind::Config
+            {
+                return Err(error);
+            }
             let status = status.as_u16();
             let message = format!("{base} answers with status {status}; is it Consul's HTTP port?");
             Err(Error::new(Kind::Unusable, "connect", message))

@@ -11,6 +11,7 @@ use reqwest::{Method, StatusCode};
 use serde::Deserialize;
 
 use super::agents::{Access, Wire, connect};
+use super::verdict::{Verdict, broken, denied};
 use super::wire::{self, Op, Pair, TxnAnswer, TxnError};
 use crate::core::error::{Error, Kind, Result};
 use crate::engines::remote::{Link, Links, timed};
@@ -20,6 +21,7 @@ pub(super) struct Api {
     links: Links<Wire>,
     /// `&dc=…&ns=…`, for every request.
     scope: String,
+    has_token: bool,
     pub(super) timeout: Duration,
 }
 
@@ -67,6 +69,7 @@ impl Api {
         // Fails now rather than at the first request.
         access.client()?;
         let timeout = access.timeout;
+        let has_token = access.token.is_some();
         let access = Arc::new(access);
         let links = Links::new(access.connect_timeout, move || {
             let access = Arc::clone(&access);
@@ -75,6 +78,7 @@ impl Api {
         Ok(Self {
             links,
             scope,
+            has_token,
             timeout,
         })
     }
@@ -82,6 +86,11 @@ impl Api {
     /// Connects, if this runtime has no connection yet.
     pub(super) async fn connect(&self) -> Result<()> {
         self.links.get().await.map(drop)
+    }
+
+    /// Whether it asks another datacenter or namespace than the agent's own.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        !self.scope.is_empty()
     }
 
     pub(super) fn close(&self) {
@@ -119,15 +128,7 @@ impl Api {
             Ok(Ok(answer)) => self.judge(operation, &link, answer).await,
             Ok(Err(error)) => {
                 self.links.broken(&link).await;
-                // Its text may hold the whole URL.
-                let error = error.without_url();
-                let unreachable = match error.is_connect() {
-                    true => unreachable(operation, "the Consul agent can't be reached"),
-                    false => {
-                        unreachable(operation, "the connection to Consul broke").maybe_applied()
-                    }
-                };
-                Err(unreachable.because(error))
+                Err(broken(operation, &link.connection.base, &error))
             }
             Err(late) => {
                 self.links.late(&link).await;
@@ -136,6 +137,7 @@ impl Api {
         }
     }
 
+    /// Says what an answer means, and whether its connection is still good.
     async fn judge(
         &self,
         operation: &'static str,
@@ -143,47 +145,21 @@ impl Api {
         answer: Answer,
     ) -> Result<Answer> {
         let text = String::from_utf8_lossy(&answer.body);
-        match answer.status {
-            StatusCode::OK | StatusCode::NOT_FOUND | StatusCode::CONFLICT => {
+        let verdict = Verdict {
+            operation,
+            has_token: self.has_token,
+        };
+        match verdict.of(answer.status, &text) {
+            None => {
                 self.links.answered(link);
                 Ok(answer)
             }
-            StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => Err(denied(operation)),
-            StatusCode::TOO_MANY_REQUESTS => Err(unreachable(
-                operation,
-                "Consul refuses more requests or connections from here; raise limits.http_max_conns_per_client",
-            )),
-            StatusCode::INTERNAL_SERVER_ERROR if text.contains("ermission denied") => {
-                Err(denied(operation))
-            }
-            StatusCode::INTERNAL_SERVER_ERROR if text.contains("ACL not found") => Err(Error::new(
-                Kind::Denied,
-                operation,
-                "Consul does not know the ACL token",
-            )),
-            StatusCode::INTERNAL_SERVER_ERROR if text.contains("Invalid Session TTL") => {
-                Err(Error::new(
-                    Kind::InvalidArgument,
-                    operation,
-                    "the servers refuse this ttl: it is below their session_ttl_min (10s by default) or above 24h",
-                ))
-            }
-            StatusCode::INTERNAL_SERVER_ERROR if text.contains("No cluster leader") => {
-                // Another agent may know one.
-                self.links.broken(link).await;
-                Err(unreachable(operation, "the Consul cluster has no leader"))
-            }
-            status if status.is_server_error() => {
-                self.links.broken(link).await;
-                let message = format!("Consul answers with status {}", status.as_u16());
-                Err(unreachable(operation, &message).maybe_applied())
-            }
-            status => {
-                let message = format!(
-                    "Consul refuses the request with status {}; is it Consul at this address, and 1.4 or newer?",
-                    status.as_u16()
-                );
-                Err(Error::new(Kind::Unusable, operation, message))
+            Some((error, keep)) => {
+                if !keep {
+                    // Another agent may do better.
+                    self.links.broken(link).await;
+                }
+                Err(error)
             }
         }
     }
@@ -238,7 +214,7 @@ impl Api {
             .iter()
             .any(|error| error.what.contains("ermission denied"))
         {
-            return Err(denied(operation));
+            return Err(denied(operation, self.has_token));
         }
         match errors.is_empty() {
             true => {
@@ -273,7 +249,7 @@ impl Api {
             let parsed: TxnAnswer = parse("audit", &answer.body)?;
             for error in parsed.errors.unwrap_or_default() {
                 if error.what.contains("ermission denied") {
-                    return Err(denied("audit"));
+                    return Err(denied("audit", self.has_token));
                 }
                 if let Some(one) = locked.get_mut(part * MOST_OPS + error.op_index) {
                     *one = false;
@@ -371,18 +347,6 @@ pub(super) struct SessionSettings {
     pub(super) ttl: Duration,
     pub(super) lock_delay: Duration,
     pub(super) checks: Vec<String>,
-}
-
-pub(super) fn unreachable(operation: &'static str, message: &str) -> Error {
-    Error::new(Kind::Unreachable, operation, message)
-}
-
-fn denied(operation: &'static str) -> Error {
-    Error::new(
-        Kind::Denied,
-        operation,
-        "Consul denies it; the ACL token needs key:write on the lock's keys and session:write on the agent's node",
-    )
 }
 
 fn not_consul(operation: &'static str) -> Error {

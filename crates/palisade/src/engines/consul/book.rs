@@ -47,14 +47,30 @@ pub(super) struct Seat {
     /// When its last write was sent.
     tried: BootTime,
     pub(super) watched: Option<Watched>,
+    /// The index at which it closed the gate, while it waits for the readers to go.
+    pub(super) closed: Option<u64>,
+    /// Whether it holds by a write of another claim, and has not been told.
+    given: bool,
     /// Whether it may say something else than at first.
     pub(super) amended: bool,
-    /// Whether an operator takes it away while it waits.
+    /// Whether an operator takes it away, as far as is known here.
     pub(super) evicted: bool,
     /// Rung when it is taken away.
     pub(super) bell: Arc<Notify>,
     /// Rung when a write of it was answered.
     answered: Arc<Notify>,
+    /// Rung when another claim wrote for it.
+    pub(super) gift: Arc<Notify>,
+}
+
+/// Whether a write for a claim can be sent.
+pub(super) enum Begun {
+    /// For these: the claim, and others of its kind that wait.
+    For(Vec<Seat>),
+    /// Another claim writes for it, or has.
+    Settled,
+    /// It was left meanwhile.
+    Gone,
 }
 
 impl Seat {
@@ -138,13 +154,64 @@ impl Book {
         self.0.lock().seats.get_mut(&claim).map(change)
     }
 
-    /// Says that a write is sent for a seat; `false` when it is gone.
-    pub(super) fn trying(&self, claim: ClaimId) -> bool {
-        let trying = |seat: &mut Seat| {
-            seat.stage = Stage::Trying;
-            seat.tried = BootTime::now();
+    /// Says that a write is sent for a claim, and with it for so many others that wait for the
+    /// same on the same line.
+    pub(super) fn begin(&self, claim: ClaimId, others: usize) -> Begun {
+        let mut state = self.0.lock();
+        let Some(first) = state.seats.get(&claim) else {
+            return Begun::Gone;
         };
-        self.change(claim, trying).is_some()
+        if first.stage != Stage::Waiting {
+            return Begun::Settled;
+        }
+        let asked = Arc::clone(&first.claim);
+        let alike = |seat: &&Seat| {
+            let other = &seat.claim;
+            other.id != claim
+                && seat.stage == Stage::Waiting
+                && !seat.evicted
+                && (other.ask, &other.name) == (asked.ask, &asked.name)
+        };
+        let others = match others {
+            0 => Vec::new(),
+            most => {
+                let alike = state.seats.values().filter(alike);
+                alike.take(most).map(|seat| seat.claim.id).collect()
+            }
+        };
+        let now = BootTime::now();
+        let begin = |claim: ClaimId| {
+            let seat = state.seats.get_mut(&claim)?;
+            (seat.stage, seat.tried) = (Stage::Trying, now);
+            Some(seat.clone())
+        };
+        Begun::For(
+            [claim]
+                .into_iter()
+                .chain(others)
+                .filter_map(begin)
+                .collect(),
+        )
+    }
+
+    /// Says what became of the write that another claim sent for a seat.
+    pub(super) fn give(&self, claim: ClaimId, stage: Stage) {
+        self.change(claim, |seat| {
+            (seat.stage, seat.given) = (stage, matches!(stage, Stage::Held(_)));
+            seat.answered.notify_waiters();
+            if stage != Stage::Waiting {
+                seat.gift.notify_waiters();
+            }
+        });
+    }
+
+    /// What was counted for a claim that another one wrote for; once.
+    pub(super) fn unwrap_gift(&self, claim: ClaimId) -> Option<u64> {
+        let unwrap = |seat: &mut Seat| match seat.stage {
+            Stage::Held(counted) => std::mem::take(&mut seat.given).then_some(counted),
+            _ => None,
+        };
+        self.change(claim, unwrap).flatten()
     }
 
     /// Says what became of the write that was under way for a seat.
@@ -182,7 +249,8 @@ impl Book {
         }
     }
 
-    /// Removes a seat, and remembers the doubt if a write of it may still arrive.
+    /// Removes a seat, and remembers the doubt if a write of it may still arrive, or if it keeps
+    /// a gate closed.
     pub(super) fn forget(&self, claim: ClaimId) {
         let mut state = self.0.lock();
         let Some(seat) = state.seats.remove(&claim) else {
@@ -270,10 +338,13 @@ impl State {
             stage: Stage::Waiting,
             tried: BootTime::PAST,
             watched: None,
+            closed: None,
+            given: false,
             amended: false,
             evicted: false,
             bell: Arc::default(),
             answered: Arc::default(),
+            gift: Arc::default(),
         };
         if let Some(session) = self.sessions.get_mut(&id) {
             session.names.insert(claim.name.clone());
@@ -286,7 +357,8 @@ impl State {
         if let Some(session) = self.sessions.get_mut(&seat.session) {
             session.names.remove(&seat.claim.name);
             session.idle_since = BootTime::now();
-            if matches!(seat.stage, Stage::Trying | Stage::Unknown) {
+            let closed = seat.stage == Stage::Waiting && seat.closed.is_some();
+            if closed || matches!(seat.stage, Stage::Trying | Stage::Unknown) {
                 session
                     .doubts
                     .insert(seat.claim.name.clone(), seat.claim.id);

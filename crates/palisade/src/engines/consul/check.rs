@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::ConsulEngine;
 use super::api::{Api, Committed, SessionSettings};
+use super::verdict::UNKNOWN_TOKEN;
 use super::wire::{Op, session_text};
 use crate::core::duration::parse_duration;
 use crate::core::error::{Kind, Result};
@@ -30,6 +31,7 @@ pub(super) async fn agent(api: &Api) -> Result<Agent> {
     let asked = api.raw("connect", Method::GET, "/v1/agent/self?", Vec::new());
     let (status, body) = match asked.await {
         Ok(answer) => answer,
+        Err(error) if error.message() == UNKNOWN_TOKEN => return Err(error),
         Err(error) if error.kind() == Kind::Denied => return Ok(Agent::default()),
         Err(error) => return Err(error),
     };
@@ -98,41 +100,67 @@ impl ConsulEngine {
 
     /// Tries what a lock needs: a session, and a write in the namespace.
     async fn rights(&self) -> Result<Vec<Finding>> {
-        let denied = |what: &str| Finding {
-            severity: Severity::Danger,
-            code: "acl_denied",
-            message: format!("the ACL token may not {what}"),
-            remedy: "give it session:write on the agent's node and key:write on the namespace"
-                .to_owned(),
-        };
+        let mut findings = Vec::new();
         let settings = SessionSettings {
             ttl: self.default_ttl,
             lock_delay: Duration::ZERO,
-            checks: Vec::new(),
+            checks: self.checks.clone(),
         };
         let session = match self.api.create_session(&settings).await {
-            Ok(session) => session_text(session),
+            Ok(session) => Some(session_text(session)),
             Err(error) if error.kind() == Kind::Denied => {
-                return Ok(vec![denied("create sessions")]);
+                findings.push(denied(
+                    "create sessions: it lacks session:write",
+                    "node_prefix \"\" { policy = \"read\" } session_prefix \"\" { policy = \"write\" }",
+                ));
+                None
+            }
+            Err(error) if error.kind() == Kind::Config => {
+                findings.push(Finding {
+                    severity: Severity::Danger,
+                    code: "node_check",
+                    message: error.message().to_owned(),
+                    remedy: "name checks of the agent's node, such as serfHealth, or leave node_checks away".to_owned(),
+                });
+                None
             }
             Err(error) => return Err(error),
         };
-        let probe = self.keys.mark(&format!("check-{session}"));
-        let ops = [
-            Op::lock(&probe, &session, 0, ""),
-            Op::unlock(&probe, &session),
-            Op::delete(&probe),
-        ];
+        let probe = session.as_deref().unwrap_or("rights");
+        let probe = self.keys.mark(&format!("check-{probe}"));
+        let ops = match &session {
+            Some(session) => vec![
+                Op::lock(&probe, session, 0, ""),
+                Op::unlock(&probe, session),
+                Op::delete(&probe),
+            ],
+            None => vec![Op::set(&probe, 0, ""), Op::delete(&probe)],
+        };
         let tried = self.api.transact("check", &ops).await;
-        self.api.destroy_session(&session).await?;
-        match tried {
-            Ok(Committed::Done(_)) => Ok(Vec::new()),
-            Ok(Committed::Refused(_)) => Ok(vec![denied("lock keys of this namespace")]),
-            Err(error) if error.kind() == Kind::Denied => {
-                Ok(vec![denied("write keys of this namespace")])
-            }
-            Err(error) => Err(error),
+        if let Some(session) = session {
+            self.api.destroy_session(&session).await?;
         }
+        match tried {
+            Ok(Committed::Done(_)) => {}
+            Err(error) if error.kind() != Kind::Denied => return Err(error),
+            Ok(Committed::Refused(_)) | Err(_) => findings.push(denied(
+                "write keys of this namespace: it lacks key:write",
+                &format!(
+                    "key_prefix {:?} {{ policy = \"write\" }}",
+                    self.keys.beginning("")
+                ),
+            )),
+        }
+        Ok(findings)
+    }
+}
+
+fn denied(what: &str, rule: &str) -> Finding {
+    Finding {
+        severity: Severity::Danger,
+        code: "acl_denied",
+        message: format!("the ACL token may not {what}"),
+        remedy: format!("give it a policy with {rule}"),
     }
 }
 

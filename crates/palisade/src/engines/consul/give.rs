@@ -7,9 +7,11 @@ use std::sync::Arc;
 
 use super::ConsulEngine;
 use super::api::Committed;
-use super::book::Stage;
+use super::book::{Seat, Stage};
 use super::keys::Line;
-use super::view::{Asker, Spot, View};
+use super::plan::Asker;
+use super::take::spot;
+use super::view::{Spot, View};
 use super::wire::{Op, Pair, session_id, session_text};
 use crate::core::claim::{Ask, ClaimId, Mode};
 use crate::core::engine::{Alarm, Amended, Amendment, Eviction, Left};
@@ -34,6 +36,9 @@ impl ConsulEngine {
         };
         let counted = match (stage, ticket.counted) {
             (Stage::Waiting, _) => {
+                if let Some(seat) = &seat {
+                    self.open_gate(&line, seat).await?;
+                }
                 self.book.forget(ticket.claim);
                 return Ok(Left::Done);
             }
@@ -43,14 +48,16 @@ impl ConsulEngine {
         };
         let session = session_text(session);
         let claimed = (ticket.claim, ask);
-        let quick = match (ask, stage) {
+        let there = match (ask, stage) {
             (Some(ask), Stage::Held(_)) => {
-                self.let_go(&line, (ticket.claim, ask), &session, counted)
-                    .await?
+                let gone = self.let_go(&line, (ticket.claim, ask), &session, counted);
+                match gone.await? {
+                    true => true,
+                    false => self.take_out(&line, claimed, &session, counted).await?,
+                }
             }
-            _ => false,
+            _ => self.take_out(&line, claimed, &session, counted).await?,
         };
-        let there = quick || self.take_out(&line, claimed, &session, counted).await?;
         if ask.is_some() {
             if there {
                 // The write has arrived, whether or not its answer has.
@@ -58,19 +65,29 @@ impl ConsulEngine {
             }
             self.book.forget(ticket.claim);
         }
-        if quick && ask != Some(Ask::Whole) {
-            // The place is given up; what the last one leaves behind is in nobody's way.
-            let _ = self.tidy(&line).await;
-        }
         Ok(match there {
             true => Left::Done,
             false => Left::Absent,
         })
     }
 
+    /// Opens the gate again that a waiting claim keeps closed, if it does.
+    async fn open_gate(&self, line: &Line, seat: &Seat) -> Result<()> {
+        let Some(index) = seat.closed else {
+            return Ok(());
+        };
+        let (spot, session) = ((Spot::Gate, index), seat.session_text());
+        let ops = View::default().without(line, spot, seat.claim.id, &session);
+        let opened = self.api.transact("leave", &ops).await?;
+        // If it was refused, the gate was taken away.
+        self.book.change(seat.claim.id, |seat| seat.closed = None);
+        if let Committed::Done(_) = opened {
+            self.tidy(line).await;
+        }
+        Ok(())
+    }
+
     /// Gives a place up in one request that nobody's but a change of its own key can refuse.
-    /// Readers and permits count only while their own key is held, so that nothing else has to
-    /// be written.
     async fn let_go(
         &self,
         line: &Line,
@@ -78,32 +95,43 @@ impl ConsulEngine {
         session: &str,
         counted: u64,
     ) -> Result<bool> {
-        let key = match ask.mode() {
-            Mode::Exclusive => line.lock.clone(),
-            Mode::Shared => line.reader(claim),
-            Mode::Permits => line.permit(session),
-        };
-        let amended = self.book.seat(claim).is_none_or(|seat| seat.amended);
-        let claim = claim.to_string();
         // The index is that of our own lock, so that deleting the key can't take another's.
-        let mut ops = vec![
-            Op::check_index(&key, counted),
-            Op::delete(&key),
-            Op::delete(&self.keys.mark(&claim)),
-        ];
-        if amended {
-            ops.push(Op::delete(&line.value(&claim)));
+        let spot = spot(ask);
+        let mut ops = View::default().without(line, (spot, counted), claim, session);
+        let (seat, id) = (self.book.seat(claim), claim.to_string());
+        // Every operation costs the servers time. One that was marked and does not know it yet
+        // leaves its mark to whoever wrote it.
+        if seat.as_ref().is_none_or(|seat| seat.evicted) {
+            ops.push(Op::delete(&self.keys.mark(&id)));
         }
-        let done = self.api.transact("leave", &ops).await?;
-        Ok(matches!(done, Committed::Done(_)))
+        if seat.is_none_or(|seat| seat.amended) {
+            ops.push(Op::delete(&line.value(&id)));
+        }
+        if ask != Ask::Whole {
+            ops.push(Op::get_tree(&line.tree()));
+        }
+        let Committed::Done(mut tree) = self.api.transact("leave", &ops).await? else {
+            return Ok(false);
+        };
+        if ask != Ask::Whole {
+            // The answer shows its own key too, as it was before.
+            let (below, own) = (line.tree(), spot.key(line, claim, session));
+            tree.retain(|pair| pair.key.starts_with(&below) && pair.key != own);
+            if tree.iter().all(|pair| pair.holder().is_none()) {
+                self.tidy(line).await;
+            }
+        }
+        Ok(true)
     }
 
-    /// Removes the gate or the list of holders when nobody is left, unless somebody comes.
-    async fn tidy(&self, line: &Line) -> Result<()> {
-        let view = self.look(line).await?;
-        match view.tidy(line) {
-            Some(ops) => self.api.transact("leave", &ops).await.map(drop),
-            None => Ok(()),
+    /// Removes the gate or the list of holders when nobody is left, unless somebody comes. The
+    /// place is given up already, and what the last one leaves behind is in nobody's way: a
+    /// failure is none.
+    async fn tidy(&self, line: &Line) {
+        if let Ok(view) = self.look(line).await
+            && let Some(ops) = view.tidy(line)
+        {
+            let _ = self.api.transact("leave", &ops).await;
         }
     }
 
@@ -126,17 +154,20 @@ impl ConsulEngine {
             if permit.is_some() && view.find(line, claim, session).is_none() {
                 view = self.look(line).await?;
             }
-            let Some(held) = view.find(line, claim, session) else {
+            let Some(found) = view.find(line, claim, session) else {
                 self.sweep(line, claim, &view).await?;
                 return Ok(false);
             };
-            if counted != 0 && counted != held.counted {
+            if counted != 0 && counted != found.counted {
                 return Ok(false);
             }
-            let mut ops = view.without(line, held.spot, claim, session);
-            ops.push(Op::delete(&line.value(&held.record.claim)));
-            ops.push(Op::delete(&self.keys.mark(&held.record.claim)));
+            let mut ops = view.without(line, (found.spot, found.index), claim, session);
+            ops.push(Op::delete(&line.value(&found.record.claim)));
+            ops.push(Op::delete(&self.keys.mark(&found.record.claim)));
             if let Committed::Done(_) = self.api.transact("leave", &ops).await? {
+                if found.spot != Spot::Whole {
+                    self.tidy(line).await;
+                }
                 return Ok(true);
             }
         }
@@ -147,7 +178,9 @@ impl ConsulEngine {
     async fn sweep(&self, line: &Line, claim: ClaimId, view: &View) -> Result<()> {
         let id = claim.to_string();
         let own = |pair: &&Pair| pair.record().is_some_and(|record| record.claim == id);
-        let lock = view.lock.iter().filter(|lock| lock.holder().is_none());
+        // A gate that it closed is the readers' again.
+        let lock = view.lock.iter().filter(|_| !view.is_gate());
+        let lock = lock.filter(|lock| lock.holder().is_none());
         let left = lock.chain(view.readers(line)).find(own);
         let Some(left) = left else {
             return Ok(());
@@ -178,19 +211,15 @@ impl ConsulEngine {
             let mut record = held.record;
             record.counted = Some(held.counted);
             let asker = Asker {
-                line: &line,
                 claim: ticket.claim,
-                session: &session,
+                session: session.clone(),
                 record,
+                queue: false,
             };
             let ops = match (&amendment, held.spot) {
                 (Amendment::Value(value), spot) => {
                     self.book.change(ticket.claim, |seat| seat.amended = true);
-                    let key = match spot {
-                        Spot::Whole => line.lock.clone(),
-                        Spot::Reader => line.reader(ticket.claim),
-                        Spot::Permit => line.permit(&session),
-                    };
+                    let key = spot.key(&line, ticket.claim, &session);
                     let claim = ticket.claim.to_string();
                     // The token is the index of the lock, which is not written.
                     vec![
@@ -200,8 +229,8 @@ impl ConsulEngine {
                 }
                 (Amendment::Ask(Ask::READ), Spot::Reader)
                 | (Amendment::Ask(Ask::Whole), Spot::Whole) => return Ok(Amended::Done),
-                (Amendment::Ask(Ask::READ), Spot::Whole) => view.downgrade(&asker),
-                (Amendment::Ask(Ask::Whole), Spot::Reader) => match view.upgrade(&asker) {
+                (Amendment::Ask(Ask::READ), Spot::Whole) => view.downgrade(&line, &asker),
+                (Amendment::Ask(Ask::Whole), Spot::Reader) => match view.upgrade(&line, &asker) {
                     Some(ops) => ops,
                     None => return Ok(Amended::Busy),
                 },
@@ -227,30 +256,29 @@ impl ConsulEngine {
         {
             match eviction {
                 Eviction::Mark => drop(self.book.change(claim, |seat| seat.evicted = true)),
-                Eviction::Remove => self.book.forget(claim),
+                Eviction::Remove => {
+                    self.open_gate(&line, &seat).await?;
+                    self.book.forget(claim);
+                }
             }
             self.alarm(Alarm::Lease(LeaseId(seat.session)));
             return Ok(true);
         }
         for _ in 0..TRIES {
             let view = self.look(&line).await?;
-            let Some((claim, session, spot)) = victim(&view, &line, &id) else {
+            let Some((claim, session, spot, index)) = victim(&view, &line, &id) else {
                 return Ok(false);
             };
             let ops = match eviction {
                 Eviction::Mark => {
-                    let key = match spot {
-                        Spot::Whole => line.lock.clone(),
-                        Spot::Reader => line.reader(claim),
-                        Spot::Permit => line.permit(&session),
-                    };
+                    let key = spot.key(&line, claim, &session);
                     vec![
                         Op::check_session(&key, &session),
-                        Op::set(&self.keys.mark(&id), 0, &session),
+                        Op::set(&self.keys.mark(&id), 0, &line.lock),
                     ]
                 }
                 Eviction::Remove => {
-                    let mut ops = view.without(&line, spot, claim, &session);
+                    let mut ops = view.without(&line, (spot, index), claim, &session);
                     ops.push(Op::delete(&line.value(&id)));
                     // Written before it is deleted, so that whoever listens hears of it.
                     ops.push(Op::set(&self.keys.mark(&id), 0, ""));
@@ -259,6 +287,9 @@ impl ConsulEngine {
                 }
             };
             if let Committed::Done(_) = self.api.transact("evict", &ops).await? {
+                if eviction == Eviction::Remove && spot != Spot::Whole {
+                    self.tidy(&line).await;
+                }
                 return Ok(true);
             }
         }
@@ -267,8 +298,12 @@ impl ConsulEngine {
 }
 
 /// Whom an id names: a claim of ours, or a session of another tool.
-fn victim(view: &View, line: &Line, id: &str) -> Option<(ClaimId, String, Spot)> {
-    let lock = view.lock.iter().map(|pair| (Spot::Whole, pair));
+fn victim(view: &View, line: &Line, id: &str) -> Option<(ClaimId, String, Spot, u64)> {
+    let whole = match view.is_gate() {
+        true => Spot::Gate,
+        false => Spot::Whole,
+    };
+    let lock = view.lock.iter().map(|pair| (whole, pair));
     let readers = view.readers(line).map(|pair| (Spot::Reader, pair));
     let permits = view.permits(line).map(|(_, pair)| (Spot::Permit, pair));
     lock.chain(readers).chain(permits).find_map(|(spot, pair)| {
@@ -279,7 +314,8 @@ fn victim(view: &View, line: &Line, id: &str) -> Option<(ClaimId, String, Spot)>
             None => session == id && session_id(id).is_some(),
         };
         let claim = record.and_then(|record| record.claim.parse().ok());
-        named.then(|| (claim.unwrap_or(ClaimId(0)), session.to_owned(), spot))
+        let claim = claim.unwrap_or(ClaimId(0));
+        named.then(|| (claim, session.to_owned(), spot, pair.modify_index))
     })
 }
 

@@ -1,6 +1,5 @@
 //! What the keeper asks: `renew`, `audit`, and the alarms that make it ask earlier.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use futures_util::{StreamExt, stream};
 use super::ConsulEngine;
 use super::api::Read;
 use super::book::Stage;
-use super::wire::session_text;
+use super::wire::{Pair, session_text};
 use crate::core::claim::Ask;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Audited, BoxStream, Renewal};
@@ -23,6 +22,19 @@ const NAP: Duration = Duration::from_secs(10);
 
 /// The pause after a query that failed.
 const PAUSE: Duration = Duration::from_millis(250);
+
+/// The pause after a query that woke for nothing: for marks, which are rare and for people, and
+/// for those who watch lines.
+const MARKS_PAUSE: Duration = Duration::from_millis(100);
+const WATCH_PAUSE: Duration = Duration::from_millis(10);
+
+/// What says that an operator takes a claim away.
+pub(super) struct Mark {
+    pub(super) claim: String,
+    /// The lock's key of the line that it was in.
+    pub(super) line: String,
+    pub(super) index: u64,
+}
 
 impl ConsulEngine {
     pub(super) async fn do_renew(self: Arc<Self>, leases: Vec<Lease>) -> Vec<Renewal> {
@@ -87,9 +99,13 @@ impl ConsulEngine {
                     .find(&line, claim, &session)
                     .is_some()
             {
+                let evicted = marked.iter().any(|mark| mark.claim == claim.to_string());
+                if evicted {
+                    self.book.change(claim, |seat| seat.evicted = true);
+                }
                 found.push(Audited {
                     ticket: seat.ticket(),
-                    evicted: marked.contains(&claim.to_string()),
+                    evicted,
                 });
             }
         }
@@ -111,21 +127,31 @@ impl ConsulEngine {
     }
 
     /// The claims that operators take away.
-    pub(super) async fn marked(&self) -> Result<HashSet<String>> {
+    pub(super) async fn marked(&self) -> Result<Vec<Mark>> {
         let prefix = self.keys.marks();
         let marks = self
             .api
             .read("audit", &prefix, true, Read::Consistent)
             .await?;
-        let claim = |pair: super::wire::Pair| pair.key[prefix.len()..].to_owned();
-        Ok(marks.pairs.into_iter().map(claim).collect())
+        let mark = |pair: Pair| Mark {
+            claim: pair.key[prefix.len()..].to_owned(),
+            line: String::from_utf8_lossy(&pair.bytes()).into_owned(),
+            index: pair.modify_index,
+        };
+        Ok(marks.pairs.into_iter().map(mark).collect())
     }
 
     /// Changes below a prefix, as a stream: the first look, and every one that differs from the
-    /// one before.
-    fn changes(self: Arc<Self>, prefix: String, recurse: bool) -> BoxStream<Result<()>> {
-        let state = (self, prefix, 0_u64);
-        stream::unfold(state, move |(engine, prefix, mut index)| async move {
+    /// one before. Consul wakes whoever watches what is not there at every write nearby: such a
+    /// wake-up is no change, and is followed by a pause.
+    fn changes(
+        self: Arc<Self>,
+        prefix: String,
+        recurse: bool,
+        pause: Duration,
+    ) -> BoxStream<Result<()>> {
+        let state = (self, prefix, 0_u64, None);
+        stream::unfold(state, move |(engine, prefix, mut index, last)| async move {
             loop {
                 let read = match index {
                     0 => Read::Consistent,
@@ -140,11 +166,16 @@ impl ConsulEngine {
                         } else {
                             seen.index.max(1)
                         };
-                        return Some((Ok(()), (engine, prefix, index)));
+                        let now = seen.pairs.into_iter();
+                        let now: Vec<_> = now.map(|pair| (pair.key, pair.modify_index)).collect();
+                        if last.as_ref() != Some(&now) {
+                            return Some((Ok(()), (engine, prefix, index, Some(now))));
+                        }
+                        tokio::time::sleep(pause).await;
                     }
                     Err(error) => {
                         tokio::time::sleep(PAUSE).await;
-                        return Some((Err(error), (engine, prefix, 0)));
+                        return Some((Err(error), (engine, prefix, 0, None)));
                     }
                 }
             }
@@ -163,7 +194,7 @@ impl ConsulEngine {
             }
         });
         let marks = self.keys.marks();
-        let marks = self.changes(marks, true);
+        let marks = self.changes(marks, true, MARKS_PAUSE);
         let marks = marks.filter_map(|change| async { change.ok().map(|()| Alarm::All) });
         stream::select(own.boxed(), marks.boxed()).boxed()
     }
@@ -172,12 +203,12 @@ impl ConsulEngine {
         match scope {
             Scope::Prefix(prefix) => {
                 let prefix = self.keys.beginning(&prefix);
-                self.changes(prefix, true)
+                self.changes(prefix, true, WATCH_PAUSE)
             }
             Scope::Line(name) => match self.keys.line(&name) {
                 Ok(line) => {
-                    let lock = Arc::clone(&self).changes(line.lock.clone(), false);
-                    stream::select(lock, self.changes(line.tree(), true)).boxed()
+                    let lock = Arc::clone(&self).changes(line.lock.clone(), false, WATCH_PAUSE);
+                    stream::select(lock, self.changes(line.tree(), true, WATCH_PAUSE)).boxed()
                 }
                 Err(error) => stream::iter([Err(error)]).boxed(),
             },

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::broadcast;
 
 use super::agents::Access;
-use super::api::Api;
+use super::api::{Api, Read};
 use super::book::Book;
 use super::check::{self, TTL_MIN};
 use super::keys::Keys;
@@ -153,6 +153,11 @@ async fn open(mut url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
     let api = Api::new(options.access)?;
     api.connect().await?;
     let agent = check::agent(&api).await?;
+    if api.is_elsewhere() {
+        // What is asked of the agent itself does not tell.
+        let marks = keys.marks();
+        api.read("connect", &marks, true, Read::Consistent).await?;
+    }
     let capability = Capability {
         ttl: TtlRange {
             min: agent.ttl_min.unwrap_or(TTL_MIN),

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use super::ConsulEngine;
 use super::api::Read;
+use super::keep::Mark;
 use super::keys::Line;
 use super::view::View;
-use super::wire::{Pair, SEMAPHORE, session_id};
+use super::wire::{Op, Pair, SEMAPHORE, session_id};
 use crate::core::claim::{Ask, READERS};
 use crate::core::error::Result;
 use crate::core::name::Name;
@@ -19,7 +20,9 @@ impl ConsulEngine {
         let marked = self.marked().await?;
         let lines: Vec<(Name, View)> = match &scope {
             Scope::Line(name) => {
-                let view = self.look(&self.keys.line(name)?).await?;
+                let line = self.keys.line(name)?;
+                let view = self.look(&line).await?;
+                self.sweep_marks(&line, &view, &marked).await;
                 vec![(name.clone(), view)]
             }
             Scope::Prefix(prefix) => {
@@ -31,6 +34,7 @@ impl ConsulEngine {
                 self.lines(seen.pairs)
             }
         };
+        let marked = marked.into_iter().map(|mark| mark.claim).collect();
         let mut reports = Vec::new();
         for (name, view) in lines {
             let line = self.keys.line(&name)?;
@@ -40,6 +44,22 @@ impl ConsulEngine {
             }
         }
         Ok(reports)
+    }
+
+    /// Removes marks of claims that are in their line no more: they left before they knew. The
+    /// marks were read before the line.
+    async fn sweep_marks(&self, line: &Line, view: &View, marked: &[Mark]) {
+        let lives = |claim: &str| {
+            let mut pairs = view.lock.iter().chain(&view.tree);
+            pairs.any(|pair| pair.record().is_some_and(|record| record.claim == claim))
+        };
+        let gone = |mark: &&Mark| mark.line == line.lock && !lives(&mark.claim);
+        for mark in marked.iter().filter(gone) {
+            let key = self.keys.mark(&mark.claim);
+            let ops = [Op::check_index(&key, mark.index), Op::delete(&key)];
+            // Another survey can do it as well.
+            let _ = self.api.transact("survey", &ops).await;
+        }
     }
 
     /// Sorts keys into lines.
@@ -106,8 +126,9 @@ fn report(name: &Name, line: &Line, view: &View, marked: &HashSet<String>) -> Li
         waiters: Vec::new(),
     };
     if let Some(lock) = &view.lock {
-        // A semaphore's own key, asked for by its whole name, is no lock.
-        let lock = Some(lock).filter(|lock| lock.flags != SEMAPHORE);
+        // A semaphore's own key, asked for by its whole name, is no lock, and neither is a gate
+        // that a waiting writer keeps closed.
+        let lock = Some(lock).filter(|lock| lock.flags != SEMAPHORE && !view.is_gate());
         report
             .holders
             .extend(lock.and_then(|lock| claim(lock, Ask::Whole)));

@@ -1,38 +1,37 @@
-//! Taking a place: `enter`, and the try that `wait` makes too.
+//! Taking a place: the try that `enter` and `wait` make.
 //!
-//! A place is taken by one transaction and by nothing else. While a write is unanswered its claim
-//! is `Trying`, so that a dropped future is found out about.
+//! A place is taken by one transaction and by nothing else. While a write is unanswered its
+//! claims are `Trying`, so that a dropped future is found out about. Readers and permits take
+//! others of this process along that wait for the same.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::ConsulEngine;
-use super::api::{Committed, Read, SessionSettings};
-use super::book::{Seat, Stage, Watched};
+use super::api::{Committed, Read};
+use super::book::{Begun, Seat, Stage, Watched};
 use super::finish::Finish;
 use super::keys::Line;
-use super::view::{Asker, Plan, View};
-use super::wire::{Op, Pair, Record, TxnError};
-use crate::core::claim::{Ask, Claim, Mode};
+use super::plan::{Asker, LOCK_GUARD, PERMITS_GUARD, Plan};
+use super::view::{Spot, View};
+use super::wire::{Op, READERS, Record, TxnError};
+use crate::core::claim::{Ask, ClaimId, Mode};
 use crate::core::clock::BootTime;
-use crate::core::engine::{Entered, Place};
-use crate::core::error::{Error, Kind, Outcome, Result};
-use crate::core::ticket::{Armed, Ticket};
-use crate::engines::remote::timed;
+use crate::core::error::{Outcome, Result};
 
-/// How often one call tries again because others wrote between its read and its write.
-const TRIES: u32 = 64;
-const QUEUED_TRIES: u32 = 4;
+/// How many others one write takes along; Consul takes 64 operations.
+const TAKEN_ALONG: usize = 15;
 
-/// Where the operations of a plan guard the lock, and that there are no permits.
-const LOCK_GUARD: usize = 0;
-const PERMITS_GUARD: usize = 1;
+/// The longest pause between two tries, and the first one.
+const LONGEST_PAUSE: Duration = Duration::from_millis(16);
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// What came of a write.
 enum Written {
     Held(u64),
+    /// The gate is closed for the readers that come.
+    Closed,
     Refused(Vec<TxnError>),
-    /// Its claim was left before it was sent.
-    Gone,
 }
 
 /// What came of a try.
@@ -44,125 +43,52 @@ pub(super) enum Tried {
     Delayed,
     /// Its session is over.
     Gone,
+    /// It was left meanwhile.
+    Left,
+}
+
+/// Where a claim stands that may hold.
+pub(super) enum Standing {
+    Held(u64),
+    Waiting,
+    Absent,
+}
+
+/// How long a call tries again because others wrote between its read and its write. Once it
+/// always tries.
+#[derive(Clone, Copy)]
+pub(super) struct Limit {
+    tries: u32,
+    until: BootTime,
+}
+
+impl Limit {
+    pub(super) fn tries(tries: u32) -> Self {
+        let until = BootTime::NEVER;
+        Self { tries, until }
+    }
+
+    pub(super) fn until(until: BootTime) -> Self {
+        let tries = u32::MAX;
+        Self { tries, until }
+    }
+
+    fn allows(&self, tried: u32) -> bool {
+        tried < self.tries && !self.until.has_passed()
+    }
+}
+
+/// A claim as one that asks.
+pub(super) fn asker(seat: &Seat) -> Asker {
+    Asker {
+        claim: seat.claim.id,
+        session: seat.session_text(),
+        record: Record::of(&seat.claim),
+        queue: seat.claim.queue,
+    }
 }
 
 impl ConsulEngine {
-    pub(super) async fn do_enter(self: Arc<Self>, claim: Arc<Claim>) -> Result<Entered> {
-        let line = self.keys.line(&claim.name)?;
-        let seat = match self.book.settled(claim.id, self.api.timeout).await {
-            None => self.seat(&claim).await?,
-            Some(seat) => match seat.stage {
-                Stage::Waiting => seat,
-                Stage::Held(_) | Stage::Trying | Stage::Unknown => {
-                    match self.found(&line, &seat).await? {
-                        Some(counted) => return Ok(self.entered(&seat, Place::Held { counted })),
-                        // Its lock was taken away, or the write may still come: a new session.
-                        None => {
-                            self.book.forget(claim.id);
-                            self.seat(&claim).await?
-                        }
-                    }
-                }
-            },
-        };
-        match self.first(&line, &seat).await {
-            Ok(Tried::Gone) => {
-                // Ended since it was used last, by its ttl or by hand.
-                self.book.ended(seat.session);
-                self.book.forget(claim.id);
-                let seat = self.seat(&claim).await?;
-                let tried = self.first(&line, &seat).await;
-                self.answer(&seat, tried)
-            }
-            tried => self.answer(&seat, tried),
-        }
-    }
-
-    /// The first try of a claim.
-    async fn first(self: &Arc<Self>, line: &Line, seat: &Seat) -> Result<Tried> {
-        let view = match seat.claim.ask {
-            // Free, as it is most of the time.
-            Ask::Whole => View::default(),
-            ask => self.glance(line, ask).await?,
-        };
-        self.attempt(line, seat, view).await
-    }
-
-    fn answer(&self, seat: &Seat, tried: Result<Tried>) -> Result<Entered> {
-        match tried {
-            Ok(Tried::Held(counted)) => Ok(self.entered(seat, Place::Held { counted })),
-            Ok(Tried::Behind | Tried::Delayed) if seat.claim.queue => {
-                Ok(self.entered(seat, Place::Waiting))
-            }
-            Ok(Tried::Behind | Tried::Delayed) => {
-                self.book.forget(seat.claim.id);
-                Ok(Entered::Busy)
-            }
-            Ok(Tried::Gone) => {
-                self.book.ended(seat.session);
-                self.book.forget(seat.claim.id);
-                let message = "the session ended before it was used; try again";
-                Err(Error::new(Kind::Unreachable, "enter", message))
-            }
-            Err(error) => {
-                if error.outcome() == Outcome::NotApplied {
-                    self.book.forget(seat.claim.id);
-                }
-                Err(error)
-            }
-        }
-    }
-
-    /// A seat for a claim that has none, on a session that may have to be made first.
-    async fn seat(&self, claim: &Arc<Claim>) -> Result<Seat> {
-        if let Some(seat) = self.book.sit(claim) {
-            return Ok(seat);
-        }
-        // One makes a session at a time, so that many claims at once share what they can.
-        let _making = timed("session", self.api.timeout, self.making.lock())
-            .await
-            .map_err(|error| Error::new(error.kind(), "session", error.message()))?;
-        if let Some(seat) = self.book.sit(claim) {
-            return Ok(seat);
-        }
-        let sent = BootTime::now();
-        let settings = SessionSettings {
-            ttl: claim.ttl,
-            lock_delay: self.lock_delay,
-            checks: self.checks.clone(),
-        };
-        let session = self.api.create_session(&settings).await?;
-        let armed = Armed {
-            sent,
-            ttl: claim.ttl,
-        };
-        Ok(self.book.sit_on(session, armed, claim))
-    }
-
-    fn entered(&self, seat: &Seat, place: Place) -> Entered {
-        let seat = self
-            .book
-            .seat(seat.claim.id)
-            .unwrap_or_else(|| seat.clone());
-        let counted = match place {
-            Place::Held { counted } => counted,
-            _ => 0,
-        };
-        // A session that has ended meanwhile is over at once.
-        let armed = self.book.armed(seat.session).unwrap_or(Armed {
-            sent: BootTime::PAST,
-            ttl: seat.claim.ttl,
-        });
-        Entered::In {
-            ticket: Ticket {
-                counted,
-                ..seat.ticket()
-            },
-            armed,
-            place,
-        }
-    }
-
     /// Reads a line, surely. The lock first: as long as its index stays, no reader has come
     /// since, so that what is below it is no older.
     pub(super) async fn look(&self, line: &Line) -> Result<View> {
@@ -195,16 +121,33 @@ impl ConsulEngine {
         })
     }
 
-    /// What was counted for the claim, if it holds, and says so in the book.
-    pub(super) async fn found(&self, line: &Line, seat: &Seat) -> Result<Option<u64>> {
+    /// Where a claim stands whose write was not answered, or whose hold is in question, and says
+    /// so in the book.
+    pub(super) async fn standing(&self, line: &Line, seat: &Seat) -> Result<Standing> {
         let view = self.look(line).await?;
-        let held = view.find(line, seat.claim.id, &seat.session_text());
-        let counted = held.map(|held| held.counted);
-        if let Some(counted) = counted {
-            self.book
-                .change(seat.claim.id, |seat| seat.stage = Stage::Held(counted));
-        }
-        Ok(counted)
+        let claim = seat.claim.id;
+        let Some(found) = view.find(line, claim, &seat.session_text()) else {
+            return Ok(Standing::Absent);
+        };
+        Ok(match found.held() {
+            Some(counted) => {
+                self.book
+                    .change(claim, |seat| seat.stage = Stage::Held(counted));
+                Standing::Held(counted)
+            }
+            None => {
+                self.closed(claim, found.index);
+                Standing::Waiting
+            }
+        })
+    }
+
+    /// Says that a claim keeps the gate closed, and looks before it sleeps.
+    fn closed(&self, claim: ClaimId, index: u64) {
+        self.book.change(claim, |seat| {
+            (seat.closed, seat.watched) = (Some(index), None);
+        });
+        self.book.settle(claim, Stage::Waiting);
     }
 
     /// Tries to take the place, again when others wrote in between.
@@ -213,96 +156,187 @@ impl ConsulEngine {
         line: &Line,
         seat: &Seat,
         mut view: View,
+        limit: Limit,
     ) -> Result<Tried> {
-        let (claim, session) = (&seat.claim, seat.session_text());
-        let asker = Asker {
-            line,
-            claim: claim.id,
-            session: &session,
-            record: Record::of(claim),
+        let claim = &seat.claim;
+        let (session, ask) = (seat.session_text(), claim.ask);
+        let mut along = match ask {
+            Ask::Whole => 0,
+            Ask::Part { .. } => TAKEN_ALONG,
         };
-        // A claim that queues looks at its patience now and then.
-        let tries = if claim.queue { QUEUED_TRIES } else { TRIES };
-        for _ in 0..tries {
-            let ops = match view.plan(claim.ask, &asker)? {
-                Plan::Take(ops) => ops,
-                Plan::Behind { tree } => {
-                    let index = match tree {
-                        true => view.tree_index,
-                        false => view.lock.as_ref().map_or(0, |lock| lock.modify_index),
-                    };
-                    let watched = Some(Watched { tree, index });
-                    self.book.change(claim.id, |seat| seat.watched = watched);
-                    return Ok(Tried::Behind);
+        let mut pause = PAUSE;
+        let (mut tried, mut guessed) = (0, true);
+        while tried == 0 || limit.allows(tried) {
+            let seats = match self.book.begin(claim.id, along) {
+                Begun::For(seats) => seats,
+                Begun::Gone => return Ok(Tried::Left),
+                Begun::Settled => {
+                    let settled = self.book.settled(claim.id, self.api.timeout).await;
+                    match settled.map(|seat| seat.stage) {
+                        Some(Stage::Held(counted)) => {
+                            self.book.unwrap_gift(claim.id);
+                            return Ok(Tried::Held(counted));
+                        }
+                        Some(Stage::Waiting) => {
+                            tried += 1;
+                            continue;
+                        }
+                        Some(Stage::Trying | Stage::Unknown) => return Ok(Tried::Behind),
+                        None => return Ok(Tried::Left),
+                    }
                 }
             };
-            let errors = match self.write(claim, &session, ops).await? {
+            tried += 1;
+            let written = match self.plan(line, seats, &view) {
+                Err(error) => return Err(error),
+                Ok(None) => return Ok(Tried::Behind),
+                Ok(Some(write)) => self.write(line, write).await?,
+            };
+            let errors = match written {
                 Written::Held(counted) => return Ok(Tried::Held(counted)),
-                Written::Gone => return Ok(Tried::Gone),
+                Written::Closed => {
+                    view = self.look(line).await?;
+                    continue;
+                }
                 Written::Refused(errors) => errors,
             };
             let says = |what: &str| errors.iter().any(|error| error.what.contains(what));
             if says("invalid session") {
-                return Ok(Tried::Gone);
+                if says(&session) {
+                    return Ok(Tried::Gone);
+                }
+                // That of one that was taken along; it finds out by itself.
+                along = 0;
+                continue;
             }
             if says("lock delay") {
                 return Ok(Tried::Delayed);
             }
+            if tried > 1 {
+                tokio::time::sleep(pause.mul_f64(rand::random())).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
             // Most are refused by the part that was read, which decides the next try alone.
             let guards = |at: usize| errors.iter().any(|error| error.op_index == at);
-            view = match claim.ask.mode() {
-                Mode::Permits if !guards(LOCK_GUARD) => self.glance(line, claim.ask).await?,
-                Mode::Shared if !guards(PERMITS_GUARD) => self.glance(line, claim.ask).await?,
-                Mode::Exclusive if !guards(PERMITS_GUARD) => {
-                    let view = self.glance(line, claim.ask).await?;
+            let unread = match ask.mode() {
+                Mode::Permits => guards(LOCK_GUARD),
+                Mode::Shared | Mode::Exclusive => guards(PERMITS_GUARD),
+            };
+            if (unread || ask == Ask::Whole) && std::mem::take(&mut guessed) {
+                // A part was taken for empty without a look: nobody has come first yet.
+                tried -= 1;
+            }
+            if tried > 0 && !limit.allows(tried) {
+                break;
+            }
+            view = match ask.mode() {
+                Mode::Permits | Mode::Shared if !unread => self.glance(line, ask).await?,
+                Mode::Exclusive if !unread => {
+                    let view = self.glance(line, ask).await?;
                     match &view.lock {
-                        Some(lock) if lock.holder().is_none() => self.look(line).await?,
+                        Some(lock) if lock.holder().is_none() || lock.flags == READERS => {
+                            self.look(line).await?
+                        }
                         _ => view,
                     }
                 }
                 _ => self.look(line).await?,
             };
         }
-        if claim.queue {
-            self.book.change(claim.id, |seat| seat.watched = None);
-            return Ok(Tried::Behind);
-        }
-        let message = "others change this line faster than it can be read; try again";
-        Err(Error::new(Kind::Unreachable, "enter", message))
+        // Others came first each time.
+        self.book.change(claim.id, |seat| seat.watched = None);
+        Ok(Tried::Behind)
     }
 
-    /// Sends the write that takes a place. It goes on when the caller is dropped, so that
-    /// whoever leaves afterwards knows what became of it.
-    async fn write(
-        self: &Arc<Self>,
-        claim: &Arc<Claim>,
-        session: &str,
-        ops: Vec<Op>,
-    ) -> Result<Written> {
-        if !self.book.trying(claim.id) {
-            // Left meanwhile.
-            return Ok(Written::Gone);
-        }
-        let (engine, id, session) = (Arc::clone(self), claim.id, session.to_owned());
-        Finish::new(async move {
-            let written = match engine.api.transact("enter", &ops).await {
-                Ok(Committed::Done(pairs)) => {
-                    let own = |pair: &&Pair| pair.holder() == Some(&session);
-                    let own = pairs.iter().rev().find(own);
-                    Ok(Written::Held(own.map_or(0, |pair| pair.modify_index)))
+    /// Plans a write for seats for which one has begun; those that it is not for wait on. `None`
+    /// when they are behind others.
+    fn plan(&self, line: &Line, mut seats: Vec<Seat>, view: &View) -> Result<Option<Write>> {
+        let askers: Vec<Asker> = seats.iter().map(asker).collect();
+        let ask = seats.first().map_or(Ask::Whole, |seat| seat.claim.ask);
+        let wait = |seats: &[Seat]| {
+            for seat in seats {
+                self.book.settle(seat.claim.id, Stage::Waiting);
+            }
+        };
+        let (ops, spot, taken) = match view.plan(line, ask, &askers) {
+            Ok(Plan::Take(ops, taken)) => (ops, spot(ask), taken),
+            Ok(Plan::Close(ops)) => (ops, Spot::Gate, 1),
+            Ok(Plan::Behind { tree }) => {
+                let index = match tree {
+                    true => view.tree_index,
+                    false => view.lock.as_ref().map_or(0, |lock| lock.modify_index),
+                };
+                let watched = Some(Watched { tree, index });
+                if let Some(first) = askers.first() {
+                    self.book.change(first.claim, |seat| seat.watched = watched);
                 }
-                Ok(Committed::Refused(errors)) => Ok(Written::Refused(errors)),
-                Err(error) => Err(error),
+                wait(&seats);
+                return Ok(None);
+            }
+            Err(error) => {
+                wait(&seats);
+                return Err(error);
+            }
+        };
+        wait(&seats.split_off(taken));
+        Ok(Some(Write { ops, spot, seats }))
+    }
+
+    /// Sends the write that takes places. It goes on when the caller is dropped, so that
+    /// whoever leaves afterwards knows what became of it.
+    async fn write(self: &Arc<Self>, line: &Line, write: Write) -> Result<Written> {
+        let (engine, line) = (Arc::clone(self), line.clone());
+        let Write { ops, spot, seats } = write;
+        Finish::new(async move {
+            let committed = engine.api.transact("enter", &ops).await;
+            let otherwise = match &committed {
+                Err(error) if error.outcome() != Outcome::NotApplied => Stage::Unknown,
+                _ => Stage::Waiting,
             };
-            let stage = match &written {
-                Ok(Written::Held(counted)) => Stage::Held(*counted),
-                Ok(_) => Stage::Waiting,
-                Err(error) if error.outcome() == Outcome::NotApplied => Stage::Waiting,
-                Err(_) => Stage::Unknown,
+            let counted = |seat: &Seat| match &committed {
+                Ok(Committed::Done(pairs)) => {
+                    let key = spot.key(&line, seat.claim.id, &seat.session_text());
+                    let own = pairs.iter().rev().find(|pair| pair.key == key);
+                    own.map_or(0, |pair| pair.modify_index)
+                }
+                _ => 0,
             };
-            engine.book.settle(id, stage);
-            written
+            let (mut first, mut done) = (true, 0);
+            for seat in &seats {
+                let (claim, counted) = (seat.claim.id, counted(seat));
+                match (counted, spot) {
+                    (0, _) if first => engine.book.settle(claim, otherwise),
+                    (0, _) => engine.book.give(claim, otherwise),
+                    (index, Spot::Gate) => engine.closed(claim, index),
+                    (counted, _) if first => engine.book.settle(claim, Stage::Held(counted)),
+                    (counted, _) => engine.book.give(claim, Stage::Held(counted)),
+                }
+                if first {
+                    (first, done) = (false, counted);
+                }
+            }
+            Ok(match committed? {
+                Committed::Done(_) if spot == Spot::Gate => Written::Closed,
+                Committed::Done(_) => Written::Held(done),
+                Committed::Refused(errors) => Written::Refused(errors),
+            })
         })
         .await
+    }
+}
+
+/// A write that takes places, and for whom.
+struct Write {
+    ops: Vec<Op>,
+    spot: Spot,
+    seats: Vec<Seat>,
+}
+
+/// Where a claim is that has what it asks for.
+pub(super) fn spot(ask: Ask) -> Spot {
+    match ask.mode() {
+        Mode::Exclusive => Spot::Whole,
+        Mode::Shared => Spot::Reader,
+        Mode::Permits => Spot::Permit,
     }
 }

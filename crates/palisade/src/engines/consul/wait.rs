@@ -9,7 +9,7 @@ use super::ConsulEngine;
 use super::api::Read;
 use super::book::{Seat, Stage, Watched, nap};
 use super::keys::Line;
-use super::take::Tried;
+use super::take::{Limit, Standing, Tried};
 use super::view::View;
 use super::wire::session_text;
 use crate::core::claim::{Ask, Mode};
@@ -36,18 +36,26 @@ impl ConsulEngine {
             match seat.stage {
                 Stage::Waiting => {}
                 Stage::Held(_) | Stage::Trying | Stage::Unknown => {
-                    return Ok(match self.found(&line, &seat).await? {
-                        Some(counted) => Place::Held { counted },
+                    if let Some(counted) = self.book.unwrap_gift(ticket.claim) {
+                        return Ok(Place::Held { counted });
+                    }
+                    match self.standing(&line, &seat).await? {
+                        Standing::Held(counted) => return Ok(Place::Held { counted }),
+                        Standing::Waiting => continue,
                         // Taken away; or not applied yet, and then its session is spoilt for
                         // this name: another claim is needed.
-                        None => Place::Gone,
-                    });
+                        Standing::Absent => return Ok(Place::Gone),
+                    }
                 }
             }
             let taken_away = Arc::clone(&seat.bell);
             let taken_away = taken_away.notified();
-            if self.book.seat(ticket.claim).is_none() {
-                return Ok(Place::Gone);
+            let given = Arc::clone(&seat.gift);
+            let given = given.notified();
+            match self.book.seat(ticket.claim) {
+                None => return Ok(Place::Gone),
+                Some(seat) if seat.stage != Stage::Waiting => continue,
+                Some(_) => {}
             }
             // Nobody renewed it for its whole ttl.
             if self.book.is_due(seat.session)
@@ -70,12 +78,16 @@ impl ConsulEngine {
                 let _turn = turn;
                 let view = self.after(&line, &seat, nap(until, NAP)).await?;
                 match view {
-                    Some(view) => self.attempt(&line, &seat, view).await.map(Some),
+                    Some(view) => {
+                        let tried = self.attempt(&line, &seat, view, Limit::until(until));
+                        tried.await.map(Some)
+                    }
                     None => Ok(None),
                 }
             };
             let tried = tokio::select! {
                 () = taken_away => continue,
+                () = given => continue,
                 tried = step => tried?,
             };
             match tried {
@@ -84,6 +96,7 @@ impl ConsulEngine {
                     self.book.ended(seat.session);
                     return Ok(Place::Gone);
                 }
+                Some(Tried::Left) => return Ok(Place::Gone),
                 Some(Tried::Delayed) => tokio::time::sleep(nap(until, DELAYED)).await,
                 Some(Tried::Behind) | None => {}
             }
@@ -100,7 +113,10 @@ impl ConsulEngine {
             .watched
             .filter(|watched| watched.index > 0 && !nap.is_zero());
         let Some(Watched { tree, index }) = watched else {
-            let view = self.look(line).await?;
+            let view = match seat.claim.ask.mode() {
+                Mode::Permits => self.glance(line, seat.claim.ask).await?,
+                Mode::Exclusive | Mode::Shared => self.look(line).await?,
+            };
             return Ok(Some(view));
         };
         let key = if tree { line.tree() } else { line.lock.clone() };
@@ -131,7 +147,7 @@ impl ConsulEngine {
         let lock = seen.pairs.into_iter().next();
         match &lock {
             // Held by the next one already. An index that goes back is that of another history.
-            Some(lock) if lock.holder().is_some() => {
+            Some(lock) if lock.holder().is_some() && seat.closed.is_none() => {
                 let index = if seen.index < index { 0 } else { seen.index };
                 watch(Some(Watched { tree, index }));
                 Ok(None)

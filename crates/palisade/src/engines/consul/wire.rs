@@ -167,6 +167,11 @@ impl Op {
         op
     }
 
+    /// Checks that the key is there and that no session has it locked.
+    pub(super) fn unlocked(key: &str) -> Self {
+        Self::check_session(key, "")
+    }
+
     pub(super) fn lock(key: &str, session: &str, flags: u64, value: &str) -> Self {
         let mut op = Self::set(key, flags, value);
         op.kv.verb = "lock";
@@ -189,6 +194,11 @@ impl Op {
 
     pub(super) fn delete(key: &str) -> Self {
         Self::new("delete", key)
+    }
+
+    /// Answers with all that is below the key then.
+    pub(super) fn get_tree(key: &str) -> Self {
+        Self::new("get-tree", key)
     }
 }
 
@@ -256,6 +266,12 @@ pub(super) fn path(key: &str) -> String {
 }
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// For tests of what reads it.
+#[cfg(test)]
+pub(super) fn base64(text: &str) -> String {
+    base64_encode(text.as_bytes())
+}
 
 fn base64_encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);

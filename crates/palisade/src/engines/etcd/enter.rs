@@ -146,42 +146,49 @@ impl Entry<'_> {
         Ok(writes)
     }
 
-    /// Takes the last place: at once if the line is empty, which is cheap to compare, and else
-    /// with a look at who is ahead, which is a read inside of a write.
+    /// Takes the last place, and looks at who is ahead if there was anyone: a read inside of a
+    /// write. Conditions, also those inside, are about what was there before the writes.
     async fn take(&self, old: Option<Arc<str>>) -> Result<Entered> {
         let whole = self.claim.ask == Ask::Whole;
-        let writes = self.writes(old)?;
-        let mut behind = writes.clone();
-        behind.push(ops::range(match whole {
+        let ahead = match whole {
             // Everyone ahead excludes it: the nearest is all it needs to know.
             true => ops::youngest(self.prefix, 2),
             false => ops::all(self.prefix),
-        }));
-        let in_use = TxnRequest {
+        };
+        let look = TxnRequest {
+            compare: vec![ops::is_empty(self.prefix)],
+            success: Vec::new(),
+            failure: vec![ops::range(ahead)],
+        };
+        let mut success = self.writes(old)?;
+        success.push(ops::txn(look));
+        let request = TxnRequest {
             compare: vec![ops::created_at(self.key.as_bytes(), 0)],
-            success: behind,
+            success,
             failure: vec![ops::range(ops::all(self.prefix))],
         };
-        let request = TxnRequest {
-            compare: vec![ops::is_empty(self.prefix)],
-            success: writes,
-            failure: vec![ops::txn(in_use)],
-        };
         let response = self.inner.rpc.txn("enter", request).await?;
-        let created = revision(response.header.as_ref());
-        if response.succeeded {
-            return Ok(self.entered(created, None));
+        let seen = revision(response.header.as_ref());
+        let taken = response.succeeded;
+        let found = match taken {
+            true => ops::inner(response),
+            false => Some(response),
+        };
+        let Some(found) = found else {
+            let message = "the answer to a lock can't be read";
+            return Err(Error::new(Kind::Internal, "enter", message).maybe_applied());
+        };
+        if taken && found.succeeded {
+            return Ok(self.entered(seen, None));
         }
-        let response = ops::inner(response);
-        let succeeded = response.succeeded;
-        let found = ops::found(response).pop().unwrap_or_default();
-        if !(succeeded && whole) {
+        let found = ops::found(found).pop().unwrap_or_default();
+        if !(taken && whole) {
             let queue = Queue::new(&self.inner.keys, self.prefix, found);
-            return self.place(queue, created).await;
+            return self.place(queue, seen).await;
         }
         let ahead = found.into_iter().find(|kv| kv.key != self.key.as_bytes());
-        let ahead = ahead.map(|kv| (Ahead::Key(kv.key), created));
-        Ok(self.entered(created, ahead))
+        let ahead = ahead.map(|kv| (Ahead::Key(kv.key), seen));
+        Ok(self.entered(seen, ahead))
     }
 
     /// Takes the place only if the line is empty.

@@ -120,13 +120,12 @@ pub(super) fn txn(txn: TxnRequest) -> RequestOp {
 }
 
 /// The answer to the transaction inside of another.
-pub(super) fn inner(response: TxnResponse) -> TxnResponse {
+pub(super) fn inner(response: TxnResponse) -> Option<TxnResponse> {
     let mut responses = response.responses.into_iter();
-    let inner = responses.find_map(|response| match response.done {
+    responses.find_map(|response| match response.done {
         Some(Done::Txn(inner)) => Some(inner),
         _ => None,
-    });
-    inner.unwrap_or_default()
+    })
 }
 
 /// What the ranges of a transaction found, in order.

@@ -27,8 +27,10 @@ use crate::core::engine::{Alarm, Place};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::Settings;
 
-/// How many free connections are kept for the next claims.
+/// How many free connections are kept for the next claims, and how many for a moment: whoever
+/// takes many locks at once takes them again.
 const SPARE: usize = 2;
+const BURST: usize = 64;
 
 /// How long a claim that was left before it arrived is remembered. Only this client enters its
 /// claims, and a request of ours can't be under way for longer.
@@ -182,7 +184,7 @@ impl Hall {
     /// Keeps a connection whose lock is given back for the next claim.
     pub(super) fn spare(self: &Arc<Self>, own: Arc<Own>) {
         let mut spare = self.spare.lock();
-        if spare.free.len() >= SPARE || own.client.is_closed() {
+        if spare.free.len() >= BURST || own.client.is_closed() {
             return;
         }
         spare.free.push((own, BootTime::now()));
@@ -200,24 +202,27 @@ impl Hall {
         }
     }
 
-    /// Lets free sessions rest that nobody has taken for a while; says whether there are more.
+    /// Ends free sessions that nobody has taken for a while if there are many, and lets the
+    /// others rest; says whether there is more to do.
     async fn tidy(&self) -> bool {
+        let restless =
+            |(own, since): &(Arc<Own>, BootTime)| own.usable_until(*since) < BootTime::NEVER;
         loop {
             let (own, _) = {
                 let mut spare = self.spare.lock();
-                let tires = |(own, since): &(Arc<Own>, BootTime)| {
-                    own.usable_until(*since) < BootTime::NEVER && (*since + TIDY).has_passed()
+                let many = spare.free.len() > SPARE;
+                let due = |free: &(Arc<Own>, BootTime)| {
+                    (free.1 + TIDY).has_passed() && (many || restless(free))
                 };
-                match spare.free.iter().position(tires) {
-                    Some(at) => spare.free.remove(at),
-                    None => {
-                        let restless = |(own, since): &(Arc<Own>, BootTime)| {
-                            own.usable_until(*since) < BootTime::NEVER
-                        };
-                        spare.tidied = spare.free.iter().any(restless);
-                        return spare.tidied;
-                    }
+                let Some(at) = spare.free.iter().position(due) else {
+                    spare.tidied = many || spare.free.iter().any(restless);
+                    return spare.tidied;
+                };
+                let free = spare.free.remove(at);
+                if many {
+                    continue;
                 }
+                free
             };
             // One that does not answer is dropped.
             let rests = tokio::time::timeout(self.timeout, own.rest()).await;

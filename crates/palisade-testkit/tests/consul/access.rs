@@ -1,0 +1,291 @@
+//! Tokens, certificates, datacenters and checks on real servers: what works, and that what does
+//! not is said clearly, by kind, with what to do, and without the secret.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use palisade::{Client, Error, Kind};
+use palisade_testkit::launch::{self, Running, wire};
+use serde_json::{Value, json};
+
+use crate::util::{get, need, soon, until};
+
+/// The token that may do all.
+const ROOT: &str = "5ec2e700-0000-4000-8000-000000000001";
+/// One that may do nothing, one that may write our keys, and one that may lock.
+const NOTHING: &str = "5ec2e700-0000-4000-8000-000000000002";
+const KEYS: &str = "5ec2e700-0000-4000-8000-000000000003";
+const LOCKS: &str = "5ec2e700-0000-4000-8000-000000000004";
+/// One that nobody made.
+const UNKNOWN: &str = "5ec2e700-0000-4000-8000-00000000000f";
+
+/// Asks the API with the token that may do all.
+fn put(running: &Running, path: &str, body: &Value) -> u16 {
+    let path = format!("{path}?token={ROOT}");
+    let (status, _) =
+        wire::http(running.nodes()[0].port(), "PUT", &path, &body.to_string()).unwrap();
+    status
+}
+
+/// A server that denies what is not allowed, and its tokens.
+async fn guarded() -> Option<Running> {
+    let acl = format!(
+        r#"acl = {{ enabled = true, default_policy = "deny", tokens = {{ master = "{ROOT}" }} }}"#
+    );
+    let running = match launch::start_with("consul", &["-hcl", &acl]) {
+        Ok(running) => running,
+        Err(launch::Error::Missing(why)) => {
+            launch::skip("consul", &why);
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let keys = r#"key_prefix "palisade/" { policy = "write" }"#;
+    let sessions = r#"session_prefix "" { policy = "write" }"#;
+    for (name, token, rules) in [
+        ("nothing", NOTHING, String::new()),
+        ("keys", KEYS, keys.to_owned()),
+        ("locks", LOCKS, format!("{keys}\n{sessions}")),
+    ] {
+        let policy = json!({ "Name": name, "Rules": rules });
+        // The servers take a moment until they know their own token.
+        until("a policy", async || {
+            put(&running, "/v1/acl/policy", &policy) == 200
+        })
+        .await;
+        let token = json!({ "SecretID": token, "Policies": [{ "Name": name }] });
+        assert_eq!(put(&running, "/v1/acl/token", &token), 200);
+    }
+    Some(running)
+}
+
+/// Connects and takes a lock.
+async fn lock(url: &str) -> Result<(), Error> {
+    let client = palisade::connect(url).await?;
+    let hold = client.mutex("guarded")?.lock().await?;
+    hold.release().await
+}
+
+fn says(error: &Error, kind: Kind, words: &str) {
+    assert_eq!(error.kind(), kind, "{error:?}");
+    assert!(error.to_string().contains(words), "{error}");
+    let all = format!("{error:?} {error}");
+    assert!(!all.contains("5ec2e700"), "the secret is shown: {all}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_comes_from_the_url_a_file_or_the_environment() {
+    let Some(running) = guarded().await else {
+        return;
+    };
+    let url = running.url();
+    lock(&format!("{url}?token={LOCKS}")).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, format!("{LOCKS}\n")).unwrap();
+    let file = file.display().to_string();
+    lock(&format!("{url}?token_file={file}")).await.unwrap();
+    for (name, value) in [
+        ("CONSUL_HTTP_TOKEN", LOCKS),
+        ("CONSUL_HTTP_TOKEN_FILE", &file),
+    ] {
+        // The environment of this process is everyone's.
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "access::locks_with_its_environment", "--ignored"])
+            .env("PALISADE_TEST_CONSUL_URL", url)
+            .env(name, value)
+            .output()
+            .unwrap();
+        let out = String::from_utf8_lossy(&status.stdout);
+        assert!(out.contains("1 passed"), "{name}: {out}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "run by another test, with an environment of its own"]
+async fn locks_with_its_environment() {
+    let url = std::env::var("PALISADE_TEST_CONSUL_URL").unwrap();
+    lock(&url).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_rights_are_named() {
+    let Some(running) = guarded().await else {
+        return;
+    };
+    let with = |token: &str| format!("{}?token={token}", running.url());
+    for (url, words) in [
+        (running.url().to_owned(), "without an ACL token"),
+        (with(UNKNOWN), "does not know the ACL token"),
+        (with(NOTHING), "session:write"),
+        (with(KEYS), "session:write"),
+        (format!("{}&namespace=elsewhere", with(LOCKS)), "key:write"),
+    ] {
+        says(&lock(&url).await.unwrap_err(), Kind::Denied, words);
+    }
+    for (token, missing) in [
+        (NOTHING, &["session:write", "key:write"][..]),
+        (KEYS, &["session:write"]),
+        (LOCKS, &[]),
+    ] {
+        let client = palisade::connect(&with(token)).await.unwrap();
+        let findings = client.check().await.unwrap().findings;
+        let denied = findings
+            .iter()
+            .filter(|finding| finding.code == "acl_denied");
+        let denied: Vec<_> = denied.map(|finding| finding.message.clone()).collect();
+        assert_eq!(denied.len(), missing.len(), "{denied:?}");
+        for (denied, missing) in denied.iter().zip(missing) {
+            assert!(denied.contains(missing), "{denied}");
+        }
+    }
+    let left = format!("/v1/kv/palisade/?keys&token={ROOT}");
+    let left = get(&running, &left);
+    assert!(left.is_null(), "left behind: {left}");
+}
+
+fn openssl(folder: &Path, arguments: &str) -> bool {
+    let made = Command::new("openssl")
+        .args(arguments.split(' '))
+        .current_dir(folder)
+        .output();
+    made.is_ok_and(|made| made.status.success())
+}
+
+/// Makes an authority, and certificates of it for a server and a client.
+fn certificates(folder: &Path) -> bool {
+    std::fs::write(folder.join("names"), "subjectAltName=DNS:localhost").unwrap();
+    let key = "-nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1";
+    openssl(
+        folder,
+        &format!("req -x509 {key} -days 2 -keyout ca.key -out ca.pem -subj /CN=authority"),
+    ) && ["server", "client"].iter().all(|who| {
+        let request = format!("req {key} -keyout {who}.key -out {who}.csr -subj /CN={who}");
+        let sign = format!(
+            "x509 -req -in {who}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out {who}.pem"
+        );
+        openssl(folder, &request) && openssl(folder, &sign)
+    })
+}
+
+/// A port that nobody listens on.
+fn port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_of_both_sides_are_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    if !certificates(folder.path()) {
+        return launch::skip("consul", "openssl is not installed");
+    }
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let port = port();
+    let settings = format!(
+        r#"ports = {{ https = {port} }}
+        ca_file = "{}"
+        cert_file = "{}"
+        key_file = "{}"
+        verify_incoming_https = true"#,
+        at("ca.pem"),
+        at("server.pem"),
+        at("server.key"),
+    );
+    let running = match launch::start_with("consul", &["-hcl", &settings]) {
+        Ok(running) => running,
+        Err(launch::Error::Missing(why)) => return launch::skip("consul", &why),
+        Err(error) => panic!("{error}"),
+    };
+    let (ca, cert, key) = (at("ca.pem"), at("client.pem"), at("client.key"));
+    let server = format!("consuls://localhost:{port}?tls_ca={ca}");
+    let whole = format!("{server}&tls_cert={cert}&tls_key={key}");
+    lock(&whole).await.unwrap();
+    let plain_port = running.nodes()[0].port();
+    for (url, words) in [
+        (server, "tls_cert"),
+        (format!("consul://127.0.0.1:{port}"), "consuls:"),
+        (
+            format!("consuls://127.0.0.1:{plain_port}?tls_ca={ca}"),
+            "does not speak TLS",
+        ),
+        // Another authority than that of the server, and another name than it has.
+        (whole.replace("ca.pem", "client.pem"), "tls_ca"),
+        (whole.replace("localhost", "127.0.0.1"), "name this host"),
+        (whole.replace("ca.pem", "ca.key"), "tls_ca"),
+    ] {
+        let error = soon("a refusal", lock(&url)).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Config, "{url}: {error:?}");
+        assert!(error.to_string().contains(words), "{url}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_datacenter_or_edition_is_refused_by_name() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let url = running.url();
+    lock(&format!("{url}?datacenter=dc1")).await.unwrap();
+    for (option, words) in [
+        ("datacenter=nowhere", "option datacenter"),
+        ("consul_namespace=team", "leave consul_namespace away"),
+    ] {
+        let error = palisade::connect(&format!("{url}?{option}")).await;
+        says(&error.err().unwrap(), Kind::Config, words);
+    }
+    // Nobody there at all, in our own words.
+    let gone = port();
+    let error = palisade::connect(&format!("consul://127.0.0.1:{gone}")).await;
+    let error = error.err().unwrap();
+    says(&error, Kind::Unreachable, "the connection is refused");
+    assert!(std::error::Error::source(&error).is_none(), "{error:?}");
+}
+
+async fn check_is(running: &Running, status: &str) {
+    let path = format!("/v1/agent/check/{status}/mine");
+    let (code, _) = wire::http(running.nodes()[0].port(), "PUT", &path, "").unwrap();
+    assert_eq!(code, 200, "{path}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_check_that_fails_ends_the_session() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let with = |checks: &str| format!("{}?ttl=3s&node_checks={checks}", running.url());
+    says(
+        &lock(&with("nowhere")).await.unwrap_err(),
+        Kind::Config,
+        "option node_checks",
+    );
+    let check = json!({ "ID": "mine", "Name": "mine", "TTL": "1h", "Status": "passing" });
+    assert_eq!(put(&running, "/v1/agent/check/register", &check), 200);
+    let client = soon("a check that is known", async {
+        // The agent tells the servers in its own time.
+        loop {
+            match lock(&with("serfHealth,mine")).await {
+                Ok(()) => break palisade::connect(&with("serfHealth,mine")).await.unwrap(),
+                Err(error) => assert_eq!(error.kind(), Kind::Config, "{error:?}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    let hold = client.mutex("checked").unwrap().lock().await.unwrap();
+    let other: Client = palisade::connect(running.url()).await.unwrap();
+    let waiting = other.mutex("checked").unwrap();
+    let waiting = tokio::spawn(async move { waiting.lock().await });
+    check_is(&running, "fail").await;
+    let next = soon("the grant", waiting).await.unwrap().unwrap();
+    assert!(next.token() > hold.token());
+    assert_eq!(
+        soon("the loss", hold.lost()).await.reason,
+        palisade::LossReason::Taken
+    );
+    // And a check that fails gives no session.
+    let again = palisade::connect(&with("mine")).await.unwrap();
+    let error = again.mutex("other").unwrap().try_lock().await.unwrap_err();
+    says(&error, Kind::Unreachable, "node_checks");
+}

@@ -72,6 +72,36 @@ async fn orders_at_once_share_calls_and_each_has_its_own_answer() {
     );
 }
 
+/// Locks that come and go, now few and now many at a time: whoever sees to a call may find others
+/// in it than itself, and everyone gets what they asked for.
+#[tokio::test]
+async fn locks_that_come_and_go_have_their_own_answers() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("timeout=10s").await;
+    let mut tasks = JoinSet::new();
+    for at in 0..24 {
+        let lock = mutex(&client, &format!("many-{at}"), TTL);
+        tasks.spawn(async move {
+            let mut last = None;
+            for round in 0..400 {
+                let hold = lock.try_lock().await.unwrap().expect("nobody else has it");
+                assert!(last < Some(hold.token()), "{last:?} {:?}", hold.token());
+                last = Some(hold.token());
+                hold.release().await.unwrap();
+                // Apart for a moment, so that some come alone.
+                if (round + at) % 7 == 0 {
+                    tokio::time::sleep(Duration::from_millis(round as u64 % 5)).await;
+                }
+            }
+        });
+    }
+    tokio::time::timeout(Duration::from_secs(60), tasks.join_all())
+        .await
+        .expect("all rounds");
+}
+
 /// One name that the user may not use spoils the call, and nobody's lock but its own.
 #[tokio::test]
 async fn a_name_without_rights_fails_alone() {

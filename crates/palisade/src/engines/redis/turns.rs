@@ -1,10 +1,11 @@
 //! `Turns`: enters, or leaves, that one connection is asked for at the same time go together.
 //!
-//! An order that finds nothing under way goes at once, with those of all tasks that are ready to
+//! An order that finds few calls under way goes at once, with those of all tasks that are ready to
 //! run. Those that come meanwhile wait until there is an answer, and then go as one call of the
-//! script, which costs the server and us little more than one of them. Together they are a task of the connection's runtime, so that a
-//! caller that is dropped takes nobody else's order with it; its own, if it has not gone yet,
-//! never goes. In a call everyone has their own answer, also an error of their own.
+//! script, which costs the server and us little more than one of them. Together they are a task of
+//! the connection's runtime, so that a caller that is dropped takes nobody else's order with it;
+//! its own, if it has not gone yet, never goes. In a call everyone has their own answer, also an
+//! error of their own.
 
 use std::collections::VecDeque;
 use std::slice;
@@ -25,9 +26,12 @@ use crate::core::claim::ClaimId;
 use crate::core::error::{Error, Kind, Outcome, Result};
 use crate::engines::remote::Link;
 
-/// How many go in one call at most: beyond this there is nothing more to save, and with several
-/// calls the server works on one while we deal with the answers of another.
+/// How many go in one call at most: beyond this there is little more to save.
 const TOGETHER: usize = 32;
+
+/// How many calls are under way at most: with two the server works on one while we deal with the
+/// answers of the other. More of them would each have fewer to go together.
+const CALLS: usize = 2;
 
 /// What one claim asks the script for.
 pub(super) struct Order {
@@ -65,8 +69,8 @@ pub(super) struct Turns(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// Whether a call is, or somebody sees to one.
-    under_way: bool,
+    /// How many calls are, or somebody sees to.
+    under_way: usize,
     /// Whether several went together last time: then it is worth a moment to see who is ready.
     crowded: bool,
     waiting: VecDeque<Waiting>,
@@ -79,7 +83,7 @@ struct Waiting {
 }
 
 impl Turns {
-    /// Takes an order; whether nothing is under way, so that whoever brought it must see to it.
+    /// Takes an order; whether few calls are under way, so that whoever brought it must see to one.
     fn begin(&self, order: Order) -> (bool, oneshot::Receiver<Result<String>>) {
         let (answer, receiver) = oneshot::channel();
         let mut state = self.0.lock();
@@ -88,8 +92,8 @@ impl Turns {
             since: Instant::now(),
             answer,
         });
-        let goes = !state.under_way;
-        state.under_way = true;
+        let goes = state.under_way < CALLS;
+        state.under_way += usize::from(goes);
         (goes, receiver)
     }
 
@@ -97,21 +101,33 @@ impl Turns {
         self.0.lock().crowded
     }
 
-    /// Ends a call, and says who goes next.
+    /// Who goes with the call that is under way now.
     fn next(&self) -> Vec<Waiting> {
+        self.0.lock().next()
+    }
+
+    /// Ends a call, and says who goes with the one that takes its place, if anybody does.
+    fn end(&self) -> Vec<Waiting> {
         let mut state = self.0.lock();
+        let next = state.next();
+        state.under_way -= usize::from(next.is_empty());
+        next
+    }
+}
+
+impl State {
+    fn next(&mut self) -> Vec<Waiting> {
         let mut next = Vec::new();
         while next.len() < TOGETHER
-            && let Some(waiting) = state.waiting.pop_front()
+            && let Some(waiting) = self.waiting.pop_front()
         {
             // Whoever is gone has left, and need not enter first.
             if !waiting.answer.is_closed() {
                 next.push(waiting);
             }
         }
-        state.under_way = !next.is_empty();
-        if state.under_way {
-            state.crowded = next.len() > 1;
+        if !next.is_empty() {
+            self.crowded = next.len() > 1;
         }
         next
     }
@@ -182,7 +198,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let batch = self.link.connection.turns(self.script).next();
+        let batch = self.link.connection.turns(self.script).end();
         if !batch.is_empty() {
             let next = Self {
                 store: Arc::clone(&self.store),
@@ -203,9 +219,10 @@ impl Store {
     /// Has an order done, alone or together with others.
     pub(super) async fn order(self: &Arc<Self>, link: &Link<Wire>, order: Order) -> Result<String> {
         let script = order.words.script();
+        let claim = order.claim;
         let (goes, receiver) = link.connection.turns(script).begin(order);
         let said = match goes {
-            true => self.gather(link, script).await,
+            true => self.gather(link, script, claim).await,
             false => None,
         };
         let answer = match said {
@@ -222,12 +239,13 @@ impl Store {
         }
     }
 
-    /// Sees to a call: of the one order there is, whose answer it returns, or of several, who are
+    /// Sees to a call: of the order of `claim` alone, whose answer it returns, or of others, who are
     /// told by the task that they go with.
     async fn gather(
         self: &Arc<Self>,
         link: &Link<Wire>,
         script: Script,
+        claim: ClaimId,
     ) -> Option<Result<Vec<String>>> {
         let turn = Turn {
             store: Arc::clone(self),
@@ -239,9 +257,13 @@ impl Store {
             tokio::task::yield_now().await;
         }
         let batch = link.connection.turns(script).next();
-        let [alone] = batch.as_slice() else {
-            turn.start(batch);
-            return None;
+        // The order may have gone with another call meanwhile, and who is here be somebody else.
+        let alone = match batch.as_slice() {
+            [alone] if alone.order.claim == claim => alone,
+            _ => {
+                turn.start(batch);
+                return None;
+            }
         };
         // Boxed: with many at once hardly anybody goes alone, and their future stays small.
         let orders = slice::from_ref(&alone.order);

@@ -11,15 +11,16 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, StatusCode};
 use rustls::{ClientConfig, RootCertStore};
 
-use super::verdict::{Verdict, broken, unreachable};
+use super::verdict::{TLS_REFUSED, Verdict, broken, unreachable};
 use crate::core::error::{Error, Kind, Result};
-use crate::engines::remote::Host;
+use crate::engines::remote::{Asked, Host};
 
 /// What the URL says about requests.
 #[derive(Clone)]
 pub(super) struct Access {
     pub(super) hosts: Vec<Host>,
     pub(super) tls: Option<ClientConfig>,
+    pub(super) asked: Asked,
     /// A secret.
     pub(super) token: Option<String>,
     pub(super) datacenter: Option<String>,
@@ -84,7 +85,13 @@ pub(super) async fn connect(access: &Access) -> Result<Wire> {
         Some(_) => "https",
         None => "http",
     };
-    let ask = |host: &Host| ask(client.clone(), format!("{scheme}://{host}"));
+    let ask = |host: &Host| {
+        ask(
+            client.clone(),
+            format!("{scheme}://{host}"),
+            access.asked.clone(),
+        )
+    };
     let mut asked: FuturesUnordered<_> = access.hosts.iter().map(ask).collect();
     let mut last = unreachable("connect", "no Consul agent was named");
     while let Some(answer) = asked.next().await {
@@ -96,14 +103,20 @@ pub(super) async fn connect(access: &Access) -> Result<Wire> {
     Err(last)
 }
 
-async fn ask(client: Client, base: String) -> Result<Wire> {
+async fn ask(client: Client, base: String, asked: Asked) -> Result<Wire> {
     // Nothing was asked for that could have been applied.
     let failed = |error: reqwest::Error| {
         let error = broken("connect", &base, &error);
-        Error::new(error.kind(), "connect", error.message())
+        match error.kind() {
+            Kind::Unreachable if asked.in_vain() => {
+                Error::new(Kind::Config, "connect", TLS_REFUSED)
+            }
+            kind => Error::new(kind, "connect", error.message()),
+        }
     };
-    let asked = client.get(format!("{base}/v1/status/leader")).send().await;
-    let response = asked.map_err(failed)?;
+    let answer = client.get(format!("{base}/v1/status/leader")).send().await;
+    let response = answer.map_err(failed)?;
+    asked.served();
     let status = response.status();
     let leader = response.text().await.map_err(failed)?;
     match leader.trim() {

@@ -18,7 +18,7 @@ use crate::core::duration::parse_duration;
 use crate::core::engine::Engine;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url};
-use crate::engines::remote::{Host, Tls, secret_file};
+use crate::engines::remote::{Asked, Host, Tls, secret_file};
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &[
@@ -103,12 +103,18 @@ impl Options {
         let checks = url.take("node_checks").unwrap_or_default();
         let checks = checks.split(',').filter(|check| !check.is_empty());
         let tls = Tls::take(url, encrypted)?;
+        let mut tls = tls.map(|tls| tls.client_config()).transpose()?;
+        let asked = Asked::default();
+        if let Some(tls) = &mut tls {
+            asked.watch(tls);
+        }
         let options = Self {
             lock_delay,
             checks: checks.map(str::to_owned).collect(),
             access: Access {
                 hosts: Host::all(url, if encrypted { 8501 } else { 8500 })?,
-                tls: tls.map(|tls| tls.client_config()).transpose()?,
+                tls,
+                asked,
                 token: token(url)?,
                 datacenter: url.take("datacenter"),
                 consul_namespace: url.take("consul_namespace"),

@@ -133,14 +133,15 @@ pub(super) fn broken(operation: &'static str, base: &str, error: &reqwest::Error
     }
 }
 
+/// The agent closed the connection over what we showed it, or did not.
+pub(super) const TLS_REFUSED: &str = "Consul refuses our side of TLS; does it ask for a certificate of ours? Give tls_cert and tls_key";
+
 fn about_tls(error: &rustls::Error) -> &'static str {
     match error {
         rustls::Error::InvalidMessage(_) => {
             "this port of Consul does not speak TLS; use consul: in place of consuls:, or the port of https"
         }
-        rustls::Error::AlertReceived(_) => {
-            "Consul refuses our side of TLS; does it ask for a certificate of ours? Give tls_cert and tls_key"
-        }
+        rustls::Error::AlertReceived(_) => TLS_REFUSED,
         _ => {
             "TLS can't be agreed on; is tls_ca the authority of the agent's certificate, and does the certificate name this host?"
         }

@@ -3,10 +3,13 @@
 //! given by hand, because two in one program panic at the first handshake.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustls::client::ResolvesClientCert;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, RootCertStore, SignatureScheme};
 
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::Url;
@@ -100,6 +103,48 @@ impl Tls {
             }
         }
         Ok(roots)
+    }
+}
+
+/// Whether a server asks for a certificate that we don't have, and has not served us without.
+///
+/// In TLS 1.3 our side is through before the server refuses it, and the server's alert is lost
+/// when the close of the connection overtakes it: a bare break then means the same.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Asked(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    asked: AtomicBool,
+    served: AtomicBool,
+}
+
+impl Asked {
+    /// Listens to connections that are made with `config`.
+    pub(crate) fn watch(&self, config: &mut ClientConfig) {
+        if !config.client_auth_cert_resolver.has_certs() {
+            config.client_auth_cert_resolver = Arc::new(self.clone());
+        }
+    }
+
+    /// A server answered: it can do without.
+    pub(crate) fn served(&self) {
+        self.0.served.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn in_vain(&self) -> bool {
+        self.0.asked.load(Ordering::Relaxed) && !self.0.served.load(Ordering::Relaxed)
+    }
+}
+
+impl ResolvesClientCert for Asked {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.asked.store(true, Ordering::Relaxed);
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
     }
 }
 

@@ -101,6 +101,37 @@ async fn dead_rows_do_not_pile_up() {
     );
 }
 
+/// A message of the past, or one without a token, is no grant.
+#[tokio::test]
+async fn only_the_message_of_its_grant_is_a_grant() {
+    let Some(server) = server() else { return };
+    let client = palisade::connect(server.url()).await.unwrap();
+    let lock = client.mutex("told").unwrap();
+    let hold = lock.lock().await.unwrap();
+    let mut waiter = tokio::spawn(async move { lock.lock().await });
+    let tell = |token: &str| {
+        let tell = format!(
+            "SELECT count(pg_notify(seats[2].mailbox, 'g' || seats[2].claim || {token}))
+               FROM palisade.line WHERE cardinality(seats) = 2"
+        );
+        sql(&server, &tell) == ["1"]
+    };
+    let end = BootTime::now() + SOON;
+    while !tell("' ' || token") {
+        assert!(!end.has_passed(), "nobody waits");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for token in ["' ' || token", "' ' || token - 1", "''", "' x'"] {
+        assert!(tell(token));
+        let early = tokio::time::timeout(Duration::from_millis(200), &mut waiter).await;
+        assert!(early.is_err(), "granted by a message of the past: {token}");
+    }
+    let token = hold.token();
+    hold.release().await.unwrap();
+    let next = tokio::time::timeout(SOON, waiter).await.unwrap();
+    assert_eq!(next.unwrap().unwrap().token().0, token.0 + 1);
+}
+
 /// A dropped future's request is applied all the same, and leaves nothing.
 #[tokio::test]
 async fn dropped_futures_leave_no_claim() {

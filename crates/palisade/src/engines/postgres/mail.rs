@@ -1,10 +1,13 @@
 //! `Mail`: what the server says unasked on one connection, and who waits for it.
 //!
-//! A notification is `g` or `e` and a claim: it was granted (or removed), or an operator takes it
-//! away. It is a hint and never a grant. When the connection ends, everyone is woken and looks.
+//! A notification is `g` and a claim, granted with the token behind it or, without one, removed; or
+//! `e` and a claim that an operator takes away. The server tells of a grant when it is committed:
+//! with a token above the line's last, as it was when the claim was seen waiting, it is the grant.
+//! When the connection ends, everyone is woken and looks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, broadcast};
@@ -22,8 +25,16 @@ pub(super) enum Heard {
 
 /// The bells of those who wait on one connection.
 pub(super) struct Mail {
-    bells: Mutex<HashMap<ClaimId, Arc<Notify>>>,
+    bells: Mutex<HashMap<ClaimId, Arc<Rope>>>,
     heard: broadcast::Sender<Heard>,
+}
+
+/// What the mail pulls to ring a bell.
+#[derive(Default)]
+struct Rope {
+    pulled: Notify,
+    /// The greatest token that came with a notification.
+    token: AtomicU64,
 }
 
 impl Default for Mail {
@@ -41,13 +52,16 @@ impl Mail {
         let Some((kind, claim)) = text.split_at_checked(1) else {
             return;
         };
+        let (claim, token) = claim.split_once(' ').unwrap_or((claim, ""));
         let Ok(claim) = claim.replace('-', "").parse::<ClaimId>() else {
             return;
         };
         match kind {
             "g" => {
                 if let Some(bell) = self.bells.lock().get(&claim) {
-                    bell.notify_one();
+                    let token = token.parse().unwrap_or(0);
+                    bell.token.fetch_max(token, Ordering::Relaxed);
+                    bell.pulled.notify_one();
                 }
             }
             // Nobody listening is no error.
@@ -84,21 +98,27 @@ impl Drop for End {
     fn drop(&mut self) {
         let _ = self.0.heard.send(Heard::End);
         for bell in self.0.bells.lock().values() {
-            bell.notify_one();
+            bell.pulled.notify_one();
         }
     }
 }
 
 /// Rings when a claim may have moved; taken away when it is dropped.
 pub(super) struct Bell {
-    bell: Arc<Notify>,
+    bell: Arc<Rope>,
     claim: ClaimId,
     mail: Arc<Mail>,
 }
 
 impl Bell {
     pub(super) async fn rung(&self) {
-        self.bell.notified().await;
+        self.bell.pulled.notified().await;
+    }
+
+    /// The token of the claim's grant, if one was told that is above `last`.
+    pub(super) fn granted_after(&self, last: u64) -> Option<u64> {
+        let token = self.bell.token.load(Ordering::Relaxed);
+        (token > last).then_some(token)
     }
 }
 
@@ -123,9 +143,16 @@ mod tests {
         let bell = mail.bell(claim);
         mail.deliver("g00000000-0000-0000-0000-000000000007");
         bell.rung().await;
-        for noise in ["", "g", "gx", "é", "g00000000-0000-0000-0000-000000000008"] {
+        assert_eq!(bell.granted_after(0), None, "it says no token");
+        mail.deliver("g00000000-0000-0000-0000-000000000007 12");
+        bell.rung().await;
+        assert_eq!(bell.granted_after(11), Some(12));
+        assert_eq!(bell.granted_after(12), None, "of an earlier stay");
+        let other = "g00000000-0000-0000-0000-000000000008 13";
+        for noise in ["", "g", "gx", "g 13", "é", other] {
             mail.deliver(noise);
         }
+        assert_eq!(bell.granted_after(12), None);
         let mut heard = mail.listen();
         mail.deliver("e00000000-0000-0000-0000-000000000007");
         assert_eq!(heard.recv().await.unwrap(), Heard::Evicted(claim));

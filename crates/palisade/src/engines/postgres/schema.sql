@@ -119,7 +119,7 @@ BEGIN
 END $$;
 
 -- Removes what has expired and grants what has come to the front: held iff the weights of all
--- ahead, waiting ones included, plus its own fit. Wakes the new holders but "me".
+-- ahead, waiting ones included, plus its own fit. Tells the new holders but "me".
 CREATE OR REPLACE FUNCTION @schema@.settle(INOUT l @schema@.line, at timestamptz, me uuid)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -147,7 +147,7 @@ BEGIN
     s.counted := token;
     seats[i] := s;
     IF s.claim IS DISTINCT FROM me THEN
-      PERFORM pg_notify(s.mailbox, 'g' || s.claim);
+      PERFORM pg_notify(s.mailbox, 'g' || s.claim || ' ' || token);
     END IF;
   END LOOP;
   l.seats := seats;
@@ -223,7 +223,8 @@ BEGIN
   RETURN ARRAY[0::bigint];
 END $$;
 
--- Says where a claim stands: {0} gone, {1, token}, {2, µs until a lease ahead of it is due}.
+-- Says where a claim stands: {0} gone, {1, token}, {2, µs until a lease ahead of it is due, the
+-- line's last token}.
 CREATE OR REPLACE FUNCTION @schema@.place(p_namespace text, p_name text, p_claim uuid)
 RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -246,7 +247,9 @@ BEGIN
         IF stale THEN
           EXIT;
         END IF;
-        RETURN ARRAY[2, greatest(0, extract(epoch FROM least(due, at + interval '1 hour') - at) * 1000000)::bigint];
+        RETURN ARRAY[2,
+          greatest(0, extract(epoch FROM least(due, at + interval '1 hour') - at) * 1000000)::bigint,
+          l.token];
       END IF;
       stale := stale OR s.expires <= at;
       -- The one just ahead while that one waits, else every holder.
@@ -379,7 +382,7 @@ BEGIN
        AND seats[1].claim = p_claim AND seats[1].capacity = 0 AND seats[1].counted > 0
        AND seats[1].expires > clock_timestamp() AND p_counted IN (0, seats[1].counted)
        AND seats[2].capacity = 0 AND seats[2].counted = 0 AND seats[2].expires > clock_timestamp()
-    RETURNING pg_notify(seats[1].mailbox, 'g' || seats[1].claim) INTO told;
+    RETURNING pg_notify(seats[1].mailbox, 'g' || seats[1].claim || ' ' || token) INTO told;
     IF FOUND THEN
       RETURN ARRAY[1::bigint];
     END IF;

@@ -1,5 +1,5 @@
 //! What a claim asks, each a statement: enter, wait, renew, amend, leave. The functions in the
-//! database decide; a push only says when to look.
+//! database decide; a push tells of a grant, or when to look.
 
 use std::time::Duration;
 
@@ -35,6 +35,14 @@ fn of_micros(micros: i64) -> Duration {
 
 fn count(counted: u64) -> i64 {
     i64::try_from(counted).unwrap_or(i64::MAX)
+}
+
+/// Where a claim stands.
+enum Standing {
+    /// It holds, or is gone.
+    At(Place),
+    /// It waits: until a lease ahead of it is due, in a line with this last token.
+    Waiting { due: Duration, last: u64 },
 }
 
 impl Desk {
@@ -86,8 +94,7 @@ impl Desk {
         })
     }
 
-    /// Where a claim stands, and how long until a lease ahead of it is due.
-    async fn place(&self, ticket: &Ticket) -> Result<(Place, Duration)> {
+    async fn place(&self, ticket: &Ticket) -> Result<Standing> {
         let answer = self
             .numbers(
                 "wait",
@@ -100,12 +107,15 @@ impl Desk {
             )
             .await?;
         match *answer.as_slice() {
-            [0] => Ok((Place::Gone, Duration::ZERO)),
+            [0] => Ok(Standing::At(Place::Gone)),
             [1, counted] => {
                 let counted = counted.unsigned_abs();
-                Ok((Place::Held { counted }, Duration::ZERO))
+                Ok(Standing::At(Place::Held { counted }))
             }
-            [2, due] => Ok((Place::Waiting, of_micros(due))),
+            [2, due, last] => Ok(Standing::Waiting {
+                due: of_micros(due),
+                last: last.unsigned_abs(),
+            }),
             _ => fault::unreadable("wait"),
         }
     }
@@ -113,10 +123,11 @@ impl Desk {
     pub(super) async fn wait(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
         // The bell hangs before the look, so that nothing rings unheard in between.
         let bell = self.mail().await?.map(|mail| mail.bell(ticket.claim));
-        let (place, due) = self.place(ticket).await?;
-        if place != Place::Waiting || until.has_passed() {
-            return Ok(place);
-        }
+        let (due, last) = match self.place(ticket).await? {
+            Standing::At(place) => return Ok(place),
+            Standing::Waiting { .. } if until.has_passed() => return Ok(Place::Waiting),
+            Standing::Waiting { due, last } => (due, last),
+        };
         let recheck = if bell.is_some() { RECHECK } else { POLL };
         // A little after the lease's end: the server must find it ended.
         let due = due + Duration::from_millis(1);
@@ -125,7 +136,13 @@ impl Desk {
             () = rung(bell.as_ref()) => {}
             () = sync::sleep_until(look) => {}
         }
-        Ok(self.place(ticket).await?.0)
+        if let Some(counted) = bell.and_then(|bell| bell.granted_after(last)) {
+            return Ok(Place::Held { counted });
+        }
+        Ok(match self.place(ticket).await? {
+            Standing::At(place) => place,
+            Standing::Waiting { .. } => Place::Waiting,
+        })
     }
 
     pub(super) async fn prolong(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {

@@ -1,8 +1,9 @@
 //! `Hub`: where pushed messages go. Bells of waiting claims, alarms for the keeper.
 //!
 //! A connection's own task hands each push to the hub, so that no task of ours stands between a
-//! message and its waiter. A push is a hint and never a grant: whoever is woken looks. When a
-//! connection ends, everybody is woken, because messages of the gap are lost.
+//! message and its waiter. A push with a token above the line's last, as it was when the claim was
+//! told that it waits, is its grant; every other push is a hint, and whoever is woken looks. When
+//! a connection ends, everybody is woken, because messages of the gap are lost.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,9 +16,6 @@ use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::Alarm;
 
-/// The length of a claim id as text: a message is one id after another.
-const ID: usize = 32;
-
 /// The receivers of one engine's messages.
 pub(super) struct Hub {
     /// Our name in channels.
@@ -29,17 +27,54 @@ pub(super) struct Hub {
 /// What wakes one waiting claim.
 pub(super) struct Bell {
     pub(super) rung: Notify,
-    /// When it should look by itself, as it was told last.
-    due: Mutex<BootTime>,
+    told: Mutex<Told>,
+}
+
+/// What a waiting claim was told.
+struct Told {
+    /// When it should look by itself.
+    due: BootTime,
+    /// The line's last token, when it was told that it waits.
+    last: u64,
+    /// The greatest token that was pushed.
+    pushed: u64,
 }
 
 impl Bell {
-    pub(super) fn due(&self) -> BootTime {
-        *self.due.lock()
+    /// A new one says that its claim should look at once.
+    fn new() -> Self {
+        let told = Told {
+            due: BootTime::PAST,
+            last: u64::MAX,
+            pushed: 0,
+        };
+        Self {
+            rung: Notify::new(),
+            told: Mutex::new(told),
+        }
     }
 
-    pub(super) fn set_due(&self, due: BootTime) {
-        *self.due.lock() = due;
+    pub(super) fn due(&self) -> BootTime {
+        self.told.lock().due
+    }
+
+    /// The claim waits, in a line whose last token was `last`.
+    pub(super) fn waits(&self, last: u64, due: BootTime) {
+        let mut told = self.told.lock();
+        (told.last, told.due) = (last, due);
+    }
+
+    /// The token of the claim's grant, if one was pushed. A push of an earlier stay of the same
+    /// claim, late on another connection, has a token that the line had given before.
+    pub(super) fn granted(&self) -> Option<u64> {
+        let told = self.told.lock();
+        (told.pushed > told.last).then_some(told.pushed)
+    }
+
+    fn ring(&self, token: u64) {
+        let mut told = self.told.lock();
+        told.pushed = told.pushed.max(token);
+        self.rung.notify_one();
     }
 }
 
@@ -62,16 +97,11 @@ impl Hub {
         format!("palisade:alarm:{}", self.channel)
     }
 
-    /// The bell of a claim; a new one says that it should look at once.
+    /// The bell of a claim.
     pub(super) fn bell(&self, claim: ClaimId) -> Arc<Bell> {
         let mut bells = self.bells.lock();
-        let bell = bells.entry(claim).or_insert_with(|| {
-            Arc::new(Bell {
-                rung: Notify::new(),
-                due: Mutex::new(BootTime::PAST),
-            })
-        });
-        Arc::clone(bell)
+        let bell = bells.entry(claim);
+        Arc::clone(bell.or_insert_with(|| Arc::new(Bell::new())))
     }
 
     /// Takes the bell of a claim that waits no longer away.
@@ -89,15 +119,17 @@ impl Hub {
             return;
         };
         let alarm = channel.starts_with(b"palisade:alarm:");
-        let ids = message
-            .chunks(ID)
-            .filter_map(|id| std::str::from_utf8(id).ok());
-        for claim in ids.filter_map(|id| id.parse::<ClaimId>().ok()) {
+        let message = std::str::from_utf8(message).unwrap_or_default();
+        for told in message.split(',') {
+            let (id, token) = told.split_once(' ').unwrap_or((told, ""));
+            let Ok(claim) = id.parse::<ClaimId>() else {
+                continue;
+            };
             if alarm {
                 // Nobody listening is no error.
                 let _ = self.alarms.send(Alarm::Lease(claim.into()));
             } else if let Some(bell) = self.bells.lock().get(&claim) {
-                bell.rung.notify_one();
+                bell.ring(token.parse().unwrap_or(0));
             }
         }
     }
@@ -141,5 +173,41 @@ impl Ear {
 impl Drop for Ear {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_push_grants_only_what_the_line_had_not_given_before() {
+        let hub = Hub::new();
+        let claim = ClaimId::random();
+        let bell = hub.bell(claim);
+        let push = |token: &str| {
+            let other = ClaimId::random();
+            let told = [
+                hub.wake_channel(),
+                format!("{other} 99,{claim}{token},nonsense"),
+            ];
+            hub.hear(&PushInfo {
+                kind: PushKind::Message,
+                data: told
+                    .map(|text| Value::BulkString(text.into_bytes()))
+                    .to_vec(),
+            });
+        };
+        push(" 7");
+        assert_eq!(bell.granted(), None, "nobody has said yet that it waits");
+        bell.waits(7, BootTime::NEVER);
+        assert_eq!(bell.granted(), None, "that was before");
+        push(" x");
+        push("");
+        assert_eq!(bell.granted(), None, "these say nothing");
+        push(" 8");
+        assert_eq!(bell.granted(), Some(8));
+        push(" 7");
+        assert_eq!(bell.granted(), Some(8), "late");
     }
 }

@@ -42,6 +42,8 @@ struct Standing {
     left: Duration,
     /// When it should look again.
     due: Duration,
+    /// The token of its grant, or while it waits the last one of the line.
+    token: u64,
 }
 
 impl Standing {
@@ -51,21 +53,23 @@ impl Standing {
         let mut words = answer.split(' ');
         let word = words.next().unwrap_or_default();
         let mut number = || words.next().map(str::parse::<u64>);
-        let read = match (word, number(), number(), number()) {
-            ("held", Some(Ok(counted)), None, None) => Some((Place::Held { counted }, ttl, 0)),
-            ("held", Some(Ok(counted)), Some(Ok(left)), Some(Ok(due))) => {
-                Some((Place::Held { counted }, Duration::from_micros(left), due))
+        let (token, left, due) = match (number(), number(), number()) {
+            (Some(Ok(token)), None, None) => (token, ttl, 0),
+            (Some(Ok(token)), Some(Ok(left)), Some(Ok(due))) => {
+                (token, Duration::from_micros(left), due)
             }
-            ("waiting", Some(Ok(_)), Some(Ok(left)), Some(Ok(due))) => {
-                Some((Place::Waiting, Duration::from_micros(left), due))
-            }
-            _ => None,
+            _ => return Err(nonsense(operation)),
         };
-        let (place, left, due) = read.ok_or_else(|| nonsense(operation))?;
+        let place = match word {
+            "held" => Place::Held { counted: token },
+            "waiting" => Place::Waiting,
+            _ => return Err(nonsense(operation)),
+        };
         Ok(Self {
             place,
             left: left.min(ttl),
             due: Duration::from_micros(due),
+            token,
         })
     }
 }
@@ -119,7 +123,7 @@ impl Store {
             Place::Waiting | Place::Gone => 0,
         };
         match (&bell, counted) {
-            (Some(bell), 0) => bell.set_due(sent + standing.due),
+            (Some(bell), 0) => bell.waits(standing.token, sent + standing.due),
             _ => self.hub.forget(claim.id),
         }
         let ticket = Ticket {
@@ -157,12 +161,17 @@ impl Store {
                     () = sync::sleep_until(look_at) => {}
                 }
             }
+            // With replicas a grant counts once they have it, which a look asks for.
+            if let Some(counted) = bell.granted().filter(|_| self.target.replicas == 0) {
+                self.hub.forget(ticket.claim);
+                return Ok(Place::Held { counted });
+            }
             let Some(standing) = self.look(&keys, ticket).await? else {
                 self.hub.forget(ticket.claim);
                 return Ok(Place::Gone);
             };
             match standing.place {
-                Place::Waiting => bell.set_due(BootTime::now() + standing.due),
+                Place::Waiting => bell.waits(standing.token, BootTime::now() + standing.due),
                 place => {
                     self.hub.forget(ticket.claim);
                     return Ok(place);

@@ -206,7 +206,8 @@ local function advance(line, now)
       -- Its record is in the state now.
       if line.whole then redis.call('HDEL', line.state .. ':claims', id) end
       line.waiting = line.waiting - 1
-      granted[claim.channel] = (granted[claim.channel] or '') .. id
+      local before = granted[claim.channel]
+      granted[claim.channel] = (before and before .. ',' or '') .. id .. ' ' .. text(claim.token)
     end
   end
 end
@@ -256,19 +257,20 @@ local function due(line, claim, now)
   return math.min((left + 1) * 1000, most)
 end
 
--- Where a claim stands: place, token, lease left, when to look again.
+-- Where a claim stands: place, token, lease left, when to look again. While it waits, the token is
+-- the line's last: that of its grant will be greater.
 local function standing(line, claim, now)
   local left = math.max(ends_at(line, claim, now) - now, 0)
   if claim.token > 0 then return 'held ' .. text(claim.token) .. ' ' .. text(left) .. ' 0' end
-  return 'waiting 0 ' .. text(left) .. ' ' .. text(due(line, claim, now))
+  return 'waiting ' .. text(line.token) .. ' ' .. text(left) .. ' ' .. text(due(line, claim, now))
 end
 
--- Saves, and wakes exactly those who were granted, each client with one message. A user without
--- the right to publish still locks; waiters then find out by looking.
+-- Saves, and tells exactly those who were granted, each client with one message: "ID TOKEN,...".
+-- A user without the right to publish still locks; waiters then find out by looking.
 local function finish(line, answer)
   save(line)
-  for channel, ids in pairs(granted) do
-    redis.pcall('PUBLISH', 'palisade:wake:' .. channel, ids)
+  for channel, grants in pairs(granted) do
+    redis.pcall('PUBLISH', 'palisade:wake:' .. channel, grants)
   end
   granted, changed = {}, false
   return answer

@@ -1,18 +1,23 @@
-//! `Dial`: how a member is connected to, and `Wire`: a connection that sends a request as one
-//! packet.
+//! `Dial`: how a member is connected to, and `Wire`: a connection with as few packets as can be.
 //!
 //! The HTTP/2 library flushes the head of a request before its body is there, and large frames
 //! apart from what follows them: two or three packets, each of which wakes the server. Every
 //! request of this engine has a body that comes at once; so a head is kept until the next frame.
-//! Invariant: nothing else is kept, and whatever is written next takes it along.
+//! A server written in Go measures the line with a ping for every request, but for one only while
+//! another is not answered: so the answers to pings are kept for a moment, which halves the
+//! packets both ways. It tells a dead peer by a ping too, and waits for seconds.
+//! Invariant: nothing else is kept; whatever is written after a head takes it along, and answers
+//! to pings go when their time has come, whatever happens until then.
 
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep};
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 
@@ -20,6 +25,9 @@ use crate::core::engine::BoxFuture;
 
 /// How much is put together before it is written.
 const MOST: usize = 64 << 10;
+
+/// How long the answer to a ping is kept: many requests, and far less than anyone waits for it.
+const KEPT: Duration = Duration::from_millis(100);
 
 /// Connects by TCP.
 #[derive(Clone)]
@@ -45,11 +53,7 @@ impl Service<Uri> for Dial {
             let port = uri.port_u16().unwrap_or(super::PORT);
             let stream = TcpStream::connect((host, port)).await?;
             stream.set_nodelay(true)?;
-            Ok(TokioIo::new(Wire {
-                stream,
-                frames,
-                out: Vec::new(),
-            }))
+            Ok(TokioIo::new(Wire::new(stream, frames)))
         })
     }
 }
@@ -60,9 +64,42 @@ pub(super) struct Wire {
     frames: Option<Frames>,
     /// What is not written yet.
     out: Vec<u8>,
+    /// Answers to pings, and when they go.
+    pongs: Vec<u8>,
+    due: Pin<Box<Sleep>>,
 }
 
 impl Wire {
+    fn new(stream: TcpStream, frames: Option<Frames>) -> Self {
+        Self {
+            stream,
+            frames,
+            out: Vec::new(),
+            pongs: Vec::new(),
+            due: Box::pin(tokio::time::sleep(Duration::ZERO)),
+        }
+    }
+
+    /// Takes what is to be written, and puts the answer to a ping aside.
+    fn take(&mut self, mut bytes: &[u8]) {
+        let Some(frames) = &mut self.frames else {
+            return self.out.extend_from_slice(bytes);
+        };
+        while !bytes.is_empty() {
+            let (now, after) = bytes.split_at(frames.read(bytes));
+            self.out.extend_from_slice(now);
+            bytes = after;
+            // A part of it may be on its way already.
+            if frames.end_in_a_pong() && self.out.len() >= PONG {
+                if self.pongs.is_empty() {
+                    self.due.as_mut().reset(Instant::now() + KEPT);
+                }
+                let pong = self.out.split_off(self.out.len() - PONG);
+                self.pongs.extend(pong);
+            }
+        }
+    }
+
     fn poll_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.out.is_empty() {
             let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.out))?;
@@ -73,6 +110,23 @@ impl Wire {
         }
         Poll::Ready(Ok(()))
     }
+
+    /// Whether the last frame that was taken is not to go alone.
+    fn keeps_a_head(&self) -> bool {
+        self.frames.as_ref().is_some_and(Frames::end_in_a_head)
+    }
+
+    /// Sends the answers to pings when they are due; until then the task is woken when they are.
+    fn poll_pongs(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let between = self.frames.as_ref().is_some_and(Frames::end_whole);
+        if !self.pongs.is_empty() && between && self.due.as_mut().poll(cx).is_ready() {
+            self.out.append(&mut self.pongs);
+            if let Poll::Ready(Err(error)) = self.poll_out(cx) {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
 }
 
 impl AsyncRead for Wire {
@@ -81,6 +135,7 @@ impl AsyncRead for Wire {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        self.poll_pongs(cx)?;
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
@@ -94,24 +149,25 @@ impl AsyncWrite for Wire {
         if self.out.len() >= MOST {
             ready!(self.poll_out(cx))?;
         }
-        let this = &mut *self;
-        let Some(frames) = &mut this.frames else {
-            return Pin::new(&mut this.stream).poll_write(cx, bytes);
-        };
-        frames.read(bytes);
-        this.out.extend_from_slice(bytes);
+        if self.frames.is_none() {
+            return Pin::new(&mut self.stream).poll_write(cx, bytes);
+        }
+        self.take(bytes);
         Poll::Ready(Ok(bytes.len()))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.frames.as_ref().is_some_and(Frames::end_in_a_head) {
+        if self.keeps_a_head() {
             return Poll::Ready(Ok(()));
         }
+        self.poll_pongs(cx)?;
         ready!(self.poll_out(cx))?;
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        this.out.append(&mut this.pongs);
         ready!(self.poll_out(cx))?;
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
@@ -124,6 +180,11 @@ const HEAD: usize = 9;
 const HEADERS: u8 = 1;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
+const PING: u8 = 6;
+const CONTINUATION: u8 = 9;
+const ACK: u8 = 1;
+/// The length of an answer to a ping.
+const PONG: usize = HEAD + 8;
 
 /// Follows the frames of what is written, however it is cut.
 struct Frames {
@@ -145,38 +206,65 @@ impl Default for Frames {
 }
 
 impl Frames {
-    fn read(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
+    /// Reads to the end of a frame at the most, and says how much that is.
+    fn read(&mut self, bytes: &[u8]) -> usize {
+        let mut read = 0;
+        while read < bytes.len() {
             if self.rest > 0 {
-                let (_, after) = bytes.split_at(self.rest.min(bytes.len()));
-                self.rest -= bytes.len() - after.len();
-                bytes = after;
-                continue;
+                let now = self.rest.min(bytes.len() - read);
+                self.rest -= now;
+                read += now;
+            } else {
+                if self.got == HEAD {
+                    self.got = 0;
+                }
+                let now = (HEAD - self.got).min(bytes.len() - read);
+                self.head[self.got..self.got + now].copy_from_slice(&bytes[read..read + now]);
+                self.got += now;
+                read += now;
+                if self.got == HEAD {
+                    let [a, b, c, ..] = self.head;
+                    self.rest = u32::from_be_bytes([0, a, b, c]) as usize;
+                }
             }
-            if self.got == HEAD {
-                self.got = 0;
-            }
-            let (now, after) = bytes.split_at((HEAD - self.got).min(bytes.len()));
-            self.head[self.got..self.got + now.len()].copy_from_slice(now);
-            self.got += now.len();
-            bytes = after;
-            if self.got == HEAD {
-                let [a, b, c, ..] = self.head;
-                self.rest = u32::from_be_bytes([0, a, b, c]) as usize;
+            if self.whole().is_some() {
+                break;
             }
         }
+        read
     }
 
-    /// Whether the last frame is whole, and the head of a request whose body follows.
-    fn end_in_a_head(&self) -> bool {
-        let (kind, flags) = (self.head[3], self.head[4]);
+    /// Kind and flags of the last frame, if it is whole.
+    fn whole(&self) -> Option<(u8, u8)> {
         let whole = self.got == HEAD && self.rest == 0;
-        whole && kind == HEADERS && flags & (END_HEADERS | END_STREAM) == END_HEADERS
+        whole.then_some((self.head[3], self.head[4]))
+    }
+
+    /// Whether the last frame is the head of a request whose body follows.
+    fn end_in_a_head(&self) -> bool {
+        self.whole().is_some_and(|(kind, flags)| {
+            kind == HEADERS && flags & (END_HEADERS | END_STREAM) == END_HEADERS
+        })
+    }
+
+    /// Whether another frame may come in between: frames are not cut, nor heads from their rest.
+    fn end_whole(&self) -> bool {
+        self.whole().is_some_and(|(kind, flags)| {
+            !matches!(kind, HEADERS | CONTINUATION) || flags & END_HEADERS != 0
+        })
+    }
+
+    /// Whether the last frame answers a ping.
+    fn end_in_a_pong(&self) -> bool {
+        self.whole()
+            .is_some_and(|(kind, flags)| kind == PING && flags & ACK != 0)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
@@ -184,6 +272,12 @@ mod tests {
         let mut frame = vec![length[1], length[2], length[3], kind, flags, 0, 0, 0, 1];
         frame.extend_from_slice(payload);
         frame
+    }
+
+    fn read(frames: &mut Frames, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            bytes = &bytes[frames.read(bytes)..];
+        }
     }
 
     #[test]
@@ -214,15 +308,90 @@ mod tests {
                 .collect();
             for cut in [1, 3, 10, 4096] {
                 let mut frames = Frames::default();
-                said.chunks(cut).for_each(|bytes| frames.read(bytes));
+                said.chunks(cut).for_each(|bytes| read(&mut frames, bytes));
                 assert_eq!(frames.end_in_a_head(), kept, "{said:?} by {cut}");
             }
             // Cut anywhere else, it is not whole.
             if kept {
                 let mut frames = Frames::default();
-                frames.read(&said[..said.len() - 1]);
+                read(&mut frames, &said[..said.len() - 1]);
                 assert!(!frames.end_in_a_head());
             }
         }
+    }
+    /// A wire that has said its preface, and what is heard of it.
+    async fn pair() -> (Wire, TcpStream) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await;
+        let (mut peer, _) = listener.accept().await.unwrap();
+        let mut wire = Wire::new(stream.unwrap(), Some(Frames::default()));
+        wire.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            .await
+            .unwrap();
+        wire.flush().await.unwrap();
+        peer.read_exact(&mut [0; PREFACE]).await.unwrap();
+        (wire, peer)
+    }
+
+    async fn hear(peer: &mut TcpStream, length: usize) -> Vec<u8> {
+        let mut heard = vec![0; length];
+        let whole = peer.read_exact(&mut heard);
+        let whole = tokio::time::timeout(Duration::from_secs(10), whole).await;
+        whole.expect("in time").unwrap();
+        heard
+    }
+
+    #[tokio::test]
+    async fn an_answer_to_a_ping_lets_requests_pass_and_goes_by_itself() {
+        let (pong, body) = (frame(6, 1, b"12345678"), frame(0, 1, b"message"));
+        for cut in [1, 5, 17, 4096] {
+            let (mut wire, mut peer) = pair().await;
+            let said = [&pong[..], &body, &pong].concat();
+            for bytes in said.chunks(cut) {
+                wire.write_all(bytes).await.unwrap();
+            }
+            wire.flush().await.unwrap();
+            assert_eq!(hear(&mut peer, body.len()).await, body);
+            // Whoever drives a connection reads it, and nothing else.
+            let reading = tokio::spawn(async move { wire.read_u8().await });
+            let both = [&pong[..], &pong].concat();
+            assert_eq!(hear(&mut peer, both.len()).await, both);
+            drop(peer);
+            assert!(reading.await.unwrap().is_err());
+        }
+    }
+
+    #[test]
+    fn answers_to_pings_cut_no_frame_and_no_head() {
+        let whole = |said: &[u8]| {
+            let mut frames = Frames {
+                rest: 0,
+                ..Frames::default()
+            };
+            read(&mut frames, said);
+            frames.end_whole()
+        };
+        let (begun, more) = (frame(1, 0, b"path"), frame(9, 0, b"more"));
+        let (ended, body) = (frame(9, 4, b"most"), frame(0, 1, b"message"));
+        assert!(!whole(&begun));
+        assert!(!whole(&[&begun[..], &more].concat()));
+        assert!(whole(&[&begun[..], &more, &ended].concat()));
+        assert!(whole(&frame(1, 4, b"path")));
+        assert!(whole(&body));
+        assert!((0..body.len()).all(|length| !whole(&body[..length])));
+    }
+
+    #[tokio::test]
+    async fn an_answer_to_a_ping_is_not_lost_at_the_end_nor_put_into_a_request() {
+        let pong = frame(6, 1, b"12345678");
+        let (head, body) = (frame(1, 4, b"path"), frame(0, 1, b"message"));
+        let (mut wire, mut peer) = pair().await;
+        wire.write_all(&[&head[..], &pong].concat()).await.unwrap();
+        wire.flush().await.unwrap();
+        wire.write_all(&body).await.unwrap();
+        wire.shutdown().await.unwrap();
+        let mut heard = Vec::new();
+        peer.read_to_end(&mut heard).await.unwrap();
+        assert_eq!(heard, [head, body, pong].concat());
     }
 }

@@ -18,10 +18,10 @@ cases! { pub(super) CASES, "evict";
         marked_hold_leaves_when_dropped,
         a_mark_before_the_answer_is_told_at_once,
     ],
-    "[`Eviction::Remove`] removes it at once; the next in line is granted and woken." => [
+    "[`Eviction::Remove`] removes it at once; the next in line is granted and woken, and an alarm is raised at its client." => [
         removed_holder_is_replaced,
         removed_waiter_is_skipped if needs::fair,
-        removed_hold_is_told,
+        removed_hold_is_told_at_once,
     ],
     "An id that is not in the line answers `false`." => [
         unknown_id_is_false,
@@ -155,17 +155,17 @@ async fn removed_waiter_is_skipped(bed: Bed) -> Check {
     Ok(())
 }
 
-async fn removed_hold_is_told(bed: Bed) -> Check {
+async fn removed_hold_is_told_at_once(bed: Bed) -> Check {
     let holder = bed.other_client().await?;
-    let ttl = bed.short_ttl() * 2;
-    let hold = holder.mutex("taken")?.ttl(bed.fit(ttl))?.lock().await?;
+    // A ttl so long that only an alarm can tell in time.
+    let hold = holder.mutex("taken")?.ttl(bed.long_ttl())?.lock().await?;
     let name = bed.name("taken")?;
     let id = hold.claim().to_string();
     ensure!(
         bed.engine().evict(name, id, Eviction::Remove).await?,
         "the holder is there"
     );
-    let loss = within(bed.fit(ttl) + SOON, "the loss", hold.lost()).await?;
+    let loss = within(SOON, "the loss", hold.lost()).await?;
     ensure_eq!(loss.reason, LossReason::Taken, "the reason");
     ensure!(!hold.is_valid(), "a lost hold is valid");
     Ok(())

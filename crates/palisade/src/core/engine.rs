@@ -121,7 +121,8 @@ pub trait Engine: Send + Sync + 'static {
     /// # Behavior
     /// - [`Eviction::Mark`] leaves the place as it is, makes its renewals answer
     ///   [`Renewal::Evicted`], and raises an alarm at its client.
-    /// - [`Eviction::Remove`] removes it at once; the next in line is granted and woken.
+    /// - [`Eviction::Remove`] removes it at once; the next in line is granted and woken, and an
+    ///   alarm is raised at its client.
     /// - An id that is not in the line answers `false`.
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>>;
 

@@ -280,9 +280,8 @@ impl ConsulEngine {
                 Eviction::Remove => {
                     let mut ops = view.without(&line, (spot, index), claim, &session);
                     ops.push(Op::delete(&line.value(&id)));
-                    // Written before it is deleted, so that whoever listens hears of it.
-                    ops.push(Op::set(&self.keys.mark(&id), 0, ""));
                     ops.push(Op::delete(&self.keys.mark(&id)));
+                    ops.push(Op::set(&self.keys.removed_last(), 0, &id));
                     ops
                 }
             };

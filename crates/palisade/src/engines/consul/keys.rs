@@ -132,6 +132,12 @@ impl Keys {
         format!("{}{claim}", self.marks())
     }
 
+    /// What says which claim was removed last. Stays, among the marks: whoever watches them and
+    /// looks away for a moment would miss what comes and goes.
+    pub(super) fn removed_last(&self) -> String {
+        self.mark("last")
+    }
+
     /// What every mark begins with.
     pub(super) fn marks(&self) -> String {
         match self.is_bare() {

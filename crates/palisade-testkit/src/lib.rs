@@ -5,9 +5,10 @@
 //! [`taker`] is a real second process that can be stopped and killed, [`report`] turns results
 //! into the table of behaviours × engines, [`model`] is a line to compare with, [`subject`] lists
 //! the engines, [`wrap`] are engines around an engine that lose or count calls, [`launch`] starts
-//! real servers, [`hurt`] hurts them, [`proxy`] is a TCP proxy that knows the engines' protocols and cuts, delays, eats
-//! and doubles what passes. [`faults`] runs workloads under faults, [`history`] records what
-//! happens and [`check`] judges it.
+//! real servers, [`hurt`] hurts them, [`proxy`] is a TCP proxy that knows the engines' protocols
+//! and cuts, delays, eats and doubles what passes. [`faults`] runs workloads under faults,
+//! [`history`] records what happens and [`check`] judges it. [`trial`] is what the tests of single
+//! engines share.
 
 pub mod check;
 pub mod conformance;
@@ -22,4 +23,5 @@ pub mod report;
 pub(crate) mod sites;
 pub mod subject;
 pub mod taker;
+pub mod trial;
 pub mod wrap;

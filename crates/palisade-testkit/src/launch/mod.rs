@@ -111,6 +111,14 @@ pub fn need_tool(name: &str) -> Option<PathBuf> {
     }
 }
 
+/// A port for a server of the test's own: nobody listens on it, and no outgoing connection gets it.
+///
+/// # Panics
+/// When there is none.
+pub fn free_port() -> u16 {
+    ports::free().unwrap_or_else(|why| panic!("{why}"))
+}
+
 /// Whether an engine that can't be had fails a test.
 fn required() -> bool {
     let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty() && value != "0");

@@ -1,12 +1,12 @@
 //! Tokens, certificates, datacenters and checks on real servers: what works, and that what does
 //! not is said clearly, by kind, with what to do, and without the secret.
 
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use palisade::{Client, Error, Kind};
 use palisade_testkit::launch::{self, Running, wire};
+use palisade_testkit::trial::certificates;
 use serde_json::{Value, json};
 
 use crate::util::{get, need, soon, until};
@@ -145,44 +145,14 @@ async fn missing_rights_are_named() {
     assert!(left.is_null(), "left behind: {left}");
 }
 
-fn openssl(folder: &Path, arguments: &str) -> bool {
-    let made = Command::new("openssl")
-        .args(arguments.split(' '))
-        .current_dir(folder)
-        .output();
-    made.is_ok_and(|made| made.status.success())
-}
-
-/// Makes an authority, and certificates of it for a server and a client.
-fn certificates(folder: &Path) -> bool {
-    std::fs::write(folder.join("names"), "subjectAltName=DNS:localhost").unwrap();
-    let key = "-nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1";
-    openssl(
-        folder,
-        &format!("req -x509 {key} -days 2 -keyout ca.key -out ca.pem -subj /CN=authority"),
-    ) && ["server", "client"].iter().all(|who| {
-        let request = format!("req {key} -keyout {who}.key -out {who}.csr -subj /CN={who}");
-        let sign = format!(
-            "x509 -req -in {who}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out {who}.pem"
-        );
-        openssl(folder, &request) && openssl(folder, &sign)
-    })
-}
-
-/// A port that nobody listens on.
-fn port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_of_both_sides_are_checked() {
     let folder = tempfile::tempdir().unwrap();
-    if !certificates(folder.path()) {
-        return launch::skip("consul", "openssl is not installed");
+    if let Err(why) = certificates(folder.path(), "DNS:localhost") {
+        return launch::skip("consul", &why);
     }
     let at = |name: &str| folder.path().join(name).display().to_string();
-    let port = port();
+    let port = launch::free_port();
     let settings = format!(
         r#"ports = {{ https = {port} }}
         ca_file = "{}"
@@ -237,7 +207,7 @@ async fn another_datacenter_or_edition_is_refused_by_name() {
         says(&error.err().unwrap(), Kind::Config, words);
     }
     // Nobody there at all, in our own words.
-    let gone = port();
+    let gone = launch::free_port();
     let error = palisade::connect(&format!("consul://127.0.0.1:{gone}")).await;
     let error = error.err().unwrap();
     says(&error, Kind::Unreachable, "the connection is refused");

@@ -2,7 +2,7 @@
 
 use palisade_testkit::launch::Running;
 
-use crate::util::{ConsulLock, beside_others, get, holder, need, soon};
+use crate::util::{beside_others, consul_holds, consul_lock, get, holder, need, soon};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn palisade_waits_for_consul_lock() {
@@ -10,7 +10,7 @@ async fn palisade_waits_for_consul_lock() {
         return;
     };
     let client = beside_others(&running).await;
-    let theirs = tokio::task::block_in_place(|| ConsulLock::hold(&running, &[], "web"));
+    let theirs = tokio::task::block_in_place(|| consul_holds(&running, &[], "web"));
     let mutex = client.mutex("web/.lock").unwrap();
     assert!(mutex.try_lock().await.unwrap().is_none(), "two holders");
     let shown = client
@@ -37,7 +37,7 @@ async fn consul_lock_waits_for_palisade() {
     };
     let client = beside_others(&running).await;
     let hold = client.mutex("web/.lock").unwrap().lock().await.unwrap();
-    let run = |arguments: &[&str]| ConsulLock::start(&running, arguments);
+    let run = |arguments: &[&str]| consul_lock(&running, arguments);
     let refused = run(&["-child-exit-code", "-try=300ms", "web", "echo held"]);
     assert!(
         !tokio::task::block_in_place(|| refused.ended()),
@@ -59,7 +59,7 @@ async fn permits_are_shared_with_consul_lock() {
     };
     let client = beside_others(&running).await;
     let semaphore = client.semaphore("pool", 3).unwrap();
-    let theirs = tokio::task::block_in_place(|| ConsulLock::hold(&running, &["-n=3"], "pool"));
+    let theirs = tokio::task::block_in_place(|| consul_holds(&running, &["-n=3"], "pool"));
     let one = semaphore
         .try_acquire()
         .await
@@ -75,7 +75,7 @@ async fn permits_are_shared_with_consul_lock() {
         "four of three"
     );
     assert_eq!(holders(&running), 3);
-    let refused = ConsulLock::start(
+    let refused = consul_lock(
         &running,
         &[
             "-child-exit-code",
@@ -97,7 +97,7 @@ async fn permits_are_shared_with_consul_lock() {
     assert_eq!(shown[0].capacity, Some(3));
 
     // One of ours leaves: one of theirs comes in.
-    let waits = ConsulLock::start(
+    let waits = consul_lock(
         &running,
         &[
             "-child-exit-code",
@@ -155,7 +155,7 @@ async fn consul_lock_does_not_overwrite_readers() {
     };
     let client = beside_others(&running).await;
     let reader = client.rwlock("doc/.lock").unwrap().read().await.unwrap();
-    let refused = ConsulLock::start(
+    let refused = consul_lock(
         &running,
         &["-child-exit-code", "-try=300ms", "doc", "echo held"],
     );
@@ -164,7 +164,7 @@ async fn consul_lock_does_not_overwrite_readers() {
         "a writer beside a reader"
     );
     reader.release().await.unwrap();
-    let allowed = ConsulLock::start(&running, &["-child-exit-code", "doc", "echo held"]);
+    let allowed = consul_lock(&running, &["-child-exit-code", "doc", "echo held"]);
     assert!(tokio::task::block_in_place(|| allowed.ended()));
 }
 

@@ -1,6 +1,5 @@
 //! Logins, TLS, and what `check` finds.
 
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -8,9 +7,10 @@ use palisade::core::engine::Eviction;
 use palisade::core::report::Scope;
 use palisade::{Kind, LossReason};
 use palisade_testkit::launch;
+use palisade_testkit::trial::certificates;
 use serde_json::json;
 
-use crate::util::{Ctl, base64, call, soon, until};
+use crate::util::{base64, call, run_ctl, soon, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_login_is_asked_for_and_outlives_a_restart() {
@@ -22,7 +22,7 @@ async fn a_login_is_asked_for_and_outlives_a_restart() {
         &["user", "grant-role", "root", "root"],
         &["auth", "enable"],
     ] {
-        if Ctl::run(&running, call).is_none() {
+        if run_ctl(&running, call).is_none() {
             return;
         }
     }
@@ -78,7 +78,7 @@ async fn a_user_needs_the_namespace_and_no_more() {
         "auth enable",
     ] {
         let call: Vec<&str> = call.split(' ').collect();
-        if Ctl::run(&running, &call).is_none() {
+        if run_ctl(&running, &call).is_none() {
             return;
         }
     }
@@ -131,16 +131,6 @@ impl Drop for Secured {
     }
 }
 
-fn openssl(dir: &Path, arguments: &str) -> bool {
-    let ended = Command::new("openssl")
-        .current_dir(dir)
-        .args(arguments.split(' '))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    ended.is_ok_and(|status| status.success())
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_of_both_sides_are_checked() {
     let Some(etcd) = launch::need_tool("etcd") else {
@@ -148,30 +138,10 @@ async fn certificates_of_both_sides_are_checked() {
     };
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
-    let subject = "-nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 2";
-    let authority = |file: &str| {
-        openssl(
-            dir.path(),
-            &format!("req -x509 {subject} -keyout {file}.key -out {file}.pem -subj /CN=authority"),
-        )
-    };
-    let made = authority("ca") && authority("other") && ["server", "client"].iter().all(|who| {
-            std::fs::write(dir.path().join("san"), "subjectAltName=DNS:localhost,IP:127.0.0.1").unwrap();
-            openssl(dir.path(), &format!("req {subject} -keyout {who}.key -out {who}.csr -subj /CN={who}").replace(" -days 2", ""))
-                && openssl(dir.path(), &format!("x509 -req -in {who}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile san -out {who}.pem"))
-        });
-    if !made {
-        launch::skip(
-            "etcd",
-            "openssl is not installed, to make certificates with",
-        );
-        return;
+    if let Err(why) = certificates(dir.path(), "DNS:localhost,IP:127.0.0.1") {
+        return launch::skip("etcd", &why);
     }
-    let port = || {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().port()
-    };
-    let (client_port, peer_port) = (port(), port());
+    let (client_port, peer_port) = (launch::free_port(), launch::free_port());
     let (clients, peers) = (
         format!("https://127.0.0.1:{client_port}"),
         format!("http://127.0.0.1:{peer_port}"),

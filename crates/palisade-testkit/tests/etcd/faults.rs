@@ -1,114 +1,23 @@
 //! Three members are hurt while eight clients work: no two believe at once, tokens rise, every
 //! waiter is served in time, and an expiry is told before the next grant.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use palisade::core::engine::Renewal;
 use palisade::core::ticket::Lease;
-use palisade::{BootTime, Client, LossReason};
+use palisade::{BootTime, LossReason};
 use palisade_testkit::launch::{self, Running};
 use palisade_testkit::proxy::{Direction, Kind, Protocol, Proxy};
-use parking_lot::Mutex;
+use palisade_testkit::trial::Crew;
 use serde_json::json;
-use tokio::task::JoinSet;
 
 use crate::util::{call, soon, until};
 
-const CLIENTS: usize = 8;
 const TTL: Duration = Duration::from_secs(4);
 
-/// One belief: from the grant to when its holder let go, or had to.
-#[derive(Debug, Clone, Copy)]
-struct Belief {
-    token: u64,
-    from: BootTime,
-    to: BootTime,
-}
-
-/// Clients at work on one lock.
-struct Crew {
-    beliefs: Arc<Mutex<Vec<Belief>>>,
-    longest_wait: Arc<Mutex<Duration>>,
-    over: Arc<AtomicBool>,
-    tasks: JoinSet<()>,
-}
-
-impl Crew {
-    async fn start(url: &str) -> Self {
-        let mut crew = Self {
-            beliefs: Arc::default(),
-            longest_wait: Arc::default(),
-            over: Arc::default(),
-            tasks: JoinSet::new(),
-        };
-        for _ in 0..CLIENTS {
-            let client = palisade::connect(url).await.unwrap();
-            crew.hire(client);
-        }
-        crew
-    }
-
-    fn hire(&mut self, client: Client) {
-        let (beliefs, over) = (Arc::clone(&self.beliefs), Arc::clone(&self.over));
-        let longest = Arc::clone(&self.longest_wait);
-        self.tasks.spawn(async move {
-            let mutex = client.mutex("shared").unwrap().ttl(TTL).unwrap();
-            while !over.load(Ordering::SeqCst) {
-                let asked = BootTime::now();
-                let hold = mutex.lock().await.unwrap();
-                let from = BootTime::now();
-                let waited = from.saturating_since(asked);
-                {
-                    let mut longest = longest.lock();
-                    *longest = waited.max(*longest);
-                }
-                let token = hold.token().0;
-                tokio::time::sleep(Duration::from_millis(3)).await;
-                // What it believes ends when it says so, or when its time is over.
-                let to = BootTime::now().min(hold.deadline().max(from));
-                beliefs.lock().push(Belief { token, from, to });
-                // Lost, or no answer: what matters is what was believed.
-                let _ = hold.release().await;
-            }
-        });
-    }
-
-    async fn grants(&self, more: usize) {
-        let goal = self.beliefs.lock().len() + more;
-        let look = async {
-            while self.beliefs.lock().len() < goal {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let limit = TTL * 2 + Duration::from_secs(5);
-        let reached = tokio::time::timeout(limit, look).await;
-        reached.unwrap_or_else(|_| panic!("{more} more grants did not come within {limit:?}"));
-    }
-
-    async fn end(mut self) {
-        self.over.store(true, Ordering::SeqCst);
-        let limit = TTL * 2 + Duration::from_secs(5);
-        let all = async { while self.tasks.join_next().await.map(Result::unwrap).is_some() {} };
-        tokio::time::timeout(limit, all)
-            .await
-            .expect("everyone ends");
-        let mut beliefs = self.beliefs.lock().clone();
-        beliefs.sort_by_key(|belief| belief.from);
-        for pair in beliefs.windows(2) {
-            let [first, next] = [pair[0], pair[1]];
-            assert!(first.to <= next.from, "two holders: {first:?} {next:?}");
-            assert!(first.token < next.token, "tokens: {first:?} {next:?}");
-        }
-        let longest = *self.longest_wait.lock();
-        let bound = TTL * 2 + Duration::from_secs(1);
-        assert!(
-            longest <= bound,
-            "somebody waited {longest:?}, longer than {bound:?}"
-        );
-        println!("{} grants, the longest wait {longest:?}", beliefs.len());
-    }
+/// Eight clients at work on one lock; each is served within two ttls and a second.
+async fn crew(running: &Running) -> Crew {
+    Crew::start(running.url(), 8, TTL, TTL * 2 + Duration::from_secs(1)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -116,7 +25,7 @@ async fn the_leader_is_killed() {
     let Some(running) = launch::need("etcd3") else {
         return;
     };
-    let crew = Crew::start(running.url()).await;
+    let crew = crew(&running).await;
     crew.grants(40).await;
     let killed = tokio::task::block_in_place(|| running.kill_leader()).unwrap();
     crew.grants(40).await;
@@ -138,7 +47,7 @@ async fn the_leader_is_stopped_for_five_seconds() {
         .lock()
         .await
         .unwrap();
-    let crew = Crew::start(running.url()).await;
+    let crew = crew(&running).await;
     crew.grants(40).await;
     let leader = running.leader_where(|_| true).unwrap();
     tokio::task::block_in_place(|| running.nodes()[leader].stop()).unwrap();
@@ -162,7 +71,7 @@ async fn members_are_restarted_one_by_one() {
     let Some(running) = launch::need("etcd3") else {
         return;
     };
-    let crew = Crew::start(running.url()).await;
+    let crew = crew(&running).await;
     for node in running.nodes() {
         crew.grants(20).await;
         tokio::task::block_in_place(|| node.restart()).unwrap();
@@ -198,7 +107,7 @@ async fn a_client_is_cut_off_for_longer_than_the_ttl() {
     // Swallowed packets, and then connections that are refused.
     for silent in [true, false] {
         let hold = soon("the lock", mutex.lock()).await.unwrap();
-        let crew = Crew::start(running.url()).await;
+        let crew = crew(&running).await;
         let cut = BootTime::now();
         for proxy in &proxies {
             match silent {
@@ -210,13 +119,8 @@ async fn a_client_is_cut_off_for_longer_than_the_ttl() {
         let told = BootTime::now();
         assert_eq!(loss.reason, LossReason::Expired);
         assert!(told <= cut + TTL + Duration::from_millis(500), "told late");
-        let beliefs = Arc::clone(&crew.beliefs);
         crew.grants(1).await;
-        let next = *beliefs
-            .lock()
-            .iter()
-            .min_by_key(|belief| belief.from)
-            .unwrap();
+        let next = crew.beliefs()[0];
         assert!(told < next.from, "told after the next grant");
         assert!(hold.token().0 < next.token, "tokens");
         drop(hold);
@@ -306,7 +210,7 @@ async fn a_lease_is_revoked_by_hand() {
     let client = palisade::connect(running.url()).await.unwrap();
     let mutex = client.mutex("shared").unwrap().ttl(TTL).unwrap();
     let hold = mutex.lock().await.unwrap();
-    let crew = Crew::start(running.url()).await;
+    let crew = crew(&running).await;
     let lease = hold.ticket().lease.0;
     call(
         &running,
@@ -323,7 +227,7 @@ async fn a_lease_is_revoked_by_hand() {
         took < TTL / 3 + Duration::from_secs(1),
         "told after {took:?}"
     );
-    let next = crew.beliefs.lock()[0];
+    let next = crew.beliefs()[0];
     assert!(hold.token().0 < next.token, "tokens");
     let late = hold.release().await.err().unwrap();
     assert_eq!(late.kind(), palisade::Kind::Lost);
@@ -339,7 +243,7 @@ async fn history_is_compacted_while_clients_wait() {
     let Some(running) = launch::need("etcd3") else {
         return;
     };
-    let crew = Crew::start(running.url()).await;
+    let crew = crew(&running).await;
     for _ in 0..5 {
         crew.grants(20).await;
         let status = call(&running, "/v3/maintenance/status", json!({}));

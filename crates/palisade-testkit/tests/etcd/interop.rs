@@ -6,7 +6,7 @@ use palisade::{Kind, Name};
 use palisade_testkit::launch;
 use serde_json::json;
 
-use crate::util::{Ctl, applies, base64, beside_others, call, soon, until};
+use crate::util::{applies, base64, beside_others, call, soon, start_ctl, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn etcdctl_lock_excludes_palisade() {
@@ -14,7 +14,7 @@ async fn etcdctl_lock_excludes_palisade() {
         return;
     };
     let client = beside_others(&running).await;
-    let Some(ctl) = Ctl::start(&running, &["lock", "/jobs/nightly"]) else {
+    let Some(ctl) = start_ctl(&running, &["lock", "/jobs/nightly"]) else {
         return;
     };
     let key = ctl.line();
@@ -59,7 +59,7 @@ async fn etcdctl_lock_is_excluded_by_palisade() {
     let client = beside_others(&running).await;
     // A reader excludes it as well as a lock does.
     let read = client.rwlock("jobs").unwrap().read().await.unwrap();
-    let Some(ctl) = Ctl::start(&running, &["lock", "jobs"]) else {
+    let Some(ctl) = start_ctl(&running, &["lock", "jobs"]) else {
         return;
     };
     let name = Name::new("jobs").unwrap();
@@ -118,7 +118,7 @@ async fn etcdctl_elect_and_palisade_elect_one_leader() {
     };
     let client = beside_others(&running).await;
     let election = client.election("boss").unwrap();
-    let Some(ctl) = Ctl::start(&running, &["elect", "boss", "theirs"]) else {
+    let Some(ctl) = start_ctl(&running, &["elect", "boss", "theirs"]) else {
         return;
     };
     assert!(ctl.line().starts_with("boss/"));
@@ -137,13 +137,13 @@ async fn etcdctl_elect_and_palisade_elect_one_leader() {
     ctl.interrupt();
     let led = soon("the election", campaign).await.unwrap().unwrap();
     // Their observers see our value, and what we proclaim.
-    let listener = Ctl::start(&running, &["elect", "-l", "boss"]).unwrap();
+    let listener = start_ctl(&running, &["elect", "-l", "boss"]).unwrap();
     assert!(listener.line().starts_with("boss/"));
     assert_eq!(listener.line(), "ours");
     led.proclaim("still ours").await.unwrap();
     assert!(listener.line().starts_with("boss/"));
     assert_eq!(listener.line(), "still ours");
-    let theirs = Ctl::start(&running, &["elect", "boss", "again"]).unwrap();
+    let theirs = start_ctl(&running, &["elect", "boss", "again"]).unwrap();
     until("their candidate", waits).await;
     assert!(theirs.is_silent(), "two leaders");
     led.resign().await.unwrap();

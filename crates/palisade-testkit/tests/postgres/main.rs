@@ -13,12 +13,9 @@ mod standby;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Duration;
 
 use palisade_testkit::launch::{self, Running, wire};
-
-/// How long an event may take that is due at once.
-const SOON: Duration = Duration::from_secs(5);
+use palisade_testkit::trial::SOON;
 
 fn server() -> Option<Running> {
     launch::need("postgres")

@@ -1,31 +1,12 @@
 //! TLS to a server with a certificate of our own making, and what is refused.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
-use std::process::Command;
 
 use palisade::Kind;
 use palisade_testkit::launch;
+use palisade_testkit::trial::certificates;
 
 use super::{server_with, sql};
-
-/// A certificate for 127.0.0.1 and its key; the error says why there is none.
-fn certificate(folder: &Path, name: &str) -> Result<(), String> {
-    let arguments = format!(
-        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
-         -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1,DNS:localhost \
-         -addext basicConstraints=critical,CA:FALSE -keyout {name}.key -out {name}.pem"
-    );
-    let made = Command::new("openssl")
-        .args(arguments.split_whitespace())
-        .current_dir(folder)
-        .output()
-        .map_err(|error| format!("openssl: {error}"))?;
-    match made.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&made.stderr).into_owned()),
-    }
-}
 
 #[tokio::test]
 async fn a_server_s_certificate_is_checked_by_both_engines() {
@@ -33,8 +14,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
         return;
     };
     let data = server.nodes()[0].folder().join("data");
-    let made = ["server", "stranger"].map(|name| certificate(&data, name));
-    if let Some(why) = made.into_iter().find_map(Result::err) {
+    if let Err(why) = certificates(&data, "IP:127.0.0.1") {
         return launch::skip("openssl", &why);
     }
     // The server is another user than we, and wants its key to be its own.
@@ -52,7 +32,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
 
     // It does not speak TLS yet.
     for scheme in schemes {
-        let rest = format!("127.0.0.1:PORT/postgres?{}", ca("server"));
+        let rest = format!("127.0.0.1:PORT/postgres?{}", ca("ca"));
         let client = palisade::connect(&url(scheme, &rest)).await.unwrap();
         let refused = client.mutex("x").unwrap().try_lock().await.unwrap_err();
         assert_eq!(refused.kind(), Kind::Config, "{refused}");
@@ -69,7 +49,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
     let spoken = "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) \
         WHERE ssl AND application_name LIKE 'palisade%'";
     for scheme in schemes {
-        let rest = format!("127.0.0.1:PORT/postgres?{}", ca("server"));
+        let rest = format!("127.0.0.1:PORT/postgres?{}", ca("ca"));
         let client = palisade::connect(&url(scheme, &rest)).await.unwrap();
         let lock = client.mutex("x").unwrap();
         // The server takes a moment to read its settings.
@@ -92,8 +72,8 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
 
         // Another authority, and another name than the certificate's.
         for rest in [
-            format!("127.0.0.1:PORT/postgres?{}", ca("stranger")),
-            format!("127.0.0.2:PORT/postgres?{}", ca("server")),
+            format!("127.0.0.1:PORT/postgres?{}", ca("other")),
+            format!("127.0.0.2:PORT/postgres?{}", ca("ca")),
         ] {
             let client = palisade::connect(&url(scheme, &rest)).await.unwrap();
             let refused = client.mutex("x").unwrap().try_lock().await.unwrap_err();

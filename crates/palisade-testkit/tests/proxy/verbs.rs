@@ -1,10 +1,11 @@
 //! What is done to the whole proxy, and what is left of it.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use palisade_testkit::launch;
 use palisade_testkit::proxy::{Direction, Protocol, Proxy};
 use parking_lot::Mutex;
 
@@ -103,9 +104,7 @@ fn new_connections_are_refused_until_healed() {
 
 #[test]
 fn an_engine_that_is_not_there_resets_the_client() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = free.local_addr().unwrap();
-    drop(free);
+    let addr = (Ipv4Addr::LOCALHOST, launch::free_port()).into();
     let proxy = Proxy::start(addr, Protocol::Raw).unwrap();
     let mut stream = connect(proxy.addr());
     let error = stream.read(&mut [0]).unwrap_err();

@@ -5,7 +5,8 @@ use std::time::Duration;
 use palisade::core::engine::Renewal;
 use palisade::core::ticket::{Lease, Ticket};
 use palisade::{Hold, Kind, LossReason};
-use palisade_testkit::launch::wire;
+use palisade_testkit::launch::{self, wire};
+use palisade_testkit::trial::certificates;
 
 use super::support::{Server, line, mutex, soon};
 
@@ -311,50 +312,15 @@ async fn bad_urls_are_refused_before_any_connection() {
     }
 }
 
-/// A certificate of our own for 127.0.0.1, and its key; the error says why there is none.
-fn certificate(folder: &std::path::Path) -> Result<(), String> {
-    let subject = "subjectAltName=IP:127.0.0.1,DNS:localhost";
-    let made = std::process::Command::new("openssl")
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=localhost",
-        ])
-        .args([
-            "-addext",
-            subject,
-            "-addext",
-            "basicConstraints=critical,CA:FALSE",
-        ])
-        .args(["-keyout", "key.pem", "-out", "cert.pem"])
-        .current_dir(folder)
-        .output()
-        .map_err(|error| format!("openssl: {error}"))?;
-    match made.status.success() {
-        true => Ok(()),
-        false => Err("openssl makes no certificate".to_owned()),
-    }
-}
-
 #[tokio::test]
 async fn locks_go_through_tls_and_strangers_are_not_trusted() {
     let folder = tempfile::tempdir().unwrap();
-    if let Err(why) = certificate(folder.path()) {
-        return palisade_testkit::launch::skip("redis", &why);
+    if let Err(why) = certificates(folder.path(), "IP:127.0.0.1") {
+        return launch::skip("redis", &why);
     }
     let file = |name: &str| folder.path().join(name).display().to_string();
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let (tls_port, cert, key) = (port.to_string(), file("cert.pem"), file("key.pem"));
+    let port = launch::free_port();
+    let (tls_port, cert, key) = (port.to_string(), file("server.pem"), file("server.key"));
     let settings = [
         "--tls-port",
         tls_port.as_str(),
@@ -368,7 +334,7 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
     let Some(_server) = Server::with(&settings) else {
         return;
     };
-    let url = format!("rediss://127.0.0.1:{port}?tls_ca={cert}");
+    let url = format!("rediss://127.0.0.1:{port}?tls_ca={}", file("ca.pem"));
     let client = palisade::connect(&url).await.unwrap();
     mutex(&client, "tls", TTL)
         .lock()

@@ -1,16 +1,14 @@
 //! A server of the test's own, with or without the proxy, and commands to it beside palisade.
 
 use std::net::Ipv4Addr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use palisade::core::name::Name;
 use palisade::core::report::{LineReport, Scope};
 use palisade::{Client, Mutex};
 use palisade_testkit::launch::{self, Error, Running, wire};
 use palisade_testkit::proxy::{Protocol, Proxy};
-
-/// How long an event may take on a busy machine.
-pub(crate) const SOON: Duration = Duration::from_secs(10);
+pub(crate) use palisade_testkit::trial::{soon, until};
 
 pub(crate) struct Server {
     // Before the server: connections end first.
@@ -87,24 +85,4 @@ pub(crate) fn mutex(client: &Client, name: &str, ttl: Duration) -> Mutex {
 pub(crate) async fn line(client: &Client, name: &str) -> Option<LineReport> {
     let scope = Scope::Line(Name::new(name).unwrap());
     client.survey(scope).await.unwrap().pop()
-}
-
-/// Waits until `test` is true.
-pub(crate) async fn until(what: &str, mut test: impl AsyncFnMut() -> bool) {
-    let end = Instant::now() + SOON;
-    while !test().await {
-        assert!(
-            Instant::now() < end,
-            "{what} did not happen within {SOON:?}"
-        );
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
-/// The future's answer, or a failure that says what did not come.
-pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(SOON, future).await {
-        Ok(answer) => answer,
-        Err(_) => panic!("{what} did not happen within {SOON:?}"),
-    }
 }

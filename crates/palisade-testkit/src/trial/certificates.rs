@@ -1,0 +1,43 @@
+//! Certificates for a server and a client, made with openssl.
+
+use std::path::Path;
+use std::process::Command;
+
+/// Makes two authorities, `ca` and `other`, and certificates of the first for `server` and
+/// `client`: each as NAME.pem and NAME.key in `folder`. `names` are those of the certificates, as
+/// in `DNS:localhost,IP:127.0.0.1`.
+///
+/// # Errors
+/// Why there are none: openssl is not here, or refuses.
+pub fn certificates(folder: &Path, names: &str) -> Result<(), String> {
+    let file = folder.join("names");
+    std::fs::write(&file, format!("subjectAltName={names}")).map_err(|error| error.to_string())?;
+    let openssl = |arguments: String| openssl(folder, &arguments);
+    let key = "-nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1";
+    for who in ["ca", "other"] {
+        openssl(format!(
+            "req -x509 {key} -days 2 -subj /CN=authority -keyout {who}.key -out {who}.pem"
+        ))?;
+    }
+    for who in ["server", "client"] {
+        openssl(format!(
+            "req {key} -subj /CN={who} -keyout {who}.key -out {who}.csr"
+        ))?;
+        openssl(format!(
+            "x509 -req -in {who}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out {who}.pem"
+        ))?;
+    }
+    Ok(())
+}
+
+fn openssl(folder: &Path, arguments: &str) -> Result<(), String> {
+    let made = Command::new("openssl")
+        .args(arguments.split(' '))
+        .current_dir(folder)
+        .output()
+        .map_err(|error| format!("openssl: {error}"))?;
+    match made.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&made.stderr).into_owned()),
+    }
+}

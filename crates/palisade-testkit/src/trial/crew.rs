@@ -1,0 +1,142 @@
+//! `Crew`: clients at work on one lock while a test hurts the engine. At its end: no two believed
+//! to hold at once, tokens rose, everyone was served in time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use palisade::{BootTime, Client};
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+
+/// What a busy machine may take beside.
+const MARGIN: Duration = Duration::from_secs(4);
+
+/// One belief: from the grant to when its holder let go, or had to.
+#[derive(Debug, Clone, Copy)]
+pub struct Belief {
+    /// The token of the grant.
+    pub token: u64,
+    /// Not before the grant.
+    pub from: BootTime,
+    /// Not after the release was asked for, nor after the deadline.
+    pub to: BootTime,
+}
+
+/// What the clients tell.
+#[derive(Default)]
+struct Log {
+    beliefs: Mutex<Vec<Belief>>,
+    longest_wait: Mutex<Duration>,
+    over: AtomicBool,
+}
+
+/// Clients at work on one lock.
+pub struct Crew {
+    ttl: Duration,
+    patience: Duration,
+    log: Arc<Log>,
+    tasks: JoinSet<()>,
+}
+
+impl Crew {
+    /// So many clients of `url`, whose holds have this ttl, and who wait for `patience` at most.
+    ///
+    /// # Panics
+    /// When a client can't connect.
+    pub async fn start(url: &str, clients: usize, ttl: Duration, patience: Duration) -> Self {
+        let mut crew = Self {
+            ttl,
+            patience,
+            log: Arc::default(),
+            tasks: JoinSet::new(),
+        };
+        for _ in 0..clients {
+            match palisade::connect(url).await {
+                Ok(client) => crew.hire(client),
+                Err(error) => panic!("{url}: {error}"),
+            }
+        }
+        crew
+    }
+
+    /// One more.
+    pub fn hire(&mut self, client: Client) {
+        self.tasks
+            .spawn(work(client, self.ttl, Arc::clone(&self.log)));
+    }
+
+    /// What was believed so far.
+    pub fn beliefs(&self) -> Vec<Belief> {
+        let mut beliefs = self.log.beliefs.lock().clone();
+        beliefs.sort_by_key(|belief| belief.from);
+        beliefs
+    }
+
+    /// Waits until there were so many grants more.
+    ///
+    /// # Panics
+    /// When they don't come.
+    pub async fn grants(&self, more: usize) {
+        let goal = self.beliefs().len() + more;
+        let look = async {
+            while self.beliefs().len() < goal {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let limit = self.patience + MARGIN;
+        let reached = tokio::time::timeout(limit, look).await;
+        reached.unwrap_or_else(|_| panic!("{more} more grants did not come within {limit:?}"));
+    }
+
+    /// Ends the work, and judges it.
+    ///
+    /// # Panics
+    /// When two believed to hold at once, tokens did not rise, or somebody waited too long.
+    pub async fn end(mut self) {
+        self.log.over.store(true, Ordering::SeqCst);
+        let all = async {
+            while let Some(ended) = self.tasks.join_next().await {
+                if let Err(error) = ended {
+                    panic!("a client fails: {error}");
+                }
+            }
+        };
+        let all = tokio::time::timeout(self.patience + MARGIN, all);
+        assert!(all.await.is_ok(), "not everyone ends");
+        let beliefs = self.beliefs();
+        for pair in beliefs.windows(2) {
+            let [first, next] = [pair[0], pair[1]];
+            assert!(first.to <= next.from, "two holders: {first:?} {next:?}");
+            assert!(first.token < next.token, "tokens: {first:?} {next:?}");
+        }
+        let (longest, patience) = (*self.log.longest_wait.lock(), self.patience);
+        assert!(
+            longest <= patience,
+            "somebody waited {longest:?}, longer than {patience:?}"
+        );
+        println!("{} grants, the longest wait {longest:?}", beliefs.len());
+    }
+}
+
+async fn work(client: Client, ttl: Duration, log: Arc<Log>) {
+    let mutex = client.mutex("shared").and_then(|mutex| mutex.ttl(ttl));
+    let mutex = mutex.unwrap_or_else(|error| panic!("{error}"));
+    while !log.over.load(Ordering::SeqCst) {
+        let asked = BootTime::now();
+        let hold = mutex.lock().await;
+        let hold = hold.unwrap_or_else(|error| panic!("{error}"));
+        let from = BootTime::now();
+        {
+            let mut longest = log.longest_wait.lock();
+            *longest = from.saturating_since(asked).max(*longest);
+        }
+        tokio::time::sleep(Duration::from_millis(3)).await;
+        // What it believes ends when it says so, or when its time is over.
+        let to = BootTime::now().min(hold.deadline().max(from));
+        let token = hold.token().0;
+        log.beliefs.lock().push(Belief { token, from, to });
+        // Lost, or no answer: what matters is what was believed.
+        let _ = hold.release().await;
+    }
+}

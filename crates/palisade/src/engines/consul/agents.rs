@@ -11,9 +11,9 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, StatusCode};
 use rustls::{ClientConfig, RootCertStore};
 
-use super::verdict::{TLS_REFUSED, Verdict, broken, unreachable};
+use super::verdict::{Verdict, WHO, broken, unreachable};
 use crate::core::error::{Error, Kind, Result};
-use crate::engines::remote::{Asked, Host};
+use crate::engines::remote::{Asked, Host, refuses_ours};
 
 /// What the URL says about requests.
 #[derive(Clone)]
@@ -109,7 +109,7 @@ async fn ask(client: Client, base: String, asked: Asked) -> Result<Wire> {
         let error = broken("connect", &base, &error);
         match error.kind() {
             Kind::Unreachable if asked.in_vain() => {
-                Error::new(Kind::Config, "connect", TLS_REFUSED)
+                Error::new(Kind::Config, "connect", refuses_ours(WHO))
             }
             kind => Error::new(kind, "connect", error.message()),
         }

@@ -4,12 +4,15 @@
 //! option is for people, a server that is away is for another try. What the HTTP library and
 //! Consul say is never repeated: it may hold addresses and names of keys.
 
-use std::error::Error as Cause;
 use std::io;
 
 use reqwest::StatusCode;
 
 use crate::core::error::{Error, Kind};
+use crate::engines::remote::{about_tls, cause};
+
+/// How we call the other side.
+pub(super) const WHO: &str = "Consul";
 
 /// The message for a token that the servers don't have.
 pub(super) const UNKNOWN_TOKEN: &str =
@@ -110,7 +113,7 @@ pub(super) fn denied(operation: &'static str, has_token: bool) -> Error {
 /// What a connection to `base` that failed means.
 pub(super) fn broken(operation: &'static str, base: &str, error: &reqwest::Error) -> Error {
     if let Some(tls) = cause::<rustls::Error>(error) {
-        return Error::new(Kind::Config, operation, about_tls(tls));
+        return Error::new(Kind::Config, operation, about_tls(WHO, "consul", tls));
     }
     let why = cause::<io::Error>(error).map_or("", |io| match io.kind() {
         io::ErrorKind::ConnectionRefused => ": the connection is refused",
@@ -131,37 +134,4 @@ pub(super) fn broken(operation: &'static str, base: &str, error: &reqwest::Error
             unreachable(operation, &format!("the connection to {base} broke{why}")).maybe_applied()
         }
     }
-}
-
-/// The agent closed the connection over what we showed it, or did not.
-pub(super) const TLS_REFUSED: &str = "Consul refuses our side of TLS; does it ask for a certificate of ours? Give tls_cert and tls_key";
-
-fn about_tls(error: &rustls::Error) -> &'static str {
-    match error {
-        rustls::Error::InvalidMessage(_) => {
-            "this port of Consul does not speak TLS; use consul: in place of consuls:, or the port of https"
-        }
-        rustls::Error::AlertReceived(_) => TLS_REFUSED,
-        _ => {
-            "TLS can't be agreed on; is tls_ca the authority of the agent's certificate, and does the certificate name this host?"
-        }
-    }
-}
-
-/// The first cause of this type. An I/O error hides what it was made of.
-fn cause<'a, T: Cause + 'static>(error: &'a (dyn Cause + 'static)) -> Option<&'a T> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(found) = error.downcast_ref::<T>() {
-            return Some(found);
-        }
-        let inside = error
-            .downcast_ref::<io::Error>()
-            .and_then(io::Error::get_ref);
-        next = match inside {
-            Some(inside) => Some(inside),
-            None => error.source(),
-        };
-    }
-    None
 }

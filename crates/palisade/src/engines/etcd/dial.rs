@@ -15,9 +15,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 
@@ -29,11 +32,10 @@ const MOST: usize = 64 << 10;
 /// How long the answer to a ping is kept: many requests, and far less than anyone waits for it.
 const KEPT: Duration = Duration::from_millis(100);
 
-/// Connects by TCP.
+/// Connects by TCP, and speaks TLS if it is told how, and to whom.
 #[derive(Clone)]
 pub(super) struct Dial {
-    /// Whether frames can be told apart: they can't under TLS, which is spoken above.
-    pub(super) plain: bool,
+    pub(super) tls: Option<(TlsConnector, ServerName<'static>)>,
 }
 
 impl Service<Uri> for Dial {
@@ -46,22 +48,48 @@ impl Service<Uri> for Dial {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let frames = self.plain.then(Frames::default);
+        let tls = self.tls.clone();
         Box::pin(async move {
             let host = uri.host().unwrap_or_default();
             let host = host.trim_start_matches('[').trim_end_matches(']');
             let port = uri.port_u16().unwrap_or(super::PORT);
             let stream = TcpStream::connect((host, port)).await?;
             stream.set_nodelay(true)?;
-            Ok(TokioIo::new(Wire::new(stream, frames)))
+            let stream = match tls {
+                None => Stream::Plain(stream),
+                Some((tls, whom)) => Stream::Tls(Box::new(tls.connect(whom, stream).await?)),
+            };
+            Ok(TokioIo::new(Wire::new(stream)))
         })
     }
 }
 
-/// A TCP connection, written to when a request is whole.
+/// Bytes to and from a member.
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Does the same with either.
+macro_rules! either {
+    ($stream:expr, $bytes:ident => $done:expr) => {
+        match $stream {
+            Stream::Plain(stream) => {
+                let $bytes = Pin::new(stream);
+                $done
+            }
+            Stream::Tls(stream) => {
+                let $bytes = Pin::new(stream);
+                $done
+            }
+        }
+    };
+}
+
+/// A connection, written to when a request is whole.
 pub(super) struct Wire {
-    stream: TcpStream,
-    frames: Option<Frames>,
+    stream: Stream,
+    frames: Frames,
     /// What is not written yet.
     out: Vec<u8>,
     /// Answers to pings, and when they go.
@@ -70,10 +98,10 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    fn new(stream: TcpStream, frames: Option<Frames>) -> Self {
+    fn new(stream: Stream) -> Self {
         Self {
             stream,
-            frames,
+            frames: Frames::default(),
             out: Vec::new(),
             pongs: Vec::new(),
             due: Box::pin(tokio::time::sleep(Duration::ZERO)),
@@ -82,15 +110,12 @@ impl Wire {
 
     /// Takes what is to be written, and puts the answer to a ping aside.
     fn take(&mut self, mut bytes: &[u8]) {
-        let Some(frames) = &mut self.frames else {
-            return self.out.extend_from_slice(bytes);
-        };
         while !bytes.is_empty() {
-            let (now, after) = bytes.split_at(frames.read(bytes));
+            let (now, after) = bytes.split_at(self.frames.read(bytes));
             self.out.extend_from_slice(now);
             bytes = after;
             // A part of it may be on its way already.
-            if frames.end_in_a_pong() && self.out.len() >= PONG {
+            if self.frames.end_in_a_pong() && self.out.len() >= PONG {
                 if self.pongs.is_empty() {
                     self.due.as_mut().reset(Instant::now() + KEPT);
                 }
@@ -102,7 +127,8 @@ impl Wire {
 
     fn poll_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.out.is_empty() {
-            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.out))?;
+            let written =
+                ready!(either!(&mut self.stream, bytes => bytes.poll_write(cx, &self.out)))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
@@ -111,15 +137,12 @@ impl Wire {
         Poll::Ready(Ok(()))
     }
 
-    /// Whether the last frame that was taken is not to go alone.
-    fn keeps_a_head(&self) -> bool {
-        self.frames.as_ref().is_some_and(Frames::end_in_a_head)
-    }
-
     /// Sends the answers to pings when they are due; until then the task is woken when they are.
     fn poll_pongs(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let between = self.frames.as_ref().is_some_and(Frames::end_whole);
-        if !self.pongs.is_empty() && between && self.due.as_mut().poll(cx).is_ready() {
+        if !self.pongs.is_empty()
+            && self.frames.end_whole()
+            && self.due.as_mut().poll(cx).is_ready()
+        {
             self.out.append(&mut self.pongs);
             if let Poll::Ready(Err(error)) = self.poll_out(cx) {
                 return Err(error);
@@ -136,7 +159,7 @@ impl AsyncRead for Wire {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.poll_pongs(cx)?;
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        either!(&mut self.stream, bytes => bytes.poll_read(cx, buffer))
     }
 }
 
@@ -149,27 +172,24 @@ impl AsyncWrite for Wire {
         if self.out.len() >= MOST {
             ready!(self.poll_out(cx))?;
         }
-        if self.frames.is_none() {
-            return Pin::new(&mut self.stream).poll_write(cx, bytes);
-        }
         self.take(bytes);
         Poll::Ready(Ok(bytes.len()))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.keeps_a_head() {
+        if self.frames.end_in_a_head() {
             return Poll::Ready(Ok(()));
         }
         self.poll_pongs(cx)?;
         ready!(self.poll_out(cx))?;
-        Pin::new(&mut self.stream).poll_flush(cx)
+        either!(&mut self.stream, bytes => bytes.poll_flush(cx))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         this.out.append(&mut this.pongs);
         ready!(self.poll_out(cx))?;
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        either!(&mut self.stream, bytes => bytes.poll_shutdown(cx))
     }
 }
 
@@ -324,7 +344,7 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await;
         let (mut peer, _) = listener.accept().await.unwrap();
-        let mut wire = Wire::new(stream.unwrap(), Some(Frames::default()));
+        let mut wire = Wire::new(Stream::Plain(stream.unwrap()));
         wire.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
             .await
             .unwrap();

@@ -10,13 +10,16 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use rustls::pki_types::ServerName;
+use tokio_rustls::TlsConnector;
+use tonic::codegen::http::Uri;
+use tonic::transport::Endpoint;
 
 use super::dial::Dial;
 use super::rpc::Connection;
 use super::wire::{AuthenticateRequest, AuthenticateResponse, Empty, StatusResponse};
 use crate::core::error::{Error, Kind, Result};
-use crate::engines::remote::{Host, Login, Tls};
+use crate::engines::remote::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours};
 
 /// How long the next member waits for the one before it: longer than an answer takes on a local
 /// network, and far shorter than any ttl.
@@ -27,12 +30,16 @@ const STAGGER: Duration = Duration::from_millis(100);
 const PING: Duration = Duration::from_secs(10);
 const PONG: Duration = Duration::from_secs(5);
 
+/// How we call the other side.
+const WHO: &str = "etcd";
+
 /// Where the members are and how to talk to them.
 pub(super) struct Endpoints {
     hosts: Vec<Host>,
-    endpoints: Vec<Endpoint>,
+    endpoints: Vec<(Endpoint, Dial)>,
     login: Login,
-    plain: bool,
+    encrypted: bool,
+    asked: Asked,
     next: AtomicUsize,
 }
 
@@ -53,23 +60,32 @@ impl Endpoints {
         login: Login,
         connect_timeout: Duration,
     ) -> Result<Self> {
-        if let Some(tls) = tls {
-            // Says what is wrong with a file, where the library says only that something is.
-            tls.client_config()?;
-        }
+        let asked = Asked::default();
+        let connector = match tls {
+            None => None,
+            Some(tls) => {
+                let mut config = tls.client_config()?;
+                config.alpn_protocols = vec![b"h2".to_vec()];
+                asked.watch(&mut config);
+                Some(TlsConnector::from(Arc::new(config)))
+            }
+        };
         let endpoint = |host: &Host| {
-            let scheme = if tls.is_some() { "https" } else { "http" };
-            let endpoint = Endpoint::from_shared(format!("{scheme}://{host}"))
-                .map_err(|_| config("a host is written name, name:port or [address]:port"))?
+            let unfit = || config("a host is written name, name:port or [address]:port");
+            // TLS is ours: the library is to leave it to us, and to say so to the other side.
+            let endpoint = Endpoint::from_shared(format!("http://{host}"))
+                .map_err(|_| unfit())?
                 .connect_timeout(connect_timeout)
                 .http2_keep_alive_interval(PING)
                 .keep_alive_timeout(PONG);
-            match tls {
-                None => Ok(endpoint),
-                Some(tls) => endpoint
-                    .tls_config(client_tls(tls, host))
-                    .map_err(|_| config("TLS can't be set up")),
-            }
+            let Some(connector) = connector.clone() else {
+                return Ok((endpoint, Dial { tls: None }));
+            };
+            let origin: Uri = format!("https://{host}").parse().map_err(|_| unfit())?;
+            let whom = ServerName::try_from(host.name.clone());
+            let whom = whom.map_err(|_| config("the host's name can't be in a certificate"))?;
+            let tls = Some((connector, whom));
+            Ok((endpoint.origin(origin), Dial { tls }))
         };
         let endpoints = hosts.iter().map(endpoint).collect::<Result<_>>()?;
         Ok(Self {
@@ -78,7 +94,8 @@ impl Endpoints {
             hosts,
             endpoints,
             login,
-            plain: tls.is_none(),
+            encrypted: tls.is_some(),
+            asked,
         })
     }
 
@@ -124,15 +141,30 @@ impl Endpoints {
 
     async fn attempt(&self, index: usize) -> Result<Connection> {
         let host = &self.hosts[index];
-        let down = |_| {
-            unreachable(format!(
+        let (endpoint, dial) = &self.endpoints[index];
+        let channel = endpoint.connect_with_connector(dial.clone()).await;
+        let channel = channel.map_err(|error| match cause::<rustls::Error>(&error) {
+            Some(tls) => config(about_tls(WHO, "etcd", tls)),
+            None => unreachable(format!(
                 "{host} can't be connected to; is etcd running there?"
-            ))
-        };
-        let dial = Dial { plain: self.plain };
-        let channel = self.endpoints[index].connect_with_connector(dial).await;
-        let channel = channel.map_err(down)?;
-        let connection = Connection::new(channel);
+            )),
+        })?;
+        let first = self.first_questions(Connection::new(channel), host).await;
+        match first {
+            Err(error) if error.kind() == Kind::Unreachable && self.asked.in_vain() => {
+                Err(config(refuses_ours(WHO)))
+            }
+            first => {
+                if first.is_ok() {
+                    self.asked.served();
+                }
+                first
+            }
+        }
+    }
+
+    /// Logs in, and asks whether the member knows a leader.
+    async fn first_questions(&self, connection: Connection, host: &Host) -> Result<Connection> {
         let connection = self.log_in(connection, host).await?;
         let status: std::result::Result<StatusResponse, _> = connection
             .ask("/etcdserverpb.Maintenance/Status", Empty {})
@@ -149,7 +181,13 @@ impl Endpoints {
                 "connect",
                 format!("{host} is no etcd 3.4 or newer"),
             )),
-            Err(_) => Err(unreachable(format!("{host} does not answer as etcd does"))),
+            Err(_) => Err(unreachable(format!(
+                "{host} does not answer as etcd does{}",
+                match self.encrypted {
+                    true => "",
+                    false => "; if it speaks TLS, use etcds: in place of etcd:",
+                }
+            ))),
         }
     }
 
@@ -185,17 +223,5 @@ impl Endpoints {
             )),
             Err(_) => Err(unreachable(format!("{host} does not take the login now"))),
         }
-    }
-}
-
-fn client_tls(tls: &Tls, host: &Host) -> ClientTlsConfig {
-    let config = ClientTlsConfig::new().domain_name(&host.name);
-    let config = match &tls.ca {
-        Some(pem) => config.ca_certificate(Certificate::from_pem(pem)),
-        None => config.with_native_roots(),
-    };
-    match &tls.identity {
-        Some((cert, key)) => config.identity(Identity::from_pem(cert, key)),
-        None => config,
     }
 }

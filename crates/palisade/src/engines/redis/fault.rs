@@ -4,6 +4,7 @@
 use redis::{ErrorKind, RedisError};
 
 use crate::core::error::{Error, Kind};
+use crate::engines::remote::{about_tls, cause};
 
 /// What the server's first word, or the word inside the report of a script, stands for.
 /// All of these are said before anything is written, except what a script met half way.
@@ -148,6 +149,9 @@ pub(super) fn refused(operation: &'static str, why: &str) -> Error {
 
 /// What connecting ran into: nothing was asked for yet.
 pub(super) fn no_connection(error: &RedisError) -> Error {
+    if let Some(tls) = cause::<rustls::Error>(error) {
+        return Error::new(Kind::Config, "connect", about_tls("Redis", "redis", tls));
+    }
     let fault = fault("connect", error);
     match fault.kind() {
         Kind::Unreachable => {

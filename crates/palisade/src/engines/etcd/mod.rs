@@ -18,6 +18,7 @@ mod condition;
 mod dial;
 mod endpoints;
 mod enter;
+mod frames;
 mod hints;
 mod keys;
 mod leases;

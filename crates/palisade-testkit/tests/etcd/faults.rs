@@ -253,3 +253,27 @@ async fn history_is_compacted_while_clients_wait() {
     crew.grants(20).await;
     crew.end().await;
 }
+
+/// A member pings at every request, unless an earlier ping is not answered: answers are kept for
+/// a tenth of a second, on the caller's connection and on the keeper's.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_cost_no_ping_each() {
+    const CYCLES: usize = 200;
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    let (proxies, url) = proxied(&running);
+    let client = palisade::connect(&url).await.unwrap();
+    let mutex = client.mutex("pinged").unwrap();
+    let start = std::time::Instant::now();
+    for _ in 0..CYCLES {
+        mutex.lock().await.unwrap().release().await.unwrap();
+    }
+    let tenths = start.elapsed().as_millis() as usize / 100;
+    let pings = proxies[0].passed(Direction::ToClient, "PING");
+    assert!(pings > 0, "the member does not ping, or is not seen to");
+    assert!(
+        pings <= 2 * tenths + 10,
+        "{pings} pings in {tenths} tenths of a second, for {CYCLES} locks"
+    );
+}

@@ -108,3 +108,33 @@ async fn tokens_rise_when_the_clock_was_set_back() {
         next.release().await.unwrap();
     }
 }
+
+/// Whoever leaves grants to the first whose lease lasts, in the same step.
+#[tokio::test]
+async fn a_waiter_whose_lease_has_ended_is_passed_over() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("").await;
+    let ttl = Duration::from_secs(60);
+    let hold = mutex(&client, "ended", ttl).lock().await.unwrap();
+    let mut waiters = Vec::new();
+    for count in 1..=2 {
+        let next = mutex(&client, "ended", ttl);
+        waiters.push(tokio::spawn(async move { next.lock().await.unwrap() }));
+        until("a waiter", async || {
+            let line = line(&client, "ended").await;
+            line.is_some_and(|line| line.waiters.len() == count)
+        })
+        .await;
+    }
+    let waiting = line(&client, "ended").await.unwrap().waiters;
+    let leases = "{palisade:ended}:palisade:leases";
+    assert_eq!(
+        server.ask(&["ZADD", leases, "XX", "CH", "1", &waiting[0].id]),
+        "1"
+    );
+    hold.release().await.unwrap();
+    assert_eq!(server.ask(&["GET", "palisade:ended"]), waiting[1].id);
+    waiters.into_iter().for_each(|waiter| waiter.abort());
+}

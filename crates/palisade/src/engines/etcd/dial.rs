@@ -4,8 +4,8 @@
 //! apart from what follows them: two or three packets, each of which wakes the server. Every
 //! request of this engine has a body that comes at once; so a head is kept until the next frame.
 //! A server written in Go measures the line with a ping for every request, but for one only while
-//! another is not answered: so the answers to pings are kept for a moment, which halves the
-//! packets both ways. It tells a dead peer by a ping too, and waits for seconds.
+//! another is not answered: so the answers to pings are kept for a moment, which halves what we
+//! send and spares us most pings. It tells a dead peer by a ping too, and waits for seconds.
 //! Invariant: nothing else is kept; whatever is written after a head takes it along, and answers
 //! to pings go when their time has come, whatever happens until then.
 

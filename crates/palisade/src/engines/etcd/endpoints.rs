@@ -146,7 +146,8 @@ impl Endpoints {
         let channel = channel.map_err(|error| match cause::<rustls::Error>(&error) {
             Some(tls) => config(about_tls(WHO, "etcd", tls)),
             None => unreachable(format!(
-                "{host} can't be connected to; is etcd running there?"
+                "{host} can't be connected to; is etcd running there{}?",
+                if self.encrypted { ", with TLS" } else { "" }
             )),
         })?;
         let first = self.first_questions(Connection::new(channel), host).await;
@@ -183,9 +184,10 @@ impl Endpoints {
             )),
             Err(_) => Err(unreachable(format!(
                 "{host} does not answer as etcd does{}",
-                match self.encrypted {
-                    true => "",
-                    false => "; if it speaks TLS, use etcds: in place of etcd:",
+                if self.encrypted {
+                    ""
+                } else {
+                    "; if it speaks TLS, use etcds: in place of etcd:"
                 }
             ))),
         }

@@ -8,13 +8,15 @@ mod findings;
 mod host;
 mod links;
 mod login;
+mod refusal;
 mod tls;
 
 pub(crate) use findings::{clock_off, plain_text};
 pub(crate) use host::Host;
 pub(crate) use links::{Link, Links, timed};
 pub(crate) use login::{Login, secret_file};
-pub(crate) use tls::{Asked, Tls, about_tls, cause, provide, refuses_ours};
+pub(crate) use refusal::{Asked, about_tls, cause, refuses_ours};
+pub(crate) use tls::{Tls, provide};
 
 /// The options that every engine behind a network takes beside the common ones.
 pub(crate) const OPTIONS: &[&str] = &["password_file", "tls_ca", "tls_cert", "tls_key", "user"];

@@ -20,8 +20,8 @@ local function hand_over(key, state, count, waiting)
   local held = redis.pcall('SET', key, id, 'PXAT', string.format('%.0f', math.ceil(ends / 1000) + 1))
   if not held.ok then return false end
   local token = string.format('%.0f', math.max(count + 1, now))
-  call('SET', state,
-    token .. ' 0 1 0 0 0 ' .. string.format('%d', waiting - 1) .. ' ' .. id .. '\n0 0 ' .. token .. ' ' .. rest)
+  call('SET', state, token .. ' 0 1 0 0 0 ' .. string.format('%d', waiting - 1) .. ' ' .. id
+    .. '\n0 0 ' .. token .. ' ' .. rest)
   call('ZREM', state .. ':queue', id)
   call('ZREM', state .. ':leases', id)
   call('HDEL', state .. ':claims', id)

@@ -1,0 +1,91 @@
+//! What a TLS connection that failed means, in our own words: whose certificate is refused, and
+//! what to give. For people to mend, so the engines make a configuration error of it.
+
+use std::error::Error as Cause;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustls::client::ResolvesClientCert;
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, SignatureScheme};
+
+/// Whether a server asks for a certificate that we don't have, and has not served us without.
+///
+/// In TLS 1.3 our side is through before the server refuses it, and the server's alert is lost
+/// when the close of the connection overtakes it: a bare break then means the same.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Asked(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    asked: AtomicBool,
+    served: AtomicBool,
+}
+
+impl Asked {
+    /// Listens to connections that are made with `config`.
+    pub(crate) fn watch(&self, config: &mut ClientConfig) {
+        if !config.client_auth_cert_resolver.has_certs() {
+            config.client_auth_cert_resolver = Arc::new(self.clone());
+        }
+    }
+
+    /// A server answered: it can do without.
+    pub(crate) fn served(&self) {
+        self.0.served.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn in_vain(&self) -> bool {
+        self.0.asked.load(Ordering::Relaxed) && !self.0.served.load(Ordering::Relaxed)
+    }
+}
+
+impl ResolvesClientCert for Asked {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.asked.store(true, Ordering::Relaxed);
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
+}
+
+/// What a server that is called `who` and has `plain` as its scheme without TLS means by `error`.
+pub(crate) fn about_tls(who: &str, plain: &str, error: &rustls::Error) -> String {
+    match error {
+        rustls::Error::InvalidMessage(_) => format!(
+            "this port of {who} does not speak TLS; use {plain}: in place of {plain}s:, or the port for TLS"
+        ),
+        rustls::Error::AlertReceived(_) => refuses_ours(who),
+        _ => format!(
+            "TLS can't be agreed on; is tls_ca the authority of the certificate of {who}, and does the certificate name this host?"
+        ),
+    }
+}
+
+/// A server closed the connection over what we showed it, or did not.
+pub(crate) fn refuses_ours(who: &str) -> String {
+    format!(
+        "{who} refuses our side of TLS; does it ask for a certificate of ours? Give tls_cert and tls_key"
+    )
+}
+
+/// The first cause of this type. An I/O error, and one that is shared, hides what it was made of.
+pub(crate) fn cause<'a, T: Cause + 'static>(error: &'a (dyn Cause + 'static)) -> Option<&'a T> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref::<T>() {
+            return Some(found);
+        }
+        next = if let Some(shared) = error.downcast_ref::<Arc<dyn Cause + Send + Sync>>() {
+            Some(&**shared)
+        } else if let Some(inside) = error.downcast_ref().and_then(io::Error::get_ref) {
+            Some(inside)
+        } else {
+            error.source()
+        };
+    }
+    None
+}

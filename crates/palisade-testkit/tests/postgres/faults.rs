@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use palisade::{BootTime, LossReason};
 use palisade_testkit::proxy::{Protocol, Proxy, to_client};
+use palisade_testkit::trial::until;
 
 use super::{Psql, SOON, advisory, server, server_with, sql};
 
@@ -130,6 +131,33 @@ async fn only_the_message_of_its_grant_is_a_grant() {
     hold.release().await.unwrap();
     let next = tokio::time::timeout(SOON, waiter).await.unwrap();
     assert_eq!(next.unwrap().unwrap().token().0, token.0 + 1);
+}
+
+/// Whoever leaves grants to the first whose lease lasts, in the same statement.
+#[tokio::test]
+async fn a_waiter_whose_lease_has_ended_is_passed_over() {
+    let Some(server) = server() else { return };
+    let client = palisade::connect(&format!("{}?ttl=60s", server.url()))
+        .await
+        .unwrap();
+    let lock = client.mutex("ended").unwrap();
+    let hold = lock.lock().await.unwrap();
+    let mut waiters = Vec::new();
+    for seats in ["2", "3"] {
+        let lock = lock.clone();
+        waiters.push(tokio::spawn(async move { lock.lock().await }));
+        until("a waiter", async || {
+            sql(&server, "SELECT cardinality(seats) FROM palisade.line") == [seats]
+        })
+        .await;
+    }
+    let last = sql(&server, "SELECT seats[3].claim FROM palisade.line");
+    let ended = "UPDATE palisade.line SET seats[2].expires = clock_timestamp() - interval '1 s'";
+    sql(&server, ended);
+    hold.release().await.unwrap();
+    let holder = "SELECT seats[1].claim FROM palisade.line WHERE seats[1].counted > 0";
+    assert_eq!(sql(&server, holder), last);
+    waiters.into_iter().for_each(|waiter| waiter.abort());
 }
 
 /// A dropped future's request is applied all the same, and leaves nothing.

@@ -263,7 +263,7 @@ impl Engine for Spy {
         })
     }
 
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
         for lease in &leases {
             self.saw(Verb::Renew, Some(lease.id.0));
         }
@@ -279,7 +279,7 @@ impl Engine for Spy {
             let unknown = |_| Renewal::Unknown(lost("renew"));
             return Box::pin(async move { leases.into_iter().map(unknown).collect() });
         }
-        self.inner.renew(leases)
+        self.inner.renew(leases, within)
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
@@ -313,6 +313,10 @@ impl Engine for Spy {
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
         self.saw(Verb::Evict, None);
         self.ask("evict", |engine| engine.evict(name, id, eviction))
+    }
+
+    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+        self.ask("resize", |engine| engine.resize(name, capacity))
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

@@ -189,8 +189,8 @@ impl Engine for Flawed {
         })
     }
 
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
-        let renewal = self.inner.renew(leases);
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
+        let renewal = self.inner.renew(leases, within);
         let flaw = self.flaw;
         Box::pin(async move {
             let now = Armed {
@@ -276,6 +276,10 @@ impl Engine for Flawed {
 
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
         self.inner.evict(name, id, eviction)
+    }
+
+    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+        self.inner.resize(name, capacity)
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

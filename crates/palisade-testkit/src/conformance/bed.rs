@@ -281,7 +281,10 @@ impl Bed {
 
     /// Renews one lease.
     pub(crate) async fn renew(&self, seated: &Seated) -> Result<Renewal, Failure> {
-        let mut answers = self.engine().renew(vec![seated.lease()]).await;
+        let mut answers = self
+            .engine()
+            .renew(vec![seated.lease()], Duration::from_secs(2))
+            .await;
         match answers.len() {
             1 => Ok(answers.remove(0)),
             other => Err(Failure::new(format!("one lease, but {other} answers"))),

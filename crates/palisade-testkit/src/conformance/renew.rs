@@ -1,5 +1,7 @@
 //! What `Engine::renew` promises.
 
+use std::time::Duration;
+
 use palisade::core::claim::{Ask, Claim};
 use palisade::core::clock::BootTime;
 use palisade::core::engine::{Eviction, Renewal};
@@ -91,7 +93,7 @@ async fn many_leases_are_answered_in_order(bed: Bed) -> Check {
         bed.engine().leave(all[gone].ticket.clone()).await?;
     }
     let leases: Vec<Lease> = all.iter().map(|seated| seated.lease()).collect();
-    let answers = bed.engine().renew(leases).await;
+    let answers = bed.engine().renew(leases, Duration::from_secs(2)).await;
     let held: Vec<bool> = answers
         .iter()
         .map(|a| matches!(a, Renewal::Held(_)))
@@ -107,7 +109,10 @@ async fn many_leases_are_answered_in_order(bed: Bed) -> Check {
         .count();
     ensure_eq!(lost, 2, "how many are lost of {answers:?}");
     ensure!(
-        bed.engine().renew(Vec::new()).await.is_empty(),
+        bed.engine()
+            .renew(Vec::new(), Duration::from_secs(2))
+            .await
+            .is_empty(),
         "answers to no question"
     );
     Ok(())

@@ -108,7 +108,11 @@ impl UnderTest {
                 id: ticket.lease,
                 ticket: Some(ticket),
             };
-            match engine.renew(vec![lease]).await.remove(0) {
+            match engine
+                .renew(vec![lease], Duration::from_secs(2))
+                .await
+                .remove(0)
+            {
                 Renewal::Held(_) => Answer::Renewed,
                 Renewal::Lost => Answer::Lost,
                 Renewal::Evicted => Answer::Evicted,

@@ -176,7 +176,7 @@ async fn a_renewal_of_an_earlier_term_is_not_believed() {
             id: hold.ticket().lease,
             ticket: None,
         };
-        client.engine().renew(vec![lease])
+        client.engine().renew(vec![lease], Duration::from_secs(2))
     };
     assert!(matches!(renew().await[..], [Renewal::Held(_)]));
     let answer = palisade_testkit::proxy::to_client()

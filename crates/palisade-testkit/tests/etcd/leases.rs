@@ -121,7 +121,11 @@ async fn an_own_lease_is_kept_alive_only_with_its_place() {
             id: ticket.lease,
             ticket: Some(ticket.clone()),
         };
-        engine.renew(vec![lease]).await.pop().unwrap()
+        engine
+            .renew(vec![lease], Duration::from_secs(2))
+            .await
+            .pop()
+            .unwrap()
     };
     let evict =
         |ticket: &Ticket, eviction| engine.evict(name.clone(), ticket.claim.to_string(), eviction);

@@ -79,7 +79,10 @@ async fn a_foreign_value_is_never_renewed_or_released() {
         .unwrap();
     // In one step: in between a renewal of the keeper's would find the key gone.
     server.ask(&["SET", "palisade:stolen", "theirs", "PX", "5000"]);
-    let renewals = client.engine().renew(vec![lease(&hold)]).await;
+    let renewals = client
+        .engine()
+        .renew(vec![lease(&hold)], Duration::from_secs(2))
+        .await;
     assert!(matches!(renewals[..], [Renewal::Lost]), "{renewals:?}");
     let left: i64 = server.ask(&["PTTL", "palisade:stolen"]).parse().unwrap();
     assert!(left <= 5000, "extended to {left} ms");

@@ -10,13 +10,14 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::Stream;
 
 use super::capability::Capability;
 use super::claim::{Ask, Claim};
 use super::clock::BootTime;
-use super::error::{Error, Result};
+use super::error::{Error, Kind, Result};
 use super::name::Name;
 use super::report::{Checkup, LineReport, Scope};
 use super::ticket::{Armed, Lease, LeaseId, Ticket};
@@ -70,7 +71,9 @@ pub trait Engine: Send + Sync + 'static {
     ///   renewing never re-creates anything.
     /// - A ticket marked for eviction answers [`Renewal::Evicted`] and is not extended.
     /// - An outcome that is not known is [`Renewal::Unknown`], for that lease alone.
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>>;
+    /// - An answer that takes longer than `within` is of no use. An engine behind a connection
+    ///   gives up on it by then and connects anew, so that the next try can still be in time.
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>>;
 
     /// Changes what a ticket weighs or says; its count stays.
     ///
@@ -125,6 +128,17 @@ pub trait Engine: Send + Sync + 'static {
     ///   alarm is raised at its client.
     /// - An id that is not in the line answers `false`.
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>>;
+
+    /// Gives a line of permits another capacity while it is in use.
+    ///
+    /// # Behavior
+    /// - Every claim in the line has the new capacity; holders keep what they hold, even if it is
+    ///   more than fits now, and nobody is granted until it fits.
+    /// - A greater capacity grants the next in line at once and wakes them.
+    /// - A later claim must name the new capacity.
+    /// - A claim that weighs more than the new capacity is `InvalidArgument`, and nothing changes.
+    /// - A line of readers is `CapacityMismatch`; one without permits answers `false`.
+    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>>;
 
     /// Looks at the engine itself: its version, its clock, and unsafe settings.
     fn check(&self) -> BoxFuture<Result<Checkup>>;
@@ -221,6 +235,16 @@ pub enum Alarm {
     Lease(LeaseId),
     /// Look after all of them: the connection was lost, say.
     All,
+}
+
+/// The answer of an engine that can't give a line of permits another capacity.
+pub fn cannot_resize() -> BoxFuture<Result<bool>> {
+    let message = "this engine can't change the capacity of a line in use; wait until it is empty";
+    Box::pin(std::future::ready(Err(Error::new(
+        Kind::Unsupported,
+        "resize",
+        message,
+    ))))
 }
 
 /// How to take a place away.

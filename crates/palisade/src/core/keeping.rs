@@ -3,6 +3,7 @@
 //! Requests run beside the loop and never hold it up: a deadline that passes while a renewal
 //! hangs is told at that moment, not when the request gives up.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,29 +81,43 @@ impl Shared {
                 return None;
             }
         }
-        state.auditing += due.iter().filter(|lease| lease.ticket.is_none()).count();
+        let shared = || due.iter().filter(|(lease, _)| lease.ticket.is_none());
+        state.auditing += shared().count();
         state.looks_at = state.next_look(now);
         let looks_at = state.looks_at;
         drop(state);
 
-        for lease in due.iter().filter(|lease| lease.ticket.is_none()) {
+        for (lease, _) in shared() {
             requests.push(self.audit(lease.id));
         }
-        let mut due = due.into_iter().peekable();
-        while due.peek().is_some() {
-            requests.push(self.renew(due.by_ref().take(BATCH).collect()));
+        // Leases of one call share its limit, so that a short one does not cut a long one off.
+        let mut by_limit: BTreeMap<Duration, Vec<Lease>> = BTreeMap::new();
+        for (lease, ttl) in due {
+            by_limit.entry(self.limit(ttl)).or_default().push(lease);
+        }
+        for (limit, leases) in by_limit {
+            let mut leases = leases.into_iter().peekable();
+            while leases.peek().is_some() {
+                requests.push(self.renew(leases.by_ref().take(BATCH).collect(), limit));
+            }
         }
         requests.extend(leaving.into_iter().map(|departure| self.leave(departure)));
         Some(looks_at)
     }
 
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<'static, Answer> {
+    /// How long a renewal may take: a sixth of the ttl, so that two may fail in a row.
+    fn limit(&self, ttl: Duration) -> Duration {
+        self.timeout.min(ttl / 6)
+    }
+
+    fn renew(&self, leases: Vec<Lease>, limit: Duration) -> BoxFuture<'static, Answer> {
         let ids: Vec<LeaseId> = leases.iter().map(|lease| lease.id).collect();
-        let limit = self.timeout;
         let sent = BootTime::now();
-        let renewal = self.engine.renew(leases);
+        let renewal = self.engine.renew(leases, limit);
         Box::pin(async move {
-            let answers = timeout(limit, renewal).await.unwrap_or_default();
+            // The engine gives up first, and says why; this is for one that doesn't.
+            let answers = timeout(limit + limit / 4, renewal).await;
+            let answers = answers.unwrap_or_default();
             Answer::Renewed {
                 sent,
                 leases: ids,
@@ -212,7 +227,7 @@ impl State {
 
     /// The leases to renew now. What is due soon goes along, so that leases taken one by one
     /// are renewed together after a while.
-    fn take_due(&mut self, now: BootTime) -> Vec<Lease> {
+    fn take_due(&mut self, now: BootTime) -> Vec<(Lease, Duration)> {
         if !self.leases.values().any(|kept| kept.next_renewal() <= now) {
             return Vec::new();
         }
@@ -222,10 +237,11 @@ impl State {
                 kept.renewing = true;
                 // An alarm while it is in flight sets this again: the answer may be older.
                 kept.due = BootTime::NEVER;
-                due.push(Lease {
+                let lease = Lease {
                     id: *id,
                     ticket: kept.ticket.clone(),
-                });
+                };
+                due.push((lease, kept.armed.ttl));
             }
         }
         due

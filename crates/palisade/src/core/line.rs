@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::admission::{Admission, Standing, admit, capacity};
-use super::claim::{Ask, ClaimId};
+use super::claim::{Ask, ClaimId, READERS};
 use super::clock::BootTime;
 use super::engine::{Amended, Place};
 use super::error::{Error, Kind, Result};
@@ -169,6 +169,16 @@ impl<X> Line<X> {
         Amended::Done
     }
 
+    /// Gives the permits in the line another capacity, by the rules of `Engine::resize`; `false`
+    /// when there are none. Settle after it.
+    ///
+    /// # Errors
+    /// [`Kind::CapacityMismatch`] for readers; [`Kind::InvalidArgument`] when a claim weighs more.
+    pub fn resize(&mut self, new: u32) -> Result<bool> {
+        let asks = self.seats.iter_mut().map(|seat| &mut seat.ask);
+        resize(asks, new)
+    }
+
     /// Shows the line as of `now`. `who` tells owner and value of what the engine keeps.
     pub fn report(
         &self,
@@ -212,6 +222,29 @@ impl<X> Line<X> {
                 .collect(),
         }
     }
+}
+
+/// Gives every permit among `asks` the capacity `new`, by the rules of `Engine::resize`.
+///
+/// # Errors
+/// [`Kind::CapacityMismatch`] for readers; [`Kind::InvalidArgument`] when a claim weighs more.
+pub fn resize<'a>(asks: impl Iterator<Item = &'a mut Ask>, new: u32) -> Result<bool> {
+    let mut parts = Vec::new();
+    for ask in asks {
+        if let Ask::Part { weight, capacity } = ask {
+            if *capacity == READERS {
+                return Err(capacity_mismatch(READERS, new));
+            }
+            parts.push((*weight, capacity));
+        }
+    }
+    if let Some((weight, _)) = parts.iter().find(|(weight, _)| *weight > new) {
+        let message = format!("a claim in this line takes {weight} permits, more than {new}");
+        return Err(Error::new(Kind::InvalidArgument, "resize", message));
+    }
+    let any = !parts.is_empty();
+    parts.into_iter().for_each(|(_, capacity)| *capacity = new);
+    Ok(any)
 }
 
 /// The error for a claim whose capacity is not the live line's.

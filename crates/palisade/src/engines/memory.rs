@@ -292,7 +292,7 @@ impl Engine for MemoryEngine {
         })
     }
 
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
         let store = Arc::clone(&self.store);
         let namespace = self.namespace.clone();
         Box::pin(async move {
@@ -422,6 +422,10 @@ impl Engine for MemoryEngine {
             let _ = alarms.send(Alarm::Lease(claim.into()));
             Ok(true)
         })
+    }
+
+    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+        self.change(&name, move |state, key, _| state.line(key).resize(capacity))
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

@@ -6,6 +6,7 @@
 //! layer's own time and retries as the engine's.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tracing::{Instrument, Span, debug, debug_span, info, trace_span, warn};
 
@@ -131,10 +132,10 @@ impl Engine for Traced {
         within(verb("wait", &ticket), self.0.wait(ticket, until))
     }
 
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
         let count = leases.len();
         let span = trace_span!(target: "palisade::engine", "verb", verb = "renew", leases = count);
-        Box::pin(self.0.renew(leases).instrument(span))
+        Box::pin(self.0.renew(leases, within).instrument(span))
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
@@ -168,6 +169,12 @@ impl Engine for Traced {
             target: "palisade::engine", "verb", verb = "evict", %name, claim = id, ?eviction
         );
         within(span, self.0.evict(name, id, eviction))
+    }
+
+    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+        let span =
+            debug_span!(target: "palisade::engine", "verb", verb = "resize", %name, capacity);
+        within(span, self.0.resize(name, capacity))
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

@@ -56,7 +56,10 @@ async fn renew(engine: &Faulty, ticket: &Ticket) -> Renewal {
         id: ticket.lease,
         ticket: Some(ticket.clone()),
     };
-    engine.renew(vec![lease]).await.remove(0)
+    engine
+        .renew(vec![lease], Duration::from_secs(2))
+        .await
+        .remove(0)
 }
 
 #[tokio::test]

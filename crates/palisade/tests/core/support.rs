@@ -195,8 +195,12 @@ impl Engine for Faulty {
         Box::pin(async move { script.apply("wait", call).await })
     }
 
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
-        let (script, count, call) = (self.renew.clone(), leases.len(), self.inner.renew(leases));
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
+        let (script, count, call) = (
+            self.renew.clone(),
+            leases.len(),
+            self.inner.renew(leases, within),
+        );
         Box::pin(async move {
             let answer = script.apply("renew", async move { Ok(call.await) }).await;
             let unknown = |_| Renewal::Unknown(Error::new(Kind::Unreachable, "renew", "cut off"));
@@ -231,6 +235,10 @@ impl Engine for Faulty {
 
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
         self.inner.evict(name, id, eviction)
+    }
+
+    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+        self.inner.resize(name, capacity)
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

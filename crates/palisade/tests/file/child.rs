@@ -131,7 +131,7 @@ async fn act() {
                 id: ticket.lease,
                 ticket: Some(ticket),
             };
-            match &engine.renew(vec![lease]).await[..] {
+            match &engine.renew(vec![lease], Duration::from_secs(2)).await[..] {
                 [Renewal::Evicted] => say("evicted"),
                 other => say(&format!("{other:?}")),
             }

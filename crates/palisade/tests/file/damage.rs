@@ -225,7 +225,7 @@ async fn a_store_deleted_in_use_is_lost() {
         id: held.lease,
         ticket: Some(held),
     };
-    let renewed = engine.renew(vec![lease]).await;
+    let renewed = engine.renew(vec![lease], Duration::from_secs(2)).await;
     assert!(matches!(
         renewed[..],
         [palisade::core::engine::Renewal::Lost]

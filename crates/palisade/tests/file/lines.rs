@@ -115,7 +115,9 @@ async fn a_lease_that_is_not_renewed_ends_and_stays_ended() {
     let (held, _) = enter(&engine, short).await;
     let (waiter, _) = enter(&engine, claim("a", Ask::Whole)).await;
     assert!(matches!(
-        engine.renew(vec![lease(&held)]).await[..],
+        engine
+            .renew(vec![lease(&held)], Duration::from_secs(2))
+            .await[..],
         [Renewal::Held(_)]
     ));
     let before = BootTime::now();
@@ -125,7 +127,9 @@ async fn a_lease_that_is_not_renewed_ends_and_stays_ended() {
     assert!(waited >= Duration::from_millis(140), "{waited:?}");
     assert!(waited < Duration::from_secs(2), "{waited:?}");
     assert!(matches!(
-        engine.renew(vec![lease(&held), lease(&waiter)]).await[..],
+        engine
+            .renew(vec![lease(&held), lease(&waiter)], Duration::from_secs(2))
+            .await[..],
         [Renewal::Lost, Renewal::Held(_)]
     ));
     let until = BootTime::now();
@@ -178,7 +182,9 @@ async fn an_operator_marks_or_removes() {
     assert!(evict(held.claim.to_string(), Eviction::Mark).await.unwrap());
     assert_eq!(alarms.next().await, Some(Alarm::Lease(held.lease)));
     assert!(matches!(
-        engine.renew(vec![lease(&held)]).await[..],
+        engine
+            .renew(vec![lease(&held)], Duration::from_secs(2))
+            .await[..],
         [Renewal::Evicted]
     ));
     let wait = pushed(&engine, &waiter);
@@ -187,7 +193,9 @@ async fn an_operator_marks_or_removes() {
     assert!(removed.unwrap());
     assert!(matches!(place, Place::Held { .. }), "{place:?}");
     assert!(matches!(
-        engine.renew(vec![lease(&held)]).await[..],
+        engine
+            .renew(vec![lease(&held)], Duration::from_secs(2))
+            .await[..],
         [Renewal::Lost]
     ));
 }

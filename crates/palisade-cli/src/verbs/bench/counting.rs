@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use palisade::core::claim::Claim;
 use palisade::core::engine::{
@@ -42,9 +42,9 @@ impl Counting {
 
 #[deny(clippy::missing_trait_methods)]
 impl Engine for Counting {
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
         let began = Instant::now();
-        let renew = self.inner.renew(leases);
+        let renew = self.inner.renew(leases, within);
         let counted = self.counted();
         Box::pin(async move {
             let renewals = renew.await;
@@ -100,6 +100,10 @@ impl Engine for Counting {
 
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
         self.inner.evict(name, id, eviction)
+    }
+
+    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+        self.inner.resize(name, capacity)
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

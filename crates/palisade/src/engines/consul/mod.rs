@@ -43,7 +43,7 @@ use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Place, Renewal, cannot_resize,
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
@@ -102,7 +102,7 @@ impl Engine for Shared {
         Box::pin(self.engine().do_wait(ticket, until))
     }
 
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
         Box::pin(self.engine().do_renew(leases))
     }
 
@@ -132,6 +132,10 @@ impl Engine for Shared {
 
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
         Box::pin(self.engine().do_evict(name, id, eviction))
+    }
+
+    fn resize(&self, _name: Name, _capacity: u32) -> BoxFuture<Result<bool>> {
+        cannot_resize()
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

@@ -18,7 +18,7 @@ use crate::core::duration::parse_duration;
 use crate::core::engine::Engine;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url};
-use crate::engines::remote::{Asked, Host, Tls, secret_file};
+use crate::engines::remote::{Asked, Host, SecretFile, Tls};
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &[
@@ -129,7 +129,12 @@ impl Options {
 
 /// The ACL token: from the URL's options, else from what Consul's own tools read.
 fn token(url: &mut Url) -> Result<Option<String>> {
-    let given = match (url.take("token"), secret_file(url, "token_file")?) {
+    let given = match (
+        url.take("token"),
+        SecretFile::take(url, "token_file")
+            .map(|file| file.read())
+            .transpose()?,
+    ) {
         (Some(_), Some(_)) => {
             return Err(config("the URL gives the token twice; give it once"));
         }

@@ -197,6 +197,7 @@ impl Endpoints {
         let Login {
             user: Some(user),
             password,
+            ..
         } = &self.login
         else {
             return Ok(connection);

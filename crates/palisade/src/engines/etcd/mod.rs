@@ -55,7 +55,7 @@ use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Place, Renewal, cannot_resize,
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
@@ -155,7 +155,7 @@ impl Engine for EtcdEngine {
         self.run(|inner| async move { inner.wait(ticket, until).await })
     }
 
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
         self.run(|inner| async move { inner.keep(leases).await })
     }
 
@@ -185,6 +185,10 @@ impl Engine for EtcdEngine {
 
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
         self.run(|inner| async move { inner.evict(name, id, eviction).await })
+    }
+
+    fn resize(&self, _name: Name, _capacity: u32) -> BoxFuture<Result<bool>> {
+        cannot_resize()
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

@@ -40,7 +40,7 @@ use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Place, Renewal, cannot_resize,
 };
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
@@ -169,7 +169,7 @@ impl Engine for FileEngine {
         })
     }
 
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
         let (store, namespace, timeout) = self.parts();
         Box::pin(async move {
             let sent = BootTime::now();
@@ -263,6 +263,10 @@ impl Engine for FileEngine {
                 })
                 .await
         })
+    }
+
+    fn resize(&self, _name: Name, _capacity: u32) -> BoxFuture<Result<bool>> {
+        cannot_resize()
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

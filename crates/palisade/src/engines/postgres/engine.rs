@@ -12,7 +12,7 @@ use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Place, Renewal, cannot_resize,
 };
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
@@ -42,7 +42,7 @@ impl Engine for PostgresEngine {
         Box::pin(async move { desk.wait(&ticket, until).await })
     }
 
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
         let desk = Arc::clone(&self.desk);
         Box::pin(async move {
             desk.prolong(&leases).await.unwrap_or_else(|error| {
@@ -107,6 +107,10 @@ impl Engine for PostgresEngine {
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
         let desk = Arc::clone(&self.desk);
         Box::pin(async move { desk.evict(&name, &id, eviction).await })
+    }
+
+    fn resize(&self, _name: Name, _capacity: u32) -> BoxFuture<Result<bool>> {
+        cannot_resize()
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

@@ -22,7 +22,7 @@ use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Place, Renewal, cannot_resize,
 };
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
@@ -254,7 +254,7 @@ impl Engine for ShedlockEngine {
         })
     }
 
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
         let shed = Arc::clone(&self.shed);
         Box::pin(async move {
             shed.prolong(&leases).await.unwrap_or_else(|error| {
@@ -320,6 +320,10 @@ impl Engine for ShedlockEngine {
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
         let shed = Arc::clone(&self.shed);
         Box::pin(async move { shed.evict(&name, &id, eviction).await })
+    }
+
+    fn resize(&self, _name: Name, _capacity: u32) -> BoxFuture<Result<bool>> {
+        cannot_resize()
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

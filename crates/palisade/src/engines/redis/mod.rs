@@ -22,6 +22,7 @@ mod verbs;
 mod wire;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 
@@ -34,7 +35,7 @@ use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Place, Renewal, cannot_resize,
 };
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
@@ -140,7 +141,7 @@ impl Engine for RedisEngine {
         Box::pin(async move { store.wait(&ticket, until).await })
     }
 
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
         let store = Arc::clone(&self.store);
         Box::pin(async move { store.rearm(leases).await })
     }
@@ -175,6 +176,10 @@ impl Engine for RedisEngine {
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
         let store = Arc::clone(&self.store);
         Box::pin(async move { store.evict(&name, &id, eviction).await })
+    }
+
+    fn resize(&self, _name: Name, _capacity: u32) -> BoxFuture<Result<bool>> {
+        cannot_resize()
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

@@ -2,6 +2,7 @@
 //! a URL. Never shown.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::Url;
@@ -12,6 +13,8 @@ pub(crate) struct Login {
     pub(crate) user: Option<String>,
     /// A secret.
     pub(crate) password: Option<String>,
+    /// Where the password is, if it is in a file.
+    file: Option<SecretFile>,
 }
 
 impl Login {
@@ -28,11 +31,30 @@ impl Login {
             (Some(_), Some(_)) => return Err(twice("user")),
             (user, option) => user.or(option),
         };
-        let password = match (url.password.take(), secret_file(url, "password_file")?) {
-            (Some(_), Some(_)) => return Err(twice("password")),
-            (password, file) => password.or(file),
+        let file = SecretFile::take(url, "password_file");
+        let password = url.password.take();
+        if password.is_some() && file.is_some() {
+            return Err(twice("password"));
+        }
+        let login = Self {
+            user,
+            password,
+            file,
         };
-        Ok(Self { user, password })
+        login.fresh()
+    }
+
+    /// The same login with the password as its file has it now: passwords are rotated, so that
+    /// each connect asks.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] when the file can't be read or is empty.
+    pub(crate) fn fresh(&self) -> Result<Self> {
+        let mut login = self.clone();
+        if let Some(file) = &self.file {
+            login.password = Some(file.read()?);
+        }
+        Ok(login)
     }
 }
 
@@ -42,19 +64,37 @@ impl fmt::Debug for Login {
     }
 }
 
-/// Takes an option that names a file out, and reads the secret in it, without the end of its line.
-///
-/// # Errors
-/// [`Kind::Config`] when it can't be read.
-pub(crate) fn secret_file(url: &mut Url, option: &'static str) -> Result<Option<String>> {
-    let Some(path) = url.take(option) else {
-        return Ok(None);
-    };
-    let secret = std::fs::read_to_string(path).map_err(|error| {
-        let message = format!("the file that option {option} names can't be read");
-        Error::new(Kind::Config, "connect", message).because(error)
-    })?;
-    Ok(Some(secret.trim_end_matches(['\r', '\n']).to_owned()))
+/// A file with a secret in it, and the option that names it.
+#[derive(Clone)]
+pub(crate) struct SecretFile {
+    option: &'static str,
+    path: PathBuf,
+}
+
+impl SecretFile {
+    /// Takes an option that names such a file out.
+    pub(crate) fn take(url: &mut Url, option: &'static str) -> Option<Self> {
+        let path = url.take(option)?.into();
+        Some(Self { option, path })
+    }
+
+    /// Reads the secret, without the end of its line.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] when the file can't be read or is empty.
+    pub(crate) fn read(&self) -> Result<String> {
+        let option = self.option;
+        let secret = std::fs::read_to_string(&self.path).map_err(|error| {
+            let message = format!("the file that option {option} names can't be read");
+            Error::new(Kind::Config, "connect", message).because(error)
+        })?;
+        let secret = secret.trim_end_matches(['\r', '\n']);
+        if secret.is_empty() {
+            let message = format!("the file that option {option} names is empty");
+            return Err(Error::new(Kind::Config, "connect", message));
+        }
+        Ok(secret.to_owned())
+    }
 }
 
 #[cfg(test)]
@@ -73,6 +113,10 @@ mod tests {
         assert!(!format!("{login:?}").contains("hunter2"));
         let twice = take(format!("x://me:secret@h?password_file={shown}")).unwrap_err();
         assert_eq!(twice.kind(), Kind::Config);
+        std::fs::write(&file, "hunter3\n").unwrap();
+        assert_eq!(login.fresh().unwrap().password.as_deref(), Some("hunter3"));
+        std::fs::write(&file, "\n").unwrap();
+        assert_eq!(login.fresh().unwrap_err().kind(), Kind::Config);
         std::fs::remove_file(&file).unwrap();
         let absent = take(format!("x://h?password_file={shown}")).unwrap_err();
         assert_eq!(absent.kind(), Kind::Config);

@@ -14,7 +14,7 @@ mod tls;
 pub(crate) use findings::{clock_off, plain_text};
 pub(crate) use host::Host;
 pub(crate) use links::{Link, Links, timed};
-pub(crate) use login::{Login, secret_file};
+pub(crate) use login::{Login, SecretFile};
 pub(crate) use refusal::{Asked, about_tls, cause, refuses_ours};
 pub(crate) use tls::{Tls, provide};
 

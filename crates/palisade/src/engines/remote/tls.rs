@@ -17,6 +17,15 @@ pub(crate) struct Tls {
     pub(crate) ca: Option<Vec<u8>>,
     /// Our own certificate and its key: both or none.
     pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
+    files: Files,
+}
+
+/// Where the PEM files are.
+#[derive(Clone, Default)]
+struct Files {
+    ca: Option<String>,
+    cert: Option<String>,
+    key: Option<String>,
 }
 
 fn config(message: impl Into<String>) -> Error {
@@ -29,18 +38,13 @@ impl Tls {
     /// # Errors
     /// [`Kind::Config`] for a file that can't be read, half an identity, or options without TLS.
     pub(crate) fn take(url: &mut Url, encrypted: bool) -> Result<Option<Self>> {
-        let mut file = |option: &'static str| {
-            let read = |path| {
-                std::fs::read(path).map_err(|error| {
-                    let message = format!("the file that option {option} names can't be read");
-                    config(message).because(error)
-                })
-            };
-            url.take(option).map(read).transpose()
+        let files = Files {
+            ca: url.take("tls_ca"),
+            cert: url.take("tls_cert"),
+            key: url.take("tls_key"),
         };
-        let (ca, cert, key) = (file("tls_ca")?, file("tls_cert")?, file("tls_key")?);
         if !encrypted {
-            return match (&ca, &cert, &key) {
+            return match (&files.ca, &files.cert, &files.key) {
                 (None, None, None) => Ok(None),
                 _ => Err(config(format!(
                     "{}: is not encrypted, so tls_ca, tls_cert and tls_key can't be used; take the scheme for TLS",
@@ -48,12 +52,16 @@ impl Tls {
                 ))),
             };
         }
-        let identity = match (cert, key) {
-            (Some(cert), Some(key)) => Some((cert, key)),
-            (None, None) => None,
-            _ => return Err(config("tls_cert and tls_key must be given together")),
-        };
-        Ok(Some(Self { ca, identity }))
+        files.read().map(Some)
+    }
+
+    /// The same with the contents as the files have them now: certificates are rotated, so that
+    /// each connect asks.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] for a file that can't be read.
+    pub(crate) fn fresh(&self) -> Result<Self> {
+        self.files.read()
     }
 
     /// A configuration for rustls.
@@ -100,6 +108,31 @@ impl Tls {
             }
         }
         Ok(roots)
+    }
+}
+
+impl Files {
+    fn read(&self) -> Result<Tls> {
+        let file = |option: &str, path: &Option<String>| {
+            let read = |path| {
+                std::fs::read(path).map_err(|error| {
+                    let message = format!("the file that option {option} names can't be read");
+                    config(message).because(error)
+                })
+            };
+            path.as_ref().map(read).transpose()
+        };
+        let cert = file("tls_cert", &self.cert)?;
+        let identity = match (cert, file("tls_key", &self.key)?) {
+            (Some(cert), Some(key)) => Some((cert, key)),
+            (None, None) => None,
+            _ => return Err(config("tls_cert and tls_key must be given together")),
+        };
+        Ok(Tls {
+            ca: file("tls_ca", &self.ca)?,
+            identity,
+            files: self.clone(),
+        })
     }
 }
 

@@ -38,7 +38,7 @@ use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Place, Renewal, cannot_resize,
 };
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
@@ -100,7 +100,7 @@ impl Engine for AdvisoryEngine {
         Box::pin(async move { locks.wait(&ticket, until).await })
     }
 
-    fn renew(&self, leases: Vec<Lease>) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
         let locks = self.locks.clone();
         Box::pin(async move { locks.prolong(leases).await })
     }
@@ -164,6 +164,10 @@ impl Engine for AdvisoryEngine {
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
         let locks = self.locks.clone();
         Box::pin(async move { locks.evict(&name, &id, eviction).await })
+    }
+
+    fn resize(&self, _name: Name, _capacity: u32) -> BoxFuture<Result<bool>> {
+        cannot_resize()
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

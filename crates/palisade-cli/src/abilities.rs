@@ -11,6 +11,7 @@ use serde::Serialize;
 pub(crate) struct Abilities {
     shared: bool,
     permits: &'static str,
+    resize: bool,
     fair: bool,
     waiters_visible: bool,
     tokens: &'static str,
@@ -37,6 +38,7 @@ impl Abilities {
                 Permits::Slots => "slots",
                 Permits::None => "none",
             },
+            resize: capability.resize,
             fair: capability.fair,
             waiters_visible: capability.waiters_visible,
             tokens: match capability.tokens {
@@ -69,6 +71,7 @@ impl Abilities {
                     none => none.to_owned(),
                 },
             ),
+            ("permits resized while in use", yes(self.resize)),
             ("served in the order of coming", yes(self.fair)),
             ("shows who waits", yes(self.waiters_visible)),
             (

@@ -174,4 +174,20 @@ impl Bench {
         self.settle();
         Amended::Done
     }
+
+    /// Gives the permits in it another capacity: whether there are any, or nothing if it can't be.
+    pub fn resize(&mut self, new: u32) -> Option<bool> {
+        let live = capacity(&self.asks());
+        let heavy = |ask: &Ask| matches!(ask, Ask::Part { weight, .. } if *weight > new);
+        if live == Some(READERS) || self.asks().iter().any(heavy) {
+            return None;
+        }
+        for sitter in &mut self.0 {
+            if let Ask::Part { capacity, .. } = &mut sitter.ask {
+                *capacity = new;
+            }
+        }
+        self.settle();
+        Some(live.is_some())
+    }
 }

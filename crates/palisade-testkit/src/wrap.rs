@@ -40,6 +40,8 @@ pub enum Verb {
     Survey,
     /// `evict`
     Evict,
+    /// `resize`
+    Resize,
 }
 
 /// A call that was made.
@@ -316,6 +318,7 @@ impl Engine for Spy {
     }
 
     fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+        self.saw(Verb::Resize, None);
         self.ask("resize", |engine| engine.resize(name, capacity))
     }
 

@@ -10,7 +10,7 @@ use crate::core::acquire::Request;
 use crate::core::capability::{Capability, Class, Tokens};
 use crate::core::claim::{Ask, READERS};
 use crate::core::clock::BootTime;
-use crate::core::engine::{Engine, Eviction};
+use crate::core::engine::{Engine, Eviction, cannot_resize};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::events::Observer;
 use crate::core::hold::Hold;
@@ -152,11 +152,7 @@ impl Client {
     /// [`Kind::InvalidName`]; [`Kind::InvalidArgument`] for a capacity of 0 or beyond
     /// `u32::MAX - 1`.
     pub fn semaphore(&self, name: impl AsRef<str>, capacity: u32) -> Result<Semaphore> {
-        // Readers are a line of the greatest capacity; permits stay below it.
-        if !(1..READERS).contains(&capacity) {
-            let message = format!("the capacity must be 1 to {}", READERS - 1);
-            return Err(Error::new(Kind::InvalidArgument, "permits", message));
-        }
+        check_capacity(capacity)?;
         Ok(Semaphore(self.line(
             name,
             Ask::Part {
@@ -269,6 +265,24 @@ impl Client {
         self.engine().check().await
     }
 
+    /// Gives the permits of a line that is in use another capacity; `false` when there are none.
+    ///
+    /// Holders keep what they hold, even if it is more than fits now; waiters are granted by the
+    /// new capacity at once. Whoever asks from now on must name the new capacity.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] before any I/O when the engine can't do it; [`Kind::InvalidName`];
+    /// [`Kind::InvalidArgument`] for a capacity that a semaphore can't have, or when a claim in
+    /// the line takes more; [`Kind::CapacityMismatch`] for a line of readers.
+    pub async fn resize(&self, name: impl AsRef<str>, capacity: u32) -> Result<bool> {
+        let name = Name::new(name)?;
+        check_capacity(capacity)?;
+        if !self.capability().resize {
+            return cannot_resize().await;
+        }
+        self.engine().resize(name, capacity).await
+    }
+
     /// Takes places away from their owners: the claim `id`, or every holder of the line.
     /// Answers `false` when there is nothing to take.
     ///
@@ -352,6 +366,15 @@ impl Client {
     pub async fn close(&self) {
         self.keeper.drain().await;
     }
+}
+
+/// Readers are a line of the greatest capacity; permits stay below it.
+fn check_capacity(capacity: u32) -> Result<()> {
+    if (1..READERS).contains(&capacity) {
+        return Ok(());
+    }
+    let message = format!("the capacity must be 1 to {}", READERS - 1);
+    Err(Error::new(Kind::InvalidArgument, "permits", message))
 }
 
 impl fmt::Debug for Client {

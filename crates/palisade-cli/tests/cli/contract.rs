@@ -149,6 +149,7 @@ const CLASS: Is = OneOf(&["A", "B", "C"]);
 const CAPABILITY: Is = Object(&[
     ("shared", Bool),
     ("permits", OneOf(&["weighted", "slots", "none"])),
+    ("resize", Bool),
     ("fair", Bool),
     ("waiters_visible", Bool),
     ("tokens", OneOf(&["durable", "floored", "none"])),

@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 
 use super::Failure;
 use super::failure::inside;
+use crate::proxy::Proxies;
 use crate::subject::{Site, Subject};
 use crate::taker::{Second, Taker, TakerArgs};
 use crate::wrap::Spy;
@@ -170,6 +171,16 @@ impl Bed {
         let spy = Arc::new(Spy::new(engine));
         let client = Client::new(spy.clone(), &self.settings()?)?;
         Ok((spy, client))
+    }
+
+    /// A client behind fault proxies of its own, which trouble no other case.
+    ///
+    /// # Errors
+    /// When the engine can't be connected to.
+    pub async fn proxied_client(&self) -> Result<(Proxies, Client), Failure> {
+        let proxies = Proxies::before(self.url())?;
+        let client = self.client_of(proxies.url()).await?;
+        Ok((proxies, client))
     }
 
     /// The settings in the bed's URL.

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use palisade::core::capability::Class;
 use palisade::core::claim::Ask;
-use palisade::core::report::Scope;
+use palisade::core::report::{LineReport, Scope};
 use palisade::{Client, Kind, Patience, Tokens};
 
 use super::bed::held;
 use super::failure::{ensure, ensure_eq, inside};
-use super::{Bed, Check, SOON, cases, within};
+use super::{Bed, Check, SOON, cases, needs, within};
 use crate::wrap::Spy;
 
 cases! { pub(super) CASES, "client";
@@ -19,6 +19,10 @@ cases! { pub(super) CASES, "client";
         a_bad_name_is_refused,
         an_unknown_option_is_refused,
         what_the_engine_lacks_is_unsupported,
+        a_resize_that_cant_work_is_refused,
+    ],
+    "A resize is felt by those who wait." => [
+        resize_grants_who_waits if needs::resize,
     ],
     "`for_correctness` is refused on class C, with the reason, and granted on A and B." => [
         correctness_goes_by_the_class,
@@ -74,6 +78,52 @@ async fn a_ttl_out_of_range_is_refused(bed: Bed) -> Check {
         client.mutex("ttl")?.ttl(ttl)?;
     }
     ensure_eq!(spy.total(), 0, "requests made");
+    Ok(())
+}
+
+async fn a_resize_that_cant_work_is_refused(bed: Bed) -> Check {
+    let (spy, client) = bed.spied_client().await?;
+    for (name, capacity, kind) in [
+        ("resized", 0, Kind::InvalidArgument),
+        ("resized", u32::MAX, Kind::InvalidArgument),
+        ("", 2, Kind::InvalidName),
+    ] {
+        let answer = client.resize(name, capacity).await;
+        let error = inside!(answer, Err(error) => error, "an error");
+        ensure_eq!(error.kind(), kind, "the kind of {error}");
+    }
+    if !bed.capability().resize {
+        let answer = client.resize("resized", 2).await;
+        let error = inside!(answer, Err(error) => error, "an error");
+        ensure_eq!(error.kind(), Kind::Unsupported, "the kind of {error}");
+    }
+    ensure_eq!(spy.total(), 0, "requests made");
+    Ok(())
+}
+
+async fn resize_grants_who_waits(bed: Bed) -> Check {
+    let client = bed.client();
+    ensure!(
+        !client.resize("permits", 2).await?,
+        "permits of an empty line"
+    );
+    let semaphore = client.semaphore("permits", 1)?;
+    let first = semaphore.acquire().await?;
+    let waiting = semaphore.clone();
+    let waiter = tokio::spawn(async move { waiting.acquire().await });
+    let queued = |line: &LineReport| line.waiters.len() == 1;
+    if bed.capability().waiters_visible {
+        bed.until(&bed.name("permits")?, "the waiter", queued)
+            .await?;
+    }
+    ensure!(
+        bed.other_client().await?.resize("permits", 2).await?,
+        "permits there"
+    );
+    let second = within(SOON, "the grant", waiter).await???;
+    ensure!(first.is_valid() && second.is_valid(), "a hold was lost");
+    first.release().await?;
+    second.release().await?;
     Ok(())
 }
 

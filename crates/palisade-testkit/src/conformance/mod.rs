@@ -23,6 +23,7 @@ mod outage;
 mod processes;
 mod processes_faults;
 mod renew;
+mod resize;
 mod rwlock;
 mod semaphore;
 mod survey;
@@ -86,6 +87,7 @@ pub fn all() -> Vec<Case> {
         survey::CASES,
         survey::MORE,
         evict::CASES,
+        resize::CASES,
         mutex::MUTEX,
         mutex::ORDER,
         mutex::DRAINED_SEMAPHORE,
@@ -106,7 +108,7 @@ pub fn all() -> Vec<Case> {
 
 /// The verbs whose `# Behavior` lines the cases of the group of that name repeat.
 pub const VERBS: &[&str] = &[
-    "enter", "wait", "renew", "amend", "leave", "survey", "evict",
+    "enter", "wait", "renew", "amend", "leave", "survey", "evict", "resize",
 ];
 
 /// Runs one case on its bed.
@@ -156,11 +158,12 @@ pub(crate) use cases;
 /// The engine's capability as the suite sees it, for reports.
 pub fn summary(capability: &Capability) -> String {
     format!(
-        "class {}, permits {:?}, tokens {:?}{}{}{}",
+        "class {}, permits {:?}, tokens {:?}{}{}{}{}",
         capability.class,
         capability.permits,
         capability.tokens,
         if capability.shared { ", shared" } else { "" },
+        if capability.resize { ", resize" } else { "" },
         if capability.fair { ", fair" } else { "" },
         if capability.detached {
             ", detached"

@@ -48,6 +48,18 @@ pub(super) fn weighted(bed: &Bed) -> Need {
     need(met, "permits one by one", Some(permits(2, 3)))
 }
 
+pub(super) fn resize(bed: &Bed) -> Need {
+    need(bed.capability().resize, "permits can't be resized", None)
+}
+
+pub(super) fn resize_weighted(bed: &Bed) -> Need {
+    all([resize(bed), weighted(bed)])
+}
+
+pub(super) fn resize_shared(bed: &Bed) -> Need {
+    all([resize(bed), shared(bed)])
+}
+
 pub(super) fn shared_and_permits(bed: &Bed) -> Need {
     all([shared(bed), any_permits(bed)])
 }
@@ -85,6 +97,18 @@ pub(super) fn early_loss(bed: &Bed) -> Need {
 pub(super) fn outage(bed: &Bed) -> Need {
     let met = bed.site().outage.is_some();
     need(met, "nothing that could be cut off", None)
+}
+
+/// A server whose holds live on when their connection breaks.
+pub(super) fn network(bed: &Bed) -> Need {
+    all([
+        need(bed.url().contains("://"), "no network in between", None),
+        need(
+            bed.site().notices_death.is_none(),
+            "a hold ends with its connection",
+            None,
+        ),
+    ])
 }
 
 pub(super) fn processes(bed: &Bed) -> Need {

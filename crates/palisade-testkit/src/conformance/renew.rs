@@ -29,6 +29,9 @@ cases! { pub(super) CASES, "renew";
     "An outcome that is not known is [`Renewal::Unknown`], for that lease alone." => [
         cut_off_engine_is_unknown if needs::outage,
     ],
+    "An answer that takes longer than `within` is of no use. An engine behind a connection gives up on it by then and connects anew, so that the next try can still be in time." => [
+        dead_connection_costs_one_renewal if needs::network,
+    ],
 }
 
 async fn renewed_lease_outlives_its_ttl(bed: Bed) -> Check {
@@ -242,4 +245,25 @@ async fn cut_off_engine_is_unknown(bed: Bed) -> Check {
     let answer = within(SOON * 2, "an answer", bed.renew(&held)).await;
     outage.end();
     inside!(answer??, Renewal::Unknown(_) => Ok(()), "not known")
+}
+
+async fn dead_connection_costs_one_renewal(bed: Bed) -> Check {
+    // Long enough for a busy machine, and shorter than the timeout of a request.
+    const WITHIN: Duration = Duration::from_millis(700);
+    let (proxies, client) = bed.proxied_client().await?;
+    let held = enter_on(client.engine(), bed.claim(&bed.name("dead")?, Ask::Whole)).await?;
+    let renew = async || {
+        let start = BootTime::now();
+        let renewal = client.engine().renew(vec![held.lease()], WITHIN);
+        let mut answers = within(SOON * 2, "an answer", renewal).await?;
+        let took = BootTime::now().saturating_since(start);
+        // Half of it again is for a busy machine; a request's timeout is 2 s.
+        ensure!(took < WITHIN * 3 / 2, "answered after {took:?}");
+        ensure_eq!(answers.len(), 1, "answers");
+        Ok::<_, Failure>(answers.remove(0))
+    };
+    inside!(renew().await?, Renewal::Held(_) => (), "a living lease is held");
+    proxies.silence();
+    inside!(renew().await?, Renewal::Unknown(_) => (), "a dead connection is unknown");
+    inside!(renew().await?, Renewal::Held(_) => Ok(()), "a new connection renews")
 }

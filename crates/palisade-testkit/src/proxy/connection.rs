@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -154,7 +155,8 @@ impl Connection {
 
     /// Whether everything in a direction is swallowed now.
     pub(super) fn holed(&self, direction: Direction) -> bool {
-        if self.shared.holes.lock()[direction.index()] {
+        let silent = self.number <= self.shared.silent.load(Ordering::SeqCst);
+        if silent || self.shared.holes.lock()[direction.index()] {
             return true;
         }
         let mut swallowed = self.swallowed.lock();

@@ -30,6 +30,7 @@ mod guard;
 mod http1;
 mod message;
 mod postgres;
+mod proxies;
 mod pump;
 mod read;
 mod resp;
@@ -52,6 +53,7 @@ use tokio::sync::{mpsc, watch};
 
 pub use guard::Guard;
 pub use message::{Direction, Kind, Protocol};
+pub use proxies::Proxies;
 pub use rule::{Extent, Match, Rule, both_ways, to_client, to_engine};
 pub use seen::Seen;
 
@@ -69,6 +71,9 @@ struct Shared {
     log: Mutex<Log>,
     /// Which directions are swallowed on all connections.
     holes: Mutex<[bool; 2]>,
+    /// How many connections were accepted, and how many of them, from the first, are silent.
+    accepted: AtomicU64,
+    silent: AtomicU64,
     /// Rises when a rule ends or holes change, for those who wait for a hole to end.
     change: watch::Sender<u64>,
     /// Rises when all connections are cut; each remembers the number that it began with.
@@ -113,6 +118,8 @@ impl Proxy {
             next_rule: AtomicU64::new(1),
             log: Mutex::default(),
             holes: Mutex::default(),
+            accepted: AtomicU64::new(0),
+            silent: AtomicU64::new(0),
             change: watch::Sender::new(0),
             cuts: watch::Sender::new(0),
         });
@@ -167,6 +174,14 @@ impl Proxy {
     /// stay open, and the end of a stream is not passed on either.
     pub fn blackhole(&self, direction: Direction) {
         self.shared.holes.lock()[direction.index()] = true;
+        self.shared.changed();
+    }
+
+    /// Swallows everything on present connections, both ways and for good. New ones are served:
+    /// so does a firewall that has forgotten its connections, or a host that has moved.
+    pub fn silence(&self) {
+        let accepted = self.shared.accepted.load(Ordering::SeqCst);
+        self.shared.silent.store(accepted, Ordering::SeqCst);
         self.shared.changed();
     }
 

@@ -7,6 +7,7 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc as blocking;
 use std::time::Duration;
 
@@ -55,7 +56,6 @@ async fn serve(
         return;
     }
     let mut listener = Some(listener);
-    let mut number = 0;
     loop {
         tokio::select! {
             biased;
@@ -73,7 +73,7 @@ async fn serve(
                 }
             },
             client = accept(listener.as_ref()) => {
-                number += 1;
+                let number = shared.accepted.fetch_add(1, Ordering::SeqCst) + 1;
                 tokio::spawn(connection::run(shared.clone(), number, client));
             }
         }

@@ -24,6 +24,7 @@ pub(crate) enum Verb {
     Reweigh(u32, Ask),
     Mark(u32),
     Remove(u32),
+    Resize { name: usize, capacity: u32 },
 }
 
 /// What the engine must answer to the last verb.
@@ -36,6 +37,8 @@ pub(crate) enum Answer {
     Renewed,
     Evicted,
     Lost,
+    /// Whether there were permits; nothing when it is refused.
+    Resized(Option<bool>),
 }
 
 /// A claim that has entered, with the line that it entered.
@@ -72,7 +75,8 @@ impl State {
     }
 }
 
-pub(crate) struct Lines;
+/// `RESIZE`: whether the engine can.
+pub(crate) struct Lines<const RESIZE: bool>;
 
 fn ask() -> impl Strategy<Value = Ask> {
     let part = |weight, capacity| Ask::Part { weight, capacity };
@@ -84,7 +88,7 @@ fn ask() -> impl Strategy<Value = Ask> {
     ]
 }
 
-impl ReferenceStateMachine for Lines {
+impl<const RESIZE: bool> ReferenceStateMachine for Lines<RESIZE> {
     type State = State;
     type Transition = Verb;
 
@@ -114,7 +118,9 @@ impl ReferenceStateMachine for Lines {
             2 => claim.clone().prop_map(Verb::EnterAgain),
             5 => claim.clone().prop_map(Verb::Leave),
             1 => claim.clone().prop_map(Verb::LeaveAnother),
-            1 => name.prop_map(|name| Verb::LeaveUnknown { name }),
+            1 => name.clone().prop_map(|name| Verb::LeaveUnknown { name }),
+            1 => (name, 1..=4u32)
+                .prop_map(|(name, capacity)| Verb::Resize { name, capacity }),
             2 => claim.clone().prop_map(Verb::Renew),
             1 => claim.clone().prop_map(Verb::RenewAnother),
             2 => (claim.clone(), "[a-z ü]{0,8}").prop_map(|(id, value)| Verb::Say(id, value)),
@@ -129,6 +135,7 @@ impl ReferenceStateMachine for Lines {
         let known = |id: &u32| (*id as usize) < state.claims.len();
         match verb {
             Verb::Enter { .. } | Verb::LeaveUnknown { .. } => true,
+            Verb::Resize { .. } => RESIZE,
             // Asking again for a claim that is gone is a new claim with an old id: nobody does.
             Verb::EnterAgain(id) => known(id) && state.is_in(*id),
             // Only a count that is known can be another one.
@@ -182,6 +189,9 @@ impl ReferenceStateMachine for Lines {
                 }
             },
             Verb::Remove(id) => Answer::Found(state.bench(*id).leave(*id)),
+            Verb::Resize { name, capacity } => {
+                Answer::Resized(state.lines[*name].resize(*capacity))
+            }
         };
         state.answer = Some(answer);
         state

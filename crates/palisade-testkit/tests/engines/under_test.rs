@@ -150,6 +150,10 @@ impl UnderTest {
             }
             Verb::Mark(id) => evict(self.ticket(state, *id), Eviction::Mark).await,
             Verb::Remove(id) => evict(self.ticket(state, *id), Eviction::Remove).await,
+            Verb::Resize { name, capacity } => {
+                let name = Name::new(NAMES[*name]).unwrap();
+                Answer::Resized(engine.resize(name, *capacity).await.ok())
+            }
         }
     }
 
@@ -256,7 +260,7 @@ fn site(name: &str) -> Site {
 
 impl StateMachineTest for Memory {
     type SystemUnderTest = UnderTest;
-    type Reference = Lines;
+    type Reference = Lines<true>;
 
     fn init_test(_: &State) -> UnderTest {
         UnderTest::new(site("memory"))
@@ -269,7 +273,7 @@ impl StateMachineTest for Memory {
 
 impl StateMachineTest for File {
     type SystemUnderTest = UnderTest;
-    type Reference = Lines;
+    type Reference = Lines<false>;
 
     fn init_test(_: &State) -> UnderTest {
         UnderTest::new(site("file"))

@@ -111,6 +111,14 @@ impl Client {
         wait(self.0.survey(scope))?
     }
 
+    /// As [`resize`](crate::Client::resize).
+    ///
+    /// # Errors
+    /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    pub fn resize(&self, name: impl AsRef<str>, capacity: u32) -> Result<bool> {
+        wait(self.0.resize(name, capacity))?
+    }
+
     /// As [`evict`](crate::Client::evict).
     ///
     /// # Errors

@@ -68,6 +68,8 @@ pub struct Capability {
     pub shared: bool,
     /// How it counts permits.
     pub permits: Permits,
+    /// A line of permits can be given another capacity while it is in use.
+    pub resize: bool,
     /// Waiters are served in the order in which they came.
     pub fair: bool,
     /// `survey` shows who waits.

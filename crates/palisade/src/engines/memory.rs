@@ -54,6 +54,7 @@ const CAPABILITY: Capability = Capability {
     class: Class::C,
     shared: true,
     permits: Permits::Weighted,
+    resize: true,
     fair: true,
     waiters_visible: true,
     tokens: Tokens::Floored,

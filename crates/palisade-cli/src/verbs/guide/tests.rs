@@ -10,6 +10,7 @@ const SERVER: Capability = Capability {
     class: Class::A,
     shared: false,
     permits: Permits::Slots,
+    resize: false,
     fair: false,
     waiters_visible: false,
     tokens: Tokens::Durable,
@@ -39,6 +40,7 @@ fn cards() -> Vec<Card> {
         class: Class::B,
         shared: true,
         permits: Permits::Weighted,
+        resize: false,
         ..SERVER
     };
     let timed = Capability {

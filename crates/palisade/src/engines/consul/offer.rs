@@ -40,6 +40,7 @@ const CAPABILITY: Capability = Capability {
     class: Class::A,
     shared: true,
     permits: Permits::Slots,
+    resize: false,
     fair: false,
     waiters_visible: false,
     tokens: Tokens::Durable,

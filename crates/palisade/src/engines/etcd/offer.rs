@@ -16,6 +16,7 @@ pub(super) const CAPABILITY: Capability = Capability {
     class: Class::A,
     shared: true,
     permits: Permits::Weighted,
+    resize: false,
     fair: true,
     waiters_visible: true,
     tokens: Tokens::Durable,

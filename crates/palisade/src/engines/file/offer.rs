@@ -12,6 +12,7 @@ pub(super) const CAPABILITY: Capability = Capability {
     class: Class::B,
     shared: true,
     permits: Permits::Weighted,
+    resize: false,
     fair: true,
     waiters_visible: true,
     tokens: Tokens::Durable,

@@ -227,6 +227,7 @@ impl Engine for ShedlockEngine {
         Capability {
             shared: false,
             permits: Permits::None,
+            resize: false,
             fair: false,
             waiters_visible: false,
             ..CAPABILITY

@@ -19,6 +19,7 @@ pub(super) const CAPABILITY: Capability = Capability {
     class: Class::C,
     shared: true,
     permits: Permits::Weighted,
+    resize: false,
     fair: true,
     waiters_visible: true,
     tokens: Tokens::Floored,

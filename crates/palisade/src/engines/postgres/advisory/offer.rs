@@ -22,6 +22,7 @@ pub(super) const CAPABILITY: Capability = Capability {
     class: Class::B,
     shared: true,
     permits: Permits::None,
+    resize: false,
     fair: false,
     waiters_visible: false,
     tokens: Tokens::Durable,

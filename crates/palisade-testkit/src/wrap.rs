@@ -326,6 +326,10 @@ impl Engine for Spy {
         self.inner.check()
     }
 
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        self.inner.key(ticket)
+    }
+
     fn close(&self) -> BoxFuture<()> {
         self.inner.close()
     }

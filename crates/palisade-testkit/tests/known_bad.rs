@@ -286,6 +286,10 @@ impl Engine for Flawed {
         self.inner.check()
     }
 
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        self.inner.key(ticket)
+    }
+
     fn close(&self) -> BoxFuture<()> {
         self.inner.close()
     }

@@ -220,7 +220,7 @@ async fn marked_ticket_is_not_extended(bed: Bed) -> Check {
             tokio::select! {
                 granted = &mut wait => return granted,
                 () = tokio::time::sleep(held.armed.ttl / 4) => match bed.renew(&held).await? {
-                    Renewal::Evicted | Renewal::Lost => {}
+                    Renewal::Evicted | Renewal::Lost | Renewal::Revoked(_) => {}
                     other => return Err(Failure::new(format!("a marked lease is {other:?}"))),
                 },
             }

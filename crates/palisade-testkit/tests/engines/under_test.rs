@@ -114,7 +114,7 @@ impl UnderTest {
                 .remove(0)
             {
                 Renewal::Held(_) => Answer::Renewed,
-                Renewal::Lost => Answer::Lost,
+                Renewal::Lost | Renewal::Revoked(_) => Answer::Lost,
                 Renewal::Evicted => Answer::Evicted,
                 Renewal::Unknown(error) => panic!("{error:?}"),
             }

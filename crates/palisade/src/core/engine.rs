@@ -143,6 +143,10 @@ pub trait Engine: Send + Sync + 'static {
     /// Looks at the engine itself: its version, its clock, and unsafe settings.
     fn check(&self) -> BoxFuture<Result<Checkup>>;
 
+    /// The engine's own key of a place, for the user's own conditional writes and for other tools
+    /// (an etcd key, a Redis key, a path); `None` where there is nothing to point at.
+    fn key(&self, ticket: &Ticket) -> Option<String>;
+
     /// Gives back what is shared by all claims: sessions, leases, connections. Best effort.
     fn close(&self) -> BoxFuture<()>;
 }
@@ -184,6 +188,9 @@ pub enum Renewal {
     Held(Armed),
     /// It is over.
     Lost,
+    /// It is over for a reason that its owner should be told: the store that it was in was moved
+    /// away or replaced. Another may have been granted already.
+    Revoked(Error),
     /// An operator takes it away; it is not extended.
     Evicted,
     /// Not known: the request or its answer was lost.

@@ -207,7 +207,7 @@ impl Shared {
 fn outcome(answer: Option<&Renewal>) -> Renewed {
     match answer {
         Some(Renewal::Held(_)) => Renewed::Held,
-        Some(Renewal::Lost) => Renewed::Lost,
+        Some(Renewal::Lost | Renewal::Revoked(_)) => Renewed::Lost,
         Some(Renewal::Evicted) => Renewed::Evicted,
         Some(Renewal::Unknown(_)) | None => Renewed::Unknown,
     }
@@ -373,7 +373,7 @@ impl State {
                     return;
                 }
             }
-            Some(Renewal::Lost) => LossReason::Taken,
+            Some(Renewal::Lost | Renewal::Revoked(_)) => LossReason::Taken,
             Some(Renewal::Evicted) => LossReason::Evicted,
             Some(Renewal::Unknown(_)) | None => {
                 // Soon again, but not in a hot loop; the deadline ends it.

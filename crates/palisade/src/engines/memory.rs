@@ -433,6 +433,10 @@ impl Engine for MemoryEngine {
         async { Ok(Checkup::default()) }.boxed()
     }
 
+    fn key(&self, _ticket: &Ticket) -> Option<String> {
+        None
+    }
+
     fn close(&self) -> BoxFuture<()> {
         async {}.boxed()
     }

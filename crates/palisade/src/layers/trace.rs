@@ -182,6 +182,10 @@ impl Engine for Traced {
         within(span, self.0.check())
     }
 
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        self.0.key(ticket)
+    }
+
     fn close(&self) -> BoxFuture<()> {
         let span = debug_span!(target: "palisade::engine", "verb", verb = "close");
         Box::pin(self.0.close().instrument(span))

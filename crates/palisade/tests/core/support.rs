@@ -245,6 +245,10 @@ impl Engine for Faulty {
         self.inner.check()
     }
 
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        self.inner.key(ticket)
+    }
+
     fn close(&self) -> BoxFuture<()> {
         self.inner.close()
     }

@@ -110,6 +110,10 @@ impl Engine for Counting {
         self.inner.check()
     }
 
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        self.inner.key(ticket)
+    }
+
     fn close(&self) -> BoxFuture<()> {
         self.inner.close()
     }

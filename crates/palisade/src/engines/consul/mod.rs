@@ -142,6 +142,10 @@ impl Engine for Shared {
         Box::pin(self.engine().do_check())
     }
 
+    fn key(&self, _ticket: &Ticket) -> Option<String> {
+        None
+    }
+
     fn close(&self) -> BoxFuture<()> {
         Box::pin(self.engine().do_close())
     }

@@ -195,6 +195,10 @@ impl Engine for EtcdEngine {
         self.run(|inner| async move { inner.check().await })
     }
 
+    fn key(&self, _ticket: &Ticket) -> Option<String> {
+        None
+    }
+
     fn close(&self) -> BoxFuture<()> {
         self.run(|inner| async move {
             inner.leases.revoke_all(&inner.rpc).await;

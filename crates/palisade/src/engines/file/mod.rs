@@ -279,6 +279,10 @@ impl Engine for FileEngine {
         })
     }
 
+    fn key(&self, _ticket: &Ticket) -> Option<String> {
+        None
+    }
+
     fn close(&self) -> BoxFuture<()> {
         // What is shared is given back when the last engine of the directory is dropped.
         Box::pin(std::future::ready(()))

@@ -118,6 +118,10 @@ impl Engine for PostgresEngine {
         Box::pin(async move { desk.check().await })
     }
 
+    fn key(&self, _ticket: &Ticket) -> Option<String> {
+        None
+    }
+
     fn close(&self) -> BoxFuture<()> {
         let desk = Arc::clone(&self.desk);
         Box::pin(async move { desk.close() })

@@ -332,6 +332,10 @@ impl Engine for ShedlockEngine {
         Box::pin(async move { shed.desk.check().await })
     }
 
+    fn key(&self, _ticket: &Ticket) -> Option<String> {
+        None
+    }
+
     fn close(&self) -> BoxFuture<()> {
         let shed = Arc::clone(&self.shed);
         Box::pin(async move { shed.desk.close() })

@@ -187,6 +187,10 @@ impl Engine for RedisEngine {
         Box::pin(async move { store.check().await })
     }
 
+    fn key(&self, _ticket: &Ticket) -> Option<String> {
+        None
+    }
+
     fn close(&self) -> BoxFuture<()> {
         self.store.links.close();
         async {}.boxed()

@@ -175,6 +175,10 @@ impl Engine for AdvisoryEngine {
         Box::pin(async move { locks.check().await })
     }
 
+    fn key(&self, _ticket: &Ticket) -> Option<String> {
+        None
+    }
+
     fn close(&self) -> BoxFuture<()> {
         let locks = self.locks.clone();
         Box::pin(async move { locks.hall.close() })

@@ -30,7 +30,8 @@ pub enum Kind {
     Unsupported,
     /// The line is in use with another capacity or another kind.
     CapacityMismatch,
-    /// `for_correctness` was asked of an engine whose tokens can go back.
+    /// `for_correctness` was asked of an engine whose tokens can go back, by its nature or as it
+    /// is set up.
     NotForCorrectness,
     /// The hold was lost before the operation could be done.
     Lost,

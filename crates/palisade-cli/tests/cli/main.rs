@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod acquire;
 mod bench;
 mod config;
 mod contract;
@@ -12,9 +13,11 @@ mod every_verb;
 mod fence;
 mod guardian;
 mod guide;
+mod help;
 mod list;
 mod loss;
 mod manual;
+mod resize;
 mod run;
 mod signals;
 mod support;

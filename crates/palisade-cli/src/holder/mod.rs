@@ -31,7 +31,7 @@ pub(crate) use self::socket::{Answer, Directory, Key, Listening};
 use crate::connect::Place;
 use crate::exit::{self, Failure, Outcome, Verdict};
 use crate::guardian::{KILL_LEAD, Terms, grace, link, receive, send, signal_tree};
-use crate::job::{Job, Ready};
+use crate::job::{FAREWELL, Job, Ready};
 use crate::signals::Endings;
 use crate::sys::{self, Withheld};
 use crate::verbs::too_late;
@@ -225,6 +225,10 @@ impl Task {
             sent: None,
         };
         let over = keeping.until_over(&shell, &socket, &mut endings).await;
+        if matches!(over, Over::Signal) {
+            // Whoever ends us, as a service manager does, ends the shell too.
+            let _ = tokio::time::timeout(FAREWELL, shell.readable()).await;
+        }
         let answer = keeping.end(&over, &mut endings).await;
         // First, so that the shell can acquire it again as soon as it has heard.
         listening.remove();

@@ -4,6 +4,7 @@
 //! The directory is opened once and checked as it was opened; everything in it is reached through
 //! that, so that nobody can put another in its place.
 
+use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
@@ -83,6 +84,7 @@ impl Directory {
             socket,
             directory,
             file,
+            removed: Cell::new(false),
         }))
     }
 
@@ -164,6 +166,7 @@ pub(crate) struct Listening {
     socket: UnixListener,
     directory: Directory,
     file: String,
+    removed: Cell<bool>,
 }
 
 impl Listening {
@@ -172,8 +175,11 @@ impl Listening {
         self.socket.try_clone()
     }
 
-    /// Ends it: nobody finds it any more.
+    /// Ends it, once: nobody finds it any more, and the next may listen there.
     pub(super) fn remove(&self) {
+        if self.removed.replace(true) {
+            return;
+        }
         // It is only litter if it stays: the next to acquire sweeps it away.
         let _ = std::fs::remove_file(self.directory.path(&self.file));
     }

@@ -134,6 +134,10 @@ impl Directory {
             let Some(line) = answers.next() else {
                 return Ok(None);
             };
+            let line = line.map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+                _ => error,
+            });
             match serde_json::from_str(&line?)? {
                 // It may take as long as `--at-least` says.
                 Answer::Heard => socket.set_read_timeout(None)?,

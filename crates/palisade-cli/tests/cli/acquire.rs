@@ -260,6 +260,25 @@ fn what_can_not_be_acquired_is_said_at_once_with_the_codes_of_run() {
     assert_nothing_left(&store);
 }
 
+/// A lock that nobody was told of is not kept.
+#[test]
+fn a_token_that_can_not_be_printed_is_a_failure() {
+    let store = Store::new();
+    let text = "palisade acquire x; echo $? >code; true";
+    let full = format!("exec >/dev/full; {text}");
+    for text in [text, &full] {
+        let output = into_closed_pipe(script(&store, "sh", text));
+        let code = std::fs::read_to_string(store.path("code")).unwrap();
+        assert_eq!(code, "74\n", "{output:?}");
+        assert!(stderr(&output).contains("can't write"), "{output:?}");
+        assert_nothing_left(&store);
+    }
+    // Nothing is printed, so nothing fails.
+    let quiet = text.replace("acquire", "acquire -q");
+    into_closed_pipe(script(&store, "sh", &quiet));
+    assert_eq!(std::fs::read_to_string(store.path("code")).unwrap(), "0\n");
+}
+
 /// Whoever waits and is ended leaves the line, and nobody holds for it later.
 #[test]
 fn a_caller_that_is_ended_leaves_nothing() {

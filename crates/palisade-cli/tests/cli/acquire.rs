@@ -148,6 +148,24 @@ fn the_end_of_the_shell_releases_whatever_ends_it() {
     }
 }
 
+/// A worker that was forked by a program is not that program.
+#[test]
+fn a_fork_that_is_no_subshell_is_followed_itself() {
+    if Command::new("perl").args(["-e", "1"]).status().is_err() {
+        return;
+    }
+    let store = Store::new();
+    let worker = "$| = 1; if (my $worker = fork) { waitpid $worker, 0; print \"over\\n\"; <STDIN> } \
+                  else { system \"palisade\", \"acquire\", \"-q\", \"x\"; print \"ready\\n\"; <STDIN> }";
+    let text = format!("perl -e '{worker}'; true");
+    let mut running = Running::start(script(&store, "sh", &text));
+    assert_eq!(running.line(), "ready");
+    assert_eq!(store.lines().len(), 1);
+    running.write("go\n");
+    assert_eq!(running.line(), "over");
+    assert_nothing_left(&store);
+}
+
 #[test]
 fn release_follows_the_shell_also_in_its_last_command() {
     for shell in shells() {

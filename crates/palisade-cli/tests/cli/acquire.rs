@@ -148,6 +148,24 @@ fn the_end_of_the_shell_releases_whatever_ends_it() {
     }
 }
 
+/// A worker that was forked by a program is not that program.
+#[test]
+fn a_fork_that_is_no_subshell_is_followed_itself() {
+    if Command::new("perl").args(["-e", "1"]).status().is_err() {
+        return;
+    }
+    let store = Store::new();
+    let worker = "$| = 1; if (my $worker = fork) { waitpid $worker, 0; print \"over\\n\"; <STDIN> } \
+                  else { system \"palisade\", \"acquire\", \"-q\", \"x\"; print \"ready\\n\"; <STDIN> }";
+    let text = format!("perl -e '{worker}'; true");
+    let mut running = Running::start(script(&store, "sh", &text));
+    assert_eq!(running.line(), "ready");
+    assert_eq!(store.lines().len(), 1);
+    running.write("go\n");
+    assert_eq!(running.line(), "over");
+    assert_nothing_left(&store);
+}
+
 #[test]
 fn release_follows_the_shell_also_in_its_last_command() {
     for shell in shells() {
@@ -258,6 +276,25 @@ fn what_can_not_be_acquired_is_said_at_once_with_the_codes_of_run() {
     );
     drop(held);
     assert_nothing_left(&store);
+}
+
+/// A lock that nobody was told of is not kept.
+#[test]
+fn a_token_that_can_not_be_printed_is_a_failure() {
+    let store = Store::new();
+    let text = "palisade acquire x; echo $? >code; true";
+    let full = format!("exec >/dev/full; {text}");
+    for text in [text, &full] {
+        let output = into_closed_pipe(script(&store, "sh", text));
+        let code = std::fs::read_to_string(store.path("code")).unwrap();
+        assert_eq!(code, "74\n", "{output:?}");
+        assert!(stderr(&output).contains("can't write"), "{output:?}");
+        assert_nothing_left(&store);
+    }
+    // Nothing is printed, so nothing fails.
+    let quiet = text.replace("acquire", "acquire -q");
+    into_closed_pipe(script(&store, "sh", &quiet));
+    assert_eq!(std::fs::read_to_string(store.path("code")).unwrap(), "0\n");
 }
 
 /// Whoever waits and is ended leaves the line, and nobody holds for it later.

@@ -3,7 +3,9 @@
 //! - uncontended: lock + release in one process, beside open + flock + close;
 //! - hand-over: from the call of release in one process to the grant in another, beside a
 //!   blocking flock passed between two processes; where the scheduler puts them, which changes it
-//!   several times over (an idle core takes long to wake), and on one core.
+//!   several times over (an idle core takes long to wake), and on one core;
+//! - 64 names: lock + release by 64 tasks, each with a name of its own, per lock;
+//! - start: a process that connects, locks, releases and ends, beside one that takes a flock.
 //!
 //! Machines are noisy: raw and ours take turns, and the medians are compared.
 
@@ -29,8 +31,15 @@ fn main() {
     {
         return pass(role, dir, start.parse().unwrap());
     }
+    if let [_, role, dir] = arguments.as_slice()
+        && role.starts_with("start-")
+    {
+        return start_one(role, dir);
+    }
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     uncontended(dir.path());
+    names(dir.path());
+    start(dir.path());
     hand_over(dir.path());
 }
 
@@ -71,6 +80,78 @@ fn uncontended(dir: &Path) {
         median(raw),
         median(ours),
     );
+}
+
+fn names(dir: &Path) {
+    let runtime = runtime();
+    let url = format!("file:{}", dir.join("store").display());
+    let client = runtime.block_on(palisade::connect(&url)).unwrap();
+    let (mut raw, mut ours) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let raw_path = dir.join("raw");
+        raw.push(per_call(|| {
+            let file = File::create(&raw_path).unwrap();
+            flock(file, FlockOperation::LockExclusive).unwrap();
+        }));
+        let begin = Instant::now();
+        runtime.block_on(async {
+            let mut tasks = tokio::task::JoinSet::new();
+            for name in 0..64 {
+                let mutex = client.mutex(format!("name-{name}")).unwrap();
+                tasks.spawn(async move {
+                    for _ in 0..BATCH / 64 {
+                        mutex.lock().await.unwrap().release().await.unwrap();
+                        tokio::task::yield_now().await;
+                    }
+                });
+            }
+            tasks.join_all().await;
+        });
+        ours.push(begin.elapsed() / (BATCH / 64 * 64) as u32);
+    }
+    print(
+        "64 names, lock + release",
+        "open + flock + close",
+        median(raw),
+        median(ours),
+    );
+}
+
+fn start(dir: &Path) {
+    let run = |role: &str| {
+        let begin = Instant::now();
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args([role, dir.to_str().unwrap()])
+            .status();
+        assert!(status.unwrap().success());
+        begin.elapsed()
+    };
+    let (mut raw, mut ours) = (Vec::new(), Vec::new());
+    for _ in 0..5 * ROUNDS {
+        raw.push(run("start-raw"));
+        ours.push(run("start-ours"));
+    }
+    print(
+        "start, lock, release, end",
+        "start, flock, end",
+        median(raw),
+        median(ours),
+    );
+}
+
+fn start_one(role: &str, dir: &str) {
+    if role == "start-raw" {
+        let file = File::create(Path::new(dir).join("raw")).unwrap();
+        return flock(&file, FlockOperation::LockExclusive).unwrap();
+    }
+    runtime().block_on(async {
+        let url = format!("file:{dir}/store");
+        let client = palisade::connect(&url).await.unwrap();
+        let mutex = client.mutex("start").unwrap();
+        mutex.lock().await.unwrap().release().await.unwrap();
+        drop(mutex);
+        client.end().await;
+    });
 }
 
 fn per_call(call: impl Fn()) -> Duration {

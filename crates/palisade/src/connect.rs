@@ -30,6 +30,23 @@ pub async fn connect(url: &str) -> Result<Client> {
     Client::new(engine, &settings)
 }
 
+/// As [`connect`], but makes nothing: `None` when the URL names an embedded store (`file:`) that
+/// is not there. For whoever only looks.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn connect_existing(url: &str) -> Result<Option<Client>> {
+    #[cfg(feature = "file")]
+    {
+        let mut parsed = Url::parse(url)?;
+        parsed.take_settings()?;
+        if parsed.scheme == "file" && !crate::engines::file::exists(parsed)? {
+            return Ok(None);
+        }
+    }
+    connect(url).await.map(Some)
+}
+
 /// Does what must be done before a fork, so that a process forked afterwards (one that guards
 /// the work of this one) keeps the holds of this process alive until both are gone. Call it while
 /// there is no other thread, fork, then [`Prepared::connect`] in one of the two.

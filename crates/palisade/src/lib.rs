@@ -30,7 +30,7 @@ mod primitives;
 pub use client::Client;
 #[cfg(feature = "baseline")]
 pub use connect::baseline;
-pub use connect::{Prepared, cards, connect, open_fence, prepare, schemes};
+pub use connect::{Prepared, cards, connect, connect_existing, open_fence, prepare, schemes};
 pub use core::acquire::Request;
 pub use core::capability::{Capability, Class, Permits, Tokens, TtlRange};
 pub use core::card::Card;

@@ -265,3 +265,16 @@ async fn a_client_that_ends_leaves_nothing_behind() {
     client.end().await;
     assert!(hold.is_valid() && signs() == 1);
 }
+
+#[tokio::test]
+async fn whoever_only_looks_makes_no_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("a/b");
+    let url = format!("file:{}", store.display());
+    assert!(palisade::connect_existing(&url).await.unwrap().is_none());
+    assert!(!dir.path().join("a").exists());
+    drop(palisade::connect(&url).await.unwrap());
+    assert!(palisade::connect_existing(&url).await.unwrap().is_some());
+    let memory = palisade::connect_existing("memory:").await.unwrap();
+    assert!(memory.is_some());
+}

@@ -51,6 +51,21 @@ use crate::core::url::{Settings, Url};
 /// Where fences are kept: not among the lines, which end with a boot.
 const FENCES: &str = "fences";
 
+/// Whether there is a store where `url` says. Makes nothing.
+///
+/// # Errors
+/// [`Kind::Config`] for a URL or a directory that can't be used.
+pub fn exists(mut url: Url) -> Result<bool> {
+    url.take_flag("allow_network_fs")?;
+    url.finish(OPTIONS)?;
+    let path = dir::locate(&url)?;
+    match path.join("boot").symlink_metadata() {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(dir::unusable_dir(&path, error)),
+    }
+}
+
 /// Opens, and creates where it is missing, the store that `url` names.
 ///
 /// # Errors

@@ -13,6 +13,7 @@ mod config;
 mod connect;
 mod exit;
 mod guardian;
+mod holder;
 mod job;
 mod json;
 mod live;

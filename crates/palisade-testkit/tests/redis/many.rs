@@ -210,3 +210,31 @@ async fn many_holds_are_renewed_by_few_calls() {
     );
     assert!(holds.iter().all(Hold::is_valid));
 }
+
+/// A client outlives the runtimes that use it: their connections end with them.
+#[test]
+fn ended_runtimes_leave_no_descriptors_behind() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let lasting = tokio::runtime::Runtime::new().unwrap();
+    let client = lasting.block_on(server.direct_client(""));
+    let mut before = 0;
+    for round in 0..50 {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let hold = mutex(&client, "short", TTL).lock().await.unwrap();
+            hold.release().await.unwrap();
+        });
+        if round == 0 {
+            before = descriptors();
+        }
+    }
+    // Other tests of this process open and close some too.
+    let more = descriptors().saturating_sub(before);
+    assert!(more < 40, "{more} descriptors more");
+}

@@ -5,6 +5,7 @@
 //! does. What runs palisade and nothing else (`timeout 10s palisade acquire …`) is passed over too.
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, getpid, getppid, pidfd_open};
@@ -102,11 +103,15 @@ impl Process {
         std::fs::read(format!("/proc/{}/cmdline", self.pid)).ok()
     }
 
-    /// Whether it is a fork of `other` that still runs the same program.
-    fn is_fork_of(&self, other: &Self) -> bool {
+    /// Whether it is a subshell of `other`: a shell's fork that still runs the same program. The
+    /// forks of other programs are processes of their own to their users.
+    fn is_subshell_of(&self, other: &Self) -> bool {
         let program = |process: &Self| std::fs::read_link(format!("/proc/{}/exe", process.pid));
-        let same_program = matches!((program(self), program(other)), (Ok(a), Ok(b)) if a == b);
-        same_program && self.stack == other.stack && self.arguments() == other.arguments()
+        let same_shell = match (program(self), program(other)) {
+            (Ok(one), Ok(two)) => one == two && is_shell(&one),
+            _ => false,
+        };
+        same_shell && self.stack == other.stack && self.arguments() == other.arguments()
     }
 
     /// Whether it was started to run the program with these arguments.
@@ -115,6 +120,15 @@ impl Process {
         its.strip_suffix(arguments)
             .is_some_and(|before| before.last() == Some(&0))
     }
+}
+
+/// Whether a program is a shell, by its name: `dash`, `bash-5.2`, `ksh93`, `busybox`.
+fn is_shell(program: &Path) -> bool {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    // As the kernel shows one that was replaced by a newer version.
+    let name = name.trim_end_matches(" (deleted)");
+    let name = name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '-'));
+    name.ends_with("sh") || matches!(name, "busybox" | "toybox")
 }
 
 fn calling() -> Option<Process> {
@@ -126,7 +140,7 @@ fn calling() -> Option<Process> {
     }
     let mut found = Process::read(getppid()?.as_raw_pid())?;
     while let Some(above) = Process::read(found.parent) {
-        if !found.runs(&ours) && !found.is_fork_of(&above) {
+        if !found.runs(&ours) && !found.is_subshell_of(&above) {
             break;
         }
         found = above;
@@ -145,6 +159,23 @@ mod tests {
         assert_eq!((process.parent, process.born, process.stack), (3, 987, 77));
         assert!(!process.ended);
         assert!(Process::parse(7, b"7 (a) R 1").is_none());
+    }
+
+    #[test]
+    fn shells_are_known_by_their_names() {
+        for shell in [
+            "sh",
+            "bash",
+            "bash-5.2",
+            "ksh93",
+            "zsh (deleted)",
+            "busybox",
+        ] {
+            assert!(is_shell(&Path::new("/bin").join(shell)), "{shell}");
+        }
+        for other in ["perl", "python3.12", "make", "palisade", ""] {
+            assert!(!is_shell(&Path::new("/bin").join(other)), "{other}");
+        }
     }
 
     #[test]

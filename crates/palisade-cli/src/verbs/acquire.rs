@@ -3,6 +3,7 @@
 //! A process in the background, the [`Holder`], holds it until `palisade release`, or until the
 //! shell ends. This process forks it, waits until it has the lock, and says so.
 
+use std::io;
 use std::time::Duration;
 
 use palisade::{Ask, Name, Patience, parse_duration};
@@ -24,10 +25,11 @@ use crate::view::shown;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
         palisade acquire -q nightly --wait 10s || exit\n  \
-        token=$(palisade acquire nightly --no-wait) || exit 0\n  \
-        palisade acquire -q downloads --permits 1/4 && trap 'palisade release downloads' EXIT\n\n\
+        token=$(palisade acquire nightly) || exit\n  \
+        palisade acquire -q downloads --permits 1/4 || exit\n\n\
         Exit codes: 2 usage, and a lock that this shell has acquired already, 69 engine\n\
-        unreachable, 70 engine unusable, 75 not acquired, 77 refused, 78 bad URL or configuration.")]
+        unreachable, 70 engine unusable, 74 the token can't be printed, 75 not acquired,\n\
+        77 refused, 78 bad URL or configuration.")]
 pub(crate) struct Acquire {
     /// The name of the lock
     name: String,
@@ -111,7 +113,9 @@ impl Acquire {
         };
         if global.json || !self.quiet {
             let token = |held: &Held| format!("{}\n", held.token);
-            global.printer().answer(&holder.held, token)?;
+            let said = global.printer().answer(&holder.held, token);
+            // Also a broken pipe: the lock is not kept for a caller that does not hear of it.
+            said.map_err(|error| Failure::Output(io::Error::other(error)))?;
         }
         holder.detach();
         Ok(Outcome::Done)

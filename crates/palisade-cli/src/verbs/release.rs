@@ -9,7 +9,9 @@ use crate::exit::{Failure, Outcome, Verdict};
 use crate::holder::{Answer, Directory, Key, Shell};
 use crate::view::shown;
 
-/// Release a lock that this shell has acquired; exit code 1 when it has not, 76 when it was lost
+/// Release a lock that this shell has acquired; exit code 1 when it has not
+///
+/// The exit code is 76 when the lock was lost meanwhile: someone else may have had it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     palisade release nightly\n  \

@@ -148,6 +148,24 @@ fn the_end_of_the_shell_releases_whatever_ends_it() {
     }
 }
 
+/// A worker that was forked by a program is not that program.
+#[test]
+fn a_fork_that_is_no_subshell_is_followed_itself() {
+    if Command::new("perl").args(["-e", "1"]).status().is_err() {
+        return;
+    }
+    let store = Store::new();
+    let worker = "$| = 1; if (my $worker = fork) { waitpid $worker, 0; print \"over\\n\"; <STDIN> } \
+                  else { system \"palisade\", \"acquire\", \"-q\", \"x\"; print \"ready\\n\"; <STDIN> }";
+    let text = format!("perl -e '{worker}'; true");
+    let mut running = Running::start(script(&store, "sh", &text));
+    assert_eq!(running.line(), "ready");
+    assert_eq!(store.lines().len(), 1);
+    running.write("go\n");
+    assert_eq!(running.line(), "over");
+    assert_nothing_left(&store);
+}
+
 #[test]
 fn release_follows_the_shell_also_in_its_last_command() {
     for shell in shells() {
@@ -260,6 +278,25 @@ fn what_can_not_be_acquired_is_said_at_once_with_the_codes_of_run() {
     assert_nothing_left(&store);
 }
 
+/// A lock that nobody was told of is not kept.
+#[test]
+fn a_token_that_can_not_be_printed_is_a_failure() {
+    let store = Store::new();
+    let text = "palisade acquire x; echo $? >code; true";
+    let full = format!("exec >/dev/full; {text}");
+    for text in [text, &full] {
+        let output = into_closed_pipe(script(&store, "sh", text));
+        let code = std::fs::read_to_string(store.path("code")).unwrap();
+        assert_eq!(code, "74\n", "{output:?}");
+        assert!(stderr(&output).contains("can't write"), "{output:?}");
+        assert_nothing_left(&store);
+    }
+    // Nothing is printed, so nothing fails.
+    let quiet = text.replace("acquire", "acquire -q");
+    into_closed_pipe(script(&store, "sh", &quiet));
+    assert_eq!(std::fs::read_to_string(store.path("code")).unwrap(), "0\n");
+}
+
 /// Whoever waits and is ended leaves the line, and nobody holds for it later.
 #[test]
 fn a_caller_that_is_ended_leaves_nothing() {
@@ -320,7 +357,7 @@ fn release_tells_of_a_loss() {
     for shell in shells() {
         for (ending, word) in [
             ("evict", "evicted"),
-            ("evict --force", "taken away"),
+            ("evict --force", "no longer knows it"),
             ("KILL", "killed"),
         ] {
             let store = Store::new();

@@ -17,7 +17,7 @@ use crate::core::hold::Hold;
 use crate::core::keeper::Keeper;
 use crate::core::name::Name;
 use crate::core::owner::Owner;
-use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
+use crate::core::report::{Checkup, ClaimReport, LineReport, Scope, Severity};
 use crate::core::token::{Era, Token};
 use crate::core::url::Settings;
 use crate::core::wait::{Patience, Retry};
@@ -106,19 +106,39 @@ impl Client {
         self
     }
 
-    /// Asks for tokens that can't go back, because data depends on them.
+    /// Asks for tokens that can't go back, because data depends on them. Looks at the engine as
+    /// it is set up now: whatever [`Client::check`] calls a danger is refused.
     ///
     /// # Errors
-    /// [`Kind::NotForCorrectness`] on an engine of class C or without tokens, with the reason.
-    pub fn for_correctness(&self) -> Result<Self> {
+    /// [`Kind::NotForCorrectness`] on an engine of class C or without tokens, or one whose settings
+    /// endanger exclusion or tokens, with the reason and what to do; those of the engine.
+    pub async fn for_correctness(&self) -> Result<Self> {
+        let refuse = |message: String| {
+            let error = Error::new(Kind::NotForCorrectness, "connect", message);
+            Err(error.with("engine", self.describe()))
+        };
         let Capability { class, tokens, .. } = self.capability();
-        if class < Class::C && tokens != Tokens::None {
+        if class == Class::C || tokens == Tokens::None {
+            let message = "this engine is of class C: its tokens and its exclusion assume sane \
+                           clocks and kept data. Use an engine of class A or B, or ask \
+                           for_efficiency() where a double run costs time and not data";
+            return refuse(message.into());
+        }
+        let dangers: Vec<String> = self
+            .check()
+            .await?
+            .findings
+            .into_iter()
+            .filter(|finding| finding.severity == Severity::Danger)
+            .map(|finding| format!("{} ({})", finding.message, finding.remedy))
+            .collect();
+        if dangers.is_empty() {
             return Ok(self.clone());
         }
-        let message = "this engine is of class C: its tokens and its exclusion assume sane clocks \
-                       and kept data. Use an engine of class A or B, or ask for_efficiency() \
-                       where a double run costs time and not data";
-        Err(Error::new(Kind::NotForCorrectness, "connect", message).with("engine", self.describe()))
+        refuse(format!(
+            "this engine is set up so that exclusion or tokens can fail: {}",
+            dangers.join("; ")
+        ))
     }
 
     /// Takes the engine as it is: a lock that saves double work. The default.

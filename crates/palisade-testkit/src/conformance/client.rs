@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use palisade::core::capability::Class;
 use palisade::core::claim::Ask;
-use palisade::core::report::{LineReport, Scope};
+use palisade::core::report::{LineReport, Scope, Severity};
 use palisade::{Client, Kind, Patience, Tokens};
 
 use super::bed::held;
@@ -24,8 +24,9 @@ cases! { pub(super) CASES, "client";
     "A resize is felt by those who wait." => [
         resize_grants_who_waits if needs::resize,
     ],
-    "`for_correctness` is refused on class C, with the reason, and granted on A and B." => [
-        correctness_goes_by_the_class,
+    "`for_correctness` is refused on class C and on dangerous settings, with the reason, and \
+     granted otherwise." => [
+        correctness_goes_by_the_class_and_the_checkup,
     ],
     "The engine says what it is, without secrets." => [
         describe_is_scheme_and_host,
@@ -173,19 +174,31 @@ async fn what_the_engine_lacks_is_unsupported(bed: Bed) -> Check {
     Ok(())
 }
 
-async fn correctness_goes_by_the_class(bed: Bed) -> Check {
+async fn correctness_goes_by_the_class_and_the_checkup(bed: Bed) -> Check {
     let capability = bed.capability();
     let fit = capability.class != Class::C && capability.tokens != Tokens::None;
-    match bed.client().for_correctness() {
+    let findings = bed.client().check().await?.findings;
+    let danger = findings
+        .into_iter()
+        .find(|finding| finding.severity == Severity::Danger);
+    match bed.client().for_correctness().await {
         Ok(client) => {
             ensure!(fit, "class {} passes for correctness", capability.class);
+            ensure!(danger.is_none(), "passes for correctness with {danger:?}");
             held(client.mutex("correct")?.try_lock().await?)?
                 .release()
                 .await?;
         }
         Err(error) => {
-            ensure!(!fit, "class {} is refused: {error}", capability.class);
             ensure_eq!(error.kind(), Kind::NotForCorrectness, "the kind of {error}");
+            if fit {
+                let danger = inside!(danger, Some(danger) => danger, "a reason for {error}");
+                ensure!(
+                    error.message().contains(&danger.message)
+                        && error.message().contains(&danger.remedy),
+                    "{danger:?} is not in {error}"
+                );
+            }
         }
     }
     held(

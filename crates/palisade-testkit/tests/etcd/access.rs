@@ -34,9 +34,17 @@ async fn a_login_is_asked_for_and_outlives_a_restart() {
         };
         client.mutex("x").unwrap().try_lock().await.err().unwrap()
     };
-    for login in ["", "root:wrong@", "nobody:top-secret@"] {
+    for (login, words) in [
+        ("", "asks for a login"),
+        ("root:wrong@", "password is wrong"),
+        ("nobody:top-secret@", "not known"),
+        ("root@", "password_file"),
+    ] {
         let error = refused(format!("etcd://{login}{host}")).await;
         assert_eq!(error.kind(), Kind::Denied, "{error:?}");
+        assert!(error.message().contains(words), "{error}");
+        let names_it = login.is_empty() || error.message().contains(&host);
+        assert!(names_it, "{error}");
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
     }
     let client = palisade::connect(&format!("etcd://root:top-secret@{host}"))
@@ -119,6 +127,85 @@ async fn a_user_needs_the_namespace_and_no_more() {
     let error = elsewhere.mutex("x").unwrap().lock().await.err().unwrap();
     assert_eq!(error.kind(), Kind::Denied, "{error:?}");
     assert!(error.to_string().contains("readwrite"), "{error}");
+}
+
+/// A role that lacks the engine's own prefix could lock, and neither renew nor release.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_without_the_engines_own_prefix_is_refused_at_once() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    for call in [
+        "user add root:top-secret",
+        "user grant-role root root",
+        "role add locks",
+        "role grant-permission --prefix locks readwrite palisade/",
+        "user add worker:pass-word",
+        "user grant-role worker locks",
+        "auth enable",
+    ] {
+        let call: Vec<&str> = call.split(' ').collect();
+        if run_ctl(&running, &call).is_none() {
+            return;
+        }
+    }
+    let host = running.nodes()[0].address();
+    let url = format!("etcd://worker:pass-word@{host}");
+    let client = palisade::connect(&url).await.unwrap();
+    let refused = client.mutex("x").unwrap().lock().await.err().unwrap();
+    assert_eq!(refused.kind(), Kind::Denied, "{refused:?}");
+    assert!(refused.message().contains(".palisade/"), "{refused}");
+    // Nothing is left in anyone's way, and with the right it works at once.
+    let root = "--user=root:top-secret";
+    let grant = "role grant-permission --prefix locks readwrite .palisade/";
+    let grant: Vec<&str> = [root].into_iter().chain(grant.split(' ')).collect();
+    run_ctl(&running, &grant).unwrap();
+    let hold = client.mutex("x").unwrap().try_lock().await.unwrap();
+    hold.expect("free").release().await.unwrap();
+}
+
+/// A password that is rotated while a client lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_file_is_read_at_each_connect() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    for call in [
+        "user add root:top-secret",
+        "user grant-role root root",
+        "auth enable",
+    ] {
+        let call: Vec<&str> = call.split(' ').collect();
+        if run_ctl(&running, &call).is_none() {
+            return;
+        }
+    }
+    let host = running.nodes()[0].address();
+    let password = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(password.path(), "top-secret\n").unwrap();
+    let file = password.path().display();
+    let url = format!("etcd://{host}?user=root&password_file={file}&ttl=20s");
+    let client = palisade::connect(&url).await.unwrap();
+    let hold = client.mutex("kept").unwrap().lock().await.unwrap();
+    let rotate = [
+        "--user=root:top-secret",
+        "user",
+        "passwd",
+        "root",
+        "--interactive=false",
+    ];
+    let mut passwd = crate::util::etcdctl(&running, &rotate).unwrap();
+    let mut passwd = passwd.stdin(Stdio::piped()).spawn().unwrap();
+    let mut said = passwd.stdin.take().unwrap();
+    std::io::Write::write_all(&mut said, b"new-secret\n").unwrap();
+    drop(said);
+    assert!(passwd.wait().unwrap().success(), "etcdctl user passwd");
+    std::fs::write(password.path(), "new-secret\n").unwrap();
+    // Every connection is a new one, and every login too.
+    tokio::task::block_in_place(|| running.nodes()[0].restart()).unwrap();
+    let first = hold.deadline();
+    until("a renewal", || async { hold.deadline() > first }).await;
+    drop(hold);
 }
 
 /// An etcd with TLS and certificates of clients; ends when it is dropped.
@@ -314,4 +401,20 @@ async fn urls_that_can_not_be_used_are_refused() {
         .err()
         .unwrap();
     assert_eq!(nobody.kind(), Kind::Unreachable);
+    assert!(nobody.message().contains("127.0.0.1:"), "{nobody}");
+    assert!(nobody.message().contains("refused"), "{nobody}");
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = silent.local_addr().unwrap().to_string();
+    for url in [
+        format!("etcd://{host}?connect_timeout=300ms"),
+        format!("etcds://{host}?connect_timeout=300ms"),
+    ] {
+        let error = soon("an error", palisade::connect(&url)).await;
+        let error = error.err().unwrap();
+        assert_eq!(error.kind(), Kind::Unreachable, "{error:?}");
+        assert!(error.message().contains(&host), "{error}");
+    }
+    let unknown = palisade::connect("etcd://no.such.host.invalid").await;
+    let unknown = unknown.err().unwrap().to_string();
+    assert!(unknown.contains("no.such.host.invalid:2379"), "{unknown}");
 }

@@ -6,9 +6,11 @@
 mod far;
 mod faults;
 mod interop;
+mod login;
 mod pooled;
 mod rights;
 mod secure;
+mod sessions;
 mod standby;
 
 use std::io::{BufRead, BufReader, Write};

@@ -35,9 +35,9 @@ impl Client {
     /// As [`for_correctness`](crate::Client::for_correctness).
     ///
     /// # Errors
-    /// As there.
+    /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
     pub fn for_correctness(&self) -> Result<Self> {
-        self.0.for_correctness().map(Self)
+        wait(self.0.for_correctness())?.map(Self)
     }
 
     /// As [`mutex`](crate::Client::mutex).

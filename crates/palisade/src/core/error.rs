@@ -5,6 +5,7 @@
 //! Busy is not an error (it is a value) and neither is loss (it is a signal on the hold).
 
 use std::fmt;
+use std::sync::Arc;
 
 /// What palisade's functions answer.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -29,7 +30,8 @@ pub enum Kind {
     Unsupported,
     /// The line is in use with another capacity or another kind.
     CapacityMismatch,
-    /// `for_correctness` was asked of an engine whose tokens can go back.
+    /// `for_correctness` was asked of an engine whose tokens can go back, by its nature or as it
+    /// is set up.
     NotForCorrectness,
     /// The hold was lost before the operation could be done.
     Lost,
@@ -69,15 +71,17 @@ pub enum Outcome {
 }
 
 /// A failure: kind, operation, message, context, source and outcome.
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     kind: Kind,
     operation: &'static str,
     message: String,
     context: Vec<(&'static str, String)>,
     outcome: Outcome,
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 impl Error {
@@ -103,7 +107,7 @@ impl Error {
     /// Adds what caused it.
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
+        self.0.source = Some(Arc::from(source.into()));
         self
     }
 

@@ -1,6 +1,7 @@
 //! Tests of the core through its public face, with an engine that fails on demand.
 #![allow(clippy::unwrap_used)]
 
+mod correctness;
 mod critical;
 mod deadline;
 mod incarnation;

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use palisade::core::capability::Class;
 use palisade::core::claim::Claim;
 use palisade::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
     Place, Renewal,
 };
+use palisade::core::report::Finding;
 use palisade::core::ticket::{Lease, LeaseId, Ticket};
 use palisade::{
     BootTime, Capability, Checkup, Client, Error, Kind, LineReport, Name, Result, Scope, Settings,
@@ -117,6 +119,10 @@ pub(crate) struct Faulty {
     pub(crate) wait: Arc<Script>,
     pub(crate) renew: Arc<Script>,
     pub(crate) leave: Arc<Script>,
+    /// What it says of its class instead of the truth.
+    pub(crate) class: Mutex<Option<Class>>,
+    /// What it finds wrong with itself.
+    pub(crate) findings: Mutex<Vec<Finding>>,
 }
 
 impl Faulty {
@@ -130,6 +136,8 @@ impl Faulty {
             wait: Arc::default(),
             renew: Arc::default(),
             leave: Arc::default(),
+            class: Mutex::default(),
+            findings: Mutex::default(),
         });
         let url = format!("memory:?ttl={}ms&timeout=10s", ttl.as_millis());
         let settings: Settings = Url::parse(&url).unwrap().take_settings().unwrap();
@@ -178,7 +186,9 @@ pub(crate) fn within<T>(
 
 impl Engine for Faulty {
     fn capability(&self) -> Capability {
-        self.inner.capability()
+        let mut capability = self.inner.capability();
+        capability.class = self.class.lock().unwrap_or(capability.class);
+        capability
     }
 
     fn describe(&self) -> String {
@@ -242,7 +252,11 @@ impl Engine for Faulty {
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {
-        self.inner.check()
+        let checkup = Checkup {
+            findings: self.findings.lock().clone(),
+            ..Checkup::default()
+        };
+        Box::pin(std::future::ready(Ok(checkup)))
     }
 
     fn key(&self, ticket: &Ticket) -> Option<String> {

@@ -17,11 +17,21 @@ impl Inner {
         findings.extend(of_version(&status.version));
         if status.leader == 0 {
             findings.push(Finding {
-                severity: Severity::Danger,
+                severity: Severity::Warning,
                 code: "no_quorum",
                 message: "the member that answers knows no leader".to_owned(),
                 remedy: "start the members that are down; without a majority nothing is granted"
                     .to_owned(),
+            });
+        }
+        if self.leases.epoch() > 0 {
+            findings.push(Finding {
+                severity: Severity::Danger,
+                code: "cluster_replaced",
+                message: "since this client connected, the cluster was restored from a snapshot \
+                          or replaced by another: tokens can repeat"
+                    .to_owned(),
+                remedy: "raise era= in the URL of every client".to_owned(),
             });
         }
         findings.extend(self.alarms_raised().await?);
@@ -52,7 +62,7 @@ impl Inner {
         let mut findings = Vec::new();
         if raised(NO_SPACE) {
             findings.push(finding(
-                Severity::Danger,
+                Severity::Warning,
                 "quota_alarm",
                 "etcd has used up its quota: no lock can be taken",
                 "etcdctl compact, etcdctl defrag, etcdctl alarm disarm; then raise the quota",
@@ -113,7 +123,7 @@ fn of_version(version: &str) -> Option<Finding> {
     };
     match (major, minor, patch) {
         (..3, ..) | (3, ..4, _) => finding(
-            Severity::Danger,
+            Severity::Warning,
             "too_old",
             "is older than what palisade is tested with",
             "run 3.4 or newer",

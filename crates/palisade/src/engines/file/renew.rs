@@ -17,7 +17,7 @@ use super::line_file::HEADER;
 use super::store::Store;
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
-use crate::core::error::{Error, Outcome};
+use crate::core::error::Error;
 use crate::core::ticket::{Armed, Lease};
 
 /// Slots so near to each other are written together with what lies between.
@@ -183,14 +183,8 @@ fn renew_run(
 }
 
 fn unknown(count: usize, error: &Error) -> Vec<Renewal> {
-    (0..count).map(|_| Renewal::Unknown(again(error))).collect()
-}
-
-/// The same failure once more, for the next lease of the same request.
-fn again(error: &Error) -> Error {
-    let copy = Error::new(error.kind(), error.operation(), error.message());
-    match error.outcome() {
-        Outcome::NotApplied => copy,
-        Outcome::MaybeApplied => copy.maybe_applied(),
-    }
+    vec![error; count]
+        .into_iter()
+        .map(|error| Renewal::Unknown(error.clone()))
+        .collect()
 }

@@ -98,7 +98,7 @@ impl Desk {
                     let session = connect(&server, &statements).await?;
                     let found = match between.get() {
                         Some(found) => found,
-                        None => pooler::probe(&server, &session.client).await?,
+                        None => pooler::probe(&session.client).await?,
                     };
                     between.set(found);
                     if found == Between::Nothing {
@@ -122,7 +122,7 @@ impl Desk {
                     let session = connect(&server, &statements).await?;
                     let found = match way.get() {
                         Some(found) => found,
-                        None => pooler::probe(&server, &session.client).await?,
+                        None => pooler::probe(&session.client).await?,
                     };
                     way.set(found);
                     match found {

@@ -18,6 +18,7 @@ mod fault;
 mod mail;
 mod offer;
 mod pooler;
+mod refused;
 mod schema;
 mod server;
 mod session;

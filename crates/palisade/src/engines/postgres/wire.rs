@@ -83,11 +83,16 @@ impl AsyncWrite for Socket {
 }
 
 /// A connection, encrypted or not.
-trait Driven: Send {
+pub(super) trait Driven: Send {
+    /// What the server says unasked; everything else is answered on the way.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<AsyncMessage, Error>>>;
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Driven for Connection<Socket, T> {
+impl<S, T> Driven for Connection<S, T>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+    T: AsyncRead + AsyncWrite + Unpin + Send,
+{
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<AsyncMessage, Error>>> {
         self.poll_message(cx)
     }
@@ -105,16 +110,9 @@ pub(super) struct Wire {
 
 impl Wire {
     /// Takes a connection; it is driven from the first [`Wire::settle_here`] on.
-    pub(super) fn new<T>(
-        connection: Connection<Socket, T>,
-        socket: Socket,
-        mail: Arc<Mail>,
-    ) -> Arc<Self>
-    where
-        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
+    pub(super) fn new(connection: Box<dyn Driven>, socket: Socket, mail: Arc<Mail>) -> Arc<Self> {
         Arc::new(Self {
-            connection: Mutex::new(Box::new(connection)),
+            connection: Mutex::new(connection),
             socket,
             mail,
             home: Mutex::new(None),

@@ -6,18 +6,24 @@
 //! answer or a push wakes the caller without another thread in between.
 //!
 //! Invariant: at most one attempt to connect per runtime at once; between attempts every call
-//! fails at once with what the last one found. A connection is given up when a call says that it
-//! broke, or when two answers in a row did not come in time: a frozen server looks alive.
+//! fails at once with what the last one found. An attempt is a task of its own: a caller with
+//! little time leaves it to go on for the next one. A connection is given up when a call says that
+//! it broke, or when two answers in a row did not come in time: a frozen server looks alive. An
+//! engine gives it up ([`Links::broken`]) at the first renewal that is late: there is time for one
+//! more on another connection. A runtime that ends takes its connection with it.
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::Arc;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::Shared;
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::core::engine::BoxFuture;
@@ -34,21 +40,35 @@ const LATE: u32 = 2;
 pub(crate) struct Links<C> {
     connect: Box<dyn Fn() -> BoxFuture<Result<C>> + Send + Sync>,
     connect_timeout: Duration,
-    slots: Mutex<HashMap<Id, Arc<AsyncMutex<Slot<C>>>>>,
+    /// Whom it connects to, for messages.
+    server: String,
+    slots: Arc<Slots<C>>,
     generations: AtomicU64,
 }
 
+type Slots<C> = Mutex<HashMap<Id, Arc<Slot<C>>>>;
+
 /// The connection of one runtime.
-enum Slot<C> {
+struct Slot<C> {
+    state: Mutex<State<C>>,
+    /// Dropped, it ends the task that looks out for the end of the runtime.
+    _watch: oneshot::Sender<()>,
+}
+
+enum State<C> {
     Up {
         link: Link<C>,
         late: u32,
     },
+    Connecting(Attempt<C>),
     Down {
         failures: u32,
-        not_before: Option<(Instant, String)>,
+        not_before: Option<(Instant, Error)>,
     },
 }
+
+/// What an attempt to connect comes to, for all who wait for it.
+type Attempt<C> = Shared<BoxFuture<Result<Link<C>>>>;
 
 /// A connection, and which one it is.
 #[derive(Clone)]
@@ -57,7 +77,28 @@ pub(crate) struct Link<C> {
     generation: u64,
 }
 
-impl<C: Clone + Send + 'static> Links<C> {
+/// Takes the slot of a runtime away when the runtime drops its tasks.
+struct RuntimeEnd<C> {
+    runtime: Id,
+    slots: Weak<Slots<C>>,
+}
+
+impl<C> RuntimeEnd<C> {
+    /// The slot went first, and the runtime may have another by now.
+    fn disarm(&mut self) {
+        self.slots = Weak::new();
+    }
+}
+
+impl<C> Drop for RuntimeEnd<C> {
+    fn drop(&mut self) {
+        let slots = self.slots.upgrade();
+        // Dropped after the lock: a connection may have its own idea of how to end.
+        let _ended = slots.and_then(|slots| slots.lock().remove(&self.runtime));
+    }
+}
+
+impl<C: Clone + Send + Sync + 'static> Links<C> {
     /// Connects when it is asked to, with `connect`, for `connect_timeout` at the longest.
     pub(crate) fn new(
         connect_timeout: Duration,
@@ -66,9 +107,16 @@ impl<C: Clone + Send + 'static> Links<C> {
         Self {
             connect: Box::new(connect),
             connect_timeout,
-            slots: Mutex::default(),
+            server: "the server".to_owned(),
+            slots: Arc::default(),
             generations: AtomicU64::new(1),
         }
+    }
+
+    /// Says whom it connects to.
+    pub(crate) fn to(mut self, server: impl ToString) -> Self {
+        self.server = server.to_string();
+        self
     }
 
     /// How long connecting may take.
@@ -76,74 +124,112 @@ impl<C: Clone + Send + 'static> Links<C> {
         self.connect_timeout
     }
 
-    fn slot(&self) -> Arc<AsyncMutex<Slot<C>>> {
+    fn slot(&self) -> Arc<Slot<C>> {
+        let runtime = Handle::current().id();
         let mut slots = self.slots.lock();
-        let new = || Slot::Down {
-            failures: 0,
-            not_before: None,
-        };
-        let slot = slots
-            .entry(Handle::current().id())
-            .or_insert_with(|| Arc::new(AsyncMutex::new(new())));
+        let slot = slots.entry(runtime).or_insert_with(|| {
+            let (watch, dropped) = oneshot::channel::<()>();
+            let mut end = RuntimeEnd {
+                runtime,
+                slots: Arc::downgrade(&self.slots),
+            };
+            tokio::spawn(async move {
+                let _ = dropped.await;
+                end.disarm();
+            });
+            Arc::new(Slot {
+                state: Mutex::new(State::Down {
+                    failures: 0,
+                    not_before: None,
+                }),
+                _watch: watch,
+            })
+        });
         Arc::clone(slot)
     }
 
     /// The connection of this runtime, made anew when it is down.
     ///
     /// # Cancellation
-    /// Dropped while it connects, the attempt is given up, and the next call makes another.
+    /// Dropped while it connects, the attempt goes on, and the next call finds what it came to.
     ///
     /// # Errors
-    /// What `connect` answers; [`Kind::Unreachable`], not applied, between attempts.
+    /// What `connect` answers; between attempts what the last one answered.
     pub(crate) async fn get(&self) -> Result<Link<C>> {
-        let slot = self.slot();
-        let mut slot = slot.lock().await;
-        let failures = match &*slot {
-            Slot::Up { link, .. } => return Ok(link.clone()),
-            Slot::Down {
-                not_before: Some((at, why)),
-                ..
-            } if Instant::now() < *at => {
-                return Err(Error::new(Kind::Unreachable, "connect", why.clone()));
-            }
-            Slot::Down { failures, .. } => *failures,
-        };
-        let connected = match tokio::time::timeout(self.connect_timeout, (self.connect)()).await {
-            Ok(connected) => connected,
-            Err(_) => {
-                let message = format!("no connection within {:?}", self.connect_timeout);
-                Err(Error::new(Kind::Unreachable, "connect", message))
-            }
-        };
-        match connected {
-            Ok(connection) => {
-                let generation = self.generations.fetch_add(1, Ordering::Relaxed);
-                let link = Link {
-                    connection,
-                    generation,
-                };
-                *slot = Slot::Up {
-                    link: link.clone(),
-                    late: 0,
-                };
-                Ok(link)
-            }
-            Err(error) => {
-                let pause = (PAUSE * 2u32.pow(failures.min(8))).min(LONGEST_PAUSE);
-                let not_before = (Instant::now() + pause, error.message().to_owned());
-                *slot = Slot::Down {
-                    failures: failures + 1,
-                    // Only an unreachable server is worth a pause: other errors are for people.
-                    not_before: error.is_transient().then_some(not_before),
-                };
-                Err(error)
-            }
+        match self.look() {
+            ControlFlow::Break(known) => known,
+            ControlFlow::Continue(attempt) => attempt.await,
         }
     }
 
-    /// Gives `link` up, unless another has taken its place already.
+    /// What is known, or the attempt that will tell.
+    fn look(&self) -> ControlFlow<Result<Link<C>>, Attempt<C>> {
+        let slot = self.slot();
+        let mut state = slot.state.lock();
+        let failures = match &*state {
+            State::Up { link, .. } => return ControlFlow::Break(Ok(link.clone())),
+            State::Down {
+                not_before: Some((at, why)),
+                ..
+            } if Instant::now() < *at => return ControlFlow::Break(Err(why.clone())),
+            State::Down { failures, .. } => *failures,
+            State::Connecting(attempt) if attempt.peek().is_none() => {
+                return ControlFlow::Continue(attempt.clone());
+            }
+            // It is over and has left no other state behind: it panicked.
+            State::Connecting(_) => 0,
+        };
+        let attempt = self.attempt(Arc::clone(&slot), failures);
+        *state = State::Connecting(attempt.clone());
+        ControlFlow::Continue(attempt)
+    }
+
+    /// Begins to connect.
+    fn attempt(&self, slot: Arc<Slot<C>>, failures: u32) -> Attempt<C> {
+        let generation = self.generations.fetch_add(1, Ordering::Relaxed);
+        let (limit, server) = (self.connect_timeout, self.server.clone());
+        let connecting = (self.connect)();
+        let (tell, told) = oneshot::channel();
+        tokio::spawn(async move {
+            let connected = tokio::time::timeout(limit, connecting).await;
+            let connected = connected.unwrap_or_else(|_| {
+                let message = format!("no connection to {server} within {limit:?}");
+                Err(Error::new(Kind::Unreachable, "connect", message))
+            });
+            let linked = connected.map(|connection| Link {
+                connection,
+                generation,
+            });
+            *slot.state.lock() = match &linked {
+                Ok(link) => State::Up {
+                    link: link.clone(),
+                    late: 0,
+                },
+                Err(error) => {
+                    let pause = (PAUSE * 2u32.pow(failures.min(8))).min(LONGEST_PAUSE);
+                    let not_before = (Instant::now() + pause, error.clone());
+                    State::Down {
+                        failures: failures + 1,
+                        // Only an unreachable server is worth a pause: other errors are for people.
+                        not_before: error.is_transient().then_some(not_before),
+                    }
+                }
+            };
+            let _ = tell.send(linked);
+        });
+        let ended = |_| {
+            let message = "the attempt to connect was given up";
+            Err(Error::new(Kind::Unreachable, "connect", message))
+        };
+        told.map(move |told| told.unwrap_or_else(ended))
+            .boxed()
+            .shared()
+    }
+
+    /// Gives `link` up, unless another has taken its place already: the next call connects anew,
+    /// without a pause.
     pub(crate) async fn broken(&self, link: &Link<C>) {
-        self.judge(link, |_| true).await;
+        self.judge(link, |_| true);
     }
 
     /// Says that an answer on `link` did not come in time.
@@ -151,29 +237,25 @@ impl<C: Clone + Send + 'static> Links<C> {
         self.judge(link, |late| {
             *late += 1;
             *late >= LATE
-        })
-        .await;
+        });
     }
 
     /// Says that an answer came on `link`.
     pub(crate) fn answered(&self, link: &Link<C>) {
-        // Only worth it when nobody else is at the slot: the next answer says it again.
-        if let Ok(mut slot) = self.slot().try_lock()
-            && let Slot::Up { link: now, late } = &mut *slot
-            && now.generation == link.generation
-        {
+        self.judge(link, |late| {
             *late = 0;
-        }
+            false
+        });
     }
 
-    async fn judge(&self, link: &Link<C>, over: impl FnOnce(&mut u32) -> bool) {
+    fn judge(&self, link: &Link<C>, over: impl FnOnce(&mut u32) -> bool) {
         let slot = self.slot();
-        let mut slot = slot.lock().await;
-        if let Slot::Up { link: now, late } = &mut *slot
+        let mut state = slot.state.lock();
+        if let State::Up { link: now, late } = &mut *state
             && now.generation == link.generation
             && over(late)
         {
-            *slot = Slot::Down {
+            *state = State::Down {
                 failures: 0,
                 not_before: None,
             };
@@ -182,7 +264,7 @@ impl<C: Clone + Send + 'static> Links<C> {
 
     /// Drops all connections.
     pub(crate) fn close(&self) {
-        self.slots.lock().clear();
+        let _ended = std::mem::take(&mut *self.slots.lock());
     }
 }
 
@@ -254,6 +336,67 @@ mod tests {
             runtime.block_on(async { links.get().await.unwrap() });
         }
         assert_eq!(made.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn a_runtime_that_ends_takes_its_connection_along() {
+        let connection = Arc::new(());
+        let given = Arc::clone(&connection);
+        let links = Links::new(Duration::from_secs(5), move || {
+            let connection = Arc::clone(&given);
+            Box::pin(async move { Ok(connection) })
+        });
+        for flavour in 0..4 {
+            let runtime = match flavour % 2 {
+                0 => tokio::runtime::Builder::new_current_thread(),
+                _ => tokio::runtime::Builder::new_multi_thread(),
+            };
+            let runtime = { runtime }.enable_all().build().unwrap();
+            drop(runtime.block_on(links.get()).unwrap());
+            assert_eq!(Arc::strong_count(&connection), 3);
+            drop(runtime);
+            assert_eq!(Arc::strong_count(&connection), 2, "ours, and to give");
+            assert!(links.slots.lock().is_empty());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_with_little_time_leaves_the_attempt_to_the_next() {
+        let made = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&made);
+        let links = Links::new(Duration::from_secs(5), move || {
+            let number = counter.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async move {
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                Ok(number)
+            })
+        });
+        let start = Instant::now();
+        let soon = Duration::from_millis(1500);
+        let (one, two) = tokio::join!(
+            tokio::time::timeout(soon, links.get()),
+            tokio::time::timeout(soon, links.get()),
+        );
+        assert!(one.is_err() && two.is_err());
+        assert_eq!(start.elapsed(), soon);
+        let link = links.get().await.unwrap();
+        assert_eq!(start.elapsed(), Duration::from_secs(2));
+        assert_eq!((link.connection, made.load(Ordering::Relaxed)), (0, 1));
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_panics_is_made_again() {
+        let made = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&made);
+        let links = Links::new(Duration::from_secs(5), move || {
+            let number = counter.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async move {
+                assert!(number > 0, "the first one");
+                Ok(number)
+            })
+        });
+        assert_eq!(links.get().await.err().unwrap().kind(), Kind::Unreachable);
+        assert_eq!(links.get().await.unwrap().connection, 1);
     }
 
     #[tokio::test(start_paused = true)]

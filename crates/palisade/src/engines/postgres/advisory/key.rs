@@ -23,7 +23,7 @@ pub(super) enum Derivation {
 }
 
 /// What is locked: a number, or a text that the server makes one of.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Number(i64),
     Text(String),
@@ -111,6 +111,14 @@ impl Keys {
                     "with key=raw a name is a whole number of 64 bits, as in 4711",
                 )),
             },
+        }
+    }
+
+    /// The number as `pg_locks` and SQL know it; where the server makes it, the expression.
+    pub(super) fn shown(&self, name: &Name) -> Option<String> {
+        match self.of(name).ok()? {
+            Key::Number(number) => Some(number.to_string()),
+            Key::Text(text) => Some(format!("hashtext('{}')", text.replace('\'', "''"))),
         }
     }
 

@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
+use tokio::sync::OwnedMutexGuard;
 
+use super::super::pooler::no_session_locks;
 use super::chair::{Chair, taking};
 use super::hall::{Hall, failed};
-use super::own::Beat;
+use super::own::{Beat, Taken};
 use super::scribe::Scribe;
 use super::statement::Verb;
 use crate::core::claim::{Ask, Claim};
@@ -26,6 +28,9 @@ use crate::engines::remote::timed;
 /// How long a waiter sleeps at most before it looks whether the server still answers.
 const RECHECK: Duration = Duration::from_secs(1);
 
+/// The pause before another attempt to get a connection for a claim whose turn it is.
+const AGAIN: Duration = Duration::from_millis(100);
+
 /// Whose sessions waited when it was asked.
 struct Waiting {
     sent: BootTime,
@@ -34,6 +39,12 @@ struct Waiting {
 
 fn unknown(why: &str) -> Error {
     Error::new(Kind::Unreachable, "renew", why)
+}
+
+fn moved() -> Error {
+    let message =
+        "the server has become a standby or another timeline, where session locks are not known";
+    Error::new(Kind::Lost, "renew", message)
 }
 
 /// The locks of one client.
@@ -54,6 +65,7 @@ impl Locks {
             return again(&chair, sent).await;
         }
         let key = hall.keys.of(&claim.name)?;
+        let permit = hall.place().await?;
         // Dropped at any await below, the connection goes with us and the lock with it.
         let own = hall.connection().await?;
         let sent = BootTime::now();
@@ -61,52 +73,85 @@ impl Locks {
         let taken = own.take(verb, &key, claim.ttl);
         let taken = timed("enter", hall.timeout, taken).await?;
         let place = match taken.map_err(|error| failed("enter", &error))? {
-            Some(counted) => Place::Held { counted },
-            None if claim.queue => Place::Waiting,
-            None => {
+            Taken::Token(counted) => Place::Held { counted },
+            Taken::Busy if claim.queue => Place::Waiting,
+            Taken::Busy => {
                 hall.spare(own);
                 return Ok(Entered::Busy);
             }
+            Taken::Away => return Err(no_session_locks("enter")),
         };
-        let chair = Chair::new(Arc::clone(&claim), key, own, place, sent);
-        hall.seat(Arc::clone(&chair));
-        match place {
-            Place::Waiting => self.queue(&chair),
-            _ => self.scribe.note(&chair, hall),
+        let chair = Chair::new(Arc::clone(&claim), key, place, sent);
+        if place == Place::Waiting {
+            hall.seat(Arc::clone(&chair));
+            match hall.turn(&chair.key).try_lock_owned() {
+                Ok(turn) => {
+                    chair.settle(own, permit);
+                    self.queue(&chair, Some(turn));
+                }
+                // Another claim of ours waits at the server already.
+                Err(_) => {
+                    hall.spare(own);
+                    self.queue(&chair, None);
+                }
+            }
+        } else {
+            chair.settle(own, permit);
+            hall.seat(Arc::clone(&chair));
+            self.scribe.note(&chair, hall);
         }
         Ok(entered(&chair, place, sent))
     }
 
     /// Waits for the lock on the chair's connection, beside everything else. Here, where whoever
     /// is told waits too: if this runtime is blocked or ends, so does the wait, by the ttl.
-    fn queue(&self, chair: &Arc<Chair>) {
+    fn queue(&self, chair: &Arc<Chair>, turn: Option<OwnedMutexGuard<()>>) {
         let (locks, chair) = (self.clone(), Arc::clone(chair));
         tokio::spawn(async move {
             let place = tokio::select! {
-                taken = locks.block(&chair) => match taken {
+                taken = locks.block(&chair, turn) => match taken {
                     Some(counted) => Place::Held { counted },
                     None => Place::Gone,
                 },
+                () = chair.gone() => Place::Gone,
                 () = chair.outlived() => {
                     locks.cancel(&chair).await;
-                    locks.hall.unseat(chair.claim.id, 0);
                     Place::Gone
                 }
             };
             chair.moved(place);
             match place {
                 Place::Held { .. } => locks.scribe.note(&chair, &locks.hall),
-                _ => locks.hall.alarm(chair.claim.id),
+                _ => {
+                    locks.hall.unseat(chair.claim.id, 0);
+                    locks.hall.alarm(chair.claim.id);
+                }
             }
         });
     }
 
-    async fn block(&self, chair: &Chair) -> Option<u64> {
-        let Chair {
-            claim, key, own, ..
-        } = chair;
-        let verb = taking(claim.ask, true);
-        own.take(verb, key, claim.ttl).await.ok()?
+    /// Waits for the chair's turn, then for the lock.
+    async fn block(&self, chair: &Chair, turn: Option<OwnedMutexGuard<()>>) -> Option<u64> {
+        let hall = &self.hall;
+        let _turn = match turn {
+            Some(turn) => turn,
+            None => hall.turn(&chair.key).lock_owned().await,
+        };
+        while chair.own().is_none() {
+            let connected =
+                async { Ok::<_, Error>((hall.place().await?, hall.connection().await?)) };
+            match connected.await {
+                Ok((permit, own)) => chair.settle(own, permit),
+                // The claim is as good as it was, and whoever waits is told by the look of `wait`.
+                Err(error) if error.is_transient() => tokio::time::sleep(AGAIN).await,
+                Err(_) => return None,
+            }
+        }
+        let verb = taking(chair.claim.ask, true);
+        match chair.own()?.take(verb, &chair.key, chair.claim.ttl).await {
+            Ok(Taken::Token(counted)) => Some(counted),
+            _ => None,
+        }
     }
 
     pub(super) async fn wait(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
@@ -132,55 +177,56 @@ impl Locks {
         Ok(chair.stands())
     }
 
-    /// Whether the server answers at all: a connection that waits for a lock can't tell. One asks
-    /// for all who wait.
+    /// Whether the server answers at all: a connection that waits for a lock can't tell. An answer
+    /// that one has had is good for all; while there is none everyone asks, beside each other.
     async fn ping(&self) -> Result<()> {
-        let mut answered = self.hall.answered.lock().await;
-        if !(*answered + RECHECK).has_passed() {
+        let hall = &self.hall;
+        if !(*hall.answered.lock() + RECHECK).has_passed() {
             return Ok(());
         }
         let sent = BootTime::now();
-        let own = self.hall.connection().await?;
-        timed("wait", self.hall.timeout, own.beat())
-            .await?
-            .map_err(|error| failed("wait", &error))?;
-        self.hall.spare(own);
-        *answered = sent;
+        let desk = hall.desk().await?;
+        let beat = desk.connection.beat();
+        hall.answer("wait", hall.timeout, &desk, beat).await?;
+        let mut answered = hall.answered.lock();
+        *answered = sent.max(*answered);
         Ok(())
     }
 
-    pub(super) async fn prolong(&self, leases: Vec<Lease>) -> Vec<Renewal> {
-        // Half of the time there is: heartbeats must not be lost with it.
-        let limit = self.hall.timeout / 2;
-        let waiting = timed("renew", limit, self.look_at_waiters(&leases));
+    pub(super) async fn prolong(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+        let limit = within.min(self.hall.timeout);
+        let waiting = timed("renew", limit, self.look_at_waiters(&leases, limit));
         let waiting = waiting.map(|waiting| Arc::new(waiting.flatten())).shared();
         let renewals = leases.iter();
-        join_all(renewals.map(|lease| self.prolong_one(lease, waiting.clone()))).await
+        join_all(renewals.map(|lease| self.prolong_one(lease, waiting.clone(), limit))).await
     }
 
     /// Asks which of those who wait still do; beside their connections, which can't answer.
-    async fn look_at_waiters(&self, leases: &[Lease]) -> Result<Waiting> {
+    async fn look_at_waiters(&self, leases: &[Lease], limit: Duration) -> Result<Waiting> {
         let sent = BootTime::now();
         let tickets = leases.iter().filter_map(|lease| lease.ticket.as_ref());
         let chairs = tickets.filter_map(|ticket| self.hall.chair(ticket.claim));
         let pids: Vec<i32> = chairs
             .filter(|chair| chair.stands() == Place::Waiting)
-            .map(|chair| chair.own.pid)
+            .filter_map(|chair| chair.pid())
             .collect();
         if pids.is_empty() {
             return Ok(Waiting { sent, pids });
         }
-        let own = self.hall.connection().await?;
-        let asked = own.waiting(&pids).await;
-        let pids = asked.map_err(|error| failed("renew", &error))?;
-        self.hall.spare(own);
-        Ok(Waiting { sent, pids })
+        let desk = self.hall.desk().await?;
+        let asked = desk.connection.waiting(&pids);
+        let asked = self.hall.answer("renew", limit, &desk, asked);
+        Ok(Waiting {
+            sent,
+            pids: asked.await?,
+        })
     }
 
     async fn prolong_one(
         &self,
         lease: &Lease,
         waiting: impl Future<Output = Arc<Result<Waiting>>>,
+        limit: Duration,
     ) -> Renewal {
         let Some(chair) = lease.ticket.as_ref().and_then(|ticket| {
             let chair = self.hall.chair(ticket.claim)?;
@@ -197,12 +243,18 @@ impl Locks {
             sent,
             ttl: chair.claim.ttl,
         };
-        match chair.stands() {
-            Place::Gone => Renewal::Lost,
-            Place::Waiting => {
+        match (chair.stands(), chair.own()) {
+            (Place::Waiting, None) => {
+                // Its turn has not come: it has asked for nothing yet.
+                chair.want();
+                chair.waited(sent);
+                Renewal::Held(armed(sent))
+            }
+            (Place::Gone, _) | (_, None) => Renewal::Lost,
+            (Place::Waiting, Some(own)) => {
                 chair.want();
                 match &*waiting.await {
-                    Ok(waiting) if waiting.pids.contains(&chair.own.pid) => {
+                    Ok(waiting) if waiting.pids.contains(&own.pid) => {
                         chair.waited(waiting.sent);
                         Renewal::Held(armed(waiting.sent))
                     }
@@ -211,10 +263,11 @@ impl Locks {
                     Err(error) => Renewal::Unknown(unknown(error.message())),
                 }
             }
-            Place::Held { .. } => match timed("renew", self.hall.timeout, chair.own.beat()).await {
+            (Place::Held { .. }, Some(own)) => match timed("renew", limit, own.beat()).await {
                 Ok(Ok(Beat::Alive)) => Renewal::Held(armed(sent)),
-                Ok(Ok(Beat::Moved)) => Renewal::Lost,
-                Ok(Err(_)) if chair.own.client.is_closed() => Renewal::Lost,
+                Ok(Ok(Beat::Moved)) => Renewal::Revoked(moved()),
+                Ok(Ok(Beat::Away)) => Renewal::Revoked(no_session_locks("renew")),
+                Ok(Err(_)) if own.client.is_closed() => Renewal::Lost,
                 Ok(Err(error)) => Renewal::Unknown(failed("renew", &error)),
                 Err(late) => Renewal::Unknown(late),
             },
@@ -227,13 +280,14 @@ impl Locks {
             let counted = chair.counted();
             counted != 0 && counted == ticket.counted && chair.stands() != Place::Gone
         });
-        let Some(chair) = chair else {
+        let Some((chair, own)) = chair.as_ref().and_then(|chair| Some((chair, chair.own()?)))
+        else {
             return Ok(Amended::Gone);
         };
         let asked = match amendment {
             Amendment::Value(value) => {
                 *chair.value.lock() = Some(value);
-                let recorded = self.scribe.record(&chair, hall);
+                let recorded = self.scribe.record(chair, hall);
                 timed("amend", hall.timeout, recorded).await??;
                 return Ok(Amended::Done);
             }
@@ -249,13 +303,14 @@ impl Locks {
                 return Err(Error::new(Kind::Unsupported, "amend", message));
             }
         };
-        let changed = timed("amend", hall.timeout, chair.own.whether(verb, &chair.key)).await?;
+        let changed = timed("amend", hall.timeout, own.whether(verb, &chair.key)).await?;
         match changed.map_err(|error| failed("amend", &error))? {
-            true => {
+            Some(true) => {
                 *chair.ask.lock() = asked;
                 Ok(Amended::Done)
             }
-            false => Ok(Amended::Busy),
+            Some(false) => Ok(Amended::Busy),
+            None => Err(no_session_locks("amend")),
         }
     }
 
@@ -268,22 +323,23 @@ impl Locks {
         let Some(chair) = chair else {
             return Ok(Left::Absent);
         };
-        match chair.stands() {
-            Place::Gone => Ok(Left::Absent),
-            Place::Waiting => {
+        match (chair.stands(), chair.own()) {
+            (Place::Waiting, _) => {
                 self.stop_waiting(&chair).await;
                 Ok(Left::Done)
             }
-            Place::Held { .. } => {
-                let unlocked = chair.own.give(chair.unlock(), &chair.key);
+            (Place::Gone, _) | (_, None) => Ok(Left::Absent),
+            (Place::Held { .. }, Some(own)) => {
+                let unlocked = own.give(chair.unlock(), &chair.key);
                 let unlocked = timed("leave", hall.timeout, unlocked).await?;
                 match unlocked {
-                    Ok(true) => {
-                        hall.spare(Arc::clone(&chair.own));
+                    Ok(Some(true)) => {
+                        hall.spare(Arc::clone(own));
                         Ok(Left::Done)
                     }
                     // A connection that did not have the lock is not to be trusted.
-                    Ok(false) => Ok(Left::Absent),
+                    Ok(Some(false)) => Ok(Left::Absent),
+                    Ok(None) => Err(no_session_locks("leave")),
                     // The session has ended, or ends with this connection: and the lock with it.
                     Err(error) => match failed("leave", &error) {
                         ended if ended.is_transient() => Ok(Left::Absent),
@@ -294,19 +350,22 @@ impl Locks {
         }
     }
 
-    /// Asks the server to end the statement that waits.
+    /// Asks the server to end the statement that waits, if there is one.
     async fn cancel(&self, chair: &Chair) {
-        let cancelled = self.hall.server.cancel(&chair.own.client, chair.own.at);
+        let Some(own) = chair.own() else { return };
+        let cancelled = self.hall.server.cancel(&own.client, own.at);
         // If it does not work, the server notices that we are gone.
         let _ = tokio::time::timeout(self.hall.timeout, cancelled).await;
     }
 
     /// Ends the statement that waits, and with it its connection.
     pub(super) async fn stop_waiting(&self, chair: &Chair) {
-        self.cancel(chair).await;
-        let mut place = chair.place.subscribe();
-        let ended = place.wait_for(|place| *place != Place::Waiting);
-        let _ = tokio::time::timeout(Duration::from_millis(500), ended).await;
+        if chair.own().is_some() {
+            self.cancel(chair).await;
+            let mut place = chair.place.subscribe();
+            let ended = place.wait_for(|place| *place != Place::Waiting);
+            let _ = tokio::time::timeout(Duration::from_millis(500), ended).await;
+        }
         chair.moved(Place::Gone);
     }
 }
@@ -314,14 +373,14 @@ impl Locks {
 /// The answer to a claim that is known already: what it holds is armed by a heartbeat.
 async fn again(chair: &Chair, sent: BootTime) -> Result<Entered> {
     let place = chair.stands();
-    match place {
-        Place::Gone => Ok(Entered::Busy),
-        Place::Waiting => Ok(entered(chair, place, chair.known_to_wait())),
-        Place::Held { .. } => {
-            let beat = timed("enter", chair.claim.ttl, chair.own.beat()).await?;
+    match (place, chair.own()) {
+        (Place::Waiting, _) => Ok(entered(chair, place, chair.known_to_wait())),
+        (Place::Gone, _) | (_, None) => Ok(Entered::Busy),
+        (Place::Held { .. }, Some(own)) => {
+            let beat = timed("enter", chair.claim.ttl, own.beat()).await?;
             match beat.map_err(|error| failed("enter", &error))? {
                 Beat::Alive => Ok(entered(chair, place, sent)),
-                Beat::Moved => Ok(Entered::Busy),
+                Beat::Moved | Beat::Away => Ok(Entered::Busy),
             }
         }
     }

@@ -3,11 +3,14 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod crowd;
 mod far;
 mod faults;
 mod interop;
 mod pooled;
+mod reach;
 mod rights;
+mod schema;
 mod secure;
 mod standby;
 

@@ -9,6 +9,11 @@ use crate::core::error::{Error, Kind, Result};
 pub(super) const STANDBY: &str =
     "this server takes no writes: it is a standby; name the primary, or all servers by commas";
 
+/// Whether the server refused because it only follows another one.
+pub(super) fn is_standby(error: &Error) -> bool {
+    error.message().starts_with(STANDBY)
+}
+
 /// What to do about a failed statement.
 #[derive(Debug)]
 pub(super) enum Remedy {
@@ -59,12 +64,15 @@ pub(super) fn connecting(error: tokio_postgres::Error) -> Error {
     let code = db.code();
     let class = code.code().get(..2).unwrap_or_default();
     match (code, class) {
-        (c, _)
-            if *c == SqlState::INVALID_PASSWORD
-                || *c == SqlState::INVALID_AUTHORIZATION_SPECIFICATION =>
-        {
-            fail(Kind::Denied, "the server refuses the login")
-        }
+        // The server says the same of a user that it does not know, so that nobody can find out.
+        (c, _) if *c == SqlState::INVALID_PASSWORD => fail(
+            Kind::Denied,
+            "the server refuses the password of this user, or does not know the user",
+        ),
+        (c, _) if *c == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => fail(
+            Kind::Denied,
+            "the server does not let this user in: there is no such user, or pg_hba.conf has no line for it from here",
+        ),
         (c, _) if *c == SqlState::INVALID_CATALOG_NAME => fail(
             Kind::Config,
             "there is no such database; name it in the URL's path",
@@ -119,7 +127,11 @@ pub(super) fn asking(operation: &'static str, error: &tokio_postgres::Error) -> 
             Kind::Unreachable,
             "the server gave the statement up: something keeps the line's row locked, or a timeout of the server is too short",
         ),
-        "25006" => tell(Kind::Unreachable, STANDBY),
+        // It takes no writes any more: another of the hosts may.
+        "25006" => {
+            let message = format!("{STANDBY} (SQLSTATE {state})");
+            Remedy::Reconnect(fail(Kind::Unreachable, message))
+        }
         "42501" => tell(
             Kind::Denied,
             "this user lacks rights; run the grants that `palisade schema postgres` prints",

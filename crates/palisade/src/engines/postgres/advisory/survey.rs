@@ -244,6 +244,7 @@ impl Locks {
             server: &hall.server,
             schema: &hall.schema,
             between: Between::Nothing,
+            table: false,
             pushes: true,
             oldest: (
                 140_000,

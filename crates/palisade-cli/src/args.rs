@@ -84,7 +84,9 @@ impl Args {
             }
         };
         let verb = Verb::definition(word)?;
-        let one = Global::augment_args(clap::Command::new("palisade")).subcommand(verb);
+        // Or else clap makes a second one when the verb is `help`.
+        let palisade = clap::Command::new("palisade").disable_help_subcommand(true);
+        let one = Global::augment_args(palisade).subcommand(verb);
         Self::from_arg_matches(&one.try_get_matches_from(args).ok()?).ok()
     }
 }

@@ -162,12 +162,15 @@ impl Job {
         let Some(program) = self.command.first() else {
             return Err(Failure::Usage("there is no command to run".into()));
         };
-        let environment = vec![
+        let mut environment = vec![
             ("PALISADE_LOCK".to_owned(), self.name.as_str().to_owned()),
             ("PALISADE_TOKEN".to_owned(), hold.token().to_string()),
             ("PALISADE_OWNER".to_owned(), client.owner().to_owned()),
             ("PALISADE_ENGINE".to_owned(), client.describe()),
         ];
+        if let Some(key) = client.engine().key(hold.ticket()) {
+            environment.push(("PALISADE_KEY".to_owned(), key));
+        }
         let ttl = self.ttl.unwrap_or_else(|| client.ttl());
         let start = Child::start(guardian, program, environment, hold.deadline(), grace(ttl));
         match start.await? {

@@ -12,6 +12,7 @@ mod config;
 mod connect;
 mod exit;
 mod guardian;
+mod holder;
 mod job;
 mod live;
 mod print;

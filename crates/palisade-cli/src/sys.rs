@@ -86,7 +86,7 @@ pub(crate) struct Mask(libc::sigset_t);
 
 impl Mask {
     /// Puts it in force for this thread.
-    fn set(&self) {
+    pub(crate) fn set(&self) {
         // SAFETY: the set was filled by the C library, and the mask belongs to this thread alone.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
     }

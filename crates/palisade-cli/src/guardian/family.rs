@@ -56,6 +56,17 @@ pub(super) fn signal_outside(group: Option<Pid>, signal: Signal) {
     signal_all(&found, signal);
 }
 
+/// Signals the process `root` and then its descendants; we are not among them.
+pub(crate) fn signal_tree(root: Pid, signal: Signal) {
+    let us = getpid().as_raw_pid();
+    let root = root.as_raw_pid();
+    let mut found: Vec<_> = Process::read(root).into_iter().collect();
+    // All are found before one is signalled: a shell starts the next command when this one ends.
+    found.extend(descendants_of(root).unwrap_or_default());
+    found.retain(|process| process.pid != us);
+    signal_all(&Ok(found), signal);
+}
+
 /// Signals those that were found; answers how many could be signalled.
 fn signal_all(found: &io::Result<Vec<Process>>, signal: Signal) -> usize {
     let found = found.iter().flatten();
@@ -115,6 +126,10 @@ impl Process {
 /// # Errors
 /// Where there is no `/proc`.
 fn descendants() -> io::Result<Vec<Process>> {
+    descendants_of(getpid().as_raw_pid())
+}
+
+fn descendants_of(root: i32) -> io::Result<Vec<Process>> {
     let mut by_parent: HashMap<i32, Vec<Process>> = HashMap::new();
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let pid = entry
@@ -126,7 +141,7 @@ fn descendants() -> io::Result<Vec<Process>> {
         }
     }
     let mut found = Vec::new();
-    let mut parents = vec![getpid().as_raw_pid()];
+    let mut parents = vec![root];
     while let Some(parent) = parents.pop() {
         let children = by_parent.remove(&parent).unwrap_or_default();
         parents.extend(children.iter().map(|child| child.pid));

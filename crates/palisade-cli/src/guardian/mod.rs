@@ -27,9 +27,10 @@ use rustix::process::{
 };
 use tokio::io::unix::AsyncFd;
 
+pub(crate) use self::family::signal_tree;
 pub(crate) use self::ladder::{KILL_LEAD, grace};
-pub(crate) use self::wire::Report;
-use self::wire::{Order, link, receive, send};
+use self::wire::Order;
+pub(crate) use self::wire::{Report, link, receive, send};
 use crate::exit::Failure;
 use crate::sys::{self, Mask};
 

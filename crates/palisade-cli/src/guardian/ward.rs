@@ -93,6 +93,8 @@ impl Start {
         let mut command = Command::new(program);
         command
             .args(arguments)
+            // An outer lock's, which the inner one need not have.
+            .env_remove("PALISADE_KEY")
             .envs(self.environment)
             .process_group(0);
         let terminal = self.foreground.then(terminal::open).flatten();

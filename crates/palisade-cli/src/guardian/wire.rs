@@ -58,7 +58,7 @@ pub(crate) enum Report {
 }
 
 /// Both ends of a link. Neither blocks, and no command gets them.
-pub(super) fn link() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn link() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     Ok(rustix::net::socketpair(family, kind, flags, None)?)
@@ -66,7 +66,7 @@ pub(super) fn link() -> io::Result<(OwnedFd, OwnedFd)> {
 
 /// Sends a message. One that can't be sent is lost: the other process is gone, which the next
 /// [`receive`] shows, or has not read hundreds of messages and is no better.
-pub(super) fn send<T: Serialize>(link: impl AsFd, message: &T) {
+pub(crate) fn send<T: Serialize>(link: impl AsFd, message: &T) {
     if let Ok(packet) = serde_json::to_vec(message) {
         let _ = rustix::net::send(link, &packet, SendFlags::NOSIGNAL);
     }
@@ -76,7 +76,7 @@ pub(super) fn send<T: Serialize>(link: impl AsFd, message: &T) {
 ///
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`] when there is no message.
-pub(super) fn receive<T: DeserializeOwned>(link: impl AsFd) -> io::Result<Option<T>> {
+pub(crate) fn receive<T: DeserializeOwned>(link: impl AsFd) -> io::Result<Option<T>> {
     let mut packet = vec![0; LONGEST];
     loop {
         return match rustix::net::recv(&link, &mut packet[..], RecvFlags::empty()) {

@@ -2,6 +2,7 @@
 //! line, and its line in the list below. A verb that forks comes first there: it starts the
 //! runtime itself.
 
+mod acquire;
 mod bench;
 mod completions;
 mod config;
@@ -11,15 +12,19 @@ mod elect;
 mod evict;
 mod fence;
 mod guide;
+mod help;
 mod leader;
 mod ls;
 mod man;
 mod permits;
+mod release;
+mod resize;
 mod run;
 mod schema;
 mod show;
 mod top;
 
+pub(crate) use self::run::too_late;
 pub(crate) use self::show::look;
 use crate::args::Global;
 use crate::exit::Verdict;
@@ -62,12 +67,13 @@ macro_rules! verbs {
 }
 
 verbs! {
-    forking { Run => run, Elect => elect }
+    forking { Run => run, Acquire => acquire, Release => release, Elect => elect }
     Leader => leader,
     Ls => ls,
     Show => show,
     Top => top,
     Evict => evict,
+    Resize => resize,
     Fence => fence,
     Doctor => doctor,
     Bench => bench,
@@ -77,4 +83,5 @@ verbs! {
     Completions => completions,
     Man => man,
     Schema => schema,
+    Help => help,
 }

@@ -117,7 +117,8 @@ impl Run {
     }
 }
 
-fn too_late(job: &Job, patience: Patience) -> Failure {
+/// The failure when patience ended before the lock was free.
+pub(crate) fn too_late(job: &Job, patience: Patience) -> Failure {
     let name = shown(job.name.as_str());
     let message = match patience {
         Patience::For(wait) => {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod acquire;
 mod bench;
 mod config;
 mod contract;
@@ -12,10 +13,15 @@ mod every_verb;
 mod fence;
 mod guardian;
 mod guide;
+mod help;
+mod key;
 mod list;
 mod loss;
 mod manual;
+mod redis;
+mod resize;
 mod run;
+mod scripts;
 mod signals;
 mod support;
 mod terminal;

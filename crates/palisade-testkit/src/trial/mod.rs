@@ -8,7 +8,7 @@ mod tool;
 use std::future::Future;
 use std::time::Duration;
 
-pub use certificates::certificates;
+pub use certificates::{certificates, expired};
 pub use crew::{Belief, Crew};
 pub use tool::Tool;
 

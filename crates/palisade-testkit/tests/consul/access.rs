@@ -102,6 +102,39 @@ async fn a_token_comes_from_the_url_a_file_or_the_environment() {
     }
 }
 
+/// A token that is replaced by another while a client lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_file_is_read_again_when_its_token_is_gone() {
+    let Some(running) = guarded().await else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, format!("{LOCKS}\n")).unwrap();
+    let url = format!("{}?ttl=10s&token_file={}", running.url(), file.display());
+    let client = palisade::connect(&url).await.unwrap();
+    let hold = client.mutex("guarded").unwrap().lock().await.unwrap();
+    std::fs::write(&file, format!("{ROOT}\n")).unwrap();
+    let (_, own) = wire::http(
+        running.nodes()[0].port(),
+        "GET",
+        &format!("/v1/acl/token/self?token={LOCKS}"),
+        "",
+    )
+    .unwrap();
+    let own: Value = serde_json::from_str(&own).unwrap();
+    let id = own["AccessorID"].as_str().unwrap();
+    let path = format!("/v1/acl/token/{id}?token={ROOT}");
+    let gone = wire::http(running.nodes()[0].port(), "DELETE", &path, "").unwrap();
+    assert_eq!(gone.0, 200);
+    for _ in 0..2 {
+        let first = hold.deadline();
+        until("a renewal", async || hold.deadline() > first).await;
+    }
+    let line = client.mutex("another").unwrap();
+    drop(soon("a lock", line.lock()).await.unwrap());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "run by another test, with an environment of its own"]
 async fn locks_with_its_environment() {
@@ -201,7 +234,7 @@ async fn another_datacenter_or_edition_is_refused_by_name() {
     lock(&format!("{url}?datacenter=dc1")).await.unwrap();
     for (option, words) in [
         ("datacenter=nowhere", "option datacenter"),
-        ("consul_namespace=team", "leave consul_namespace away"),
+        ("consul_namespace=team", "omit consul_namespace"),
     ] {
         let error = palisade::connect(&format!("{url}?{option}")).await;
         says(&error.err().unwrap(), Kind::Config, words);

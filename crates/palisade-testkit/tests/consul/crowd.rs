@@ -9,7 +9,7 @@ use palisade::core::claim::Ask;
 use palisade::{Client, Patience};
 use palisade_testkit::launch::Running;
 
-use crate::util::{get, holder, need, soon, until};
+use crate::util::{holder, keys, need, soon, until};
 
 /// Whether a writer keeps the gate of `name` closed.
 fn is_closed(running: &Running, name: &str) -> bool {
@@ -55,8 +55,8 @@ async fn readers_that_come_later_do_not_overtake_a_writer() {
     let late = soon("the reader's grant", late).await.unwrap().unwrap();
     assert!(late.token() > token);
     late.release().await.unwrap();
-    let left = get(&running, "/v1/kv/palisade/?keys");
-    assert!(left.is_null(), "left behind: {left}");
+    let left = keys(&running);
+    assert!(left.is_empty(), "left behind: {left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,10 +87,7 @@ async fn a_writer_that_gives_up_opens_the_gate() {
     }
     assert!(inside.is_valid());
     inside.release().await.unwrap();
-    until("an empty line", async || {
-        get(&running, "/v1/kv/palisade/?keys").is_null()
-    })
-    .await;
+    until("an empty line", async || keys(&running).is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,5 +6,6 @@ mod access;
 mod crowd;
 mod faults;
 mod interop;
+mod names;
 mod sessions;
 mod util;

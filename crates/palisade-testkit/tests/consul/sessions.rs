@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use palisade::core::claim::Ask;
+use palisade::core::report::Scope;
 use palisade::{BootTime, Kind, LossReason, Patience};
 use palisade_testkit::launch::Running;
 use palisade_testkit::proxy::{Direction, Protocol, Proxy, to_engine};
 
-use crate::util::{destroy, get, holder, need, soon, until};
+use crate::util::{consul, destroy, get, holder, keys, need, soon, until};
 
 fn behind(running: &Running) -> (Proxy, String) {
     let target = SocketAddr::from(([127, 0, 0, 1], running.nodes()[0].port()));
@@ -56,8 +57,8 @@ async fn claims_share_a_session_but_not_on_one_name() {
     drop(again);
     client.end().await;
     until("the end of all sessions", async || sessions(&running) == 0).await;
-    let left = get(&running, "/v1/kv/palisade/?keys");
-    assert!(left.is_null(), "left behind: {left}");
+    let left = keys(&running);
+    assert!(left.is_empty(), "left behind: {left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -81,8 +82,8 @@ async fn every_reader_that_comes_moves_the_gate() {
         reader.release().await.unwrap();
     }
     first.release().await.unwrap();
-    let left = get(&running, "/v1/kv/palisade/?keys");
-    assert!(left.is_null(), "left behind: {left}");
+    let left = keys(&running);
+    assert!(left.is_empty(), "left behind: {left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,8 +107,8 @@ async fn every_permit_that_is_taken_moves_the_list_of_holders() {
         permit.release().await.unwrap();
     }
     first.release().await.unwrap();
-    let left = get(&running, "/v1/kv/palisade/?keys");
-    assert!(left.is_null(), "left behind: {left}");
+    let left = keys(&running);
+    assert!(left.is_empty(), "left behind: {left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -266,7 +267,7 @@ async fn a_lost_reply_is_one_grant() {
     let hold = hold.await.unwrap().expect("a free lock");
     assert_eq!(guard.hits(), 1);
     let line = client
-        .survey(palisade::Scope::Line(hold.name().clone()))
+        .survey(Scope::Line(hold.name().clone()))
         .await
         .unwrap();
     assert_eq!(line[0].holders.len(), 1);
@@ -350,4 +351,137 @@ async fn a_ttl_below_the_minimum_is_refused_by_name() {
         .err()
         .unwrap();
     assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+}
+
+/// Holders that wait for nothing sleep, however much is written beside them.
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_holders_ask_nothing_while_others_write() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let (proxy, url) = behind(&running);
+    let mut holds = Vec::new();
+    for number in 0..5 {
+        let client = palisade::connect(&url).await.unwrap();
+        let name = format!("idle-{number}");
+        holds.push(client.mutex(&name).unwrap().lock().await.unwrap());
+    }
+    let watches = || {
+        let seen = proxy.seen().into_iter();
+        let labels = seen.filter_map(|message| message.label);
+        labels.filter(|label| label.contains("/.evict/")).count()
+    };
+    // Each has begun to watch, with a look and a key to sleep on.
+    until("the watches", async || watches() >= 15).await;
+    let busy = palisade::connect(running.url()).await.unwrap();
+    let (before, from) = (watches(), BootTime::now());
+    let mut writes = 0;
+    while writes < 100 || BootTime::now().saturating_since(from) < Duration::from_secs(3) {
+        let mutex = busy.mutex(format!("busy-{}", writes % 7)).unwrap();
+        mutex.lock().await.unwrap().release().await.unwrap();
+        writes += 1;
+    }
+    // A nap each ten seconds, and a renewal's audit each tenth.
+    let tens = BootTime::now().saturating_since(from).as_secs() as usize / 10 + 1;
+    let asked = watches() - before;
+    assert!(
+        asked <= 5 * 4 * tens,
+        "{asked} requests beside {writes} locks"
+    );
+    drop(holds);
+}
+
+/// A snapshot is restored from before a lock was released, while the client lives on: nobody
+/// but this client can give the lock back that its session has again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_a_restored_snapshot_brings_back_is_released() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let kept = client.mutex("kept").unwrap().lock().await.unwrap();
+    let undone = client.mutex("undone").unwrap().lock().await.unwrap();
+    let read = client.rwlock("read").unwrap().read().await.unwrap();
+    let permit = client.semaphore("permit", 1).unwrap();
+    let permit = permit.acquire().await.unwrap();
+    let file = running.folder().join("snapshot").display().to_string();
+    consul(&running, &["snapshot", "save", &file]);
+    let token = undone.token();
+    undone.release().await.unwrap();
+    read.release().await.unwrap();
+    permit.release().await.unwrap();
+    // The client is still at work when it happens.
+    let until_then = client.mutex("other").unwrap();
+    until_then.lock().await.unwrap().release().await.unwrap();
+    consul(&running, &["snapshot", "restore", &file]);
+    let other = palisade::connect(running.url()).await.unwrap();
+    let again = other.mutex("undone").unwrap();
+    let again = soon("the lock", again.lock()).await.unwrap();
+    assert!(again.token() > token, "tokens go back");
+    let writer = other.rwlock("read").unwrap();
+    drop(soon("the writer", writer.write()).await.unwrap());
+    let permits = other.semaphore("permit", 1).unwrap();
+    drop(soon("the permit", permits.acquire()).await.unwrap());
+    assert!(kept.is_valid(), "what was held all along is held");
+    assert_eq!(holder(&running, "palisade/kept"), Some(session(&kept)));
+}
+
+/// What a holder that died leaves behind goes when somebody looks.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_dead_leave_is_swept_away() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let whole = client.mutex("whole").unwrap().lock().await.unwrap();
+    let read = client.rwlock("read").unwrap().read().await.unwrap();
+    let permit = client.semaphore("permit", 2).unwrap();
+    let permit = permit.acquire().await.unwrap();
+    let election = client.election("elected").unwrap();
+    let leader = election.campaign("first").await.unwrap();
+    leader.proclaim("second").await.unwrap();
+    assert!(keys(&running).len() > 6, "{:?}", keys(&running));
+    destroy(&running, &session(&whole));
+    let looks = palisade::connect(running.url()).await.unwrap();
+    until("an empty store", async || {
+        let lines = looks.survey(Scope::Prefix(String::new())).await.unwrap();
+        lines.is_empty() && keys(&running).is_empty()
+    })
+    .await;
+    drop((whole, read, permit, leader));
+}
+
+/// Existing connections say nothing any more, new ones are served: a hold lives on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_connection_costs_no_hold() {
+    let Some(running) = need("consul") else {
+        return;
+    };
+    let (proxy, url) = behind(&running);
+    let client = palisade::connect(&url).await.unwrap();
+    let ttl = Duration::from_secs(3);
+    let mutex = client.mutex("silent").unwrap().ttl(ttl).unwrap();
+    let hold = mutex.lock().await.unwrap();
+    for _ in 0..3 {
+        let first = hold.deadline();
+        until("a renewal", async || hold.deadline() > first).await;
+        proxy.silence();
+        let past = BootTime::now() + ttl * 2;
+        until("the end of two ttls", async || past.has_passed()).await;
+        assert!(hold.is_valid(), "lost over a dead connection");
+    }
+    drop(hold);
+}
+
+/// The session of a hold, as Consul writes it.
+fn session(hold: &palisade::Hold) -> String {
+    let hex = format!("{:032x}", hold.ticket().lease.0);
+    let parts = [
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..],
+    ];
+    parts.join("-")
 }

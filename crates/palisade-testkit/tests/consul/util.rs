@@ -30,11 +30,30 @@ pub(crate) fn holder(running: &Running, key: &str) -> Option<String> {
     Some(pair[0]["Session"].as_str()?.to_owned())
 }
 
+/// The keys of locks: all of the namespace but the one that watches of marks sleep on.
+pub(crate) fn keys(running: &Running) -> Vec<String> {
+    let all = get(running, "/v1/kv/palisade/?keys");
+    let keys = all.as_array().into_iter().flatten();
+    let keys = keys.filter_map(|key| Some(key.as_str()?.to_owned()));
+    keys.filter(|key| key != "palisade/.evict/last").collect()
+}
+
 /// Destroys a session, as an operator does.
 pub(crate) fn destroy(running: &Running, session: &str) {
     let path = format!("/v1/session/destroy/{session}");
     let (status, _) = wire::http(running.nodes()[0].port(), "PUT", &path, "").unwrap();
     assert_eq!(status, 200, "{path}");
+}
+
+/// Runs a command of Consul's own to its end.
+pub(crate) fn consul(running: &Running, arguments: &[&str]) {
+    let program = table::recipe_of("consul").unwrap().installed().unwrap();
+    let ended = Command::new(program)
+        .env("CONSUL_HTTP_ADDR", running.nodes()[0].address())
+        .args(arguments)
+        .stdout(Stdio::null())
+        .status();
+    assert!(ended.unwrap().success(), "consul {arguments:?}");
 }
 
 /// A call of `consul lock` that is under way.

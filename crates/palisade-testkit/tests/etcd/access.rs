@@ -121,6 +121,85 @@ async fn a_user_needs_the_namespace_and_no_more() {
     assert!(error.to_string().contains("readwrite"), "{error}");
 }
 
+/// A role that lacks the engine's own prefix could lock, and neither renew nor release.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_without_the_engines_own_prefix_is_refused_at_once() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    for call in [
+        "user add root:top-secret",
+        "user grant-role root root",
+        "role add locks",
+        "role grant-permission --prefix locks readwrite palisade/",
+        "user add worker:pass-word",
+        "user grant-role worker locks",
+        "auth enable",
+    ] {
+        let call: Vec<&str> = call.split(' ').collect();
+        if run_ctl(&running, &call).is_none() {
+            return;
+        }
+    }
+    let host = running.nodes()[0].address();
+    let url = format!("etcd://worker:pass-word@{host}");
+    let client = palisade::connect(&url).await.unwrap();
+    let refused = client.mutex("x").unwrap().lock().await.err().unwrap();
+    assert_eq!(refused.kind(), Kind::Denied, "{refused:?}");
+    assert!(refused.message().contains(".palisade/"), "{refused}");
+    // Nothing is left in anyone's way, and with the right it works at once.
+    let root = "--user=root:top-secret";
+    let grant = "role grant-permission --prefix locks readwrite .palisade/";
+    let grant: Vec<&str> = [root].into_iter().chain(grant.split(' ')).collect();
+    run_ctl(&running, &grant).unwrap();
+    let hold = client.mutex("x").unwrap().try_lock().await.unwrap();
+    hold.expect("free").release().await.unwrap();
+}
+
+/// A password that is rotated while a client lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_file_is_read_at_each_connect() {
+    let Some(running) = launch::need("etcd") else {
+        return;
+    };
+    for call in [
+        "user add root:top-secret",
+        "user grant-role root root",
+        "auth enable",
+    ] {
+        let call: Vec<&str> = call.split(' ').collect();
+        if run_ctl(&running, &call).is_none() {
+            return;
+        }
+    }
+    let host = running.nodes()[0].address();
+    let password = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(password.path(), "top-secret\n").unwrap();
+    let file = password.path().display();
+    let url = format!("etcd://{host}?user=root&password_file={file}&ttl=20s");
+    let client = palisade::connect(&url).await.unwrap();
+    let hold = client.mutex("kept").unwrap().lock().await.unwrap();
+    let rotate = [
+        "--user=root:top-secret",
+        "user",
+        "passwd",
+        "root",
+        "--interactive=false",
+    ];
+    let mut passwd = crate::util::etcdctl(&running, &rotate).unwrap();
+    let mut passwd = passwd.stdin(Stdio::piped()).spawn().unwrap();
+    let mut said = passwd.stdin.take().unwrap();
+    std::io::Write::write_all(&mut said, b"new-secret\n").unwrap();
+    drop(said);
+    assert!(passwd.wait().unwrap().success(), "etcdctl user passwd");
+    std::fs::write(password.path(), "new-secret\n").unwrap();
+    // Every connection is a new one, and every login too.
+    tokio::task::block_in_place(|| running.nodes()[0].restart()).unwrap();
+    let first = hold.deadline();
+    until("a renewal", || async { hold.deadline() > first }).await;
+    drop(hold);
+}
+
 /// An etcd with TLS and certificates of clients; ends when it is dropped.
 struct Secured(Child);
 

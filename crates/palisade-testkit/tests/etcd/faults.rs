@@ -11,7 +11,7 @@ use palisade_testkit::proxy::{Direction, Kind, Protocol, Proxy};
 use palisade_testkit::trial::Crew;
 use serde_json::json;
 
-use crate::util::{call, soon, until};
+use crate::util::{call, run_ctl, soon, until};
 
 const TTL: Duration = Duration::from_secs(4);
 
@@ -254,26 +254,83 @@ async fn history_is_compacted_while_clients_wait() {
     crew.end().await;
 }
 
-/// A member pings at every request, unless an earlier ping is not answered: answers are kept for
-/// a tenth of a second, on the caller's connection and on the keeper's.
+/// Existing connections say nothing any more, new ones are served: a hold lives on.
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_cost_no_ping_each() {
-    const CYCLES: usize = 200;
+async fn a_dead_connection_costs_no_hold() {
     let Some(running) = launch::need("etcd") else {
         return;
     };
     let (proxies, url) = proxied(&running);
     let client = palisade::connect(&url).await.unwrap();
-    let mutex = client.mutex("pinged").unwrap();
-    let start = std::time::Instant::now();
-    for _ in 0..CYCLES {
-        mutex.lock().await.unwrap().release().await.unwrap();
+    let ttl = Duration::from_secs(3);
+    let mutex = client.mutex("silent").unwrap().ttl(ttl).unwrap();
+    let hold = mutex.lock().await.unwrap();
+    for _ in 0..3 {
+        let first = hold.deadline();
+        until("a renewal", || async { hold.deadline() > first }).await;
+        proxies[0].silence();
+        let past = BootTime::now() + ttl * 2;
+        until("the end of two ttls", || async { past.has_passed() }).await;
+        assert!(hold.is_valid(), "lost over a dead connection");
     }
-    let tenths = start.elapsed().as_millis() as usize / 100;
-    let pings = proxies[0].passed(Direction::ToClient, "PING");
-    assert!(pings > 0, "the member does not ping, or is not seen to");
-    assert!(
-        pings <= 2 * tenths + 10,
-        "{pings} pings in {tenths} tenths of a second, for {CYCLES} locks"
-    );
+    drop(hold);
+}
+
+/// A snapshot is restored, with another id of the cluster as etcd advises, or with the same one:
+/// holders are told, and why.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restored_cluster_ends_holds() {
+    for token in ["another", "etcd-cluster"] {
+        let Some(running) = launch::need("etcd") else {
+            return;
+        };
+        let client = palisade::connect(running.url()).await.unwrap();
+        let mutex = client.mutex("kept").unwrap();
+        let mutex = mutex.ttl(Duration::from_secs(20)).unwrap();
+        let hold = mutex.lock().await.unwrap();
+        let file = running.folder().join("snapshot").display().to_string();
+        if run_ctl(&running, &["snapshot", "save", &file]).is_none() {
+            return;
+        }
+        let other = client.mutex("other").unwrap();
+        for _ in 0..3 {
+            other.lock().await.unwrap().release().await.unwrap();
+        }
+        let lease = || Lease {
+            id: hold.ticket().lease,
+            ticket: None,
+        };
+        let renew = || async {
+            let within = Duration::from_secs(2);
+            client.engine().renew(vec![lease()], within).await.remove(0)
+        };
+        assert!(matches!(renew().await, Renewal::Held(_)));
+        let member = call(&running, "/v3/cluster/member/list", json!({}));
+        let peer = member["members"][0]["peerURLs"][0].as_str().unwrap();
+        let (node, cluster) = (&running.nodes()[0], format!("n0={peer}"));
+        tokio::task::block_in_place(|| node.kill()).unwrap();
+        let data = node.folder().join("data");
+        std::fs::remove_dir_all(&data).unwrap();
+        let data = data.display().to_string();
+        let restore = ["snapshot", "restore", &file, "--data-dir", &data];
+        let who = ["--name", "n0", "--initial-cluster", &cluster];
+        let how = ["--initial-advertise-peer-urls", peer];
+        let token = ["--initial-cluster-token", token];
+        run_ctl(&running, &[&restore[..], &who, &how, &token].concat()).unwrap();
+        tokio::task::block_in_place(|| node.restart()).unwrap();
+        let told = std::cell::Cell::new(None);
+        until("the loss", || async {
+            if let Renewal::Revoked(error) = renew().await {
+                told.set(Some(error));
+            }
+            !hold.is_valid()
+        })
+        .await;
+        if let Some(error) = told.take() {
+            assert!(error.to_string().contains("era="), "{error}");
+        }
+        let check = client.check().await.unwrap();
+        let codes: Vec<&str> = check.findings.iter().map(|finding| finding.code).collect();
+        assert!(codes.contains(&"cluster_replaced"), "{codes:?}");
+    }
 }

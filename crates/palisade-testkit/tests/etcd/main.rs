@@ -7,5 +7,6 @@ mod access;
 mod faults;
 mod interop;
 mod leases;
+mod names;
 mod util;
 mod waiting;

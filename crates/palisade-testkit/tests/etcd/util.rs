@@ -54,7 +54,7 @@ pub(crate) fn base64(bytes: &[u8]) -> String {
 }
 
 /// A call of etcdctl; `None` when it can't be had here.
-fn etcdctl(running: &Running, arguments: &[&str]) -> Option<Command> {
+pub(crate) fn etcdctl(running: &Running, arguments: &[&str]) -> Option<Command> {
     let mut command = Command::new(launch::need_tool("etcdctl")?);
     command
         .env("ETCDCTL_API", "3")

@@ -7,11 +7,13 @@ mod crowd;
 mod far;
 mod faults;
 mod interop;
+mod login;
 mod pooled;
 mod reach;
 mod rights;
 mod schema;
 mod secure;
+mod sessions;
 mod standby;
 
 use std::io::{BufRead, BufReader, Write};

@@ -1,11 +1,14 @@
 //! Behind pgbouncer in transaction mode.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use palisade::{Kind, Severity};
-use palisade_testkit::launch;
+use palisade_testkit::launch::{self, Running, wire};
 
-use super::{SOON, advisory};
+use super::{Psql, SOON, advisory, sql};
 
 async fn codes(url: &str) -> Vec<(&'static str, Severity)> {
     let client = palisade::connect(url).await.unwrap();
@@ -22,11 +25,14 @@ async fn a_pooler_is_found_out_and_waiters_are_served_without_a_push() {
     let Some(pooler) = launch::need("pgbouncer") else {
         return;
     };
-    let found = codes(pooler.url()).await;
-    assert!(
-        found.contains(&("pooler_without_push", Severity::Warning)),
-        "{found:?}"
-    );
+    let _traffic = Traffic::through(&pooler, 2);
+    for _ in 0..20 {
+        let found = codes(pooler.url()).await;
+        assert!(
+            found.contains(&("pooler_without_push", Severity::Warning)),
+            "{found:?}"
+        );
+    }
     let listen = pooler.nodes()[1].address();
     let listening = format!(
         "{}?listen_url=postgres://palisade@{listen}/postgres",
@@ -56,43 +62,194 @@ async fn a_pooler_is_found_out_and_waiters_are_served_without_a_push() {
     assert!(next.token() > token);
 }
 
-#[tokio::test]
-async fn session_locks_are_refused() {
-    let Some(pooler) = launch::need("pgbouncer") else {
+/// Drops the startup packet's options, as poolers are told to do for some drivers.
+const LENIENT: &str = "pooler.ignore_startup_parameters = extra_float_digits,options";
+
+fn pooler_with(settings: &[&str]) -> Option<Running> {
+    match launch::start_with("pgbouncer", settings) {
+        Ok(pooler) => Some(pooler),
+        Err(launch::Error::Missing(why)) => {
+            launch::skip("pgbouncer", &why);
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Other clients of a pooler, so that its server connections change hands all the time.
+struct Traffic {
+    over: Arc<AtomicBool>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+impl Traffic {
+    fn through(pooler: &Running, clients: usize) -> Self {
+        let (over, port) = (Arc::new(AtomicBool::new(false)), pooler.nodes()[0].port());
+        let client = |over: Arc<AtomicBool>| {
+            std::thread::spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    let asked = wire::postgres(port, "palisade", "SELECT pg_sleep(0.001)");
+                    asked.unwrap();
+                }
+            })
+        };
+        Self {
+            clients: (0..clients).map(|_| client(Arc::clone(&over))).collect(),
+            over,
+        }
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        for client in self.clients.drain(..) {
+            // One that panicked has said so; a panic here would hide it.
+            let _ = client.join();
+        }
+    }
+}
+
+async fn refusal(url: &str) -> palisade::Error {
+    match palisade::connect(url).await {
+        Err(error) => error,
+        Ok(client) => client.mutex("x").unwrap().try_lock().await.unwrap_err(),
+    }
+}
+
+/// What no session of a pooler may have from us: one row per server connection, and which. The
+/// pooler itself sets what it tracks for its clients.
+const LEFT: &str = "SELECT concat_ws(',', current_setting('palisade.session', true), \
+    (SELECT string_agg(name, ',') FROM pg_settings WHERE source = 'session' AND name NOT IN \
+    ('application_name', 'client_encoding', 'DateStyle', 'TimeZone', \
+    'standard_conforming_strings')), (SELECT string_agg(c, ',') FROM pg_listening_channels() c));";
+
+/// Looks at `count` server connections at once, each kept busy until all were seen.
+fn left(pooler: &Running, count: usize) -> Option<Vec<String>> {
+    let mut sessions = Vec::new();
+    for _ in 0..count {
+        let mut psql = Psql::open(pooler)?;
+        psql.ask("BEGIN;");
+        sessions.push(psql);
+    }
+    let rows = sessions.iter_mut().flat_map(|psql| psql.ask(LEFT));
+    Some(rows.filter(|row| !row.is_empty()).collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn session_locks_are_refused_beside_other_traffic() {
+    const CONNECTS: usize = 2000;
+    let Some(pooler) = pooler_with(&[LENIENT]) else {
+        return;
+    };
+    let traffic = Traffic::through(&pooler, 2);
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..8 {
+        let url = advisory(&pooler);
+        tasks.spawn(async move {
+            for _ in (task..CONNECTS).step_by(8) {
+                let refused = refusal(&url).await;
+                assert_eq!(refused.kind(), Kind::Unsupported, "{refused}");
+                assert!(refused.to_string().contains("postgres://"), "{refused}");
+            }
+        });
+    }
+    tasks.join_all().await;
+    drop(traffic);
+    let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
+    assert_eq!(sql(&pooler, locks), ["0"], "a session lock was left");
+    if let Some(left) = left(&pooler, 20) {
+        assert_eq!(
+            left,
+            Vec::<String>::new(),
+            "something was left in a session"
+        );
+    }
+    // One that is told everything refuses by itself, and we say what it means.
+    let Some(strict) = pooler_with(&[]) else {
         return;
     };
     for options in ["", "?pooler=transaction"] {
-        let url = format!("{}{options}", advisory(&pooler));
-        let refused = match palisade::connect(&url).await {
-            Err(error) => error,
-            Ok(client) => client.mutex("x").unwrap().try_lock().await.unwrap_err(),
-        };
-        assert_eq!(refused.kind(), Kind::Unsupported);
+        let refused = refusal(&format!("{}{options}", advisory(&strict))).await;
+        assert_eq!(refused.kind(), Kind::Unsupported, "{refused}");
         assert!(refused.to_string().contains("postgres://"), "{refused}");
     }
+}
+
+#[tokio::test]
+async fn a_pool_of_one_connection_is_enough() {
+    let one = ["pooler.default_pool_size = 1", LENIENT];
+    let Some(pooler) = pooler_with(&one) else {
+        return;
+    };
+    let client = palisade::connect(pooler.url()).await.unwrap();
+    let lock = client.mutex("x").unwrap();
+    let hold = tokio::time::timeout(SOON, lock.lock()).await;
+    hold.expect("no lock").unwrap().release().await.unwrap();
+    let refused = tokio::time::timeout(SOON, refusal(&advisory(&pooler))).await;
+    assert_eq!(refused.expect("no answer").kind(), Kind::Unsupported);
+}
+
+#[tokio::test]
+async fn a_pooler_in_session_mode_is_believed_only_when_it_is_said_so() {
+    let Some(pooler) = pooler_with(&["pooler.pool_mode = session", LENIENT]) else {
+        return;
+    };
+    let refused = refusal(&advisory(&pooler)).await;
+    assert_eq!(refused.kind(), Kind::Unsupported);
+    assert!(refused.to_string().contains("pooler=session"), "{refused}");
+    let url = format!("{}?pooler=session", advisory(&pooler));
+    let client = palisade::connect(&url).await.unwrap();
+    let lock = client.mutex("x").unwrap();
+    let hold = lock.lock().await.unwrap();
+    assert!(lock.try_lock().await.unwrap().is_none(), "held by two");
+    hold.release().await.unwrap();
+}
+
+/// If a pooler gets past the proof, a statement that arrives in another session does nothing there.
+#[tokio::test]
+async fn a_statement_in_another_session_takes_no_lock() {
+    let two = ["pooler.default_pool_size = 2", LENIENT];
+    let Some(pooler) = pooler_with(&two) else {
+        return;
+    };
+    // A lie, which makes the client believe in the first session that it sees.
+    let url = format!("{}?pooler=session", advisory(&pooler));
+    let client = palisade::connect(&url).await.unwrap();
+    let first = client.mutex("first").unwrap();
+    first.lock().await.unwrap().release().await.unwrap();
+    // The pooler gives this one the session that was used last.
+    let Some(mut psql) = Psql::open(&pooler) else {
+        return;
+    };
+    psql.ask("BEGIN;");
+    let readers = client.rwlock("second").unwrap();
+    let refused = readers.try_read().await.unwrap_err();
+    assert_eq!(refused.kind(), Kind::Unsupported, "{refused}");
+    let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
+    assert_eq!(sql(&pooler, locks), ["0"], "a session lock was left");
 }
 
 /// Where we can't choose the isolation, statements are rolled back (40001) and asked again.
 #[tokio::test(flavor = "multi_thread")]
 async fn stricter_isolation_costs_nobody_a_lock() {
     let strict = ["-c", "default_transaction_isolation=repeatable read"];
-    let pooler = match launch::start_with("pgbouncer", &strict) {
-        Ok(pooler) => pooler,
-        Err(launch::Error::Missing(why)) => return launch::skip("pgbouncer", &why),
-        Err(error) => panic!("{error}"),
+    let Some(pooler) = pooler_with(&strict) else {
+        return;
     };
+    let _traffic = Traffic::through(&pooler, 2);
     let client = palisade::connect(pooler.url()).await.unwrap();
-    let (inside, most) = (std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0)), 8);
+    let (inside, most) = (Arc::new(std::sync::atomic::AtomicU32::new(0)), 8);
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..most {
         let lock = client.mutex("strict").unwrap();
-        let inside = std::sync::Arc::clone(&inside);
+        let inside = Arc::clone(&inside);
         tasks.spawn(async move {
             for _ in 0..10 {
                 let hold = lock.lock().await.unwrap();
-                assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                 tokio::task::yield_now().await;
-                inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                inside.fetch_sub(1, Ordering::SeqCst);
                 hold.release().await.unwrap();
             }
         });

@@ -4,7 +4,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use palisade::Kind;
 use palisade_testkit::launch;
-use palisade_testkit::trial::certificates;
+use palisade_testkit::trial::{certificates, expired};
 
 use super::{server_with, sql};
 
@@ -80,5 +80,43 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
             assert_eq!(refused.kind(), Kind::Config, "{refused}");
             assert!(refused.to_string().contains("tls_ca"), "{refused}");
         }
+    }
+    // A certificate that is too old, read by the server and, as the authority, by us: at each
+    // connect.
+    let client = data.join("renewed.pem");
+    std::fs::copy(data.join("other.pem"), &client).unwrap();
+    let url = |scheme: &str| {
+        url(
+            scheme,
+            &format!("127.0.0.1:PORT/postgres?tls_ca={}", client.display()),
+        )
+    };
+    for scheme in schemes {
+        std::fs::copy(data.join("other.pem"), &client).unwrap();
+        let patient = palisade::connect(&url(scheme)).await.unwrap();
+        let lock = patient.mutex("x").unwrap();
+        let refused = lock.try_lock().await.unwrap_err();
+        assert_eq!(refused.kind(), Kind::Config, "{refused}");
+        std::fs::copy(data.join("ca.pem"), &client).unwrap();
+        let hold = lock.try_lock().await.unwrap().unwrap();
+        hold.release().await.unwrap();
+    }
+    if let Err(why) = expired(&data, "server") {
+        return launch::skip("openssl", &why);
+    }
+    sql(&server, "SELECT pg_reload_conf()");
+    for scheme in schemes {
+        let expired = tokio::time::timeout(super::SOON * 2, async {
+            loop {
+                let client = palisade::connect(&url(scheme)).await.unwrap();
+                match client.mutex("y").unwrap().try_lock().await {
+                    Err(error) => break error,
+                    Ok(_) => tokio::task::yield_now().await,
+                }
+            }
+        });
+        let expired = expired.await.expect("an old certificate is taken");
+        assert_eq!(expired.kind(), Kind::Config, "{expired}");
+        assert!(expired.to_string().contains("expired"), "{expired}");
     }
 }

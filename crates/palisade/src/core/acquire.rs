@@ -88,7 +88,12 @@ impl Request {
         self
     }
 
-    /// Acquires: `None` when patience ended first.
+    /// Acquires: `None` when patience ended first. It returns when patience ends, or a moment
+    /// later, also when the engine does not answer: what was asked for is then left in the
+    /// background.
+    ///
+    /// A line that is in use with another capacity, or as another kind, is waited for like one
+    /// that is busy.
     ///
     /// # Cancellation
     /// Dropped at any await it leaves no place behind: at once if the engine answers, by the ttl
@@ -96,8 +101,9 @@ impl Request {
     ///
     /// # Errors
     /// [`Kind::Unsupported`] before any I/O when the engine can't do it;
-    /// [`Kind::CapacityMismatch`]; [`Kind::Unreachable`] when patience ended without an answer
-    /// (at once with [`Patience::NoWait`]); [`Kind::Lost`] when an operator evicted the waiting
+    /// [`Kind::CapacityMismatch`] when patience ended while the line was in use with another
+    /// capacity; [`Kind::Unreachable`] when patience ended without an answer (at once with
+    /// [`Patience::NoWait`]); [`Kind::Lost`] when an operator evicted the waiting
     /// claim; [`Kind::Unusable`] and [`Kind::Denied`] from the engine.
     pub async fn acquire(&self, patience: Patience) -> Result<Option<Hold>> {
         self.keeper.engine().capability().allows(self.ask)?;
@@ -115,14 +121,16 @@ impl Request {
         let deadline = patience.deadline();
         let mut backoff = Backoff::new(self.retry);
         loop {
-            match self.attempt(patience, deadline, &mut backoff).await? {
-                Attempt::Held(hold) => return Ok(Some(hold)),
-                Attempt::OutOfPatience => return Ok(None),
-                Attempt::Again => {
-                    if !backoff.sleep(deadline).await {
-                        return Ok(None);
-                    }
-                }
+            let ended = match self.attempt(patience, deadline, &mut backoff).await {
+                Ok(Attempt::Held(hold)) => return Ok(Some(hold)),
+                Ok(Attempt::OutOfPatience) => return Ok(None),
+                Ok(Attempt::Again) => Ok(None),
+                // The line takes its capacity from who is in it, and they will leave.
+                Err(error) if error.kind() == Kind::CapacityMismatch => Err(error),
+                Err(error) => return Err(error),
+            };
+            if !backoff.sleep(deadline).await {
+                return ended;
             }
         }
     }
@@ -141,7 +149,8 @@ impl Request {
 
         let (armed, mut place) = loop {
             let called = BootTime::now();
-            match self.keeper.engine().enter(Arc::clone(&claim)).await {
+            let enter = self.keeper.engine().enter(Arc::clone(&claim));
+            match patience.bound(deadline, "enter", enter).await {
                 Ok(Entered::Busy) => {
                     occupied.not_taken();
                     return Ok(Attempt::Again);
@@ -187,7 +196,7 @@ impl Request {
                 Place::Waiting if deadline.has_passed() => return Ok(Attempt::OutOfPatience),
                 Place::Waiting => {
                     place = self
-                        .wait(occupied.ticket(), &pulse, deadline, backoff)
+                        .wait(occupied.ticket(), &pulse, patience, deadline, backoff)
                         .await?;
                 }
             }
@@ -199,9 +208,14 @@ impl Request {
         &self,
         ticket: &Ticket,
         pulse: &Pulse,
+        patience: Patience,
         deadline: BootTime,
         backoff: &mut Backoff,
     ) -> Result<Place> {
+        let looked = self
+            .keeper
+            .engine()
+            .wait(ticket.clone(), recheck_at(deadline));
         let waited = tokio::select! {
             biased;
             loss = pulse.lost() => match loss.reason {
@@ -212,7 +226,7 @@ impl Request {
                 )),
                 LossReason::Expired | LossReason::Taken => Ok(Place::Gone),
             },
-            place = self.keeper.engine().wait(ticket.clone(), recheck_at(deadline)) => place,
+            place = patience.bound(deadline, "wait", looked) => place,
         };
         match waited {
             Ok(place) => Ok(place),

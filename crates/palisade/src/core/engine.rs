@@ -182,7 +182,7 @@ pub enum Place {
 }
 
 /// What a renewal of one lease answers.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Renewal {
     /// It lives on.
     Held(Armed),

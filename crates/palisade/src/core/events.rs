@@ -1,8 +1,9 @@
 //! What happens to claims, told to whoever wants to know: the source of metrics and traces.
 //!
-//! Told from where it happens, on the caller's thread or the keeper's; an observer must be quick
-//! and must not block. With no observer the cost is one atomic load.
+//! Told from where it happens, on the caller's thread or the keeper's, with no lock held; an
+//! observer must be quick and must not block. With no observer the cost is one atomic load.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 
 use super::claim::Mode;
+use super::error::Error;
 use super::name::Name;
 use super::pulse::LossReason;
 use super::token::Token;
@@ -118,12 +120,15 @@ pub enum Event<'a> {
         name: &'a Name,
         /// Why.
         reason: LossReason,
+        /// What was behind it, where something failed.
+        why: Option<&'a Error>,
     },
 }
 
 /// Someone who wants to know. See [`Client::observed_by`](crate::Client::observed_by).
 pub trait Observer: Send + Sync + 'static {
-    /// Sees what happened. Called where it happens: quick, never blocking.
+    /// Sees what happened. Called where it happens: quick, never blocking. It may use the client
+    /// and drop holds. A panic is caught, and logged through `tracing`.
     fn see(&self, event: &Event<'_>);
 }
 
@@ -131,7 +136,7 @@ pub trait Observer: Send + Sync + 'static {
 pub(crate) struct Observers {
     engine: String,
     any: AtomicBool,
-    all: RwLock<Vec<Arc<dyn Observer>>>,
+    all: RwLock<Arc<[Arc<dyn Observer>]>>,
 }
 
 impl Observers {
@@ -140,23 +145,29 @@ impl Observers {
         Self {
             engine,
             any: AtomicBool::new(false),
-            all: RwLock::default(),
+            all: RwLock::new(Arc::new([])),
         }
     }
 
     pub(crate) fn add(&self, observer: Arc<dyn Observer>) {
-        self.all.write().push(observer);
+        let mut all = self.all.write();
+        *all = all.iter().cloned().chain([observer]).collect();
         self.any.store(true, Ordering::Release);
     }
 
-    /// Tells everyone; `event` is given the engine's scheme.
+    /// Tells everyone; `event` is given the engine's scheme. No lock is held meanwhile, so that
+    /// an observer may do anything with the client, and one that panics harms nobody else.
     pub(super) fn tell<'a>(&'a self, event: impl FnOnce(&'a str) -> Event<'a>) {
-        if self.any.load(Ordering::Acquire) {
-            let event = event(&self.engine);
-            self.all
-                .read()
-                .iter()
-                .for_each(|observer| observer.see(&event));
+        if !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        let event = event(&self.engine);
+        let all = Arc::clone(&self.all.read());
+        for observer in all.iter() {
+            if catch_unwind(AssertUnwindSafe(|| observer.see(&event))).is_err() {
+                #[cfg(feature = "trace")]
+                tracing::error!(?event, "an observer panicked");
+            }
         }
     }
 }

@@ -199,17 +199,15 @@ impl Hold {
 }
 
 fn lost_error(operation: &'static str, name: &Name, token: Token, pulse: &Pulse) -> Error {
-    let why = pulse
-        .loss()
-        .map_or(LossReason::Expired, |loss| loss.reason)
-        .code();
-    Error::new(
-        Kind::Lost,
-        operation,
-        format!("the lock was lost while it was held: {why}"),
-    )
-    .with("name", name)
-    .with("token", token)
+    let why = match pulse.loss() {
+        Some(loss) => loss.to_string(),
+        // Found by the clock, before the keeper could tell.
+        None => LossReason::Expired.to_string(),
+    };
+    let message = format!("the lock was lost while it was held: {why}");
+    Error::new(Kind::Lost, operation, message)
+        .with("name", name)
+        .with("token", token)
 }
 
 impl fmt::Debug for Hold {

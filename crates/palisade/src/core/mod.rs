@@ -18,7 +18,6 @@ pub mod error;
 pub mod events;
 pub mod hold;
 pub(crate) mod keeper;
-mod keeping;
 #[cfg(not(feature = "known-bad"))]
 mod known_bad;
 /// Known-bad variants of our own code, for tests only.

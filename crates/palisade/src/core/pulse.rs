@@ -4,12 +4,14 @@
 //! that has passed is never moved again, so a holder that once saw itself invalid never sees
 //! itself valid afterwards, and is told.
 
+use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 
 use super::clock::BootTime;
+use super::error::Error;
 use super::name::Name;
 use super::sync::AtomicU64;
 use super::ticket::Armed;
@@ -18,9 +20,11 @@ use super::ticket::Armed;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// No renewal was acknowledged in time. Nobody else has been granted yet.
+    /// No renewal was acknowledged in time. Told before the engine may grant to another: nobody
+    /// else has been granted yet.
     Expired,
-    /// The engine no longer knows it: another may hold already. The fence protects the data.
+    /// The engine no longer knows it, or its store was moved away or replaced: another may have
+    /// been granted already. The fence protects the data.
     Taken,
     /// An operator asks for it. The place is kept until the hold is dropped, or its lease ends.
     Evicted,
@@ -37,14 +41,46 @@ impl LossReason {
     }
 }
 
-/// The end of a hold that nobody released.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "its lease was not renewed in time",
+            Self::Taken => "the engine no longer knows it",
+            Self::Evicted => "an operator evicted it",
+        })
+    }
+}
+
+/// The end of a hold that nobody released. Shown as a sentence that says why.
+#[derive(Debug, Clone)]
 pub struct Loss {
     /// Why.
     pub reason: LossReason,
     /// When the engine may grant to another, as far as the holder knows: work must have stopped
     /// by then. Already past unless the reason is [`LossReason::Evicted`].
     pub lease_ends: BootTime,
+    why: Option<Error>,
+}
+
+impl Loss {
+    /// What was behind it: the last failure to renew, or what the engine said when it took the
+    /// lease away. `None` where nothing failed, as when the process itself was stopped for longer
+    /// than the ttl.
+    pub fn why(&self) -> Option<&Error> {
+        self.why.as_ref()
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.reason.fmt(f)?;
+        let mut source: Option<&dyn std::error::Error> = self.why.as_ref().map(|why| why as _);
+        while let Some(error) = source {
+            write!(f, ": {error}")?;
+            source = error.source();
+        }
+        Ok(())
+    }
 }
 
 /// The life sign of one claim.
@@ -60,11 +96,12 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    pub(crate) fn new(name: Name, armed: Armed) -> Self {
+    /// The life sign of a claim that was acknowledged at `since`.
+    pub(crate) fn new(name: Name, armed: Armed, since: BootTime) -> Self {
         Self {
             name,
             granted: AtomicBool::new(false),
-            since: BootTime::now(),
+            since,
             deadline: AtomicU64::new(armed.deadline().as_nanos()),
             loss: OnceLock::new(),
             told: Notify::new(),
@@ -94,8 +131,8 @@ impl Pulse {
         BootTime::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
-    /// Whether it is valid now. Whoever hears a no has ended it: the keeper may be about to move
-    /// the deadline, having looked just before it passed.
+    /// Whether it is valid now. Returning `false` is final: it marks the deadline as passed, so
+    /// that a concurrent renewal can't revive the hold.
     pub(crate) fn is_valid(&self) -> bool {
         let mut deadline = self.deadline();
         while deadline.has_passed() {
@@ -123,24 +160,34 @@ impl Pulse {
             .map_err(BootTime::from_nanos)
     }
 
-    /// Ends it, and says whether it was not ended before. The first reason stands.
-    pub(crate) fn lose(&self, reason: LossReason) -> bool {
+    /// Ends it, and says whether it was not ended before. The first reason stands. Who waits for
+    /// it is not woken before [`Pulse::tell`], which needs no lock of the keeper's.
+    pub(crate) fn lose(&self, reason: LossReason, why: Option<Error>) -> bool {
         let deadline = self.deadline();
         let lease_ends = match reason {
             LossReason::Evicted => deadline,
             LossReason::Expired | LossReason::Taken => deadline.min(BootTime::now()),
         };
-        let first = self.loss.set(Loss { reason, lease_ends }).is_ok();
+        let loss = Loss {
+            reason,
+            lease_ends,
+            why,
+        };
+        let first = self.loss.set(loss).is_ok();
         if first {
             self.deadline
                 .store(BootTime::PAST.as_nanos(), Ordering::Release);
-            self.told.notify_waiters();
         }
         first
     }
 
-    pub(crate) fn loss(&self) -> Option<Loss> {
-        self.loss.get().copied()
+    /// Wakes who waits for the loss.
+    pub(crate) fn tell(&self) {
+        self.told.notify_waiters();
+    }
+
+    pub(crate) fn loss(&self) -> Option<&Loss> {
+        self.loss.get()
     }
 
     /// Resolves when it is lost; never otherwise.
@@ -148,7 +195,7 @@ impl Pulse {
         loop {
             let told = self.told.notified();
             if let Some(loss) = self.loss() {
-                return loss;
+                return loss.clone();
             }
             told.await;
         }
@@ -160,6 +207,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::core::error::Kind;
 
     fn name() -> Name {
         Name::new("x").unwrap()
@@ -180,6 +228,7 @@ mod tests {
                 sent: BootTime::PAST,
                 ttl: Duration::from_secs(1),
             },
+            BootTime::now(),
         );
         assert!(!pulse.is_valid());
         assert!(!pulse.extend(armed(Duration::from_secs(60))));
@@ -188,10 +237,10 @@ mod tests {
 
     #[test]
     fn the_first_reason_stands_and_a_late_acknowledgement_changes_nothing() {
-        let pulse = Pulse::new(name(), armed(Duration::from_secs(60)));
+        let pulse = Pulse::new(name(), armed(Duration::from_secs(60)), BootTime::now());
         assert!(pulse.is_valid());
-        pulse.lose(LossReason::Evicted);
-        pulse.lose(LossReason::Taken);
+        pulse.lose(LossReason::Evicted, None);
+        pulse.lose(LossReason::Taken, None);
         assert!(!pulse.extend(armed(Duration::from_secs(60))));
         let loss = pulse.loss().unwrap();
         assert_eq!(loss.reason, LossReason::Evicted);
@@ -203,9 +252,21 @@ mod tests {
 
     #[test]
     fn a_late_answer_to_an_early_renewal_never_shortens_it() {
-        let pulse = Pulse::new(name(), armed(Duration::from_secs(60)));
+        let pulse = Pulse::new(name(), armed(Duration::from_secs(60)), BootTime::now());
         let before = pulse.deadline();
         assert!(pulse.extend(armed(Duration::from_secs(1))));
         assert_eq!(pulse.deadline(), before);
+    }
+    #[test]
+    fn a_loss_says_what_was_behind_it() {
+        let pulse = Pulse::new(name(), armed(Duration::from_secs(60)), BootTime::now());
+        let why = Error::new(Kind::Unreachable, "renew", "no answer").because("broken pipe");
+        pulse.lose(LossReason::Expired, Some(why));
+        let loss = pulse.loss().unwrap();
+        assert_eq!(
+            loss.to_string(),
+            "its lease was not renewed in time: renew: no answer: broken pipe"
+        );
+        assert_eq!(loss.why().unwrap().kind(), Kind::Unreachable);
     }
 }

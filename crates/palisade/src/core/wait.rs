@@ -4,12 +4,15 @@
 //! where an engine has no line to wait in, or can't be reached, a jittered exponential backoff.
 //! Either way there is one last try when the deadline comes.
 
+use std::future::Future;
 use std::time::Duration;
 
 use super::clock::BootTime;
+use super::error::{Error, Kind, Result};
 use super::sync;
 
-/// How long an acquire may wait, both for others and for an engine that can't be reached.
+/// How long an acquire may wait, both for others and for an engine that can't be reached or does
+/// not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patience {
     /// Not at all.
@@ -30,6 +33,28 @@ impl Patience {
         }
     }
 
+    /// What `call` answers, unless patience has ended at `deadline` and a moment has passed since
+    /// then for the last try. Without patience a call takes as long as the engine lets it.
+    pub(crate) async fn bound<T>(
+        self,
+        deadline: BootTime,
+        operation: &'static str,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let Self::For(_) = self else {
+            return call.await;
+        };
+        tokio::select! {
+            biased;
+            answer = call => answer,
+            () = sync::sleep_until(deadline + LAST_TRY) => {
+                let message = "the engine did not answer before the wait was over; is it \
+                               overloaded, frozen or cut off?";
+                Err(Error::new(Kind::Unreachable, operation, message).maybe_applied())
+            }
+        }
+    }
+
     /// What is left of it, when it ends at `deadline`.
     pub(crate) fn rest(self, deadline: BootTime) -> Self {
         match self {
@@ -38,6 +63,10 @@ impl Patience {
         }
     }
 }
+
+/// How long the try at the deadline may take: some round trips to a far engine, and no more than
+/// a caller takes for punctual.
+const LAST_TRY: Duration = Duration::from_millis(250);
 
 /// A push can be lost, and then this is how late the waiter is. Shorter would load the engine
 /// with look-ups that nearly always find nothing.

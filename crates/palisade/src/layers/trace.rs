@@ -78,8 +78,10 @@ impl Observer for Trace {
                 engine,
                 name,
                 reason,
+                why,
             } => {
-                warn!(target: "palisade", engine, %name, reason = reason.code(), "lost");
+                let why = why.map(tracing::field::display);
+                warn!(target: "palisade", engine, %name, reason = reason.code(), why, "lost");
             }
         }
     }

@@ -68,7 +68,8 @@ impl MultiLock {
         holds.ok_or_else(|| Error::new(Kind::Internal, "lock", "endless patience came to an end"))
     }
 
-    /// Takes all of them if all are free now; `None`, and nothing taken, otherwise.
+    /// Takes all of them if all are free now; `None`, and nothing taken, otherwise. What was taken
+    /// is given back before it returns.
     ///
     /// # Errors
     /// As [`MultiLock::lock`].
@@ -86,26 +87,26 @@ impl MultiLock {
 
     async fn acquire(&self, patience: Patience) -> Result<Option<MultiHold>> {
         let deadline = patience.deadline();
-        let mut holds = Vec::with_capacity(self.0.len());
+        let mut holds = MultiHold(Vec::with_capacity(self.0.len()));
         for request in &self.0 {
-            // One deadline for all. On `None` or an error the holds so far are dropped, and
-            // thereby released.
-            let rest = patience.rest(deadline);
-            let Some(hold) = request.acquire(rest).await? else {
-                return Ok(None);
+            // One deadline for all.
+            let hold = match request.acquire(patience.rest(deadline)).await {
+                Ok(Some(hold)) => hold,
+                ended => {
+                    // What can't be given back in time is given back in the background.
+                    let given_back = holds.release();
+                    let _ = patience.bound(deadline, "release", given_back).await;
+                    return ended.map(|_| None);
+                }
             };
-            holds.push(hold);
+            holds.0.push(hold);
         }
-        let holds = MultiHold(holds);
         // While waiting for the last, the first may have been lost.
-        match holds.is_valid() {
-            true => Ok(Some(holds)),
-            false => Err(Error::new(
-                Kind::Lost,
-                "lock",
-                "a lock was lost while waiting for another",
-            )),
+        if holds.is_valid() {
+            return Ok(Some(holds));
         }
+        let message = "a lock was lost while waiting for another";
+        Err(Error::new(Kind::Lost, "lock", message))
     }
 }
 

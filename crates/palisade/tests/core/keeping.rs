@@ -1,10 +1,16 @@
 //! The keeper and the hold under faults of the engine: what is renewed, what is told, what is
 //! left. Each test names the rule that it breaks if it fails.
 
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::support::{Fault, Faulty, within};
-use palisade::{BootTime, Kind, LossReason, Patience};
+use futures_util::FutureExt;
+use palisade::core::events::{Event, Observer};
+use palisade::{Ask, BootTime, Hold, Kind, LossReason, Patience};
+use parking_lot::Mutex;
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -377,7 +383,7 @@ async fn patience_ends_on_time() {
     let mutex = client.mutex("x").unwrap();
     let _hold = mutex.lock().await.unwrap();
     let before = BootTime::now();
-    let request = client.line("x", palisade::Ask::Whole).unwrap();
+    let request = client.line("x", Ask::Whole).unwrap();
     assert!(
         request
             .acquire(Patience::For(ms(80)))
@@ -387,4 +393,130 @@ async fn patience_ends_on_time() {
     );
     let took = BootTime::now().saturating_since(before);
     assert!(took >= ms(80) && took < ms(80 + 500), "{took:?}");
+}
+
+/// The engine is frozen: nothing is refused, nothing is answered.
+#[tokio::test]
+async fn patience_is_a_bound_on_a_frozen_engine_too() {
+    let (engine, client) = Faulty::client(ms(20_000)).await;
+    let mutex = client.mutex("x").unwrap();
+    let hold = mutex.lock().await.unwrap();
+    let punctual = |began: BootTime| {
+        let took = BootTime::now().saturating_since(began);
+        assert!(took >= ms(100) && took < ms(2_000), "{took:?}");
+    };
+
+    // While it waits.
+    engine.wait.set([], Fault::Hang);
+    let began = BootTime::now();
+    let error = mutex.lock_timeout(ms(100)).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unreachable);
+    punctual(began);
+    engine.until_in_line("x", 1).await;
+    hold.release().await.unwrap();
+
+    // While it enters, which is applied at once, or when nobody waits for it any more.
+    for frozen in [Fault::Late(SOON), Fault::Defer] {
+        engine.enter.set([frozen], Fault::Hang);
+        let began = BootTime::now();
+        let error = mutex.lock_timeout(ms(100)).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Unreachable);
+        punctual(began);
+        within(SOON, client.close()).await;
+        engine.enter.arrive().await;
+        assert_eq!(engine.in_line("x").await, 0, "{frozen:?}");
+    }
+
+    // And while several are taken, one of which must be given back.
+    engine.enter.set([Fault::Pass], Fault::Hang);
+    engine.leave.set([Fault::Hang], Fault::Pass);
+    let began = BootTime::now();
+    let both = client.multi_lock(["x", "y"]).unwrap();
+    let error = both.lock_timeout(ms(100)).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unreachable);
+    punctual(began);
+    engine.until_in_line("x", 0).await;
+}
+
+/// Told on the keeper's thread, which must be able to go on whatever the observer does.
+struct Watcher<F>(F);
+
+impl<F: Fn(&Event<'_>) + Send + Sync + 'static> Observer for Watcher<F> {
+    fn see(&self, event: &Event<'_>) {
+        (self.0)(event);
+    }
+}
+
+#[tokio::test]
+async fn an_observer_may_drop_holds_and_use_the_client_when_it_is_told_of_a_loss() {
+    let (engine, client) = Faulty::client(ms(300)).await;
+    let holds: Arc<Mutex<Vec<Hold>>> = Arc::default();
+    let client = client.clone().observed_by(Watcher({
+        let (holds, line) = (Arc::clone(&holds), client.line("z", Ask::Whole).unwrap());
+        move |event: &Event<'_>| {
+            if let Event::Lost { .. } = event {
+                holds.lock().clear();
+                // Enters, and leaves again, without an answer.
+                let _ = pin!(line.acquire(Patience::NoWait)).now_or_never();
+            }
+        }
+    }));
+    engine.renew.set([], Fault::Refuse);
+    for name in ["x", "y"] {
+        let hold = client.mutex(name).unwrap().lock().await.unwrap();
+        holds.lock().push(hold);
+    }
+    within(SOON, async {
+        while !holds.lock().is_empty() {
+            tokio::time::sleep(ms(5)).await;
+        }
+    })
+    .await;
+    engine.renew.set([], Fault::Pass);
+    within(SOON, client.close()).await;
+    engine.until_in_line("x", 0).await;
+    let again = within(SOON, client.mutex("x").unwrap().lock()).await;
+    again.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_observer_that_panics_costs_nobody_a_lease() {
+    let (engine, client) = Faulty::client(ms(300)).await;
+    let told = Arc::new(AtomicUsize::new(0));
+    let client = client
+        .observed_by(Watcher(|_: &Event<'_>| panic!("the test asked for it")))
+        .observed_by(Watcher({
+            let told = Arc::clone(&told);
+            move |_: &Event<'_>| {
+                told.fetch_add(1, Ordering::SeqCst);
+            }
+        }));
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    within(SOON, async {
+        while engine.renew.calls() < 3 {
+            tokio::time::sleep(ms(5)).await;
+        }
+    })
+    .await;
+    assert!(hold.is_valid());
+    assert!(told.load(Ordering::SeqCst) >= 4, "the others are told");
+    hold.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_loss_says_why_the_renewals_failed() {
+    let (engine, client) = Faulty::client(ms(300)).await;
+    engine.renew.set([], Fault::Refuse);
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let loss = within(SOON, hold.lost()).await;
+    assert_eq!(loss.why().unwrap().kind(), Kind::Unreachable);
+    let said = "its lease was not renewed in time: renew: cut off";
+    assert_eq!(loss.to_string(), said);
+    let error = hold.release().await.unwrap_err();
+    assert!(error.to_string().contains(said), "{error}");
+
+    engine.renew.set([], Fault::Hang);
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let loss = within(SOON, hold.lost()).await;
+    assert!(loss.to_string().contains("did not answer"), "{loss}");
 }

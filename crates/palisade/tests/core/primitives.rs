@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::{Fault, Faulty, within};
-use palisade::{BootTime, Client, Kind, Name, Patience, Retry, Scope};
+use palisade::{BootTime, Client, Hold, Kind, Name, Patience, Retry, Scope};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -117,6 +117,45 @@ async fn a_multi_lock_takes_all_or_nothing() {
     assert_eq!(names, ["a", "b"]);
     holds.release().await.unwrap();
     assert_eq!(in_line(&client, "a").await + in_line(&client, "b").await, 0);
+}
+
+#[tokio::test]
+async fn a_multi_lock_that_gives_up_has_given_everything_back() {
+    let client = client().await;
+    let _last = client.mutex("c").unwrap().lock().await.unwrap();
+    let all = client.multi_lock(["a", "b", "c"]).unwrap();
+    for _ in 0..50 {
+        assert!(all.try_lock().await.unwrap().is_none());
+        assert_eq!(in_line(&client, "a").await + in_line(&client, "b").await, 0);
+    }
+    assert!(all.lock_timeout(ms(5)).await.unwrap().is_none());
+    assert_eq!(in_line(&client, "a").await + in_line(&client, "b").await, 0);
+}
+
+#[tokio::test]
+async fn a_claim_with_another_capacity_waits_as_its_patience_allows() {
+    let client = client().await;
+    let (three, five) = (
+        client.semaphore("x", 3).unwrap(),
+        client.semaphore("x", 5).unwrap(),
+    );
+    let permit = three.acquire().await.unwrap();
+    let mismatch = |answer: palisade::Result<Option<Hold>>| {
+        assert_eq!(answer.unwrap_err().kind(), Kind::CapacityMismatch);
+    };
+    mismatch(five.try_acquire().await);
+    let began = BootTime::now();
+    mismatch(within(SOON, five.acquire_timeout(ms(100))).await);
+    assert!(BootTime::now().saturating_since(began) >= ms(100));
+
+    let waiting = tokio::spawn({
+        let five = five.clone();
+        async move { five.acquire_timeout(SOON).await }
+    });
+    permit.release().await.unwrap();
+    let permit = within(SOON, waiting).await.unwrap().unwrap().unwrap();
+    mismatch(three.try_acquire().await);
+    permit.release().await.unwrap();
 }
 
 #[tokio::test]

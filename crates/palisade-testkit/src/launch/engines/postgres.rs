@@ -43,15 +43,23 @@ pub(in super::super) fn pair(folder: &Path, settings: &[&str]) -> Result<Parts, 
     Ok(parts(vec![primary, standby]))
 }
 
+/// What begins like this is for the pooler, as in `pooler.pool_mode = session`; the rest is for the
+/// server behind it.
+const FOR_THE_POOLER: &str = "pooler.";
+
 /// A pooler, and the server behind it.
 pub(in super::super) fn pooled(folder: &Path, settings: &[&str]) -> Result<Parts, String> {
-    let server = server(folder, "n1", settings)?;
+    let (ours, theirs): (Vec<&str>, Vec<&str>) = settings
+        .iter()
+        .partition(|setting| setting.starts_with(FOR_THE_POOLER));
+    let ours = ours.concat().replace(FOR_THE_POOLER, "\n");
+    let server = server(folder, "n1", &theirs)?;
     let port = ports::free()?;
     let configuration = format!(
         "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
          listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = users\n\
          pool_mode = transaction\nmax_client_conn = 1000\ndefault_pool_size = 20\n\
-         server_login_retry = 1\nignore_startup_parameters = extra_float_digits\n",
+         server_login_retry = 1\nignore_startup_parameters = extra_float_digits{ours}\n",
         server.port()
     );
     let spec = Spec {

@@ -2,6 +2,7 @@
 //!
 //! Of several agents the first is taken that knows a leader; when it fails, all are asked again.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,20 +14,51 @@ use rustls::{ClientConfig, RootCertStore};
 
 use super::verdict::{Verdict, WHO, broken, unreachable};
 use crate::core::error::{Error, Kind, Result};
-use crate::engines::remote::{Asked, Host, refuses_ours};
+use crate::engines::remote::{Asked, Host, SecretFile, Tls, refuses_ours};
 
 /// What the URL says about requests.
 #[derive(Clone)]
 pub(super) struct Access {
     pub(super) hosts: Vec<Host>,
-    pub(super) tls: Option<ClientConfig>,
+    pub(super) tls: Option<Tls>,
     pub(super) asked: Asked,
-    /// A secret.
-    pub(super) token: Option<String>,
+    pub(super) token: Token,
     pub(super) datacenter: Option<String>,
     pub(super) consul_namespace: Option<String>,
     pub(super) timeout: Duration,
     pub(super) connect_timeout: Duration,
+}
+
+/// Where the ACL token comes from.
+#[derive(Clone)]
+pub(super) enum Token {
+    None,
+    /// A secret.
+    Given(String),
+    File(SecretFile),
+    /// The file that `CONSUL_HTTP_TOKEN_FILE` names.
+    EnvironmentFile(PathBuf),
+}
+
+impl Token {
+    /// The token as it is now: files are rotated.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] when its file can't be read.
+    pub(super) fn read(&self) -> Result<Option<String>> {
+        match self {
+            Self::None => Ok(None),
+            Self::Given(token) => Ok(Some(token.clone())),
+            Self::File(file) => file.read().map(Some),
+            Self::EnvironmentFile(path) => {
+                let read = std::fs::read_to_string(path).map_err(|error| {
+                    let message = "the file that CONSUL_HTTP_TOKEN_FILE names can't be read";
+                    Error::new(Kind::Config, "connect", message).because(error)
+                })?;
+                Ok(Some(read.trim().to_owned()))
+            }
+        }
+    }
 }
 
 /// A client, and the agent that it asks.
@@ -34,13 +66,15 @@ pub(super) struct Access {
 pub(super) struct Wire {
     pub(super) client: Client,
     pub(super) base: Arc<str>,
+    /// The token that it sends; a secret.
+    pub(super) token: Option<Arc<str>>,
 }
 
 impl Access {
-    /// An HTTP client of this runtime.
-    pub(super) fn client(&self) -> Result<Client> {
+    /// An HTTP client of this runtime, with token and certificates as their files have them now.
+    pub(super) fn client(&self, token: Option<&str>) -> Result<Client> {
         let mut headers = HeaderMap::new();
-        if let Some(token) = &self.token {
+        if let Some(token) = token {
             let mut value = HeaderValue::from_str(token).map_err(|_| {
                 let message = "the ACL token holds characters that no header can";
                 Error::new(Kind::Config, "connect", message)
@@ -57,7 +91,14 @@ impl Access {
             .retry(reqwest::retry::never())
             .tcp_nodelay(true);
         // Without one of ours reqwest would make its own, and panic where no provider is set.
-        let tls = self.tls.clone().map_or_else(trusts_nobody, Ok)?;
+        let tls = match &self.tls {
+            None => trusts_nobody()?,
+            Some(tls) => {
+                let mut tls = tls.fresh()?.client_config()?;
+                self.asked.watch(&mut tls);
+                tls
+            }
+        };
         let builder = builder.tls_backend_preconfigured(tls);
         builder.build().map_err(|error| {
             Error::new(Kind::Config, "connect", "an HTTP client can't be set up").because(error)
@@ -80,7 +121,8 @@ fn trusts_nobody() -> Result<ClientConfig> {
 
 /// Asks all agents who leads, and takes the first that knows.
 pub(super) async fn connect(access: &Access) -> Result<Wire> {
-    let client = access.client()?;
+    let token: Option<Arc<str>> = access.token.read()?.map(Into::into);
+    let client = access.client(token.as_deref())?;
     let scheme = match access.tls {
         Some(_) => "https",
         None => "http",
@@ -96,7 +138,7 @@ pub(super) async fn connect(access: &Access) -> Result<Wire> {
     let mut last = unreachable("connect", "no Consul agent was named");
     while let Some(answer) = asked.next().await {
         match answer {
-            Ok(wire) => return Ok(wire),
+            Ok(wire) => return Ok(Wire { token, ..wire }),
             Err(error) => last = error,
         }
     }
@@ -138,6 +180,7 @@ async fn ask(client: Client, base: String, asked: Asked) -> Result<Wire> {
         _ => Ok(Wire {
             client,
             base: base.into(),
+            token: None,
         }),
     }
 }

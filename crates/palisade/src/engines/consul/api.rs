@@ -11,13 +11,14 @@ use reqwest::{Method, StatusCode};
 use serde::Deserialize;
 
 use super::agents::{Access, Wire, connect};
-use super::verdict::{Verdict, broken, denied};
+use super::verdict::{UNKNOWN_TOKEN, Verdict, broken, denied};
 use super::wire::{self, Op, Pair, TxnAnswer, TxnError};
 use crate::core::error::{Error, Kind, Result};
 use crate::engines::remote::{Link, Links, timed};
 
 /// See the module's text.
 pub(super) struct Api {
+    access: Arc<Access>,
     links: Links<Wire>,
     /// `&dc=…&ns=…`, for every request.
     scope: String,
@@ -66,16 +67,18 @@ impl Api {
                 scope += &format!("&{name}={}", wire::path(value));
             }
         }
+        let token = access.token.read()?;
         // Fails now rather than at the first request.
-        access.client()?;
-        let timeout = access.timeout;
-        let has_token = access.token.is_some();
+        access.client(token.as_deref())?;
+        let (timeout, has_token) = (access.timeout, token.is_some());
         let access = Arc::new(access);
+        let connects = Arc::clone(&access);
         let links = Links::new(access.connect_timeout, move || {
-            let access = Arc::clone(&access);
+            let access = Arc::clone(&connects);
             Box::pin(async move { connect(&access).await })
         });
         Ok(Self {
+            access,
             links,
             scope,
             has_token,
@@ -107,7 +110,7 @@ impl Api {
         sleeps: Duration,
     ) -> Result<Answer> {
         let link = self.links.get().await?;
-        let Wire { client, base } = &link.connection;
+        let Wire { client, base, .. } = &link.connection;
         let url = format!("{base}{path}{}", self.scope);
         let request = client.request(method, url).body(body).send();
         let answer = async {
@@ -131,7 +134,12 @@ impl Api {
                 Err(broken(operation, &link.connection.base, &error))
             }
             Err(late) => {
-                self.links.late(&link).await;
+                // A renewal can't wait for a second one to be late.
+                if operation == "renew" {
+                    self.links.broken(&link).await;
+                } else {
+                    self.links.late(&link).await;
+                }
                 Err(late)
             }
         }
@@ -154,6 +162,11 @@ impl Api {
                 self.links.answered(link);
                 Ok(answer)
             }
+            Some((error, _)) if error.message() == UNKNOWN_TOKEN && self.has_another(link) => {
+                self.links.broken(link).await;
+                let message = "the ACL token was replaced; the new one is used from now on";
+                Err(Error::new(Kind::Unreachable, operation, message))
+            }
             Some((error, keep)) => {
                 if !keep {
                     // Another agent may do better.
@@ -162,6 +175,12 @@ impl Api {
                 Err(error)
             }
         }
+    }
+
+    /// Whether the file of the token has another one now than `link` sends.
+    fn has_another(&self, link: &Link<Wire>) -> bool {
+        let now = self.access.token.read();
+        now.is_ok_and(|now| now.as_deref() != link.connection.token.as_deref())
     }
 
     /// Reads one key, or with `recurse` all that begin with it.
@@ -296,13 +315,25 @@ impl Api {
         wire::session_id(&created.id).ok_or_else(|| not_consul("session"))
     }
 
-    /// Renews a session: `false` when there is none.
-    pub(super) async fn renew_session(&self, session: &str) -> Result<bool> {
+    /// Renews a session: `false` when there is none. The agent may be well and the connection
+    /// dead: one that does not answer in time is given up, so that the next renewal has another.
+    pub(super) async fn renew_session(&self, session: &str, within: Duration) -> Result<bool> {
         let path = format!("/v1/session/renew/{session}?");
-        let answer = self
-            .send("renew", Method::PUT, &path, Vec::new(), Duration::ZERO)
-            .await?;
-        Ok(answer.status == StatusCode::OK)
+        let mut over = None;
+        let renewed = async {
+            over = Some(self.links.get().await?);
+            self.send("renew", Method::PUT, &path, Vec::new(), Duration::ZERO)
+                .await
+        };
+        match timed("renew", within, renewed).await {
+            Ok(answer) => Ok(answer?.status == StatusCode::OK),
+            Err(late) => {
+                if let Some(link) = over {
+                    self.links.broken(&link).await;
+                }
+                Err(late)
+            }
+        }
     }
 
     /// Whether a session lives.

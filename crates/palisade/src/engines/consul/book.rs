@@ -97,11 +97,16 @@ struct Session {
     /// The names on which a write of it may still arrive, and for which claim.
     doubts: HashMap<Name, ClaimId>,
     idle_since: BootTime,
+    /// The last suspicion that was looked into; `None` when there is one of its own.
+    cleared: Option<u64>,
 }
 
 #[derive(Default)]
 struct State {
     sessions: HashMap<u128, Session>,
+    /// How often the store may have got another history, in which sessions have more than the
+    /// book knows.
+    suspicions: u64,
     seats: HashMap<ClaimId, Seat>,
 }
 
@@ -140,6 +145,7 @@ impl Book {
             names: HashSet::new(),
             doubts: HashMap::new(),
             idle_since: BootTime::now(),
+            cleared: Some(state.suspicions),
         };
         state.sessions.insert(id, session);
         state.seat_on(id, claim)
@@ -314,6 +320,33 @@ impl Book {
             seats.cloned().collect(),
             doubts.map(|(name, claim)| (name.clone(), *claim)).collect(),
         )
+    }
+
+    /// Says that sessions, or this one, may have more in the store than the book knows.
+    pub(super) fn suspect(&self, session: Option<u128>) {
+        let mut state = self.0.lock();
+        match session {
+            None => state.suspicions += 1,
+            Some(one) => {
+                if let Some(one) = state.sessions.get_mut(&one) {
+                    one.cleared = None;
+                }
+            }
+        }
+    }
+
+    /// The suspicion about a session that is to be looked into.
+    pub(super) fn suspicion(&self, session: u128) -> Option<u64> {
+        let state = self.0.lock();
+        let session = state.sessions.get(&session)?;
+        (session.cleared != Some(state.suspicions)).then_some(state.suspicions)
+    }
+
+    /// Says that a suspicion about a session was looked into.
+    pub(super) fn cleared(&self, session: u128, suspicion: u64) {
+        if let Some(session) = self.0.lock().sessions.get_mut(&session) {
+            session.cleared = Some(suspicion);
+        }
     }
 
     /// Takes all sessions out.

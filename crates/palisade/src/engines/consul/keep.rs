@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
+use tokio::time::timeout;
 
 use super::ConsulEngine;
 use super::api::Read;
 use super::book::Stage;
-use super::wire::{Pair, session_text};
+use super::wire::{Op, Pair, session_text};
 use crate::core::claim::Ask;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Audited, BoxStream, Renewal};
@@ -21,12 +22,14 @@ use crate::core::ticket::{Lease, LeaseId, Ticket};
 const NAP: Duration = Duration::from_secs(10);
 
 /// The pause after a query that failed.
-const PAUSE: Duration = Duration::from_millis(250);
+const FAILED_PAUSE: Duration = Duration::from_millis(250);
 
-/// The pause after a query that woke for nothing: for marks, which are rare and for people, and
-/// for those who watch lines.
-const MARKS_PAUSE: Duration = Duration::from_millis(100);
-const WATCH_PAUSE: Duration = Duration::from_millis(10);
+/// The pause after a query that woke for nothing: the first, and the longest.
+const PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// How often each session looks for what others have left behind, about.
+const SWEEP: Duration = Duration::from_secs(6 * 60 * 60);
 
 /// What says that an operator takes a claim away.
 pub(super) struct Mark {
@@ -37,21 +40,32 @@ pub(super) struct Mark {
 }
 
 impl ConsulEngine {
-    pub(super) async fn do_renew(self: Arc<Self>, leases: Vec<Lease>) -> Vec<Renewal> {
-        join_all(leases.into_iter().map(|lease| self.renew_one(lease.id))).await
+    pub(super) async fn do_renew(
+        self: Arc<Self>,
+        leases: Vec<Lease>,
+        within: Duration,
+    ) -> Vec<Renewal> {
+        let leases = leases.into_iter();
+        join_all(leases.map(|lease| self.renew_one(lease.id, within))).await
     }
 
-    async fn renew_one(&self, lease: LeaseId) -> Renewal {
+    async fn renew_one(&self, lease: LeaseId, within: Duration) -> Renewal {
         let session = session_text(lease.0);
         if self.book.retire(lease.0) {
             // Nothing hangs on it, and another one is there.
-            let _ = self.api.destroy_session(&session).await;
+            let _ = timeout(within, self.api.destroy_session(&session)).await;
             return Renewal::Lost;
         }
         let sent = BootTime::now();
-        match self.api.renew_session(&session).await {
+        match self.api.renew_session(&session, within).await {
             Ok(true) => match self.book.renewed(lease.0, sent) {
-                Some(armed) => Renewal::Held(armed),
+                Some(armed) => {
+                    let chance = (armed.ttl / 3).as_secs_f64() / SWEEP.as_secs_f64();
+                    if !self.keys.is_bare() && rand::random_bool(chance.min(1.0)) {
+                        self.book.suspect(Some(lease.0));
+                    }
+                    Renewal::Held(armed)
+                }
                 None => Renewal::Lost,
             },
             Ok(false) => {
@@ -109,6 +123,11 @@ impl ConsulEngine {
                 });
             }
         }
+        let suspicion = self.book.suspicion(lease.0);
+        if let Some(suspicion) = suspicion {
+            found.extend(self.strangers(lease).await?);
+            self.book.cleared(lease.0, suspicion);
+        }
         for (name, claim) in doubts {
             let line = self.keys.line(&name)?;
             if let Some(held) = self.look(&line).await?.find(&line, claim, &session) {
@@ -141,44 +160,56 @@ impl ConsulEngine {
         Ok(marks.pairs.into_iter().map(mark).collect())
     }
 
-    /// Changes below a prefix, as a stream: the first look, and every one that differs from the
-    /// one before. Consul wakes whoever watches what is not there at every write nearby: such a
-    /// wake-up is no change, and is followed by a pause.
-    fn changes(
-        self: Arc<Self>,
-        prefix: String,
-        recurse: bool,
-        pause: Duration,
-    ) -> BoxStream<Result<()>> {
-        let state = (self, prefix, 0_u64, None);
-        stream::unfold(state, move |(engine, prefix, mut index, last)| async move {
-            loop {
-                let read = match index {
-                    0 => Read::Consistent,
-                    index => Read::After(index, NAP),
+    /// What the store has on a session and the book does not: a snapshot was restored from
+    /// before it was left. Nobody else would ever remove it, since the session lives.
+    async fn strangers(&self, lease: LeaseId) -> Result<Vec<Audited>> {
+        let session = session_text(lease.0);
+        let from = self.keys.beginning("");
+        let seen = self.api.read("audit", &from, true, Read::Consistent);
+        let lines = self.lines(seen.await?.pairs);
+        let mut strangers = Vec::new();
+        for (name, view) in &lines {
+            let line = self.keys.line(name)?;
+            let pairs = view.lock.iter().chain(&view.tree);
+            let held = pairs.filter(|pair| pair.holder() == Some(&session));
+            for record in held.filter_map(Pair::record) {
+                let Ok(claim) = record.claim.parse() else {
+                    continue;
                 };
-                match engine.api.read("watch", &prefix, recurse, read).await {
-                    Ok(seen) if seen.index == index => {}
-                    Ok(seen) => {
-                        // Zero would never sleep; one that goes back is another history.
-                        index = if seen.index < index {
-                            0
-                        } else {
-                            seen.index.max(1)
-                        };
-                        let now = seen.pairs.into_iter();
-                        let now: Vec<_> = now.map(|pair| (pair.key, pair.modify_index)).collect();
-                        if last.as_ref() != Some(&now) {
-                            return Some((Ok(()), (engine, prefix, index, Some(now))));
-                        }
-                        tokio::time::sleep(pause).await;
-                    }
-                    Err(error) => {
-                        tokio::time::sleep(PAUSE).await;
-                        return Some((Err(error), (engine, prefix, 0, None)));
-                    }
+                let seat = self.book.seat(claim);
+                let is_known = seat.is_some_and(|seat| seat.session == lease.0);
+                if let Some(found) = view.find(&line, claim, &session).filter(|_| !is_known) {
+                    let ticket = Ticket {
+                        lease,
+                        counted: found.counted,
+                        ..Ticket::own(name.clone(), claim)
+                    };
+                    strangers.push(Audited {
+                        ticket,
+                        evicted: false,
+                    });
                 }
             }
+        }
+        self.sweep_dead(&lines).await;
+        Ok(strangers)
+    }
+
+    /// Changes below a prefix, as a stream: the first look, and every one that differs from the
+    /// one before. Consul wakes whoever watches what is not there at every write nearby: such a
+    /// wake-up is no change, and is followed by a pause that gets longer.
+    fn changes(self: Arc<Self>, prefix: String, recurse: bool) -> BoxStream<Result<()>> {
+        let watching = Watching {
+            engine: self,
+            prefix,
+            recurse,
+            index: 0,
+            last: None,
+            pause: PAUSE,
+        };
+        stream::unfold(watching, |mut watching| async move {
+            let changed = watching.next().await;
+            Some((changed, watching))
         })
         .boxed()
     }
@@ -194,7 +225,7 @@ impl ConsulEngine {
             }
         });
         let marks = self.keys.marks();
-        let marks = self.changes(marks, true, MARKS_PAUSE);
+        let marks = self.changes(marks, true);
         let marks = marks.filter_map(|change| async { change.ok().map(|()| Alarm::All) });
         stream::select(own.boxed(), marks.boxed()).boxed()
     }
@@ -203,15 +234,92 @@ impl ConsulEngine {
         match scope {
             Scope::Prefix(prefix) => {
                 let prefix = self.keys.beginning(&prefix);
-                self.changes(prefix, true, WATCH_PAUSE)
+                self.changes(prefix, true)
             }
             Scope::Line(name) => match self.keys.line(&name) {
                 Ok(line) => {
-                    let lock = Arc::clone(&self).changes(line.lock.clone(), false, WATCH_PAUSE);
-                    stream::select(lock, self.changes(line.tree(), true, WATCH_PAUSE)).boxed()
+                    let lock = Arc::clone(&self).changes(line.lock.clone(), false);
+                    stream::select(lock, self.changes(line.tree(), true)).boxed()
                 }
                 Err(error) => stream::iter([Err(error)]).boxed(),
             },
+        }
+    }
+}
+
+/// Keys that are watched, and what was seen of them last.
+struct Watching {
+    engine: Arc<ConsulEngine>,
+    prefix: String,
+    recurse: bool,
+    /// Zero to look at once.
+    index: u64,
+    last: Option<Vec<(String, u64)>>,
+    pause: Duration,
+}
+
+impl Watching {
+    /// Waits for a change.
+    async fn next(&mut self) -> Result<()> {
+        loop {
+            let read = match self.index {
+                0 => Read::Consistent,
+                index => Read::After(index, NAP),
+            };
+            let asked = BootTime::now();
+            let api = &self.engine.api;
+            let seen = match api.read("watch", &self.prefix, self.recurse, read).await {
+                Ok(seen) => seen,
+                Err(error) => {
+                    // Whatever comes back may have another history.
+                    if error.is_transient() {
+                        self.engine.book.suspect(None);
+                    }
+                    (self.index, self.last) = (0, None);
+                    tokio::time::sleep(FAILED_PAUSE).await;
+                    return Err(error);
+                }
+            };
+            let woken = BootTime::now().saturating_since(asked) < NAP;
+            if self.index > 0 && woken && seen.index <= self.index {
+                // Consul wakes everyone when it restores a snapshot.
+                self.engine.book.suspect(None);
+                (self.index, self.last) = (0, None);
+                return Ok(());
+            }
+            if seen.index == self.index {
+                continue;
+            }
+            // Zero would never sleep; one that goes back is another history.
+            self.index = if seen.index < self.index {
+                0
+            } else {
+                seen.index.max(1)
+            };
+            let absent = seen.pairs.is_empty();
+            let now = seen.pairs.into_iter();
+            let now: Vec<_> = now.map(|pair| (pair.key, pair.modify_index)).collect();
+            if self.last.as_ref() != Some(&now) {
+                self.last = Some(now);
+                self.pause = PAUSE;
+                if absent {
+                    self.anchor().await;
+                }
+                return Ok(());
+            }
+            tokio::time::sleep(self.pause).await;
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Writes a key among the marks if there is none, so that only marks wake who watches them.
+    async fn anchor(&self) {
+        let keys = &self.engine.keys;
+        if self.prefix == keys.marks() {
+            let key = keys.removed_last();
+            let ops = [Op::unchanged(&key, None), Op::set(&key, 0, "")];
+            // Without the right to it, or when another was quicker, nothing is lost.
+            let _ = self.engine.api.transact("watch", &ops).await;
         }
     }
 }

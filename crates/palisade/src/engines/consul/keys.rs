@@ -8,8 +8,13 @@
 //! NS/NAME/.value/CLAIM        what a claim says since it was amended
 //! NS/.evict/CLAIM             an operator takes this claim away
 //! ```
-//! In a namespace of ours a name is one segment: `/`, `%` and a leading dot are written as `%XX`.
-//! With `namespace=` names are keys as they are, and marks are under `.palisade/.evict/`.
+//! In a namespace of ours a name is one segment: `/`, `%`, a leading dot, and whatever is not
+//! ASCII, byte by byte, are written as `%XX`. Consul's HTTP server refuses characters that its
+//! version of Unicode does not call printable; a rule that needs no table of them is the same
+//! for every client. With `namespace=` names are keys as they are, and marks are under
+//! `.palisade/.evict/`.
+
+use std::fmt::Write;
 
 use crate::core::claim::ClaimId;
 use crate::core::error::{Error, Kind, Result};
@@ -70,7 +75,7 @@ impl Keys {
             false => Err(Error::new(
                 Kind::Config,
                 "connect",
-                "namespace: on Consul, words joined by single slashes, none of them . or ..",
+                "namespace: on Consul, printable words joined by single slashes, none of them . or ..",
             )),
         }
     }
@@ -95,7 +100,7 @@ impl Keys {
             false => Err(Error::new(
                 Kind::InvalidName,
                 "name",
-                "with namespace= a name is a key of Consul: words joined by single slashes, none of them . or .., and not below .palisade; leave namespace= away for other names",
+                "with namespace= a name is a key of Consul: printable words joined by single slashes, none of them . or .., and not below .palisade; omit namespace= for other names",
             )),
         }
     }
@@ -150,35 +155,41 @@ impl Keys {
 /// Whether Consul's HTTP server takes it for a path as it is.
 fn is_path(text: &str) -> bool {
     let is_segment = |segment: &str| !matches!(segment, "" | "." | "..");
-    text.split('/').all(is_segment)
+    text.split('/').all(is_segment) && text.chars().all(is_printable)
+}
+
+/// Whether Go calls a character printable, as near as the standard library's table tells. Behind
+/// a letter, where it does not escape marks that combine with it.
+fn is_printable(letter: char) -> bool {
+    letter.is_ascii() || format!("a{letter}").escape_debug().count() == 2
 }
 
 fn encode(name: &str) -> String {
     let mut encoded = String::with_capacity(name.len());
     for (at, letter) in name.char_indices() {
-        match letter {
-            '/' => encoded.push_str("%2F"),
-            '%' => encoded.push_str("%25"),
-            '.' if at == 0 => encoded.push_str("%2E"),
-            other => encoded.push(other),
+        let plain = letter.is_ascii() && !matches!((letter, at), ('/' | '%', _) | ('.', 0));
+        if plain {
+            encoded.push(letter);
+            continue;
+        }
+        for byte in letter.encode_utf8(&mut [0; 4]).bytes() {
+            // Writing to a string can't fail.
+            let _ = write!(encoded, "%{byte:02X}");
         }
     }
     encoded
 }
 
+/// Reads what [`encode`] writes, and nothing else.
 fn decode(text: &str) -> Option<String> {
     let mut parts = text.split('%');
-    let mut decoded = parts.next()?.to_owned();
+    let mut decoded = parts.next()?.as_bytes().to_vec();
     for part in parts {
-        decoded.push(match part.get(..2)? {
-            "2F" => '/',
-            "25" => '%',
-            "2E" => '.',
-            _ => return None,
-        });
-        decoded.push_str(&part[2..]);
+        decoded.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
+        decoded.extend_from_slice(part[2..].as_bytes());
     }
-    Some(decoded)
+    let decoded = String::from_utf8(decoded).ok()?;
+    (encode(&decoded) == text).then_some(decoded)
 }
 
 #[cfg(test)]
@@ -188,9 +199,23 @@ mod tests {
     #[test]
     fn names_go_there_and_back() {
         let keys = Keys::new("apps/locks").unwrap();
-        for name in ["a", "a/b", "..", ".lock", "%2F", "a.b", "ünï/🔒", "a b"] {
+        for name in [
+            "a",
+            "a/b",
+            "..",
+            ".lock",
+            "%2F",
+            "a.b",
+            "ünï/🔒",
+            "a b",
+            "zero\u{200b}width",
+            "\u{202e}turned",
+            "👩\u{200d}🚀",
+            "not\u{378}assigned",
+        ] {
             let line = keys.line(&Name::new(name).unwrap()).unwrap();
             assert!(!line.lock["apps/locks/".len()..].contains('/'));
+            assert!(line.lock.is_ascii());
             assert_eq!(keys.split(&line.lock), Some((name.to_owned(), "")));
             let reader = line.reader(ClaimId(7));
             let (of, below) = keys.split(&reader).unwrap();
@@ -198,6 +223,10 @@ mod tests {
             assert!(below.starts_with(".readers/"));
         }
         assert_eq!(keys.split("apps/locks/.evict/7"), None);
+        for none_of_ours in ["%", "%2", "%2f", "%zz", "%FF", "%61", "ü"] {
+            let key = format!("apps/locks/{none_of_ours}");
+            assert_eq!(keys.split(&key), None, "{none_of_ours}");
+        }
         assert_eq!(keys.split("elsewhere/a"), None);
     }
 
@@ -206,7 +235,23 @@ mod tests {
         let keys = Keys::new("").unwrap();
         let line = |name: &str| keys.line(&Name::new(name).unwrap());
         assert_eq!(line("web/.lock").unwrap().lock, "web/.lock");
-        for bad in ["/a", "a/", "a//b", "a/../b", ".", ".palisade/x"] {
+        for good in ["ünï", "e\u{301}", "🔒", "a b", "%2F"] {
+            assert_eq!(line(good).unwrap().lock, good);
+        }
+        for bad in [
+            "/a",
+            "a/",
+            "a//b",
+            "a/../b",
+            ".",
+            ".palisade/x",
+            "zero\u{200b}width",
+            "\u{202e}turned",
+            "👩\u{200d}🚀",
+            "no\u{a0}break",
+            "private\u{e000}",
+            "not\u{378}assigned",
+        ] {
             assert_eq!(line(bad).unwrap_err().kind(), Kind::InvalidName, "{bad}");
         }
         assert_eq!(keys.split("web/.lock"), Some(("web/.lock".to_owned(), "")));

@@ -102,8 +102,8 @@ impl Engine for Shared {
         Box::pin(self.engine().do_wait(ticket, until))
     }
 
-    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
-        Box::pin(self.engine().do_renew(leases))
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
+        Box::pin(self.engine().do_renew(leases, within))
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
@@ -142,8 +142,8 @@ impl Engine for Shared {
         Box::pin(self.engine().do_check())
     }
 
-    fn key(&self, _ticket: &Ticket) -> Option<String> {
-        None
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        self.0.key_of(ticket)
     }
 
     fn close(&self) -> BoxFuture<()> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::broadcast;
 
-use super::agents::Access;
+use super::agents::{Access, Token};
 use super::api::{Api, Read};
 use super::book::Book;
 use super::check::{self, TTL_MIN};
@@ -104,18 +104,13 @@ impl Options {
         let checks = url.take("node_checks").unwrap_or_default();
         let checks = checks.split(',').filter(|check| !check.is_empty());
         let tls = Tls::take(url, encrypted)?;
-        let mut tls = tls.map(|tls| tls.client_config()).transpose()?;
-        let asked = Asked::default();
-        if let Some(tls) = &mut tls {
-            asked.watch(tls);
-        }
         let options = Self {
             lock_delay,
             checks: checks.map(str::to_owned).collect(),
             access: Access {
                 hosts: Host::all(url, if encrypted { 8501 } else { 8500 })?,
                 tls,
-                asked,
+                asked: Asked::default(),
                 token: token(url)?,
                 datacenter: url.take("datacenter"),
                 consul_namespace: url.take("consul_namespace"),
@@ -129,32 +124,23 @@ impl Options {
 }
 
 /// The ACL token: from the URL's options, else from what Consul's own tools read.
-fn token(url: &mut Url) -> Result<Option<String>> {
-    let given = match (
-        url.take("token"),
-        SecretFile::take(url, "token_file")
-            .map(|file| file.read())
-            .transpose()?,
-    ) {
+fn token(url: &mut Url) -> Result<Token> {
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let token = match (url.take("token"), SecretFile::take(url, "token_file")) {
         (Some(_), Some(_)) => {
             return Err(config("the URL gives the token twice; give it once"));
         }
-        (token, file) => token.or(file),
+        (Some(token), None) => Token::Given(token),
+        (None, Some(file)) => Token::File(file),
+        (None, None) => match variable("CONSUL_HTTP_TOKEN") {
+            Some(token) => Token::Given(token),
+            None => variable("CONSUL_HTTP_TOKEN_FILE")
+                .map_or(Token::None, |path| Token::EnvironmentFile(path.into())),
+        },
     };
-    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-    if given.is_some() {
-        return Ok(given);
-    }
-    if let Some(token) = variable("CONSUL_HTTP_TOKEN") {
-        return Ok(Some(token));
-    }
-    let Some(path) = variable("CONSUL_HTTP_TOKEN_FILE") else {
-        return Ok(None);
-    };
-    let read = std::fs::read_to_string(path).map_err(|error| {
-        config("the file that CONSUL_HTTP_TOKEN_FILE names can't be read").because(error)
-    })?;
-    Ok(Some(read.trim().to_owned()))
+    // Fails now rather than at the first request.
+    token.read()?;
+    Ok(token)
 }
 
 async fn open(mut url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
@@ -237,7 +223,8 @@ mod tests {
         .unwrap();
         assert_eq!(read.access.hosts[0].to_string(), "a:8500");
         assert_eq!(read.access.hosts[1].to_string(), "b:9");
-        assert_eq!(read.access.token.as_deref(), Some("hunter2"));
+        let token = read.access.token.read().unwrap();
+        assert_eq!(token.as_deref(), Some("hunter2"));
         assert_eq!(read.lock_delay, Duration::from_secs(15));
         assert_eq!(read.checks, ["serfHealth"]);
     }

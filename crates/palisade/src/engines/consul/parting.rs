@@ -7,7 +7,7 @@
 use super::keys::Line;
 use super::plan::{Asker, gate};
 use super::view::{Spot, View};
-use super::wire::{LOCK, Op, READERS, SEMAPHORE};
+use super::wire::{LOCK, Op, Pair, READERS, SEMAPHORE};
 use crate::core::claim::ClaimId;
 
 impl View {
@@ -41,6 +41,44 @@ impl View {
         }
         let semaphore = self.semaphore(line).filter(|pair| pair.flags == SEMAPHORE);
         (semaphore.is_some() && self.holders(line).is_none()).then(|| self.no_permits(line))
+    }
+
+    /// Removes what is left of a line in which nobody lives: by holders that died, their sessions
+    /// with them. `None` when somebody lives, when nothing is left, or when it is not ours.
+    pub(super) fn remains(&self, line: &Line) -> Option<Vec<Op>> {
+        let semaphore = self.semaphore(line);
+        let foreign = |pair: &&Pair| match pair.flags {
+            LOCK => pair.record().is_none(),
+            flags => flags != READERS,
+        };
+        let lives = |pair: &Pair| pair.holder().is_some();
+        if self.lock.iter().chain(&self.tree).any(lives)
+            || self.lock.as_ref().filter(foreign).is_some()
+            || semaphore.is_some_and(|pair| pair.flags != SEMAPHORE)
+        {
+            return None;
+        }
+        let values = format!("{}/.value/", line.lock);
+        let mut left: Vec<Op> = Vec::new();
+        left.extend(self.lock.as_ref().map(|lock| Op::delete(&lock.key)));
+        left.extend(semaphore.map(|pair| Op::delete(&pair.key)));
+        left.extend(self.dead_permits(line));
+        left.extend(self.dead_readers(line));
+        let values = self
+            .tree
+            .iter()
+            .filter(|pair| pair.key.starts_with(&values));
+        left.extend(values.take(8).map(|pair| Op::delete(&pair.key)));
+        if left.is_empty() {
+            return None;
+        }
+        // Whoever comes moves one of these.
+        let mut ops = vec![
+            Op::unchanged(&line.lock, self.lock.as_ref()),
+            Op::unchanged(&line.semaphore(), semaphore),
+        ];
+        ops.extend(left);
+        Some(ops)
     }
 
     /// Makes a whole line a reader's, with the count that it has.

@@ -125,7 +125,7 @@ impl View {
         ops
     }
 
-    fn dead_permits(&self, line: &Line) -> Vec<Op> {
+    pub(super) fn dead_permits(&self, line: &Line) -> Vec<Op> {
         self.permits(line)
             .filter(|(_, pair)| pair.holder().is_none())
             .take(SWEPT)

@@ -15,6 +15,9 @@ use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::report::{ClaimReport, LineReport, Scope};
 
+/// How many lines one look sweeps at the most.
+const LINES_SWEPT: usize = 64;
+
 impl ConsulEngine {
     pub(super) async fn do_survey(self: Arc<Self>, scope: Scope) -> Result<Vec<LineReport>> {
         let marked = self.marked().await?;
@@ -34,6 +37,7 @@ impl ConsulEngine {
                 self.lines(seen.pairs)
             }
         };
+        self.sweep_dead(&lines).await;
         let marked = marked.into_iter().map(|mark| mark.claim).collect();
         let mut reports = Vec::new();
         for (name, view) in lines {
@@ -62,8 +66,25 @@ impl ConsulEngine {
         }
     }
 
+    /// Removes what holders that died have left in lines of our own namespace in which nobody is.
+    pub(super) async fn sweep_dead(&self, lines: &[(Name, View)]) {
+        if self.keys.is_bare() {
+            return;
+        }
+        let dead = lines.iter().filter_map(|(name, view)| {
+            let line = self.keys.line(name).ok()?;
+            view.remains(&line)
+        });
+        for ops in dead.take(LINES_SWEPT) {
+            // Whoever looks next can do it as well, and whoever may not write leaves it.
+            if self.api.transact("sweep", &ops).await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Sorts keys into lines.
-    fn lines(&self, pairs: Vec<Pair>) -> Vec<(Name, View)> {
+    pub(super) fn lines(&self, pairs: Vec<Pair>) -> Vec<(Name, View)> {
         let mut lines: BTreeMap<String, View> = BTreeMap::new();
         for pair in pairs {
             let Some((name, below)) = self.keys.split(&pair.key) else {

@@ -14,10 +14,11 @@ use super::finish::Finish;
 use super::keys::Line;
 use super::plan::{Asker, LOCK_GUARD, PERMITS_GUARD, Plan};
 use super::view::{Spot, View};
-use super::wire::{Op, READERS, Record, TxnError};
+use super::wire::{Op, READERS, Record, TxnError, session_text};
 use crate::core::claim::{Ask, ClaimId, Mode};
 use crate::core::clock::BootTime;
 use crate::core::error::{Outcome, Result};
+use crate::core::ticket::Ticket;
 
 /// How many others one write takes along; Consul takes 64 operations.
 const TAKEN_ALONG: usize = 15;
@@ -89,6 +90,15 @@ pub(super) fn asker(seat: &Seat) -> Asker {
 }
 
 impl ConsulEngine {
+    /// The key of a place: the lock, or that of a reader or a permit.
+    pub(super) fn key_of(&self, ticket: &Ticket) -> Option<String> {
+        let line = self.keys.line(&ticket.name).ok()?;
+        let ask = self.book.seat(ticket.claim).map(|seat| seat.claim.ask);
+        let session = session_text(ticket.lease.0);
+        let spot = ask.map_or(Spot::Whole, spot);
+        Some(spot.key(&line, ticket.claim, &session))
+    }
+
     /// Reads a line, surely. The lock first: as long as its index stays, no reader has come
     /// since, so that what is below it is no older.
     pub(super) async fn look(&self, line: &Line) -> Result<View> {

@@ -42,7 +42,11 @@ impl Verdict {
             ),
             StatusCode::BAD_REQUEST if says("Consul Enterprise feature") => error(
                 Kind::Config,
-                "this Consul is the open edition, which has no namespaces; leave consul_namespace away (namespace= is palisade's own)",
+                "this Consul is the open edition, which has no namespaces; omit consul_namespace (namespace= is palisade's own)",
+            ),
+            StatusCode::BAD_REQUEST if text.is_empty() => error(
+                Kind::InvalidName,
+                "Consul's HTTP server refuses a character in this name; use another name",
             ),
             StatusCode::BAD_REQUEST if says("HTTPS server") => error(
                 Kind::Config,

@@ -24,6 +24,16 @@ impl Inner {
                     .to_owned(),
             });
         }
+        if self.leases.epoch() > 0 {
+            findings.push(Finding {
+                severity: Severity::Danger,
+                code: "cluster_replaced",
+                message: "since this client connected, the cluster was restored from a snapshot \
+                          or replaced by another: tokens can repeat"
+                    .to_owned(),
+                remedy: "raise era= in the URL of every client".to_owned(),
+            });
+        }
         findings.extend(self.alarms_raised().await?);
         findings.extend(self.ttl_floor().await);
         findings.extend(remote::plain_text(self.endpoints.hosts(), self.encrypted));

@@ -15,8 +15,8 @@ use tokio_rustls::TlsConnector;
 use tonic::codegen::http::Uri;
 use tonic::transport::Endpoint;
 
-use super::dial::Dial;
 use super::rpc::Connection;
+use super::transport::Connector;
 use super::wire::{AuthenticateRequest, AuthenticateResponse, Empty, StatusResponse};
 use crate::core::error::{Error, Kind, Result};
 use crate::engines::remote::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours};
@@ -36,9 +36,9 @@ const WHO: &str = "etcd";
 /// Where the members are and how to talk to them.
 pub(super) struct Endpoints {
     hosts: Vec<Host>,
-    endpoints: Vec<(Endpoint, Dial)>,
+    tls: Option<Tls>,
     login: Login,
-    encrypted: bool,
+    connect_timeout: Duration,
     asked: Asked,
     next: AtomicUsize,
 }
@@ -56,47 +56,46 @@ impl Endpoints {
     /// [`Kind::Config`] for a host or certificate that can't be used.
     pub(super) fn new(
         hosts: Vec<Host>,
-        tls: Option<&Tls>,
+        tls: Option<Tls>,
         login: Login,
         connect_timeout: Duration,
     ) -> Result<Self> {
-        let asked = Asked::default();
-        let connector = match tls {
-            None => None,
-            Some(tls) => {
-                let mut config = tls.client_config()?;
-                config.alpn_protocols = vec![b"h2".to_vec()];
-                asked.watch(&mut config);
-                Some(TlsConnector::from(Arc::new(config)))
-            }
-        };
-        let endpoint = |host: &Host| {
-            let unfit = || config("a host is written name, name:port or [address]:port");
-            // TLS is ours: the library is to leave it to us, and to say so to the other side.
-            let endpoint = Endpoint::from_shared(format!("http://{host}"))
-                .map_err(|_| unfit())?
-                .connect_timeout(connect_timeout)
-                .http2_keep_alive_interval(PING)
-                .keep_alive_timeout(PONG);
-            let Some(connector) = connector.clone() else {
-                return Ok((endpoint, Dial { tls: None }));
-            };
-            let origin: Uri = format!("https://{host}").parse().map_err(|_| unfit())?;
-            let whom = ServerName::try_from(host.name.clone());
-            let whom = whom.map_err(|_| config("the host's name can't be in a certificate"))?;
-            let tls = Some((connector, whom));
-            Ok((endpoint.origin(origin), Dial { tls }))
-        };
-        let endpoints = hosts.iter().map(endpoint).collect::<Result<_>>()?;
-        Ok(Self {
+        let endpoints = Self {
             // Clients of one cluster spread over its members.
             next: AtomicUsize::new(rand::random_range(0..hosts.len())),
             hosts,
-            endpoints,
+            tls,
             login,
-            encrypted: tls.is_some(),
-            asked,
-        })
+            connect_timeout,
+            asked: Asked::default(),
+        };
+        // Fails now rather than at the first request.
+        for host in &endpoints.hosts {
+            endpoints.endpoint(host)?;
+        }
+        Ok(endpoints)
+    }
+
+    /// How to reach a member, with certificates as their files have them now.
+    fn endpoint(&self, host: &Host) -> Result<(Endpoint, Connector)> {
+        let unfit = || config("a host is written name, name:port or [address]:port");
+        // TLS is ours: the library is to leave it to us, and to say so to the other side.
+        let endpoint = Endpoint::from_shared(format!("http://{host}"))
+            .map_err(|_| unfit())?
+            .connect_timeout(self.connect_timeout)
+            .http2_keep_alive_interval(PING)
+            .keep_alive_timeout(PONG);
+        let Some(tls) = &self.tls else {
+            return Ok((endpoint, Connector { tls: None }));
+        };
+        let mut client = tls.fresh()?.client_config()?;
+        client.alpn_protocols = vec![b"h2".to_vec()];
+        self.asked.watch(&mut client);
+        let origin: Uri = format!("https://{host}").parse().map_err(|_| unfit())?;
+        let whom = ServerName::try_from(host.name.clone());
+        let whom = whom.map_err(|_| config("the host's name can't be in a certificate"))?;
+        let tls = Some((TlsConnector::from(Arc::new(client)), whom));
+        Ok((endpoint.origin(origin), Connector { tls }))
     }
 
     pub(super) fn hosts(&self) -> &[Host] {
@@ -108,7 +107,7 @@ impl Endpoints {
     /// # Errors
     /// [`Kind::Unreachable`] when none does, [`Kind::Denied`] when the login is refused.
     pub(super) async fn connect(self: Arc<Self>) -> Result<Connection> {
-        let count = self.endpoints.len();
+        let count = self.hosts.len();
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let mut others = (0..count).map(|offset| (first + offset) % count).peekable();
         let mut attempts = FuturesUnordered::new();
@@ -141,13 +140,13 @@ impl Endpoints {
 
     async fn attempt(&self, index: usize) -> Result<Connection> {
         let host = &self.hosts[index];
-        let (endpoint, dial) = &self.endpoints[index];
-        let channel = endpoint.connect_with_connector(dial.clone()).await;
+        let (endpoint, connector) = self.endpoint(host)?;
+        let channel = endpoint.connect_with_connector(connector).await;
         let channel = channel.map_err(|error| match cause::<rustls::Error>(&error) {
             Some(tls) => config(about_tls(WHO, "etcd", tls)),
             None => unreachable(format!(
                 "{host} can't be connected to; is etcd running there{}?",
-                if self.encrypted { ", with TLS" } else { "" }
+                if self.tls.is_some() { ", with TLS" } else { "" }
             )),
         })?;
         let first = self.first_questions(Connection::new(channel), host).await;
@@ -184,7 +183,7 @@ impl Endpoints {
             )),
             Err(_) => Err(unreachable(format!(
                 "{host} does not answer as etcd does{}",
-                if self.encrypted {
+                if self.tls.is_some() {
                     ""
                 } else {
                     "; if it speaks TLS, use etcds: in place of etcd:"
@@ -198,13 +197,13 @@ impl Endpoints {
             user: Some(user),
             password,
             ..
-        } = &self.login
+        } = self.login.fresh()?
         else {
             return Ok(connection);
         };
         let request = AuthenticateRequest {
-            name: user.clone(),
-            password: password.clone().unwrap_or_default(),
+            name: user,
+            password: password.unwrap_or_default(),
         };
         let answer: std::result::Result<AuthenticateResponse, tonic::Status> = connection
             .ask("/etcdserverpb.Auth/Authenticate", request)

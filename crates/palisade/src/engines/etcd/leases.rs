@@ -12,7 +12,7 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use super::keys;
 use super::rpc::{Rpc, term};
-use super::wire::{Empty, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest};
+use super::wire::{Empty, Header, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest};
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
 use crate::core::error::{Error, Kind, Result};
@@ -29,6 +29,29 @@ pub(super) struct Living {
 struct Kept {
     asked: Duration,
     armed: Armed,
+    /// That of the history in which it was granted.
+    epoch: u64,
+}
+
+/// What is known of the cluster's history. Writes are in one order, so that one which was sent
+/// after another was answered can't be told an earlier revision: unless the cluster was restored
+/// from a snapshot, or is another one.
+#[derive(Debug, Clone, Copy, Default)]
+struct History {
+    /// Its id; 0 as long as nothing is known.
+    cluster: u64,
+    /// The highest revision that a write was answered with.
+    revision: i64,
+    /// How often another history has taken its place.
+    epoch: u64,
+}
+
+impl History {
+    /// Whether the answer to a write that was sent when this was known is of another history.
+    fn is_not_that_of(&self, header: &Header) -> bool {
+        let other = header.cluster_id != self.cluster || header.revision < self.revision;
+        self.cluster != 0 && header.cluster_id != 0 && other
+    }
 }
 
 /// The leases of one client.
@@ -37,6 +60,7 @@ pub(super) struct Leases {
     table: Mutex<HashMap<i64, Kept>>,
     /// One is made at a time, so that claims that come together share it.
     making: AsyncMutex<()>,
+    history: Mutex<History>,
 }
 
 impl Leases {
@@ -61,6 +85,7 @@ impl Leases {
         let kept = Kept {
             asked: ttl,
             armed: living.armed,
+            epoch: self.epoch(),
         };
         self.table.lock().insert(living.id, kept);
         Ok(living)
@@ -77,6 +102,7 @@ impl Leases {
             ttl: i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX),
             id,
         };
+        let before = *self.history.lock();
         let sent = BootTime::now();
         let path = "/etcdserverpb.Lease/LeaseGrant";
         let granted: LeaseGrantResponse =
@@ -84,6 +110,7 @@ impl Leases {
                 // The lease may be there, but no place was asked for yet.
                 Error::new(error.kind(), "enter", error.message())
             })?;
+        self.observe(before, &granted.header.unwrap_or_default());
         let armed = Armed {
             sent,
             ttl: seconds(granted.ttl),
@@ -95,13 +122,44 @@ impl Leases {
     }
 
     fn living(&self, ttl: Duration) -> Option<Living> {
+        let epoch = self.epoch();
         let mut table = self.table.lock();
         table.retain(|_, kept| !kept.armed.deadline().has_passed());
-        let found = table.iter().find(|(_, kept)| kept.asked == ttl);
+        let fits = |kept: &Kept| kept.asked == ttl && kept.epoch == epoch;
+        let found = table.iter().find(|(_, kept)| fits(kept));
         found.map(|(&id, kept)| Living {
             id,
             armed: kept.armed,
         })
+    }
+
+    /// How often the cluster was seen to have become another, or to be restored from a snapshot.
+    pub(super) fn epoch(&self) -> u64 {
+        self.history.lock().epoch
+    }
+
+    /// Takes note of the answer to a write that was sent when `before` was known.
+    fn observe(&self, before: History, header: &Header) {
+        let mut now = self.history.lock();
+        if before.is_not_that_of(header) {
+            if now.epoch == before.epoch {
+                *now = History {
+                    cluster: header.cluster_id,
+                    revision: header.revision,
+                    epoch: before.epoch + 1,
+                };
+            }
+        } else if now.epoch == before.epoch {
+            now.cluster = header.cluster_id;
+            now.revision = now.revision.max(header.revision);
+        }
+    }
+
+    /// Whether it was granted in a history that is over.
+    fn is_of_the_past(&self, id: i64) -> bool {
+        let epoch = self.epoch();
+        let table = self.table.lock();
+        table.get(&id).is_some_and(|kept| kept.epoch < epoch)
     }
 
     /// Whether it is one of ours.
@@ -114,7 +172,7 @@ impl Leases {
         self.table.lock().remove(&id);
     }
 
-    /// Keeps leases alive, and says of each how it went.
+    /// Renews leases, and says of each how it went.
     ///
     /// A leader that was stopped and goes on may, before it notices that another has taken over,
     /// answer for leases that the new one ends earlier: it renews without asking the others. So
@@ -143,6 +201,7 @@ impl Leases {
     }
 
     async fn ask(&self, rpc: &Rpc, ids: &[i64]) -> Vec<Renewal> {
+        let before = *self.history.lock();
         let sent = BootTime::now();
         let (answers, confirmed) = match rpc.keep_alive(ids).await {
             Ok(answered) => answered,
@@ -152,16 +211,18 @@ impl Leases {
                 return ids.iter().map(unknown).collect();
             }
         };
+        self.observe(before, &confirmed);
         let renewal = |&id: &i64| match answers.iter().find(|answer| answer.id == id) {
-            Some(answer) if term(answer.header.as_ref()) != confirmed => unconfirmed(),
+            _ if self.is_of_the_past(id) => Renewal::Revoked(replaced()),
+            Some(answer) if term(answer.header.as_ref()) != confirmed.raft_term => unconfirmed(),
             Some(answer) if answer.ttl <= 0 => Renewal::Lost,
-            Some(answer) => self.rearm(id, sent, seconds(answer.ttl)),
+            Some(answer) => self.rearmed(id, sent, seconds(answer.ttl)),
             None => unconfirmed(),
         };
         ids.iter().map(renewal).collect()
     }
 
-    fn rearm(&self, id: i64, sent: BootTime, ttl: Duration) -> Renewal {
+    fn rearmed(&self, id: i64, sent: BootTime, ttl: Duration) -> Renewal {
         let armed = Armed { sent, ttl };
         let mut table = self.table.lock();
         if let Some(kept) = table.get_mut(&id) {
@@ -194,6 +255,13 @@ pub(super) async fn revoke(rpc: &Rpc, operation: &'static str, id: i64) -> Resul
         Err(error) if error.kind() == Kind::Lost => Ok(()),
         asked => asked.map(drop),
     }
+}
+
+fn replaced() -> Error {
+    let message = "the etcd cluster is not the one in which this lock was taken: it was restored \
+                   from a snapshot, or another has its address; tokens can repeat, so raise era= \
+                   before locks are taken again";
+    Error::new(Kind::Lost, "renew", message)
 }
 
 fn unconfirmed() -> Renewal {
@@ -230,4 +298,38 @@ pub(super) fn own_lease(ticket: &Ticket) -> Option<i64> {
 /// A lease of the core, as etcd names it; 0, which is none, when it is not of etcd.
 pub(super) fn number(id: LeaseId) -> i64 {
     i64::try_from(id.0).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(cluster_id: u64, revision: i64) -> Header {
+        Header {
+            cluster_id,
+            revision,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn another_history_is_noticed_and_answers_out_of_order_are_none() {
+        let leases = Leases::default();
+        let before = *leases.history.lock();
+        leases.observe(before, &header(7, 10));
+        // Two writes at once, answered in the other order.
+        let before = *leases.history.lock();
+        leases.observe(before, &header(7, 12));
+        leases.observe(before, &header(7, 11));
+        assert_eq!((leases.epoch(), leases.history.lock().revision), (0, 12));
+        // A snapshot was restored: two renewals at once notice it, and count it once.
+        let before = *leases.history.lock();
+        leases.observe(before, &header(7, 5));
+        leases.observe(before, &header(7, 6));
+        assert_eq!(leases.epoch(), 1);
+        // Another cluster, though its history is longer.
+        let before = *leases.history.lock();
+        leases.observe(before, &header(8, 50));
+        assert_eq!(leases.epoch(), 2);
+    }
 }

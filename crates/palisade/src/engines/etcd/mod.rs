@@ -15,10 +15,8 @@ mod book;
 mod change;
 mod check;
 mod condition;
-mod dial;
 mod endpoints;
 mod enter;
-mod frames;
 mod hints;
 mod keys;
 mod leases;
@@ -30,12 +28,14 @@ mod queue;
 mod record;
 mod rpc;
 mod survey;
+mod transport;
 mod wait;
 mod watching;
 mod wire;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -82,6 +82,8 @@ struct Inner {
     known: Mutex<HashMap<ClaimId, Known>>,
     /// Keys to be used again.
     pool: Pool,
+    /// Whether the user was seen to have the rights that locks need.
+    allowed: AtomicBool,
     alarms: broadcast::Sender<Alarm>,
 }
 
@@ -107,7 +109,7 @@ impl Inner {
         let hosts = Host::all(&url, PORT)?;
         let (several, logs_in) = (hosts.len() > 1, login.user.is_some());
         let limit = settings.connect_timeout;
-        let endpoints = Arc::new(Endpoints::new(hosts, tls.as_ref(), login, limit)?);
+        let endpoints = Arc::new(Endpoints::new(hosts, tls, login, limit)?);
         let members = Arc::clone(&endpoints);
         let connect = move || -> BoxFuture<_> { Box::pin(Arc::clone(&members).connect()) };
         Ok(Self {
@@ -124,6 +126,7 @@ impl Inner {
             leases: Leases::default(),
             known: Mutex::default(),
             pool: Pool::default(),
+            allowed: AtomicBool::new(false),
             alarms: broadcast::channel(64).0,
         })
     }
@@ -155,8 +158,8 @@ impl Engine for EtcdEngine {
         self.run(|inner| async move { inner.wait(ticket, until).await })
     }
 
-    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
-        self.run(|inner| async move { inner.keep(leases).await })
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
+        self.run(move |inner| async move { inner.keep(leases, within).await })
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
@@ -195,8 +198,8 @@ impl Engine for EtcdEngine {
         self.run(|inner| async move { inner.check().await })
     }
 
-    fn key(&self, _ticket: &Ticket) -> Option<String> {
-        None
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        self.0.key_of(ticket).map(|key| key.as_ref().to_owned())
     }
 
     fn close(&self) -> BoxFuture<()> {

@@ -113,6 +113,10 @@ impl Connection {
     }
 }
 
+/// The message for a user whose role lacks a right.
+pub(super) const NO_RIGHT: &str = "etcd denies this user the keys; grant its role readwrite on \
+                                   the prefix of the namespace and on .palisade/";
+
 /// Marks a status of a request that never left.
 const NOT_SENT: &str = "not sent";
 
@@ -152,9 +156,11 @@ impl Rpc {
                 Err(self.error(operation, &status))
             }
             Err(late) => {
-                match self.several {
-                    true => self.links.broken(link).await,
-                    false => self.links.late(link).await,
+                // A renewal can't wait for a second one to be late.
+                if self.several || operation == "renew" {
+                    self.links.broken(link).await;
+                } else {
+                    self.links.late(link).await;
                 }
                 Err(late)
             }
@@ -209,11 +215,11 @@ impl Rpc {
 
     /// Keeps leases alive: all on one stream of their own, so that no late answer to an earlier
     /// call can be taken for one to this, and counted from the wrong time. Answers with what
-    /// came, and with the term in which a majority confirmed it afterwards.
+    /// came, and with the header of a write that a majority confirmed afterwards.
     pub(super) async fn keep_alive(
         &self,
         leases: &[i64],
-    ) -> Result<(Vec<LeaseKeepAliveResponse>, u64)> {
+    ) -> Result<(Vec<LeaseKeepAliveResponse>, Header)> {
         let link = self.links.get().await?;
         let questions: Vec<LeaseRequest> = leases.iter().map(|&id| LeaseRequest { id }).collect();
         let asked = async {
@@ -233,7 +239,7 @@ impl Rpc {
             };
             let path = "/etcdserverpb.KV/DeleteRange";
             let confirmed: DeleteRangeResponse = connection.ask(path, nothing).await?;
-            Ok((answered, term(confirmed.header.as_ref())))
+            Ok((answered, confirmed.header.unwrap_or_default()))
         };
         self.judged("renew", &link, asked).await
     }
@@ -253,11 +259,7 @@ impl Rpc {
         let said = status.message();
         let fail = |kind, message: &str| Error::new(kind, operation, message);
         match status.code() {
-            Code::PermissionDenied => fail(
-                Kind::Denied,
-                "etcd refuses this user; grant its role readwrite on the keys of the namespace \
-                 and on the prefix .palisade/",
-            ),
+            Code::PermissionDenied => fail(Kind::Denied, NO_RIGHT),
             Code::InvalidArgument if said.contains("user name is empty") => fail(
                 Kind::Denied,
                 "etcd asks for a login; give user and password_file, or a client certificate",

@@ -18,7 +18,7 @@ use super::server::Server;
 use super::session::{Session, Statements, Verb};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::Settings;
-use crate::engines::remote::{Host, Link, Links, timed};
+use crate::engines::remote::{Link, Links, timed};
 
 /// How often a statement that was rolled back because of others is asked again by itself.
 const TRIES: u32 = 10;
@@ -101,7 +101,7 @@ impl Desk {
                     let session = connect(&server, &statements).await?;
                     let found = match between.get() {
                         Some(found) => found,
-                        None => pooler::probe(&server, &session.client).await?,
+                        None => pooler::probe(&session.client).await?,
                     };
                     between.set(found);
                     if ready.load(Ordering::Relaxed) == 0 {
@@ -121,7 +121,7 @@ impl Desk {
                     let session = connect(&server, &statements).await?;
                     let found = match way.get() {
                         Some(found) => found,
-                        None => pooler::probe(&server, &session.client).await?,
+                        None => pooler::probe(&session.client).await?,
                     };
                     way.set(found);
                     match found {
@@ -160,11 +160,7 @@ impl Desk {
 
     /// A connection that lives, made anew if it must be.
     pub(super) async fn session(&self) -> Result<Link<Arc<Session>>> {
-        let named = |error: Error| {
-            let hosts: Vec<String> = self.server.hosts.iter().map(Host::to_string).collect();
-            error.with("host", hosts.join(","))
-        };
-        living(&self.sessions).await.map_err(named)
+        living(&self.sessions).await
     }
 
     /// Asks for a verb.

@@ -1,8 +1,6 @@
 //! What a failure of the client library or the server means: its kind, and whether the change it
 //! was about may be in force. Messages are ours: the server's own may hold names or values.
 
-use tokio_postgres::error::SqlState;
-
 use crate::core::error::{Error, Kind, Result};
 
 /// What is said of a server that only follows another one.
@@ -25,82 +23,6 @@ pub(super) enum Remedy {
     Reconnect(Error),
     /// Tell the caller.
     Tell(Error),
-}
-
-/// The failure of a connection attempt.
-pub(super) fn connecting(error: tokio_postgres::Error) -> Error {
-    let fail = |kind, message: &str| Error::new(kind, "connect", message);
-    let Some(db) = error.as_db_error() else {
-        let text = format!("{error}: {:?}", std::error::Error::source(&error));
-        if text.contains("does not support TLS") {
-            return fail(
-                Kind::Config,
-                "the server does not speak TLS; switch it on there, or use tls=disable inside a network you trust",
-            );
-        }
-        if text.contains("password missing") {
-            return fail(
-                Kind::Denied,
-                "the server asks for a password; give it with password_file=FILE or in the URL",
-            );
-        }
-        if text.contains("TLS handshake") {
-            return fail(
-                Kind::Config,
-                "TLS can't be agreed on; is tls_ca the authority of the server's certificate, and does the certificate name this host?",
-            );
-        }
-        if text.contains("does not match target_session_attrs")
-            || text.contains("read only")
-            || text.contains("target_session_attrs")
-        {
-            return fail(
-                Kind::Unreachable,
-                "none of the servers takes writes: all are standbys",
-            );
-        }
-        return fail(Kind::Unreachable, "the server can't be reached").because(source_text(&error));
-    };
-    let code = db.code();
-    let class = code.code().get(..2).unwrap_or_default();
-    match (code, class) {
-        // The server says the same of a user that it does not know, so that nobody can find out.
-        (c, _) if *c == SqlState::INVALID_PASSWORD => fail(
-            Kind::Denied,
-            "the server refuses the password of this user, or does not know the user",
-        ),
-        (c, _) if *c == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => fail(
-            Kind::Denied,
-            "the server does not let this user in: there is no such user, or pg_hba.conf has no line for it from here",
-        ),
-        (c, _) if *c == SqlState::INVALID_CATALOG_NAME => fail(
-            Kind::Config,
-            "there is no such database; name it in the URL's path",
-        ),
-        (c, _) if *c == SqlState::INSUFFICIENT_PRIVILEGE => {
-            fail(Kind::Denied, "this user may not connect to the database")
-        }
-        (c, _) if *c == SqlState::TOO_MANY_CONNECTIONS => fail(
-            Kind::Unreachable,
-            "the server has no connection left; raise max_connections, or put a pooler in front",
-        ),
-        _ => fail(
-            Kind::Unreachable,
-            &format!("the server refuses connections (SQLSTATE {})", code.code()),
-        ),
-    }
-}
-
-/// Only what the operating system said: it holds no secret.
-fn source_text(error: &tokio_postgres::Error) -> String {
-    let mut source = std::error::Error::source(error);
-    while let Some(inner) = source {
-        if let Some(io) = inner.downcast_ref::<std::io::Error>() {
-            return io.kind().to_string();
-        }
-        source = inner.source();
-    }
-    "no answer".to_owned()
 }
 
 /// The failure of a statement that may change something.

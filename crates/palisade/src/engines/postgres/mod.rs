@@ -20,6 +20,7 @@ mod mail;
 mod offer;
 mod pooler;
 mod queue;
+mod refused;
 mod renew;
 mod schema;
 mod server;

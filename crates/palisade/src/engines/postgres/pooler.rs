@@ -1,19 +1,26 @@
-//! Whether a transaction pooler stands in between: one that gives every transaction another
-//! server connection, so that nothing of a session (LISTEN, prepared statements, advisory locks,
-//! settings) stays where it was put.
+//! Whether a pooler stands in between: one that serves many clients with few sessions, so that
+//! nothing of a session (LISTEN, prepared statements, advisory locks, settings) stays where it was
+//! put.
 //!
-//! Two looks in a row may find the same server by chance. So a second connection occupies a
-//! server with an open transaction: a pooler gives it ours, which was used last, and gives us
-//! another one then.
+//! At the start of a connection a server announces the process that serves it (BackendKeyData,
+//! for cancelling), and `pg_backend_pid()` is that process to the end. A pooler has no process to
+//! announce that stays, so it makes a number up. One comparison on one connection tells, whatever
+//! other clients do meanwhile; looking twice for the same backend would only be a matter of luck.
 
+use std::future::{Ready, ready};
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
+use futures_util::FutureExt;
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::Client;
+use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
 use super::fault;
-use super::mail::Mail;
 use super::schema::first_cell;
-use super::server::Server;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::Url;
 
@@ -22,7 +29,7 @@ use crate::core::url::Url;
 pub(super) enum Between {
     /// Nothing that matters: a session stays a session.
     Nothing,
-    /// A pooler that takes it apart.
+    /// A pooler that takes it apart, or may do so.
     Pooler,
 }
 
@@ -34,45 +41,101 @@ impl Between {
     pub(super) fn take(url: &mut Url) -> Result<Option<Self>> {
         match url.take("pooler").as_deref() {
             None | Some("auto") => Ok(None),
-            Some("none") => Ok(Some(Self::Nothing)),
+            Some("none" | "session") => Ok(Some(Self::Nothing)),
             Some("transaction") => Ok(Some(Self::Pooler)),
             Some(_) => Err(Error::new(
                 Kind::Config,
                 "connect",
-                "option pooler must be auto, none or transaction",
+                "option pooler must be auto, none, session or transaction",
             )),
         }
     }
 }
 
+/// Session locks can't work where sessions are taken apart.
+pub(super) fn no_session_locks(operation: &'static str) -> Error {
+    let message = "a pooler stands in between, and advisory locks belong to sessions; name the server itself, or use postgres://; say pooler=session only if the pooler is in session mode";
+    Error::new(Kind::Unsupported, operation, message)
+}
+
 /// Finds out what `client` talks through.
 ///
 /// # Errors
-/// As connecting.
-pub(super) async fn probe(server: &Server, client: &Client) -> Result<Between> {
-    let first = backend(client, "SELECT pg_backend_pid()").await?;
-    if backend(client, "SELECT pg_backend_pid()").await? != first {
-        return Ok(Between::Pooler);
-    }
-    let other = match server.connect(Arc::new(Mail::default())).await {
-        Ok(other) => other,
-        // A server with no connection to spare has no pooler in front.
-        Err(_) => return Ok(Between::Nothing),
+/// As asking.
+pub(super) async fn probe(client: &Client) -> Result<Between> {
+    let rows = client.simple_query("SELECT pg_backend_pid()").await;
+    let rows = rows.map_err(|error| fault::reading("connect", &error))?;
+    let Some(pid) = first_cell(&rows).and_then(|cell| cell.parse::<i32>().ok()) else {
+        return fault::unreadable("connect");
     };
-    let occupied = backend(&other, "BEGIN; SELECT pg_backend_pid()").await?;
-    let second = backend(client, "SELECT pg_backend_pid()").await?;
-    let _ = other.batch_execute("ROLLBACK").await;
-    match occupied == first || second != first {
-        true => Ok(Between::Pooler),
-        false => Ok(Between::Nothing),
+    match announced(client) == Some(pid) {
+        true => Ok(Between::Nothing),
+        false => Ok(Between::Pooler),
     }
 }
 
-async fn backend(client: &Client, sql: &str) -> Result<String> {
-    let rows = client.simple_query(sql).await;
-    let rows = rows.map_err(|error| fault::reading("connect", &error))?;
-    match first_cell(&rows) {
-        Some(pid) => Ok(pid.to_owned()),
-        None => fault::unreadable("connect"),
+/// The process that was announced at the start of the connection. The client library keeps it for
+/// cancelling alone, so it is read from the request that cancelling would send: length, code,
+/// process and secret, four bytes each.
+pub(super) fn announced(client: &Client) -> Option<i32> {
+    let tap = Tap::default();
+    let token = client.cancel_token();
+    // Nothing in it waits.
+    token
+        .cancel_query_raw(tap.clone(), tap.clone())
+        .now_or_never()?
+        .ok()?;
+    let sent = tap.0.lock();
+    let process = sent.last_chunk::<8>()?.first_chunk::<4>()?;
+    Some(i32::from_be_bytes(*process))
+}
+
+/// Keeps what is written; to whoever asks for TLS it says yes, and adds none.
+#[derive(Clone, Default)]
+struct Tap(Arc<Mutex<Vec<u8>>>);
+
+impl AsyncRead for Tap {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        buffer.put_slice(b"S");
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Tap {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.0.lock().extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl TlsStream for Tap {
+    fn channel_binding(&self) -> ChannelBinding {
+        ChannelBinding::none()
+    }
+}
+
+impl TlsConnect<Self> for Tap {
+    type Stream = Self;
+    type Error = io::Error;
+    type Future = Ready<io::Result<Self>>;
+
+    fn connect(self, stream: Self) -> Self::Future {
+        ready(Ok(stream))
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Invariant: a claim is here, or it may be in the server's line; never both.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -29,7 +29,11 @@ pub(super) struct LocalQueue(Mutex<HashMap<Name, Waiting>>);
 #[derive(Default)]
 struct Waiting {
     there: HashMap<ClaimId, There>,
-    here: VecDeque<Here>,
+    /// By when they came.
+    here: BTreeMap<u64, Here>,
+    /// Where they are in `here`.
+    numbers: HashMap<ClaimId, u64>,
+    last: u64,
 }
 
 /// A claim that may be in the server's line.
@@ -74,11 +78,19 @@ impl Waiting {
 
     /// Wakes the first one here if it may enter.
     fn wake_next(&self) {
-        if let Some(first) = self.here.front()
+        if let Some((_, first)) = self.here.first_key_value()
             && self.has_room()
         {
             first.turn.notify_one();
         }
+    }
+
+    fn here(&self, claim: ClaimId) -> Option<&Here> {
+        self.here.get(self.numbers.get(&claim)?)
+    }
+
+    fn remove_here(&mut self, claim: ClaimId) -> Option<Here> {
+        self.here.remove(&self.numbers.remove(&claim)?)
     }
 }
 
@@ -105,11 +117,14 @@ impl LocalQueue {
                 waiting.there.insert(claim.id, entering);
                 return true;
             }
-            if waiting.here.iter().all(|here| here.claim.id != claim.id) {
-                waiting.here.push_back(Here {
+            if waiting.here(claim.id).is_none() {
+                let here = Here {
                     claim: Arc::clone(claim),
                     turn: Arc::default(),
-                });
+                };
+                waiting.last += 1;
+                waiting.numbers.insert(claim.id, waiting.last);
+                waiting.here.insert(waiting.last, here);
             }
             false
         })
@@ -122,20 +137,17 @@ impl LocalQueue {
             if let Some(There::Entering(claim, _)) = waiting.there.get(&claim) {
                 return Next::Enter(Arc::clone(claim));
             }
-            let Some(at) = waiting.here.iter().position(|here| here.claim.id == claim) else {
+            if !waiting.has_room()
+                && let Some(here) = waiting.here(claim)
+            {
+                return Next::Stay(Arc::clone(&here.turn));
+            }
+            let Some(Here { claim, .. }) = waiting.remove_here(claim) else {
                 return Next::InLine;
             };
-            if !waiting.has_room() {
-                return Next::Stay(Arc::clone(&waiting.here[at].turn));
-            }
-            match waiting.here.remove(at) {
-                Some(Here { claim, .. }) => {
-                    let entering = There::Entering(Arc::clone(&claim), BootTime::now());
-                    waiting.there.insert(claim.id, entering);
-                    Next::Enter(claim)
-                }
-                None => Next::InLine,
-            }
+            let entering = There::Entering(Arc::clone(&claim), BootTime::now());
+            waiting.there.insert(claim.id, entering);
+            Next::Enter(claim)
         })
     }
 
@@ -157,8 +169,7 @@ impl LocalQueue {
     /// way is remembered until the server has heard that it was left ([`LocalQueue::is_over`]).
     pub(super) fn leave(&self, name: &Name, claim: ClaimId) -> Was {
         self.with(name, |waiting| {
-            if let Some(at) = waiting.here.iter().position(|here| here.claim.id == claim) {
-                waiting.here.remove(at);
+            if waiting.remove_here(claim).is_some() {
                 return Was::Here;
             }
             match waiting.there.get_mut(&claim) {
@@ -183,8 +194,7 @@ impl LocalQueue {
                 let (sent, ttl) = (*sent, claim.ttl);
                 return Some(Armed { sent, ttl });
             }
-            let here = waiting.here.iter().find(|here| here.claim.id == claim)?;
-            let (sent, ttl) = (BootTime::now(), here.claim.ttl);
+            let (sent, ttl) = (BootTime::now(), waiting.here(claim)?.claim.ttl);
             Some(Armed { sent, ttl })
         })
     }

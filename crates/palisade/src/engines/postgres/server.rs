@@ -1,24 +1,28 @@
 //! `Server`: where PostgreSQL is, who asks, whether encrypted, and one connection to it.
 //!
-//! Every connection is driven by a task of the runtime that made it, which ends when the client
-//! is dropped. What the server says unasked (notifications, the end) goes to its [`Mail`].
+//! Passwords and certificates are read at each connect, since they are rotated. Every connection
+//! is driven by a task of the runtime that made it, which ends when the client is dropped; one for
+//! session locks can move. What the server says unasked (notifications, the end) goes to its
+//! [`Mail`].
 
 use std::future::poll_fn;
+use std::io;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use rustix::net::sockopt;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio_postgres::config::{SslMode, TargetSessionAttrs};
+use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::MakeTlsConnect;
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls};
+use tokio_postgres::{AsyncMessage, Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::fault;
 use super::mail::Mail;
+use super::refused;
 use super::schema::first_cell;
-use super::wire::{Socket, Wire};
+use super::wire::{Driven, Socket, Wire};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url};
 use crate::engines::remote::{Host, Login, Tls};
@@ -37,9 +41,28 @@ fn config_error(message: impl Into<String>) -> Error {
 /// How to connect.
 #[derive(Clone)]
 pub(super) struct Server {
+    /// Without the password.
     config: Config,
-    tls: Option<MakeRustlsConnect>,
+    login: Login,
+    tls: Option<Encryption>,
     pub(super) hosts: Vec<Host>,
+    /// How long one host may take: all of them fit into `connect_timeout`.
+    patience: Duration,
+}
+
+#[derive(Clone)]
+struct Encryption {
+    tls: Tls,
+    /// With the certificates as they were in the beginning.
+    connector: MakeRustlsConnect,
+}
+
+/// A connection that nobody drives yet, its socket, and which of the hosts it leads to.
+struct Dialled {
+    client: Client,
+    connection: Box<dyn Driven>,
+    socket: Socket,
+    at: usize,
 }
 
 impl Server {
@@ -60,15 +83,12 @@ impl Server {
         };
         let tls = match Tls::take(url, encrypted)? {
             None => None,
-            Some(tls) => Some(MakeRustlsConnect::new(tls.client_config()?)),
+            Some(tls) => Some(Encryption {
+                connector: MakeRustlsConnect::new(tls.client_config()?),
+                tls,
+            }),
         };
         let mut config = Config::new();
-        for host in &hosts {
-            config.host(&host.name).port(host.port);
-        }
-        if hosts.len() > 1 {
-            config.target_session_attrs(TargetSessionAttrs::ReadWrite);
-        }
         let database = url.path.trim_matches('/');
         if database.contains('/') {
             return Err(config_error(
@@ -81,22 +101,20 @@ impl Server {
         if let Some(user) = &login.user {
             config.user(user);
         }
-        if let Some(password) = &login.password {
-            config.password(password);
-        }
         config
             .application_name("palisade")
             .ssl_mode(match encrypted {
                 true => SslMode::Require,
                 false => SslMode::Disable,
-            })
-            .connect_timeout(settings.connect_timeout)
-            .tcp_user_timeout(UNACKNOWLEDGED)
-            .keepalives(true)
-            .keepalives_idle(IDLE)
-            .keepalives_interval(PROBE)
-            .keepalives_retries(PROBES);
-        Ok(Self { config, tls, hosts })
+            });
+        let count = u32::try_from(hosts.len()).unwrap_or(u32::MAX);
+        Ok(Self {
+            config,
+            login,
+            tls,
+            patience: settings.connect_timeout / count,
+            hosts,
+        })
     }
 
     /// Whether connections are encrypted.
@@ -115,79 +133,101 @@ impl Server {
     /// # Errors
     /// [`Kind::Unreachable`], [`Kind::Denied`] or [`Kind::Config`], as the server answers.
     pub(super) async fn connect(&self, mail: Arc<Mail>) -> Result<Client> {
-        match &self.tls {
-            None => {
-                let connected = self.config.connect(NoTls).await;
-                let (client, connection) = connected.map_err(fault::connecting)?;
-                drive(connection, mail);
-                Ok(client)
-            }
-            Some(tls) => {
-                let connected = self.config.connect(tls.clone()).await;
-                let (client, connection) = connected.map_err(fault::connecting)?;
-                drive(connection, mail);
-                Ok(client)
-            }
-        }
+        let dialled = self.dial_any(None).await?;
+        drive(dialled.connection, mail);
+        Ok(dialled.client)
     }
-}
 
-impl Server {
-    /// Connects to the first server that takes writes, or to the only one, with a connection that
-    /// can move between runtimes; and says which it is.
+    /// Connects with a connection that can move between runtimes, and says to which host.
+    /// `options` are settings for the session, as `-c name=value`.
     ///
     /// # Errors
     /// As [`Server::connect`].
-    pub(super) async fn connect_wire(&self, mail: Arc<Mail>) -> Result<(Client, Arc<Wire>, usize)> {
-        let mut last = None;
-        for at in 0..self.hosts.len() {
-            match self.connect_to(at, Arc::clone(&mail)).await {
-                Ok((client, wire)) => return Ok((client, wire, at)),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(|| config_error("no host is named")))
+    pub(super) async fn connect_wire(
+        &self,
+        mail: Arc<Mail>,
+        options: Option<&str>,
+    ) -> Result<(Client, Arc<Wire>, usize)> {
+        let dialled = self.dial_any(options).await?;
+        let wire = Wire::new(dialled.connection, dialled.socket, mail);
+        wire.settle_here();
+        Ok((dialled.client, wire, dialled.at))
     }
 
-    async fn connect_to(&self, at: usize, mail: Arc<Mail>) -> Result<(Client, Arc<Wire>)> {
-        let socket = Socket::new(self.dial(at).await?);
-        let stream = socket.clone();
-        let (client, wire) = match &self.tls {
-            None => {
-                let connected = self.config.connect_raw(stream, NoTls).await;
-                let (client, connection) = connected.map_err(fault::connecting)?;
-                (client, Wire::new(connection, socket, mail))
-            }
-            Some(tls) => {
-                let connected = self
-                    .config
-                    .connect_raw(stream, self.tls_for(tls, at)?)
-                    .await;
-                let (client, connection) = connected.map_err(fault::connecting)?;
-                (client, Wire::new(connection, socket, mail))
-            }
-        };
-        wire.settle_here();
-        if self.hosts.len() > 1 {
-            let asked = client.simple_query("SHOW transaction_read_only").await;
-            let rows = asked.map_err(|error| fault::reading("connect", &error))?;
-            if first_cell(&rows) != Some("off") {
-                let message = "none of the servers takes writes: all are standbys";
-                return Err(Error::new(Kind::Unreachable, "connect", message));
+    /// The first server that takes writes, or the only one.
+    async fn dial_any(&self, options: Option<&str>) -> Result<Dialled> {
+        let mut config = self.config.clone();
+        if let Some(password) = self.login.fresh()?.password {
+            config.password(password);
+        }
+        if let Some(options) = options {
+            config.options(options);
+        }
+        let tls = self.connector()?;
+        let mut told: Option<Error> = None;
+        for at in 0..self.hosts.len() {
+            let dialled = self.dial(at, &config, tls.as_ref());
+            let dialled = tokio::time::timeout(self.patience, dialled).await;
+            match dialled.unwrap_or_else(|_| Err(self.too_slow(at))) {
+                Ok(dialled) => return Ok(dialled),
+                // What is for people to mend is told rather than that another host is down.
+                Err(error) if told.as_ref().is_none_or(Error::is_transient) => told = Some(error),
+                Err(_) => {}
             }
         }
-        Ok((client, wire))
+        Err(told.unwrap_or_else(|| config_error("no host is named")))
+    }
+
+    fn too_slow(&self, at: usize) -> Error {
+        let message = format!(
+            "{} does not answer within {:?}",
+            self.hosts[at], self.patience
+        );
+        Error::new(Kind::Unreachable, "connect", message)
+    }
+
+    async fn dial(
+        &self,
+        at: usize,
+        config: &Config,
+        tls: Option<&MakeRustlsConnect>,
+    ) -> Result<Dialled> {
+        let host = &self.hosts[at];
+        let socket = Socket::new(self.open(at).await?);
+        let stream = socket.clone();
+        let failed = |error| refused::why(host, error);
+        let (client, mut connection): (Client, Box<dyn Driven>) = match tls {
+            None => {
+                let connected = config.connect_raw(stream, NoTls).await;
+                let (client, connection) = connected.map_err(failed)?;
+                (client, Box::new(connection))
+            }
+            Some(tls) => {
+                let tls = self.tls_for(tls, at)?;
+                let connected = config.connect_raw(stream, tls).await;
+                let (client, connection) = connected.map_err(failed)?;
+                (client, Box::new(connection))
+            }
+        };
+        if self.hosts.len() > 1 && !takes_writes(&client, &mut *connection).await? {
+            let message = format!("{host} takes no writes: it is a standby");
+            return Err(Error::new(Kind::Unreachable, "connect", message));
+        }
+        Ok(Dialled {
+            client,
+            connection,
+            socket,
+            at,
+        })
     }
 
     /// A socket to a server, with the timeouts of every connection of ours.
-    async fn dial(&self, at: usize) -> Result<TcpStream> {
-        let failed = |error: std::io::Error| {
-            let message = "the server can't be reached";
-            Error::new(Kind::Unreachable, "connect", message).because(error)
-        };
+    async fn open(&self, at: usize) -> Result<TcpStream> {
         let host = &self.hosts[at];
-        let stream = TcpStream::connect((host.name.as_str(), host.port)).await;
-        let stream = stream.map_err(failed)?;
+        let failed = |error: io::Error| refused::unreachable(host, &error);
+        let found = tokio::net::lookup_host((host.name.as_str(), host.port)).await;
+        let addresses: Vec<_> = found.map_err(|_| refused::unknown(host))?.collect();
+        let stream = TcpStream::connect(&*addresses).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         let millis = u32::try_from(UNACKNOWLEDGED.as_millis()).unwrap_or(u32::MAX);
         sockopt::set_socket_keepalive(&stream, true)
@@ -197,6 +237,19 @@ impl Server {
             .and_then(|()| sockopt::set_tcp_user_timeout(&stream, millis))
             .map_err(|error| failed(error.into()))?;
         Ok(stream)
+    }
+
+    /// With the certificates as their files have them now.
+    fn connector(&self) -> Result<Option<MakeRustlsConnect>> {
+        let Some(Encryption { tls, connector }) = &self.tls else {
+            return Ok(None);
+        };
+        // The system's authorities are many, and read once.
+        if tls.ca.is_none() && tls.identity.is_none() {
+            return Ok(Some(connector.clone()));
+        }
+        let fresh = tls.fresh()?.client_config()?;
+        Ok(Some(MakeRustlsConnect::new(fresh)))
     }
 
     fn tls_for(
@@ -215,16 +268,15 @@ impl Server {
     /// As connecting.
     pub(super) async fn cancel(&self, client: &Client, at: usize) -> Result<()> {
         let cancel = client.cancel_token();
-        let socket = Socket::new(self.dial(at).await?);
-        match &self.tls {
+        let socket = Socket::new(self.open(at).await?);
+        let cancelled = match self.connector()? {
             None => cancel.cancel_query_raw(socket, NoTls).await,
             Some(tls) => {
-                cancel
-                    .cancel_query_raw(socket, self.tls_for(tls, at)?)
-                    .await
+                let tls = self.tls_for(&tls, at)?;
+                cancel.cancel_query_raw(socket, tls).await
             }
-        }
-        .map_err(fault::connecting)
+        };
+        cancelled.map_err(|error| refused::why(&self.hosts[at], error))
     }
 }
 
@@ -234,16 +286,35 @@ fn has_certificates(url: &Url) -> bool {
         .any(|option| url.has(option))
 }
 
+/// Asks a fresh connection, which nobody drives yet.
+async fn takes_writes(client: &Client, connection: &mut dyn Driven) -> Result<bool> {
+    let ended = poll_fn(|cx| {
+        loop {
+            match connection.poll(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
+            }
+        }
+    });
+    let asked = client.simple_query("SHOW transaction_read_only");
+    let rows = tokio::select! {
+        biased;
+        rows = asked => rows.map_err(|error| fault::reading("connect", &error))?,
+        () = ended => {
+            let message = "the server ended the connection at once";
+            return Err(Error::new(Kind::Unreachable, "connect", message));
+        }
+    };
+    Ok(first_cell(&rows) == Some("off"))
+}
+
 /// Drives a connection and delivers its mail.
-fn drive<S, T>(mut connection: Connection<S, T>, mail: Arc<Mail>)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+fn drive(mut connection: Box<dyn Driven>, mail: Arc<Mail>) {
     tokio::spawn(async move {
         // However this ends, a runtime that is shut down included, whoever waits is told.
         let _end = mail.end_when_dropped();
-        while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
+        while let Some(Ok(message)) = poll_fn(|cx| connection.poll(cx)).await {
             if let AsyncMessage::Notification(notification) = message {
                 mail.deliver(notification.payload());
             }

@@ -27,7 +27,7 @@ fn failed(error: tokio_postgres::Error) -> Error {
 /// As opening the engine.
 pub(super) async fn open(mut url: Url, settings: Settings) -> Result<Arc<dyn Baseline>> {
     let server = Server::take(&mut url, &settings)?;
-    for option in ["key", "pooler", "schema"] {
+    for option in ["key", "max_connections", "pooler", "schema"] {
         url.take(option);
     }
     url.finish(OPTIONS)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::key::Key;
 use super::own::Own;
@@ -30,6 +30,8 @@ pub(super) struct Chair {
     waited: Mutex<BootTime>,
     /// Until when a claim that waits is wanted.
     wanted: Mutex<BootTime>,
+    /// Its part of `max_connections`.
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Chair {
@@ -37,7 +39,7 @@ impl Chair {
     pub(super) fn new(
         claim: Arc<Claim>,
         key: Key,
-        own: Arc<Own>,
+        (own, permit): (Arc<Own>, OwnedSemaphorePermit),
         place: Place,
         sent: BootTime,
     ) -> Arc<Self> {
@@ -51,6 +53,7 @@ impl Chair {
             since: Mutex::new(BootTime::now()),
             waited: Mutex::new(sent),
             wanted: Mutex::new(BootTime::now() + claim.ttl),
+            _permit: permit,
             claim,
         })
     }

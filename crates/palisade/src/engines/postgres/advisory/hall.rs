@@ -1,6 +1,9 @@
 //! `Hall`: the claims of one client, its connections, and where these live.
 //!
-//! Each claim has a connection to itself; one that is free again is used for the next claim.
+//! Each claim has a connection to itself; one that is free again is used for the next claim. There
+//! are at most `max_connections` of them: whoever comes when all are in use waits for one, in
+//! turn, and is told after a request's time. What is asked for no claim is asked on one connection
+//! per runtime beside them, many questions at once.
 //! Whatever must go on while the caller's runtime is blocked is done at home: in the keeper's.
 
 use std::collections::HashMap;
@@ -10,11 +13,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::broadcast;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
 use super::super::fault;
-use super::super::mail::{Heard, Mail};
-use super::super::pooler::{self, Between};
+use super::super::mail::Heard;
 use super::super::schema::Schema;
 use super::super::server::Server;
 use super::chair::Chair;
@@ -26,11 +28,12 @@ use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Place};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::Settings;
+use crate::engines::remote::{Link, Links, timed};
 
-/// How many free connections are kept for the next claims, and how many for a moment: whoever
-/// takes many locks at once takes them again.
+/// How many free connections are kept for the next claims, and for how long the others are:
+/// whoever takes many locks at once takes them again, and a connection costs far more than a lock.
 const SPARE: usize = 2;
-const BURST: usize = 64;
+const LINGER: Duration = Duration::from_secs(3);
 
 /// How long a claim that was left before it arrived is remembered. Only this client enters its
 /// claims, and a request of ours can't be under way for longer.
@@ -55,44 +58,84 @@ pub(super) struct Hall {
     pub(super) namespace: String,
     pub(super) timeout: Duration,
     connect_timeout: Duration,
-    statements: Arc<Statements>,
-    /// Known not to be a pooler.
-    direct: AtomicBool,
-    /// The schema is there.
-    ready: AtomicBool,
+    connector: Connector,
+    /// One for each connection that a claim has.
+    places: Arc<Semaphore>,
+    max_connections: usize,
+    /// For questions that are no claim's.
+    desks: Links<Arc<Own>>,
     /// The keeper's runtime.
     home: Mutex<Option<Handle>>,
     spare: Mutex<Spares>,
     chairs: Mutex<HashMap<ClaimId, Arc<Chair>>>,
     departed: Mutex<HashMap<ClaimId, BootTime>>,
     /// When something was sent that the server has answered, for those who wait.
-    pub(super) answered: tokio::sync::Mutex<BootTime>,
+    pub(super) answered: Mutex<BootTime>,
     pub(super) alarms: broadcast::Sender<Alarm>,
 }
 
+/// How a session is made.
+#[derive(Clone)]
+struct Connector {
+    server: Server,
+    schema: Schema,
+    statements: Arc<Statements>,
+    /// Nothing takes sessions apart: it was said so.
+    trusted: bool,
+    /// The schema is there.
+    ready: Arc<AtomicBool>,
+}
+
+impl Connector {
+    async fn connect(&self) -> Result<Arc<Own>> {
+        let own = Own::connect(&self.server, &self.statements, self.trusted).await?;
+        if !self.ready.load(Ordering::Relaxed) {
+            self.schema.ensure(&own.client).await?;
+            self.ready.store(true, Ordering::Relaxed);
+        }
+        Ok(Arc::new(own))
+    }
+}
+
+/// How a hall is set up.
+pub(super) struct Plan {
+    pub(super) server: Server,
+    pub(super) schema: Schema,
+    pub(super) keys: Keys,
+    /// Nothing takes sessions apart: it was said so.
+    pub(super) trusted: bool,
+    pub(super) max_connections: usize,
+}
+
 impl Hall {
-    pub(super) fn new(
-        server: Server,
-        schema: Schema,
-        keys: Keys,
-        between: Option<Between>,
-        settings: &Settings,
-    ) -> Self {
+    pub(super) fn new(plan: Plan, settings: &Settings) -> Self {
+        let connector = Connector {
+            server: plan.server.clone(),
+            schema: plan.schema.clone(),
+            statements: Arc::new(Statements::new(plan.schema.quoted(), plan.keys.sql())),
+            trusted: plan.trusted,
+            ready: Arc::default(),
+        };
+        let desk = connector.clone();
         Self {
-            statements: Arc::new(Statements::new(schema.quoted(), keys.sql())),
-            server,
-            schema,
-            keys,
+            server: plan.server,
+            schema: plan.schema,
+            keys: plan.keys,
             namespace: settings.namespace.clone(),
             timeout: settings.timeout,
             connect_timeout: settings.connect_timeout,
-            direct: AtomicBool::new(between == Some(Between::Nothing)),
-            ready: AtomicBool::new(false),
+            connector,
+            places: Arc::new(Semaphore::new(plan.max_connections)),
+            max_connections: plan.max_connections,
+            desks: Links::new(settings.connect_timeout, move || {
+                let desk = desk.clone();
+                Box::pin(async move { desk.connect().await })
+            }),
             home: Mutex::default(),
             spare: Mutex::default(),
             chairs: Mutex::default(),
             departed: Mutex::default(),
-            answered: tokio::sync::Mutex::new(BootTime::PAST),
+            answered: Mutex::new(BootTime::PAST),
             alarms: broadcast::channel(256).0,
         }
     }
@@ -108,10 +151,28 @@ impl Hall {
         home.unwrap_or_else(Handle::current)
     }
 
+    /// The right to one more connection for a claim.
+    ///
+    /// # Errors
+    /// [`Kind::Unreachable`], not applied, when none is given back in time.
+    pub(super) async fn place(&self) -> Result<OwnedSemaphorePermit> {
+        let place = Arc::clone(&self.places).acquire_owned();
+        match tokio::time::timeout(self.timeout, place).await {
+            Ok(Ok(place)) => Ok(place),
+            _ => {
+                let message = format!(
+                    "all {} connections of this client are in use: each lock that is held or waited for has one; raise max_connections=, or use postgres:// for many locks",
+                    self.max_connections
+                );
+                Err(Error::new(Kind::Unreachable, "enter", message))
+            }
+        }
+    }
+
     /// A connection that no claim has.
     ///
     /// # Errors
-    /// As connecting, not applied; [`Kind::Unsupported`] behind a transaction pooler.
+    /// As connecting, not applied; [`Kind::Unsupported`] behind a pooler.
     pub(super) async fn connection(self: &Arc<Self>) -> Result<Arc<Own>> {
         while let Some((own, since)) = self.spare.lock().free.pop() {
             if !own.client.is_closed() && !own.usable_until(since).has_passed() {
@@ -119,28 +180,50 @@ impl Hall {
             }
         }
         let limit = self.connect_timeout;
-        let connected = tokio::time::timeout(limit, self.connect()).await;
-        connected.unwrap_or_else(|_| {
+        let connected = tokio::time::timeout(limit, self.connector.connect()).await;
+        let own = connected.unwrap_or_else(|_| {
             let message = format!("no connection within {limit:?}");
             Err(Error::new(Kind::Unreachable, "connect", message))
-        })
-    }
-
-    async fn connect(self: &Arc<Self>) -> Result<Arc<Own>> {
-        let mail = Arc::new(Mail::default());
-        let (client, wire, at) = self.server.connect_wire(Arc::clone(&mail)).await?;
-        if !self.direct.load(Ordering::Relaxed) {
-            refuse_pooler(pooler::probe(&self.server, &client).await?)?;
-            self.direct.store(true, Ordering::Relaxed);
-        }
-        if !self.ready.load(Ordering::Relaxed) {
-            self.schema.ensure(&client).await?;
-            self.ready.store(true, Ordering::Relaxed);
-        }
-        let own = Own::begin(client, wire, mail, Arc::clone(&self.statements), at).await?;
-        let own = Arc::new(own);
+        })?;
         self.watch_over(&own);
         Ok(own)
+    }
+
+    /// The connection of this runtime for questions that are no claim's.
+    ///
+    /// # Errors
+    /// As connecting.
+    pub(super) async fn desk(&self) -> Result<Link<Arc<Own>>> {
+        let desk = self.desks.get().await?;
+        if !desk.connection.client.is_closed() {
+            return Ok(desk);
+        }
+        self.desks.broken(&desk).await;
+        self.desks.get().await
+    }
+
+    /// Waits for the answer to a question that was asked at `desk`; a desk that is late is given
+    /// up, since another costs little.
+    ///
+    /// # Errors
+    /// [`Kind::Unreachable`], maybe applied; what the server refuses.
+    pub(super) async fn answer<T>(
+        &self,
+        operation: &'static str,
+        limit: Duration,
+        desk: &Link<Arc<Own>>,
+        asked: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<T> {
+        let answer = match timed(operation, limit, asked).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) if !desk.connection.client.is_closed() => {
+                return Err(failed(operation, &error));
+            }
+            Ok(Err(error)) => Err(failed(operation, &error)),
+            Err(late) => Err(late),
+        };
+        self.desks.broken(desk).await;
+        answer
     }
 
     /// Passes on what is said on a connection, its end and evictions: at home, for the keeper.
@@ -162,6 +245,7 @@ impl Hall {
                     Ok(Heard::End) | Err(_) => {
                         if let Some(chair) = chair {
                             chair.place.send_replace(Place::Gone);
+                            hall.unseat(chair.claim.id, 0);
                             hall.alarm(chair.claim.id);
                         }
                         return;
@@ -183,10 +267,10 @@ impl Hall {
 
     /// Keeps a connection whose lock is given back for the next claim.
     pub(super) fn spare(self: &Arc<Self>, own: Arc<Own>) {
-        let mut spare = self.spare.lock();
-        if spare.free.len() >= BURST || own.client.is_closed() {
+        if own.client.is_closed() {
             return;
         }
+        let mut spare = self.spare.lock();
         spare.free.push((own, BootTime::now()));
         if !std::mem::replace(&mut spare.tidied, true) {
             let hall = Arc::downgrade(self);
@@ -202,33 +286,36 @@ impl Hall {
         }
     }
 
-    /// Ends free sessions that nobody has taken for a while if there are many, and lets the
-    /// others rest; says whether there is more to do.
+    /// Ends free sessions that nobody has taken for a while, but for a few, and lets these rest;
+    /// says whether there is more to do.
     async fn tidy(&self) -> bool {
-        let restless =
-            |(own, since): &(Arc<Own>, BootTime)| own.usable_until(*since) < BootTime::NEVER;
+        let restless = |own: &Own, since| own.usable_until(since) < BootTime::NEVER;
         loop {
-            let (own, _) = {
+            let own = {
                 let mut spare = self.spare.lock();
-                let many = spare.free.len() > SPARE;
-                let due = |free: &(Arc<Own>, BootTime)| {
-                    (free.1 + TIDY).has_passed() && (many || restless(free))
+                // The last ones are taken first.
+                let mut index = 0;
+                spare.free.retain(|(own, since)| {
+                    index += 1;
+                    index <= SPARE || !(*since + LINGER).min(own.usable_until(*since)).has_passed()
+                });
+                let due = |(own, since): &(Arc<Own>, BootTime)| {
+                    restless(own, *since) && (*since + TIDY).has_passed()
                 };
-                let Some(at) = spare.free.iter().position(due) else {
-                    spare.tidied = many || spare.free.iter().any(restless);
-                    return spare.tidied;
-                };
-                let free = spare.free.remove(at);
-                if many {
-                    continue;
+                match spare.free.iter().take(SPARE).position(due) {
+                    Some(at) => spare.free.remove(at).0,
+                    None => {
+                        let all = &spare.free;
+                        spare.tidied = all.len() > SPARE
+                            || all.iter().any(|(own, since)| restless(own, *since));
+                        return spare.tidied;
+                    }
                 }
-                free
             };
             // One that does not answer is dropped.
             let rests = tokio::time::timeout(self.timeout, own.rest()).await;
-            let mut spare = self.spare.lock();
-            if matches!(rests, Ok(Ok(()))) && spare.free.len() < SPARE {
-                spare.free.push((own, BootTime::now()));
+            if matches!(rests, Ok(Ok(()))) {
+                self.spare.lock().free.insert(0, (own, BootTime::now()));
             }
         }
     }
@@ -272,19 +359,8 @@ impl Hall {
 
     pub(super) fn close(&self) {
         self.spare.lock().free.clear();
+        self.desks.close();
         self.chairs.lock().clear();
-    }
-}
-
-/// Session locks can't work where sessions are taken apart.
-fn refuse_pooler(between: Between) -> Result<()> {
-    match between {
-        Between::Nothing => Ok(()),
-        Between::Pooler => Err(Error::new(
-            Kind::Unsupported,
-            "connect",
-            "a transaction pooler stands in between, and advisory locks belong to sessions; name the server itself, or use postgres://",
-        )),
     }
 }
 

@@ -114,6 +114,14 @@ impl Keys {
         }
     }
 
+    /// The number as `pg_locks` and SQL know it; where the server makes it, the expression.
+    pub(super) fn shown(&self, name: &Name) -> Option<String> {
+        match self.of(name).ok()? {
+            Key::Number(number) => Some(number.to_string()),
+            Key::Text(text) => Some(format!("hashtext('{}')", text.replace('\'', "''"))),
+        }
+    }
+
     /// The expression that makes a bigint of a key, as the first parameter, and its type.
     pub(super) fn sql(&self) -> (&'static str, Type) {
         match self.derivation {

@@ -25,12 +25,12 @@ use tokio::sync::broadcast::error::RecvError;
 
 pub(crate) use offer::OFFER;
 
-use self::hall::Hall;
+use self::hall::{Hall, Plan};
 use self::key::Keys;
-use self::offer::{CAPABILITY, OPTIONS};
+use self::offer::{CAPABILITY, MAX_CONNECTIONS, OPTIONS};
 use self::scribe::Scribe;
 use self::verbs::Locks;
-use super::pooler::Between;
+use super::pooler::{Between, no_session_locks};
 use super::schema::Schema;
 use super::server::Server;
 use crate::core::capability::Capability;
@@ -61,13 +61,27 @@ pub fn open(mut url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
     let keys = Keys::new(url.take("key").as_deref(), &settings.namespace)?;
     let between = Between::take(&mut url)?;
     if between == Some(Between::Pooler) {
-        let message = "advisory locks belong to sessions and can't pass a transaction pooler; name the server itself, or use postgres://";
-        return Err(Error::new(Kind::Unsupported, "connect", message));
+        return Err(no_session_locks("connect"));
     }
+    let max_connections = match url.take("max_connections").map(|text| text.parse()) {
+        None => MAX_CONNECTIONS,
+        Some(Ok(count @ 1..=10_000)) => count,
+        Some(_) => {
+            let message = "option max_connections must be a whole number, 1 to 10000";
+            return Err(Error::new(Kind::Config, "connect", message));
+        }
+    };
     let server = Server::take(&mut url, settings)?;
     url.finish(OPTIONS)?;
     let shown = server.shown(&url.scheme);
-    let hall = Arc::new(Hall::new(server, schema, keys, between, settings));
+    let plan = Plan {
+        server,
+        schema,
+        keys,
+        trusted: between == Some(Between::Nothing),
+        max_connections,
+    };
+    let hall = Arc::new(Hall::new(plan, settings));
     let scribe = Arc::new(Scribe::default());
     Ok(Arc::new(AdvisoryEngine {
         locks: Locks { hall, scribe },
@@ -100,9 +114,9 @@ impl Engine for AdvisoryEngine {
         Box::pin(async move { locks.wait(&ticket, until).await })
     }
 
-    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
         let locks = self.locks.clone();
-        Box::pin(async move { locks.prolong(leases).await })
+        Box::pin(async move { locks.prolong(leases, within).await })
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
@@ -175,8 +189,8 @@ impl Engine for AdvisoryEngine {
         Box::pin(async move { locks.check().await })
     }
 
-    fn key(&self, _ticket: &Ticket) -> Option<String> {
-        None
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        self.locks.hall.keys.shown(&ticket.name)
     }
 
     fn close(&self) -> BoxFuture<()> {

@@ -8,6 +8,7 @@ use crate::core::card::{Card, Offer};
 /// The engine's own options.
 pub(super) const OPTIONS: &[&str] = &[
     "key",
+    "max_connections",
     "password_file",
     "pooler",
     "schema",
@@ -17,6 +18,10 @@ pub(super) const OPTIONS: &[&str] = &[
     "tls_key",
     "user",
 ];
+
+/// How many connections claims have at most: a good part of what a server gives by default (100),
+/// and not all of it.
+pub(super) const MAX_CONNECTIONS: usize = 50;
 
 pub(super) const CAPABILITY: Capability = Capability {
     class: Class::B,
@@ -43,7 +48,7 @@ pub(crate) const OFFER: Offer = Offer {
     card: Card {
         name: "postgres+advisory",
         schemes: &["postgres+advisory", "postgresql+advisory"],
-        needs: "a PostgreSQL server, 14 or newer, with no transaction pooler in between",
+        needs: "a PostgreSQL server, 14 or newer, with no pooler in between",
         example: "postgres+advisory://user@localhost/database",
         capability: CAPABILITY,
         options: OPTIONS,

@@ -15,10 +15,12 @@ use tokio_postgres::{Client, Row, Statement};
 
 use super::super::fault::{self, STANDBY};
 use super::super::mail::Mail;
+use super::super::pooler::{announced, no_session_locks};
 use super::super::schema::first_cell;
+use super::super::server::Server;
 use super::super::wire::Wire;
 use super::key::Key;
-use super::statement::{Statements, TIMELINE, VERBS, Verb};
+use super::statement::{AWAY, Statements, TIMELINE, VERBS, Verb};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, Kind, Result};
 
@@ -53,53 +55,81 @@ pub(super) enum Beat {
     Alive,
     /// The server is a standby, or has another history than the one we locked in.
     Moved,
+    /// Another session answered than the one we locked in.
+    Away,
+}
+
+/// What became of an attempt to take a lock.
+pub(super) enum Taken {
+    Token(u64),
+    Busy,
+    /// Another session answered than the one that was asked; nothing was done there.
+    Away,
 }
 
 impl Own {
-    /// Sets a fresh session up.
+    /// Connects, and makes sure that the session is ours alone before anything is set in it.
+    ///
+    /// Two things prove it. The process that serves us is the one that was announced, which a
+    /// pooler makes up. And the session knows a random setting of the connection's first packet,
+    /// which poolers refuse, drop, or give to no session that exists. `trusted` asks for no proof:
+    /// it was said that a session stays a session.
     ///
     /// # Errors
-    /// What the server refuses.
-    pub(super) async fn begin(
-        client: Client,
-        wire: Arc<Wire>,
-        mail: Arc<Mail>,
-        statements: Arc<Statements>,
-        at: usize,
+    /// As connecting; [`Kind::Unsupported`] behind a pooler; what the server refuses.
+    pub(super) async fn connect(
+        server: &Server,
+        statements: &Arc<Statements>,
+        trusted: bool,
     ) -> Result<Self> {
-        // 6 s of silence and then a probe every 2 s: given up after 12 to 14 s.
-        let setup = "SET statement_timeout = 0; SET lock_timeout = 0; \
-             SET tcp_keepalives_idle = 6; SET tcp_keepalives_interval = 2; \
-             SET tcp_keepalives_count = 3; SET tcp_user_timeout = 12000; \
-             SELECT pg_backend_pid() || ' ' || current_setting('server_version_num') || ' ' || ";
+        let mail = Arc::new(Mail::default());
+        let proof = format!("{:032x}", rand::random::<u128>());
+        let options = format!("-c palisade.session={proof}");
+        let options = (!trusted).then_some(options.as_str());
+        let (client, wire, at) = server.connect_wire(Arc::clone(&mail), options).await?;
+        let look = "SELECT pg_backend_pid() || ' ' || current_setting('server_version_num') || ' ' \
+             || coalesce(current_setting('palisade.session', true), '') || ' ' || ";
         let failed = |error: tokio_postgres::Error| fault::reading("connect", &error);
-        let setup = format!("{setup}{TIMELINE}");
-        let rows = client.simple_query(&setup).await.map_err(failed)?;
+        let rows = client.simple_query(&format!("{look}{TIMELINE}")).await;
+        let rows = rows.map_err(failed)?;
         let Some(cell) = first_cell(&rows) else {
             return fault::unreadable("connect");
         };
-        let mut words = cell.splitn(3, ' ').map(str::to_owned);
+        let mut words = cell.splitn(4, ' ');
         let mut word = || words.next().unwrap_or_default();
         let (Ok(pid), Ok(version)) = (word().parse::<i32>(), word().parse::<u32>()) else {
             return fault::unreadable("connect");
         };
-        let timeline = word();
+        let proven = word() == proof && announced(&client) == Some(pid);
+        if !proven && !trusted {
+            return Err(no_session_locks("connect"));
+        }
+        let timeline = word().to_owned();
         if timeline.is_empty() {
             return Err(Error::new(Kind::Unreachable, "connect", STANDBY));
         }
-        let mut listen = format!("LISTEN palisade_pid_{pid}");
+        // 6 s of silence and then a probe every 2 s: given up after 12 to 14 s. A token that was
+        // told must outlive a crash of the server.
+        let mut setup = format!(
+            "SET statement_timeout = 0; SET lock_timeout = 0; \
+             SET tcp_keepalives_idle = 6; SET tcp_keepalives_interval = 2; \
+             SET tcp_keepalives_count = 3; SET tcp_user_timeout = 12000; \
+             SELECT set_config('synchronous_commit', 'on', false) \
+             WHERE current_setting('synchronous_commit') = 'off'; \
+             LISTEN palisade_pid_{pid}"
+        );
         if version >= 140_000 {
             // While a statement waits for the lock, the server looks whether we are still there.
-            listen.push_str("; SET client_connection_check_interval = 2000");
+            setup.push_str("; SET client_connection_check_interval = 2000");
         }
-        client.batch_execute(&listen).await.map_err(failed)?;
+        client.batch_execute(&setup).await.map_err(failed)?;
         Ok(Self {
             client,
             wire,
             mail,
             pid,
             at,
-            statements,
+            statements: Arc::clone(statements),
             prepared: Default::default(),
             timeline,
             idle: match version >= 140_000 {
@@ -145,7 +175,7 @@ impl Own {
         let statement = match cell.get() {
             Some(statement) => statement,
             None => {
-                let (sql, types) = self.statements.of(verb, self.idle);
+                let (sql, types) = self.statements.of(verb, self.idle, self.pid);
                 let prepare = || self.client.prepare_typed(&sql, &types);
                 cell.get_or_try_init(prepare).await?
             }
@@ -159,14 +189,14 @@ impl Own {
         &self.client
     }
 
-    /// Takes the lock `key`, or waits for it; `None` when it is busy, and when the server's
-    /// history is another one afterwards.
+    /// Takes the lock `key`, or waits for it; busy also when the server's history is another one
+    /// afterwards.
     pub(super) async fn take(
         &self,
         verb: Verb,
         key: &Key,
         ttl: Duration,
-    ) -> Result<Option<u64>, tokio_postgres::Error> {
+    ) -> Result<Taken, tokio_postgres::Error> {
         let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
         let rows = match self.rests.load(Ordering::Relaxed) == millis && !verb.waits() {
             true => self.ask(verb, &[key.sql()]).await?,
@@ -175,19 +205,27 @@ impl Own {
                 self.ask(verb.setting(), &[key.sql(), &idle]).await?
             }
         };
-        self.rests.store(millis, Ordering::Relaxed);
         let Some(row) = rows.first() else {
-            return Ok(None);
+            return Ok(Taken::Busy);
         };
-        if verb.waits() && row.try_get::<_, &str>(2)? != self.timeline {
-            return Ok(None);
-        }
         let token: Option<i64> = row.try_get(0)?;
-        Ok(token.map(i64::unsigned_abs))
+        if token == Some(AWAY) {
+            return Ok(Taken::Away);
+        }
+        self.rests.store(millis, Ordering::Relaxed);
+        if verb.waits() && row.try_get::<_, &str>(2)? != self.timeline {
+            return Ok(Taken::Busy);
+        }
+        Ok(token.map_or(Taken::Busy, |token| Taken::Token(token.unsigned_abs())))
     }
 
-    /// Gives the lock `key` back, and the name of who had it; `false` when it was not ours.
-    pub(super) async fn give(&self, verb: Verb, key: &Key) -> Result<bool, tokio_postgres::Error> {
+    /// Gives the lock `key` back, and the name of who had it; `false` when it was not ours, and
+    /// `None` when another session answered.
+    pub(super) async fn give(
+        &self,
+        verb: Verb,
+        key: &Key,
+    ) -> Result<Option<bool>, tokio_postgres::Error> {
         let _turn = self.turn.lock().await;
         let verb = match self.named.load(Ordering::Relaxed) {
             true => verb.setting(),
@@ -195,7 +233,7 @@ impl Own {
         };
         let rows = self.ask(verb, &[key.sql()]).await?;
         self.named.store(false, Ordering::Relaxed);
-        yes(&rows)
+        answer(&rows)
     }
 
     /// Writes down who has the lock, and calls the session after it. Only in one's [`Own::turn`].
@@ -228,33 +266,33 @@ impl Own {
         rows.iter().map(|row| row.try_get(0)).collect()
     }
 
-    /// Asks for yes or no.
+    /// Asks for yes or no; `None` when another session answered.
     pub(super) async fn whether(
         &self,
         verb: Verb,
         key: &Key,
-    ) -> Result<bool, tokio_postgres::Error> {
-        yes(&self.ask(verb, &[key.sql()]).await?)
+    ) -> Result<Option<bool>, tokio_postgres::Error> {
+        answer(&self.ask(verb, &[key.sql()]).await?)
     }
 
     /// Begins the session's idle time anew.
     pub(super) async fn beat(&self) -> Result<Beat, tokio_postgres::Error> {
         let rows = self.ask_from_afar(Verb::Beat, &[]).await?;
-        let timeline: &str = match rows.first() {
+        let timeline: Option<&str> = match rows.first() {
             Some(row) => row.try_get(0)?,
-            None => "",
+            None => None,
         };
-        match timeline == self.timeline && !timeline.is_empty() {
-            true => Ok(Beat::Alive),
-            false => Ok(Beat::Moved),
-        }
+        Ok(match timeline {
+            Some(timeline) if timeline == self.timeline => Beat::Alive,
+            Some(_) => Beat::Moved,
+            None => Beat::Away,
+        })
     }
 }
 
-fn yes(rows: &[Row]) -> Result<bool, tokio_postgres::Error> {
-    let yes: Option<bool> = match rows.first() {
-        Some(row) => row.try_get(0)?,
-        None => None,
-    };
-    Ok(yes == Some(true))
+fn answer(rows: &[Row]) -> Result<Option<bool>, tokio_postgres::Error> {
+    match rows.first() {
+        Some(row) => row.try_get(0),
+        None => Ok(None),
+    }
 }

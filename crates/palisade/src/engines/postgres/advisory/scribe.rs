@@ -1,7 +1,7 @@
 //! `Scribe`: writes down who holds, for people, without delaying anyone.
 //!
-//! A lock that is given back at once is never written down; one that is kept is, a few
-//! milliseconds after its grant, on its own connection. Nothing is decided by the record.
+//! A lock that is given back soon is never written down; one that is kept is, a moment after its
+//! grant, on its own connection. Nothing is decided by the record.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -15,8 +15,9 @@ use super::statement::NAMELESS;
 use crate::core::engine::Place;
 use crate::core::error::Result;
 
-/// Long enough that a quick lock and unlock is over, short enough that nobody misses it.
-const DELAY: Duration = Duration::from_millis(3);
+/// Long enough that a quick lock and unlock is over, also on a busy server: whoever unlocks waits
+/// until the record is written. Short enough that nobody misses it.
+const DELAY: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
 pub(super) struct Scribe {
@@ -34,7 +35,7 @@ impl Scribe {
         let (scribe, hall_of) = (Arc::clone(self), Arc::downgrade(hall));
         hall.home().spawn(async move {
             loop {
-                tokio::time::sleep(DELAY).await;
+                tokio::time::sleep(DELAY / 5).await;
                 let fresh = std::mem::take(&mut *scribe.fresh.lock());
                 let Some(hall) = hall_of.upgrade() else {
                     return;

@@ -29,11 +29,12 @@ const HELD: &str = "SELECT l.pid, l.mode, a.application_name, s.claim, s.name, s
     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted \
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
       AND CASE WHEN $1 IS NULL THEN s.namespace = $2::text AND starts_with(s.name, $3::text) \
+            OR s.claim IS NULL AND a.application_name = 'palisade' \
           ELSE (l.classid::bigint << 32 | l.objid::bigint) = @key@ END";
 
-/// How long the scribe of another client takes, and how long one may take that has little of the
-/// processor; longer only if its process is stopped.
-const SCRIBE: Duration = Duration::from_millis(4);
+/// How often to look whether the scribe of another client is done, and how long one may take that
+/// has little of the processor; longer only if its process is stopped.
+const SCRIBE: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Locks {
@@ -45,6 +46,10 @@ impl Locks {
             let Ok((name, claim)) = shown else {
                 return super::super::fault::unreadable("survey");
             };
+            // Nobody has written down what it is about.
+            if name.is_empty() {
+                continue;
+            }
             let at = lines.iter().position(|line| line.name == name);
             let at = at.unwrap_or_else(|| {
                 lines.push(LineReport {
@@ -68,20 +73,21 @@ impl Locks {
         Ok(lines)
     }
 
-    /// The rows, once the scribes of others have written down what was granted just now.
+    /// The rows, once the scribes of others have written down what was granted before.
     async fn rows(&self, scope: &Scope) -> Result<Vec<Row>> {
         let mut rows = self.look(scope).await?;
         let end = BootTime::now() + PATIENCE;
-        while !end.has_passed() {
-            let fresh = |row: &Row| {
-                let shown: Option<&str> = row.try_get(2).ok();
-                let written: Option<&str> = row.try_get(3).ok().flatten();
-                let ours = row.try_get(0).is_ok_and(|pid| self.chair_at(pid).is_some());
-                !ours && written.is_none() && shown.is_some_and(is_ours)
-            };
-            if !rows.iter().any(fresh) {
-                break;
-            }
+        let fresh = |row: &Row| {
+            let shown: Option<&str> = row.try_get(2).ok();
+            let written: Option<&str> = row.try_get(3).ok().flatten();
+            let pid: i32 = row.try_get(0).ok()?;
+            let ours = self.chair_at(pid).is_some();
+            (!ours && written.is_none() && shown.is_some_and(is_ours)).then_some(pid)
+        };
+        // What is granted meanwhile is news for the next survey.
+        let first: Vec<i32> = rows.iter().filter_map(fresh).collect();
+        let still = |row: &Row| fresh(row).is_some_and(|pid| first.contains(&pid));
+        while rows.iter().any(still) && !end.has_passed() {
             tokio::time::sleep(SCRIBE).await;
             rows = self.look(scope).await?;
         }
@@ -104,30 +110,19 @@ impl Locks {
         let sql = HELD
             .replace("@schema@", &hall.schema.quoted())
             .replace("@key@", expression);
-        let own = hall.connection().await?;
+        let desk = hall.desk().await?;
         let key: &(dyn ToSql + Sync) = match &key {
             Some(key) => key.sql(),
             None if kind == Type::INT8 => &None::<i64>,
             None => &None::<String>,
         };
-        let types = [kind, Type::TEXT, Type::TEXT];
-        let statement = timed(
-            "survey",
-            hall.timeout,
-            own.here().prepare_typed(&sql, &types),
-        )
-        .await?;
-        let statement = statement.map_err(|error| failed("survey", &error))?;
-        let parameters: &[&(dyn ToSql + Sync)] = &[key, &hall.namespace, &prefix];
-        let rows = timed(
-            "survey",
-            hall.timeout,
-            own.here().query(&statement, parameters),
-        )
-        .await?;
-        let rows = rows.map_err(|error| failed("survey", &error))?;
-        hall.spare(own);
-        Ok(rows)
+        let parameters = [
+            (key, kind),
+            (&hall.namespace, Type::TEXT),
+            (&prefix, Type::TEXT),
+        ];
+        let asked = desk.connection.here().query_typed(&sql, &parameters);
+        hall.answer("survey", hall.timeout, &desk, asked).await
     }
 
     /// Grows with every grant, so that what came and went between two looks can be told.
@@ -135,10 +130,9 @@ impl Locks {
         let hall = &self.hall;
         let sequence = format!("{}.token", hall.schema.quoted());
         let sql = format!("SELECT last_value + is_called::int FROM {sequence}");
-        let own = hall.connection().await?;
-        let row = timed("watch", hall.timeout, own.here().query_one(&sql, &[])).await?;
-        let row = row.map_err(|error| failed("watch", &error))?;
-        hall.spare(own);
+        let desk = hall.desk().await?;
+        let asked = desk.connection.here().query_one(&sql, &[]);
+        let row = hall.answer("watch", hall.timeout, &desk, asked).await?;
         row.try_get(0).map_err(|error| failed("watch", &error))
     }
 
@@ -227,10 +221,9 @@ impl Locks {
             Eviction::Mark => format!("NOTIFY palisade_pid_{pid}, 'e{id}'"),
             Eviction::Remove => format!("SELECT pg_terminate_backend({pid})"),
         };
-        let own = hall.connection().await?;
-        let done = timed("evict", hall.timeout, own.here().batch_execute(&sql)).await?;
-        done.map_err(|error| failed("evict", &error))?;
-        hall.spare(own);
+        let desk = hall.desk().await?;
+        let asked = desk.connection.here().batch_execute(&sql);
+        hall.answer("evict", hall.timeout, &desk, asked).await?;
         if eviction == Eviction::Remove {
             self.until_gone(name, pid).await?;
         }
@@ -239,7 +232,7 @@ impl Locks {
 
     pub(super) async fn check(&self) -> Result<Checkup> {
         let hall = &self.hall;
-        let own = hall.connection().await?;
+        let desk = hall.desk().await?;
         let subject = check::Subject {
             server: &hall.server,
             schema: &hall.schema,
@@ -252,9 +245,8 @@ impl Locks {
             ),
             timeout: hall.timeout,
         };
-        let checkup = timed("check", hall.timeout, check::examine(own.here(), &subject)).await??;
-        hall.spare(own);
-        Ok(checkup)
+        let examined = check::examine(desk.connection.here(), &subject);
+        timed("check", hall.timeout, examined).await?
     }
 
     /// Waits until a session that was told to end has let go.

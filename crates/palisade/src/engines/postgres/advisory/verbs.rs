@@ -10,9 +10,10 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 
+use super::super::pooler::no_session_locks;
 use super::chair::{Chair, taking};
 use super::hall::{Hall, failed};
-use super::own::Beat;
+use super::own::{Beat, Taken};
 use super::scribe::Scribe;
 use super::statement::Verb;
 use crate::core::claim::{Ask, Claim};
@@ -36,6 +37,12 @@ fn unknown(why: &str) -> Error {
     Error::new(Kind::Unreachable, "renew", why)
 }
 
+fn moved() -> Error {
+    let message =
+        "the server has become a standby or another timeline, where session locks are not known";
+    Error::new(Kind::Lost, "renew", message)
+}
+
 /// The locks of one client.
 #[derive(Clone)]
 pub(super) struct Locks {
@@ -54,6 +61,7 @@ impl Locks {
             return again(&chair, sent).await;
         }
         let key = hall.keys.of(&claim.name)?;
+        let permit = hall.place().await?;
         // Dropped at any await below, the connection goes with us and the lock with it.
         let own = hall.connection().await?;
         let sent = BootTime::now();
@@ -61,14 +69,15 @@ impl Locks {
         let taken = own.take(verb, &key, claim.ttl);
         let taken = timed("enter", hall.timeout, taken).await?;
         let place = match taken.map_err(|error| failed("enter", &error))? {
-            Some(counted) => Place::Held { counted },
-            None if claim.queue => Place::Waiting,
-            None => {
+            Taken::Token(counted) => Place::Held { counted },
+            Taken::Busy if claim.queue => Place::Waiting,
+            Taken::Busy => {
                 hall.spare(own);
                 return Ok(Entered::Busy);
             }
+            Taken::Away => return Err(no_session_locks("enter")),
         };
-        let chair = Chair::new(Arc::clone(&claim), key, own, place, sent);
+        let chair = Chair::new(Arc::clone(&claim), key, (own, permit), place, sent);
         hall.seat(Arc::clone(&chair));
         match place {
             Place::Waiting => self.queue(&chair),
@@ -89,14 +98,16 @@ impl Locks {
                 },
                 () = chair.outlived() => {
                     locks.cancel(&chair).await;
-                    locks.hall.unseat(chair.claim.id, 0);
                     Place::Gone
                 }
             };
             chair.moved(place);
             match place {
                 Place::Held { .. } => locks.scribe.note(&chair, &locks.hall),
-                _ => locks.hall.alarm(chair.claim.id),
+                _ => {
+                    locks.hall.unseat(chair.claim.id, 0);
+                    locks.hall.alarm(chair.claim.id);
+                }
             }
         });
     }
@@ -106,7 +117,10 @@ impl Locks {
             claim, key, own, ..
         } = chair;
         let verb = taking(claim.ask, true);
-        own.take(verb, key, claim.ttl).await.ok()?
+        match own.take(verb, key, claim.ttl).await {
+            Ok(Taken::Token(counted)) => Some(counted),
+            _ => None,
+        }
     }
 
     pub(super) async fn wait(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
@@ -132,34 +146,32 @@ impl Locks {
         Ok(chair.stands())
     }
 
-    /// Whether the server answers at all: a connection that waits for a lock can't tell. One asks
-    /// for all who wait.
+    /// Whether the server answers at all: a connection that waits for a lock can't tell. An answer
+    /// that one has had is good for all; while there is none everyone asks, beside each other.
     async fn ping(&self) -> Result<()> {
-        let mut answered = self.hall.answered.lock().await;
-        if !(*answered + RECHECK).has_passed() {
+        let hall = &self.hall;
+        if !(*hall.answered.lock() + RECHECK).has_passed() {
             return Ok(());
         }
         let sent = BootTime::now();
-        let own = self.hall.connection().await?;
-        timed("wait", self.hall.timeout, own.beat())
-            .await?
-            .map_err(|error| failed("wait", &error))?;
-        self.hall.spare(own);
-        *answered = sent;
+        let desk = hall.desk().await?;
+        let beat = desk.connection.beat();
+        hall.answer("wait", hall.timeout, &desk, beat).await?;
+        let mut answered = hall.answered.lock();
+        *answered = sent.max(*answered);
         Ok(())
     }
 
-    pub(super) async fn prolong(&self, leases: Vec<Lease>) -> Vec<Renewal> {
-        // Half of the time there is: heartbeats must not be lost with it.
-        let limit = self.hall.timeout / 2;
-        let waiting = timed("renew", limit, self.look_at_waiters(&leases));
+    pub(super) async fn prolong(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+        let limit = within.min(self.hall.timeout);
+        let waiting = timed("renew", limit, self.look_at_waiters(&leases, limit));
         let waiting = waiting.map(|waiting| Arc::new(waiting.flatten())).shared();
         let renewals = leases.iter();
-        join_all(renewals.map(|lease| self.prolong_one(lease, waiting.clone()))).await
+        join_all(renewals.map(|lease| self.prolong_one(lease, waiting.clone(), limit))).await
     }
 
     /// Asks which of those who wait still do; beside their connections, which can't answer.
-    async fn look_at_waiters(&self, leases: &[Lease]) -> Result<Waiting> {
+    async fn look_at_waiters(&self, leases: &[Lease], limit: Duration) -> Result<Waiting> {
         let sent = BootTime::now();
         let tickets = leases.iter().filter_map(|lease| lease.ticket.as_ref());
         let chairs = tickets.filter_map(|ticket| self.hall.chair(ticket.claim));
@@ -170,17 +182,20 @@ impl Locks {
         if pids.is_empty() {
             return Ok(Waiting { sent, pids });
         }
-        let own = self.hall.connection().await?;
-        let asked = own.waiting(&pids).await;
-        let pids = asked.map_err(|error| failed("renew", &error))?;
-        self.hall.spare(own);
-        Ok(Waiting { sent, pids })
+        let desk = self.hall.desk().await?;
+        let asked = desk.connection.waiting(&pids);
+        let asked = self.hall.answer("renew", limit, &desk, asked);
+        Ok(Waiting {
+            sent,
+            pids: asked.await?,
+        })
     }
 
     async fn prolong_one(
         &self,
         lease: &Lease,
         waiting: impl Future<Output = Arc<Result<Waiting>>>,
+        limit: Duration,
     ) -> Renewal {
         let Some(chair) = lease.ticket.as_ref().and_then(|ticket| {
             let chair = self.hall.chair(ticket.claim)?;
@@ -211,9 +226,10 @@ impl Locks {
                     Err(error) => Renewal::Unknown(unknown(error.message())),
                 }
             }
-            Place::Held { .. } => match timed("renew", self.hall.timeout, chair.own.beat()).await {
+            Place::Held { .. } => match timed("renew", limit, chair.own.beat()).await {
                 Ok(Ok(Beat::Alive)) => Renewal::Held(armed(sent)),
-                Ok(Ok(Beat::Moved)) => Renewal::Lost,
+                Ok(Ok(Beat::Moved)) => Renewal::Revoked(moved()),
+                Ok(Ok(Beat::Away)) => Renewal::Revoked(no_session_locks("renew")),
                 Ok(Err(_)) if chair.own.client.is_closed() => Renewal::Lost,
                 Ok(Err(error)) => Renewal::Unknown(failed("renew", &error)),
                 Err(late) => Renewal::Unknown(late),
@@ -251,11 +267,12 @@ impl Locks {
         };
         let changed = timed("amend", hall.timeout, chair.own.whether(verb, &chair.key)).await?;
         match changed.map_err(|error| failed("amend", &error))? {
-            true => {
+            Some(true) => {
                 *chair.ask.lock() = asked;
                 Ok(Amended::Done)
             }
-            false => Ok(Amended::Busy),
+            Some(false) => Ok(Amended::Busy),
+            None => Err(no_session_locks("amend")),
         }
     }
 
@@ -278,12 +295,13 @@ impl Locks {
                 let unlocked = chair.own.give(chair.unlock(), &chair.key);
                 let unlocked = timed("leave", hall.timeout, unlocked).await?;
                 match unlocked {
-                    Ok(true) => {
+                    Ok(Some(true)) => {
                         hall.spare(Arc::clone(&chair.own));
                         Ok(Left::Done)
                     }
                     // A connection that did not have the lock is not to be trusted.
-                    Ok(false) => Ok(Left::Absent),
+                    Ok(Some(false)) => Ok(Left::Absent),
+                    Ok(None) => Err(no_session_locks("leave")),
                     // The session has ended, or ends with this connection: and the lock with it.
                     Err(error) => match failed("leave", &error) {
                         ended if ended.is_transient() => Ok(Left::Absent),
@@ -321,7 +339,7 @@ async fn again(chair: &Chair, sent: BootTime) -> Result<Entered> {
             let beat = timed("enter", chair.claim.ttl, chair.own.beat()).await?;
             match beat.map_err(|error| failed("enter", &error))? {
                 Beat::Alive => Ok(entered(chair, place, sent)),
-                Beat::Moved => Ok(Entered::Busy),
+                Beat::Moved | Beat::Away => Ok(Entered::Busy),
             }
         }
     }

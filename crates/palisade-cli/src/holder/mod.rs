@@ -1,0 +1,401 @@
+//! The holder: a process in the background that holds a lock for a shell, from `palisade acquire`
+//! to `palisade release` or to the shell's end.
+//!
+//! `acquire` forks it while there is no other thread, and returns when it holds the lock. It is in
+//! a session of its own and keeps no file of the script open, so that `$(…)` returns. `shell` is
+//! the process that it follows, `socket` is where `release` finds it, this file is its life.
+//!
+//! Invariant: it ends only when it holds nothing, and it never ends as long as the shell lives and
+//! has not been told what became of the lock.
+
+mod shell;
+mod socket;
+
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use palisade::{BootTime, Client, Hold, Kind, Loss, LossReason, Patience};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Signal, getpid, setsid};
+use serde::{Deserialize, Serialize};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::Instant;
+
+pub(crate) use self::shell::Shell;
+use self::socket::QUESTION;
+pub(crate) use self::socket::{Answer, Directory, Key, Listening};
+use crate::connect::Place;
+use crate::exit::{self, Failure, Outcome, Verdict};
+use crate::guardian::{KILL_LEAD, Terms, grace, link, receive, send, signal_tree};
+use crate::job::{FAREWELL, Job, Ready};
+use crate::signals::Endings;
+use crate::sys::{self, Withheld};
+use crate::verbs::too_late;
+use crate::view::shown;
+
+/// Before the next try to accept a connection when the system refused one.
+const BREATH: Duration = Duration::from_millis(100);
+
+/// What happens to the shell when its lock is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum OnLoss {
+    /// The shell and all that it has started are asked to end
+    Term,
+    /// The same, and they are killed before anyone else can have the lock
+    Kill,
+    /// Nothing: `release` tells
+    None,
+}
+
+/// What to hold, for whom, and how.
+pub(crate) struct Task {
+    pub(crate) job: Job,
+    pub(crate) place: Place,
+    pub(crate) patience: Patience,
+    pub(crate) at_least: Duration,
+    pub(crate) shell: Shell,
+    pub(crate) on_loss: OnLoss,
+}
+
+/// What is held.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Held {
+    pub(crate) name: String,
+    pub(crate) token: String,
+    pub(crate) owner: String,
+    pub(crate) engine: String,
+    pub(crate) key: Option<String>,
+    /// The process that the lock lives as long as.
+    pub(crate) shell: i32,
+    /// The process that holds it.
+    pub(crate) holder: i32,
+}
+
+/// From the holder to `acquire`.
+#[derive(Debug, Serialize, Deserialize)]
+enum Report {
+    Held(Held),
+    /// It does not hold the lock, has said why, and this is the exit code.
+    Ended(u8),
+}
+
+/// From `acquire` to the holder: the caller knows that the lock is held, and is about to return.
+#[derive(Debug, Serialize, Deserialize)]
+struct Known;
+
+/// A holder that holds, until `acquire` has said so to its caller.
+pub(crate) struct Holder {
+    link: OwnedFd,
+    pub(crate) held: Held,
+}
+
+impl Holder {
+    /// Forks a holder and waits until it has the lock; else, for the exit code that it found.
+    /// There must be no other thread.
+    pub(crate) fn fork(task: Task, listening: Listening) -> Result<Result<Self, u8>, Failure> {
+        let failed = |error: io::Error| Failure::Start(format!("can't start a holder: {error}"));
+        let mask = Withheld::these([]).before();
+        let (ours, its) = link().map_err(failed)?;
+        let mut given = Some((task, listening, its));
+        let mut ours = Some(ours);
+        sys::fork(|| {
+            drop(ours.take());
+            if let Some((task, listening, link)) = given.take() {
+                // Signals of the caller's terminal are for the caller, whose end is ours.
+                let _ = setsid();
+                mask.set();
+                task.perform(&listening, link);
+            }
+        })
+        .map_err(failed)?;
+        drop(given);
+        let link = ours.ok_or_else(|| failed(io::ErrorKind::NotConnected.into()))?;
+        loop {
+            match receive(&link) {
+                Ok(Some(Report::Held(held))) => return Ok(Ok(Self { link, held })),
+                Ok(Some(Report::Ended(code))) => return Ok(Err(code)),
+                Ok(None) => {
+                    let why = "the process that was to hold the lock was killed";
+                    return Err(Failure::Defect(why.into()));
+                }
+                Err(_) => drop(poll(&mut [PollFd::new(&link, PollFlags::IN)], None)),
+            }
+        }
+    }
+
+    /// Lets the holder go on by itself. Without this it releases the lock at once.
+    pub(crate) fn detach(self) {
+        send(&self.link, &Known);
+    }
+}
+
+/// Readable when the process at the other end has said something or ended.
+struct Watched(AsyncFd<OwnedFd>);
+
+impl Watched {
+    fn new(file: OwnedFd) -> Result<Self, Failure> {
+        let failed = |error| Failure::Start(format!("can't watch a process: {error}"));
+        sys::watch(file).map(Self).map_err(failed)
+    }
+
+    async fn readable(&self) {
+        // It fails only with the runtime.
+        let _ = self.0.readable().await;
+    }
+
+    /// Whether the caller knows, and not just ended.
+    async fn knows(&self) -> bool {
+        while let Ok(mut ready) = self.0.readable().await {
+            if let Ok(said) = ready.try_io(|link| receive(link.get_ref())) {
+                return matches!(said, Ok(Some(Known)));
+            }
+        }
+        false
+    }
+}
+
+impl Task {
+    /// The holder's whole life.
+    fn perform(self, listening: &Listening, link: OwnedFd) {
+        let result = link.try_clone();
+        let verdict = self.job.start(
+            &self.place,
+            self.patience,
+            Terms::One,
+            async |client, ready| self.hold(client, ready, listening, link).await,
+        );
+        listening.remove();
+        if let Err(failure) = &verdict {
+            self.job.printer.failure(failure);
+        }
+        if let Ok(link) = result {
+            send(&link, &Report::Ended(exit::code(&verdict)));
+        }
+    }
+
+    async fn hold(
+        &self,
+        client: &Client,
+        ready: Ready,
+        listening: &Listening,
+        link: OwnedFd,
+    ) -> Verdict {
+        let Some(shell) = self.shell.follow()? else {
+            return Err(self.shell_ended());
+        };
+        let shell = Watched::new(shell)?;
+        let caller = Watched::new(link)?;
+        let socket = listening.socket().and_then(UnixListener::from_std);
+        let socket = socket.map_err(|error| {
+            Failure::Start(format!("can't listen to the release of the lock: {error}"))
+        })?;
+        let mut endings = ready.endings;
+        let acquired = tokio::select! {
+            biased;
+            // Dropping the acquire leaves the line.
+            signal = endings.next() => return Ok(Outcome::Interrupted(signal.as_raw())),
+            // It says nothing before it has heard something, so this is its end.
+            () = caller.readable() => return Ok(Outcome::Done),
+            () = shell.readable() => return Err(self.shell_ended()),
+            never = refuse(&socket) => match never {},
+            acquired = self.job.acquire(client, ready.patience) => acquired?,
+        };
+        let Some(hold) = acquired else {
+            return Err(too_late(&self.job, self.patience));
+        };
+        let not_before = Instant::now() + self.at_least;
+        send(caller.0.get_ref(), &Report::Held(self.held(client, &hold)));
+        if !caller.knows().await {
+            // The caller was killed, and nobody knows of the lock.
+            let _ = hold.release().await;
+            return Ok(Outcome::Done);
+        }
+        sys::let_go_of_inherited_files();
+        let _ = rustix::process::chdir("/");
+        let mut keeping = Keeping {
+            task: self,
+            hold,
+            grace: grace(self.job.ttl.unwrap_or_else(|| client.ttl())),
+            not_before,
+            lost: None,
+            sent: None,
+        };
+        let over = keeping.until_over(&shell, &socket, &mut endings).await;
+        if matches!(over, Over::Signal) {
+            // Whoever ends us, as a service manager does, ends the shell too.
+            let _ = tokio::time::timeout(FAREWELL, shell.readable()).await;
+        }
+        let answer = keeping.end(&over, &mut endings).await;
+        // First, so that the shell can acquire it again as soon as it has heard.
+        listening.remove();
+        if let Over::Asked(mut asker) = over {
+            tell(&mut asker, &answer).await;
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn held(&self, client: &Client, hold: &Hold) -> Held {
+        Held {
+            name: self.job.name.as_str().to_owned(),
+            token: hold.token().to_string(),
+            owner: client.owner().to_owned(),
+            engine: client.describe(),
+            key: client.engine().key(hold.ticket()),
+            shell: self.shell.pid.as_raw_pid(),
+            holder: getpid().as_raw_pid(),
+        }
+    }
+
+    fn shell_ended(&self) -> Failure {
+        let pid = self.shell.pid.as_raw_pid();
+        Failure::NotAcquired {
+            message: format!("the process {pid}, which was to have the lock, has ended"),
+            code: self.job.conflict_code,
+            quiet: self.job.quiet,
+        }
+    }
+}
+
+/// Why a lock is not kept any longer.
+enum Over {
+    /// `release` waits for the answer.
+    Asked(UnixStream),
+    ShellEnded,
+    Signal,
+}
+
+/// A lock that is held while the shell goes on.
+struct Keeping<'a> {
+    task: &'a Task,
+    hold: Hold,
+    /// How long before the end of the lease the shell is asked to end.
+    grace: Duration,
+    not_before: Instant,
+    lost: Option<Loss>,
+    /// The last signal that the shell was sent.
+    sent: Option<Signal>,
+}
+
+impl Keeping<'_> {
+    /// Keeps the lock, and sees to the shell when it is lost.
+    async fn until_over(
+        &mut self,
+        shell: &Watched,
+        socket: &UnixListener,
+        endings: &mut Endings,
+    ) -> Over {
+        loop {
+            let next = self.next_signal();
+            if let Some((signal, Duration::ZERO)) = next {
+                self.send(signal);
+                continue;
+            }
+            tokio::select! {
+                biased;
+                loss = self.hold.lost(), if self.lost.is_none() => self.lost = Some(loss),
+                () = shell.readable() => return Over::ShellEnded,
+                _ = endings.next() => return Over::Signal,
+                asker = asked(socket) => return Over::Asked(asker),
+                () = pause(next.map(|(_, pause)| pause)) => {}
+            }
+        }
+    }
+
+    /// What the shell is sent next, and when: a renewal may still move that.
+    fn next_signal(&self) -> Option<(Signal, Duration)> {
+        let deadline = match &self.lost {
+            None => self.hold.deadline(),
+            Some(loss) if loss.reason == LossReason::Evicted => loss.lease_ends,
+            // Somebody else may hold it already.
+            Some(_) => BootTime::PAST,
+        };
+        let before = |lead| deadline.remaining().saturating_sub(lead);
+        match (self.task.on_loss, self.sent) {
+            (OnLoss::None, _) => None,
+            (_, None) if self.lost.is_some() => Some((Signal::TERM, Duration::ZERO)),
+            (_, None) => Some((Signal::TERM, before(self.grace))),
+            (OnLoss::Kill, Some(Signal::TERM)) => Some((Signal::KILL, before(KILL_LEAD))),
+            (_, Some(_)) => None,
+        }
+    }
+
+    fn send(&mut self, signal: Signal) {
+        self.sent = Some(signal);
+        let pid = self.task.shell.pid;
+        signal_tree(pid, signal);
+        // A stopped process acts on nothing but KILL before it is resumed.
+        if signal == Signal::TERM {
+            signal_tree(pid, Signal::CONT);
+        }
+    }
+
+    /// Lets go of the lock, and says what became of it.
+    async fn end(mut self, over: &Over, endings: &mut Endings) -> Answer {
+        if !matches!(over, Over::Signal) && self.lost.is_none() {
+            tokio::select! {
+                biased;
+                loss = self.hold.lost() => self.lost = Some(loss),
+                _ = endings.next() => {}
+                () = tokio::time::sleep_until(self.not_before) => {}
+            }
+        }
+        let job = &self.task.job;
+        // A shell that was asked to end has lost its lock, also if a renewal came through since.
+        let asked = self.sent.map(|_| LossReason::Expired);
+        if let Some(reason) = self.lost.map(|loss| loss.reason).or(asked) {
+            return Answer::Lost(job.lost(self.hold, reason));
+        }
+        let token = self.hold.token();
+        match self.hold.release().await {
+            Ok(()) => Answer::Released,
+            Err(error) if error.kind() == Kind::Lost => {
+                let name = shown(job.name.as_str());
+                Answer::Lost(format!("lost {name} (token {token}): {}", error.message()))
+            }
+            Err(error) => Answer::NotReleased(error.message().to_owned()),
+        }
+    }
+}
+
+async fn pause(time: Option<Duration>) {
+    match time {
+        Some(time) => tokio::time::sleep(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The next one that asks for the release.
+async fn asked(socket: &UnixListener) -> UnixStream {
+    loop {
+        let Ok((mut asker, _)) = socket.accept().await else {
+            // No descriptor is left for it, say.
+            tokio::time::sleep(BREATH).await;
+            continue;
+        };
+        let mut question = [0; QUESTION.len()];
+        // Somebody who wants to know whether anyone is here asks nothing.
+        if asker.read_exact(&mut question).await.is_ok() && question == QUESTION {
+            tell(&mut asker, &Answer::Heard).await;
+            return asker;
+        }
+    }
+}
+
+/// Answers whoever asks for the release of what is not held yet.
+async fn refuse(socket: &UnixListener) -> Infallible {
+    loop {
+        tell(&mut asked(socket).await, &Answer::NotHeld).await;
+    }
+}
+
+async fn tell(asker: &mut UnixStream, answer: &Answer) {
+    if let Ok(mut line) = serde_json::to_vec(answer) {
+        line.push(b'\n');
+        // One that does not wait for it need not hear it.
+        let _ = asker.write_all(&line).await;
+    }
+}

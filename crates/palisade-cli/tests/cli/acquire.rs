@@ -1,0 +1,492 @@
+//! `acquire` and `release`: a lock that spans the commands of a script.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::contract::{self, Is};
+use crate::redis::Redis;
+use crate::support::*;
+
+pub(crate) const HELD: Is = Is::Object(&[
+    ("name", Is::Text),
+    ("token", Is::Digits),
+    ("owner", Is::Text),
+    ("engine", Is::Text),
+    ("key", Is::Maybe(&Is::Text)),
+    ("shell", Is::Number),
+    ("holder", Is::Number),
+]);
+
+const RELEASED: Is = Is::Object(&[("name", Is::Text), ("released", Is::Bool)]);
+
+/// The shells that scripts are written for, those that are here.
+fn shells() -> Vec<&'static str> {
+    let here = |shell: &&str| Command::new(shell).args(["-c", "true"]).status().is_ok();
+    let shells: Vec<_> = ["sh", "bash", "dash"].into_iter().filter(here).collect();
+    assert!(!shells.is_empty());
+    shells
+}
+
+/// A script that finds `palisade` and the store as a user's does.
+pub(crate) fn script(store: &Store, shell: &str, text: &str) -> Command {
+    let bin = PathBuf::from(env!("CARGO_BIN_EXE_palisade"));
+    let mut path = bin.parent().unwrap().as_os_str().to_owned();
+    path.push(":");
+    path.push(std::env::var_os("PATH").unwrap());
+    std::fs::create_dir_all(store.path("run")).unwrap();
+    let mut command = Command::new(shell);
+    command
+        .args(["-c", text])
+        .env("PATH", path)
+        .env("PALISADE_URL", store.url())
+        .env("PALISADE_CONFIG", "/dev/null")
+        .env("XDG_RUNTIME_DIR", store.path("run"))
+        .env_remove("PALISADE_LOCK")
+        .current_dir(store.path(""))
+        .stdin(Stdio::null());
+    command
+}
+
+/// Nothing is held, and nothing is left where holders are found.
+#[track_caller]
+fn assert_nothing_left(store: &Store) {
+    until("the locks are free", || store.lines().is_empty());
+    let sockets = || {
+        std::fs::read_dir(store.path("run/palisade"))
+            .unwrap()
+            .count()
+    };
+    until("the sockets are gone", || sockets() == 0);
+}
+
+fn holder_pid(store: &Store) -> u32 {
+    let lines = store.lines();
+    let pid = lines[0]["holders"][0]["pid"].as_u64().unwrap();
+    u32::try_from(pid).unwrap()
+}
+
+#[test]
+fn a_lock_spans_commands_however_it_is_taken() {
+    let forms = [
+        "palisade acquire x >token || exit 9",
+        "if palisade acquire x >token; then :; else exit 9; fi",
+        "if ! palisade acquire x >token; then exit 9; fi",
+        "palisade acquire x >token && :",
+        "token=$(palisade acquire x) || exit 9; echo \"$token\" >token",
+        "token=$(palisade acquire x || echo no; true); echo \"$token\" >token",
+        "token=`palisade acquire x`; echo \"$token\" >token",
+        "take() { palisade acquire \"$1\" >token; }; take x || exit 9",
+        "palisade acquire x | cat >token",
+        "{ palisade acquire x; } | { cat >token; }",
+        "( palisade acquire x >token ) || exit 9",
+        "( ( palisade acquire x; true ) | cat ) >token",
+        "for n in 1; do palisade acquire x >token; done",
+        "timeout 20 palisade acquire x >token || exit 9",
+        "eval 'palisade acquire x >token' || exit 9",
+        "palisade acquire x --pid $$ >token || exit 9",
+        "palisade acquire x >token & wait $!",
+        "set -eu; exec 9>other; palisade acquire x >token",
+    ];
+    for shell in shells() {
+        for form in forms {
+            let store = Store::new();
+            let text = format!(
+                "{form}\n\
+                 cat token; echo shell $$\n\
+                 palisade run x --no-wait -q -- true; echo other $?\n\
+                 true\n\
+                 palisade show x --json\n\
+                 palisade release x; echo release $?\n\
+                 palisade run x --no-wait -q -- true; echo other $?"
+            );
+            let text = text.replace("set -eu; ", "");
+            let output = finish(script(&store, shell, &text));
+            let said = stdout(&output);
+            let lines: Vec<_> = said.lines().collect();
+            assert_eq!(lines.len(), 6, "{shell}: {form}: {output:?}");
+            let shown = contract::read(lines[3], contract::LINE);
+            assert_eq!(lines[0], shown["holders"][0]["token"], "{shell}: {form}");
+            assert_eq!(lines[2], "other 75", "{shell}: {form}: {output:?}");
+            assert_eq!(lines[4], "release 0", "{shell}: {form}: {output:?}");
+            assert_eq!(lines[5], "other 0", "{shell}: {form}: {output:?}");
+            assert_nothing_left(&store);
+        }
+    }
+}
+
+#[test]
+fn the_end_of_the_shell_releases_whatever_ends_it() {
+    for shell in shells() {
+        for (signal, form) in [
+            ("KILL", "palisade acquire x -q"),
+            ("KILL", "t=$(palisade acquire x)"),
+            ("TERM", "palisade acquire x | cat >/dev/null"),
+            ("HUP", "( palisade acquire x -q; true )"),
+        ] {
+            let store = Store::new();
+            let text = format!("{form}; echo ready; read line");
+            let mut running = Running::start(script(&store, shell, &text));
+            assert_eq!(running.line(), "ready");
+            assert_eq!(store.lines().len(), 1, "{shell}: {form}");
+            running.signal(signal);
+            assert_nothing_left(&store);
+        }
+        // And if it just comes to its end, in its last command too.
+        let store = Store::new();
+        let text = "palisade acquire x -q && palisade acquire y -q && palisade release y";
+        let output = finish(script(&store, shell, text));
+        assert_eq!(
+            (output.status.code(), stderr(&output)),
+            (Some(0), String::new())
+        );
+        assert_nothing_left(&store);
+    }
+}
+
+/// A worker that was forked by a program is not that program.
+#[test]
+fn a_fork_that_is_no_subshell_is_followed_itself() {
+    if Command::new("perl").args(["-e", "1"]).status().is_err() {
+        return;
+    }
+    let store = Store::new();
+    let worker = "$| = 1; if (my $worker = fork) { waitpid $worker, 0; print \"over\\n\"; <STDIN> } \
+                  else { system \"palisade\", \"acquire\", \"-q\", \"x\"; print \"ready\\n\"; <STDIN> }";
+    let text = format!("perl -e '{worker}'; true");
+    let mut running = Running::start(script(&store, "sh", &text));
+    assert_eq!(running.line(), "ready");
+    assert_eq!(store.lines().len(), 1);
+    running.write("go\n");
+    assert_eq!(running.line(), "over");
+    assert_nothing_left(&store);
+}
+
+#[test]
+fn release_follows_the_shell_also_in_its_last_command() {
+    for shell in shells() {
+        let store = Store::new();
+        let text = "palisade acquire x -q; exec palisade release x";
+        let output = finish(script(&store, shell, text));
+        assert_eq!(output.status.code(), Some(0), "{shell} {output:?}");
+        assert_nothing_left(&store);
+    }
+}
+
+#[test]
+fn a_shell_has_a_lock_once_and_may_have_others() {
+    let store = Store::new();
+    let other = format!("file:{}", store.path("other").display());
+    let text = format!(
+        "palisade acquire x -q; palisade acquire x --no-wait; echo again $?\n\
+         palisade acquire y -q; echo y $?\n\
+         palisade acquire x -q --url {other}; echo elsewhere $?\n\
+         palisade release x --url {other}; echo released $?\n\
+         palisade release x; echo released $?\n\
+         palisade release x; echo no $?\n\
+         for n in 1 2 3 4 5 6; do palisade acquire x -q && palisade release x || echo $n $?; done\n\
+         echo anew $?"
+    );
+    let output = finish(script(&store, "sh", &text));
+    let said = "again 2\ny 0\nelsewhere 0\nreleased 0\nreleased 0\nno 1\nanew 0\n";
+    assert_eq!(stdout(&output), said, "{output:?}");
+    let errors = stderr(&output);
+    assert!(errors.contains("has acquired x already"), "{errors}");
+    assert!(errors.contains("x is not held for this shell"), "{errors}");
+    assert_nothing_left(&store);
+}
+
+#[test]
+fn another_shell_can_not_release_it() {
+    let store = Store::new();
+    let text = "palisade acquire x -q; sh -c 'palisade release x; echo child $?'; \
+                sh -c \"palisade release x --pid $$; echo told \\$?\"; true";
+    let output = finish(script(&store, "sh", text));
+    assert_eq!(stdout(&output), "child 1\ntold 0\n", "{output:?}");
+}
+
+#[test]
+fn json_says_who_holds_it_and_for_whom() {
+    let store = Store::new();
+    let text = "palisade acquire x --json --permits 2/3; echo $$; palisade release x --json; \
+                palisade release x --json; true";
+    let output = finish(script(&store, "sh", text));
+    let said = stdout(&output);
+    let lines: Vec<_> = said.lines().collect();
+    let held = contract::read(lines[0], HELD);
+    assert_eq!(
+        (&held["name"], held["shell"].to_string()),
+        (&"x".into(), lines[1].into())
+    );
+    assert_ne!(held["holder"], held["shell"]);
+    assert_eq!(contract::read(lines[2], RELEASED)["released"], true);
+    assert_eq!(contract::read(lines[3], RELEASED)["released"], false);
+    for line in stderr(&output).lines() {
+        let event: Value = serde_json::from_str(line).unwrap();
+        contract::read(line, contract::event(event["event"].as_str().unwrap()));
+    }
+}
+
+#[test]
+fn what_can_not_be_acquired_is_said_at_once_with_the_codes_of_run() {
+    let store = Store::new();
+    let held = store.hold("x", &[]);
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = closed.local_addr().unwrap();
+    drop(closed);
+    for (args, expected, word) in [
+        ("x --no-wait", 75, "held by someone else"),
+        ("x --wait 200ms", 75, "not free within"),
+        ("x --no-wait -E 9", 9, ""),
+        ("x --no-wait --url nosuch://me:hunter2@h", 78, "nosuch"),
+        ("y --ttl 1ms", 2, "too short"),
+        ("y --pid 2147483647", 2, "no process"),
+        ("y --permits 2/1", 2, "permits"),
+        (&format!("y --no-wait --url redis://{address}"), 69, ""),
+    ] {
+        let text = format!("palisade acquire {args}; echo $?; true");
+        let output = finish(script(&store, "sh", &text));
+        assert_eq!(
+            stdout(&output),
+            format!("{expected}\n"),
+            "{args} {output:?}"
+        );
+        let said = stderr(&output);
+        assert!(
+            said.contains(word) && !said.contains("hunter2"),
+            "{args} {said}"
+        );
+        let text = format!("palisade acquire {args} --json; true");
+        let output = finish(script(&store, "sh", &text));
+        assert!(json_error(&output)["code"].is_string(), "{args} {output:?}");
+        assert_eq!(stdout(&output), "", "{args}");
+    }
+    let output = finish(script(
+        &store,
+        "sh",
+        "palisade acquire x -q --no-wait; echo $?; true",
+    ));
+    assert_eq!(
+        (stdout(&output), stderr(&output)),
+        ("75\n".into(), String::new())
+    );
+    drop(held);
+    assert_nothing_left(&store);
+}
+
+/// A lock that nobody was told of is not kept.
+#[test]
+fn a_token_that_can_not_be_printed_is_a_failure() {
+    let store = Store::new();
+    let text = "palisade acquire x; echo $? >code; true";
+    let full = format!("exec >/dev/full; {text}");
+    for text in [text, &full] {
+        let output = into_closed_pipe(script(&store, "sh", text));
+        let code = std::fs::read_to_string(store.path("code")).unwrap();
+        assert_eq!(code, "74\n", "{output:?}");
+        assert!(stderr(&output).contains("can't write"), "{output:?}");
+        assert_nothing_left(&store);
+    }
+    // Nothing is printed, so nothing fails.
+    let quiet = text.replace("acquire", "acquire -q");
+    into_closed_pipe(script(&store, "sh", &quiet));
+    assert_eq!(std::fs::read_to_string(store.path("code")).unwrap(), "0\n");
+}
+
+/// Whoever waits and is ended leaves the line, and nobody holds for it later.
+#[test]
+fn a_caller_that_is_ended_leaves_nothing() {
+    for signal in ["INT", "TERM", "KILL"] {
+        let store = Store::new();
+        let held = store.hold("x", &[]);
+        let text = "palisade acquire x 2>/dev/null & echo $!; wait; read line";
+        let mut running = Running::start(script(&store, "bash", text));
+        let caller: u32 = running.line().parse().unwrap();
+        until("it waits", || store.waiters() == 1);
+        // A shell has its background commands ignore INT.
+        kill(caller, if signal == "INT" { "HUP" } else { signal });
+        until("it left the line", || store.waiters() == 0);
+        drop(held);
+        assert_nothing_left(&store);
+    }
+    // The shell ends, and with it the waiting.
+    let store = Store::new();
+    let held = store.hold("x", &[]);
+    let text = "palisade acquire x 2>/dev/null & echo; read line";
+    let mut running = Running::start(script(&store, "sh", text));
+    running.line();
+    until("it waits", || store.waiters() == 1);
+    running.signal("KILL");
+    until("it left the line", || store.waiters() == 0);
+    drop(held);
+    assert_nothing_left(&store);
+}
+
+#[test]
+fn the_holder_keeps_nothing_of_the_script() {
+    let store = Store::new();
+    let text = "exec 9>mine; palisade acquire x -q; echo ready; read line";
+    let mut running = Running::start(script(&store, "sh", text));
+    running.line();
+    let pid = holder_pid(&store);
+    let proc = PathBuf::from(format!("/proc/{pid}"));
+    let link = |name: &str| std::fs::read_link(proc.join(name)).unwrap();
+    until("it has let go", || link("cwd").as_os_str() == "/");
+    for file in std::fs::read_dir(proc.join("fd")).unwrap().flatten() {
+        let Ok(target) = std::fs::read_link(file.path()) else {
+            continue;
+        };
+        assert_ne!(target, store.path("mine"), "{file:?}");
+        let standard = ["0", "1", "2"].iter().any(|nr| file.file_name() == **nr);
+        assert!(
+            !standard || target.as_os_str() == "/dev/null",
+            "{file:?} {target:?}"
+        );
+    }
+    let stat = std::fs::read_to_string(proc.join("stat")).unwrap();
+    let session = stat.rsplit(") ").next().unwrap().split(' ').nth(3).unwrap();
+    assert_eq!(session, pid.to_string(), "it is in a session of its own");
+}
+
+#[test]
+fn release_tells_of_a_loss() {
+    for shell in shells() {
+        for (ending, word) in [
+            ("evict", "evicted"),
+            ("evict --force", "taken away"),
+            ("KILL", "killed"),
+        ] {
+            let store = Store::new();
+            let text = "palisade acquire x -q --on-loss none --ttl 5s; echo ready; read line; \
+                        palisade release x; echo $?; palisade release x; echo $?; true";
+            let mut running = Running::start(script(&store, shell, text));
+            running.line();
+            if ending == "KILL" {
+                kill(holder_pid(&store), ending);
+            } else {
+                let mut evict = store.palisade(&["evict", "x"]);
+                evict.args(ending.split(' ').skip(1));
+                assert_eq!(code(evict), Some(0));
+            }
+            until("it is free", || store.lines().is_empty());
+            running.write("go\n");
+            let output = running.end();
+            assert_eq!(stdout(&output), "76\n1\n", "{ending} {output:?}");
+            assert!(stderr(&output).contains(word), "{ending} {output:?}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_lock_ends_the_shell_and_what_it_runs() {
+    for shell in shells() {
+        // A shell without a trap dies at once, one with a trap when its command has ended, and one
+        // that ignores it when it is killed.
+        for (option, trap, ends) in [
+            ("", "", &[Some(15)][..]),
+            ("--on-loss kill", "", &[Some(15), Some(9)]),
+            ("--on-loss kill", "trap '' TERM;", &[Some(9)]),
+            ("", "trap 'echo told; exit 3' TERM;", &[None]),
+        ] {
+            let store = Store::new();
+            let text = format!(
+                "{trap} palisade acquire x -q --ttl 3s {option}; \
+                 sh -c 'echo $$; exec sleep 300'; echo on"
+            );
+            let mut running = Running::start(script(&store, shell, &text));
+            let child = running.line();
+            let evicted = code(store.palisade(&["evict", "x", "--force"]));
+            assert_eq!(evicted, Some(0));
+            let output = running.end();
+            assert!(
+                ends.contains(&output.status.signal()),
+                "{option} {output:?}"
+            );
+            if ends == [None] {
+                assert_eq!(output.status.code(), Some(3), "{output:?}");
+                assert_eq!(stdout(&output), "told\n");
+            }
+            until("its command ended", || !runs(&child));
+            assert_nothing_left(&store);
+        }
+    }
+}
+
+/// When no renewal comes through, the shell is ended before the lock can be anyone else's.
+#[test]
+fn a_lease_that_runs_out_ends_the_shell_first() {
+    let store = Store::new();
+    let Some(redis) = Redis::start(&store) else {
+        return;
+    };
+    let ttl = Duration::from_secs(10);
+    let text = "trap '' TERM; palisade acquire x -q --ttl 10s --on-loss kill; echo ready; \
+                while :; do sleep 1; done";
+    let mut command = script(&store, "sh", text);
+    command.env("PALISADE_URL", &redis.url);
+    let mut running = Running::start(command);
+    running.line();
+    kill(redis.server.id(), "STOP");
+    // The last renewal can't have been later.
+    let stopped = Instant::now();
+    let output = running.end();
+    assert_eq!(output.status.signal(), Some(9), "{output:?}");
+    assert!(stopped.elapsed() < ttl, "{:?}", stopped.elapsed());
+}
+
+#[test]
+fn at_least_holds_back_the_release() {
+    let store = Store::new();
+    let text = "palisade acquire x -q --at-least 1s; palisade release x; echo $?; true";
+    let began = Instant::now();
+    let output = finish(script(&store, "sh", text));
+    assert_eq!(stdout(&output), "0\n", "{output:?}");
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    // Also when the shell does not wait for it.
+    let text = "palisade acquire x -q --at-least 60s";
+    let text = format!("{text}; palisade show x --json");
+    let output = finish(script(&store, "sh", &text));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(store.lines().len(), 1);
+    // TERM cuts it short.
+    kill(holder_pid(&store), "TERM");
+    assert_nothing_left(&store);
+}
+
+#[test]
+fn a_place_that_is_not_ours_alone_is_refused() {
+    let store = Store::new();
+    let run = store.path("run/palisade");
+    let refused = |what: &str| {
+        let text = "palisade acquire x; echo $?; palisade release x; echo $?; true";
+        let output = finish(script(&store, "sh", text));
+        assert_eq!(stdout(&output), "78\n78\n", "{what} {output:?}");
+        assert!(stderr(&output).contains("XDG_RUNTIME_DIR"), "{output:?}");
+        store.assert_empty();
+    };
+    std::fs::create_dir_all(&run).unwrap();
+    std::fs::set_permissions(&run, PermissionsExt::from_mode(0o770)).unwrap();
+    refused("open to others");
+    std::fs::remove_dir(&run).unwrap();
+    std::fs::create_dir(store.path("elsewhere")).unwrap();
+    std::os::unix::fs::symlink(store.path("elsewhere"), &run).unwrap();
+    refused("a link");
+    // Without it the state directory of the user will do.
+    let mut command = script(
+        &store,
+        "sh",
+        "palisade acquire x -q && palisade release x; true",
+    );
+    command.env_remove("XDG_RUNTIME_DIR");
+    command.env("XDG_STATE_HOME", store.path("state"));
+    let output = finish(command);
+    assert_eq!(
+        (output.status.code(), stderr(&output)),
+        (Some(0), String::new())
+    );
+    assert!(store.path("state/palisade-acquired").exists());
+}

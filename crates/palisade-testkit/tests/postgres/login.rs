@@ -1,0 +1,140 @@
+//! Who may connect, what is said to those who may not, and secrets that change.
+
+use palisade::Kind;
+use palisade_testkit::launch::{self, Running};
+
+use super::{SOON, server, sql};
+
+const SCHEMES: [&str; 2] = ["postgres", "postgres+advisory"];
+
+/// Asks everyone but the owner for a password.
+fn with_passwords() -> Option<Running> {
+    let server = server()?;
+    let hba = server.nodes()[0].folder().join("data/pg_hba.conf");
+    let rules = "host all palisade all trust\nhost all barred all reject\n\
+        host all trusted all trust\nhost all all all scram-sha-256\n";
+    std::fs::write(&hba, rules).unwrap();
+    sql(
+        &server,
+        "CREATE ROLE app LOGIN PASSWORD 'first' IN ROLE palisade",
+    );
+    sql(&server, "SELECT pg_reload_conf()");
+    Some(server)
+}
+
+async fn refusal(url: &str) -> palisade::Error {
+    match palisade::connect(url).await {
+        Err(error) => error,
+        Ok(client) => client.mutex("x").unwrap().try_lock().await.unwrap_err(),
+    }
+}
+
+#[tokio::test]
+async fn each_refusal_says_what_to_do() {
+    let Some(server) = with_passwords() else {
+        return;
+    };
+    let address = server.nodes()[0].address();
+    let folder = server.folder().to_owned();
+    std::fs::write(folder.join("empty"), "\n").unwrap();
+    let empty = folder.join("empty").display().to_string();
+    let closed = format!("127.0.0.1:{}", launch::free_port());
+    let cases = [
+        (
+            format!("palisade@{closed}/postgres"),
+            Kind::Unreachable,
+            closed.as_str(),
+        ),
+        (
+            "palisade@no-such-host.invalid/postgres?tls=disable".to_owned(),
+            Kind::Unreachable,
+            "no-such-host.invalid",
+        ),
+        (
+            format!("app:wrong@{address}/postgres"),
+            Kind::Denied,
+            "password_file",
+        ),
+        (
+            format!("app@{address}/postgres"),
+            Kind::Denied,
+            "asks for a password",
+        ),
+        (
+            format!("trusted@{address}/postgres"),
+            Kind::Denied,
+            "no such user",
+        ),
+        (
+            format!("barred@{address}/postgres"),
+            Kind::Denied,
+            "pg_hba.conf",
+        ),
+        (
+            format!("palisade@{address}/nowhere"),
+            Kind::Config,
+            "no such database",
+        ),
+        (
+            format!("app@{address}/postgres?password_file={empty}"),
+            Kind::Config,
+            "empty",
+        ),
+        (
+            format!("palisade@{address}/postgres?tls=require"),
+            Kind::Config,
+            "tls=disable",
+        ),
+    ];
+    // The server takes a moment to read its rules.
+    let url = format!("postgres://app:wrong@{address}/postgres");
+    tokio::time::timeout(SOON, async {
+        while refusal(&url).await.kind() != Kind::Denied {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the rules are not read");
+    for scheme in SCHEMES {
+        for (rest, kind, text) in &cases {
+            let refused = refusal(&format!("{scheme}://{rest}")).await;
+            let said = refused.to_string();
+            assert_eq!(refused.kind(), *kind, "{scheme}: {said}");
+            assert!(said.contains(text), "{scheme}: {said}");
+            assert!(!said.contains("wrong"), "{scheme}: {said}");
+            if *kind != Kind::Config {
+                assert!(said.contains(':'), "{scheme} names no port: {said}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_password_is_read_at_each_connect() {
+    let Some(server) = with_passwords() else {
+        return;
+    };
+    let file = server.folder().join("password");
+    std::fs::write(&file, "first\n").unwrap();
+    for (round, scheme) in SCHEMES.into_iter().enumerate() {
+        let url = format!(
+            "{scheme}://app@{}/postgres?password_file={}",
+            server.nodes()[0].address(),
+            file.display()
+        );
+        let client = palisade::connect(&url).await.unwrap();
+        let lock = client.mutex("x").unwrap();
+        let hold = tokio::time::timeout(SOON, lock.lock()).await.unwrap();
+        hold.unwrap().release().await.unwrap();
+        let password = format!("changed-{round}");
+        sql(&server, &format!("ALTER ROLE app PASSWORD '{password}'"));
+        std::fs::write(&file, &password).unwrap();
+        sql(
+            &server,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'",
+        );
+        let hold = tokio::time::timeout(SOON, lock.lock()).await;
+        let hold = hold.expect("no lock with the new password").unwrap();
+        hold.release().await.unwrap();
+    }
+}

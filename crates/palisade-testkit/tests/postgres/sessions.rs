@@ -1,0 +1,196 @@
+//! The connections of session locks: how many there are, how they are looked after, and what the
+//! owner is told when one dies.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use palisade::core::claim::{Ask, Claim, ClaimId};
+use palisade::core::engine::{Entered, Place, Renewal};
+use palisade::core::name::Name;
+use palisade::core::owner::Owner;
+use palisade::core::ticket::{Lease, Ticket};
+use palisade::{BootTime, Client, Kind, LossReason};
+use palisade_testkit::proxy::{Protocol, Proxy};
+
+use super::{Psql, SOON, advisory, server, sql};
+
+const SESSIONS: &str =
+    "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'palisade%'";
+
+/// Takes a place past the keeper.
+async fn enter(client: &Client, name: &str) -> (Ticket, Place) {
+    let claim = Claim {
+        id: ClaimId::random(),
+        name: Name::new(name).unwrap(),
+        ask: Ask::Whole,
+        ttl: Duration::from_secs(10),
+        queue: true,
+        owner: Owner::here(client.owner(), None),
+        value: None,
+        renewed: true,
+    };
+    match client.engine().enter(Arc::new(claim)).await.unwrap() {
+        Entered::In { ticket, place, .. } => (ticket, place),
+        Entered::Busy => panic!("no place"),
+    }
+}
+
+#[tokio::test]
+async fn connections_have_a_ceiling() {
+    let Some(server) = server() else { return };
+    let url = format!("{}?max_connections=3&timeout=500ms", advisory(&server));
+    let client = palisade::connect(&url).await.unwrap();
+    let lock = |name: &str| client.mutex(name).unwrap();
+    let mut holds = Vec::new();
+    for name in ["a", "b", "c"] {
+        holds.push(lock(name).lock().await.unwrap());
+    }
+    let refused = lock("d").try_lock().await.unwrap_err();
+    assert_eq!(refused.kind(), Kind::Unreachable);
+    assert!(refused.to_string().contains("max_connections"), "{refused}");
+    // Questions have their own connection.
+    client
+        .survey(palisade::Scope::Prefix(String::new()))
+        .await
+        .unwrap();
+    // Whoever waits gets the first one that is given back.
+    let waiting = lock("d");
+    let waiter = tokio::spawn(async move { waiting.lock().await });
+    holds.pop().unwrap().release().await.unwrap();
+    let next = tokio::time::timeout(SOON, waiter).await;
+    holds.push(next.expect("no connection").unwrap().unwrap());
+    drop(holds);
+    // Many more than there are connections, all served.
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..30 {
+        let lock = lock(&format!("many-{task}"));
+        tasks.spawn(async move { lock.lock().await.unwrap().release().await.unwrap() });
+    }
+    let all = tokio::time::timeout(SOON * 3, tasks.join_all()).await;
+    assert!(all.is_ok(), "not all were served");
+    let sessions: usize = sql(&server, SESSIONS)[0].parse().unwrap();
+    // One for questions in each of two runtimes.
+    assert!(sessions <= 3 + 2, "{sessions} sessions");
+    for bad in ["0", "x", "100000"] {
+        let url = format!("{}?max_connections={bad}", advisory(&server));
+        let refused = palisade::connect(&url).await.unwrap_err();
+        assert_eq!(refused.kind(), Kind::Config);
+    }
+}
+
+/// The connection of a lock that ends gives its place to the next, whoever ends it.
+#[tokio::test]
+async fn a_dead_connection_gives_its_place_back() {
+    let Some(server) = server() else { return };
+    let url = format!("{}?max_connections=1", advisory(&server));
+    let client = palisade::connect(&url).await.unwrap();
+    let hold = client.mutex("a").unwrap().lock().await.unwrap();
+    sql(
+        &server,
+        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'",
+    );
+    tokio::time::timeout(SOON, hold.lost()).await.unwrap();
+    let next = client.mutex("b").unwrap();
+    let next = tokio::time::timeout(SOON, next.lock()).await;
+    drop(next.expect("no connection").unwrap());
+}
+
+#[tokio::test]
+async fn a_frozen_server_keeps_waiters_no_longer_than_one() {
+    const WAITERS: usize = 12;
+    let Some(server) = server() else { return };
+    let url = format!("{}?timeout=1s&connect_timeout=1s", advisory(&server));
+    let client = palisade::connect(&url).await.unwrap();
+    let (_, place) = enter(&client, "x").await;
+    assert!(matches!(place, Place::Held { .. }));
+    let mut tickets = Vec::new();
+    for _ in 0..WAITERS {
+        tickets.push(enter(&client, "x").await.0);
+    }
+    server.nodes()[0].stop().unwrap();
+    let start = BootTime::now();
+    let until = start + Duration::from_secs(60);
+    let waits = tickets
+        .into_iter()
+        .map(|ticket| tokio::spawn(client.engine().wait(ticket, until)));
+    for wait in waits.collect::<Vec<_>>() {
+        let error = wait.await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), Kind::Unreachable);
+    }
+    let took = BootTime::now().saturating_since(start);
+    server.nodes()[0].cont().unwrap();
+    // One after the other they would take a second each at the least, and more to connect.
+    assert!(took < Duration::from_secs(8), "they took {took:?}");
+}
+
+#[tokio::test]
+async fn a_renewal_gives_a_silent_connection_up_in_time_and_the_owner_is_told() {
+    const WITHIN: Duration = Duration::from_millis(700);
+    let Some(server) = server() else { return };
+    let target = server.nodes()[0].address().parse().unwrap();
+    let proxy = Proxy::start(target, Protocol::Postgres).unwrap();
+    let url = format!(
+        "postgres+advisory://palisade@{}/postgres?ttl=3s",
+        proxy.addr()
+    );
+    let client = palisade::connect(&url).await.unwrap();
+    let (ticket, _) = enter(&client, "x").await;
+    let hold = client.mutex("y").unwrap().lock().await.unwrap();
+    proxy.silence();
+    let lease = Lease {
+        id: ticket.lease,
+        ticket: Some(ticket),
+    };
+    let start = BootTime::now();
+    let renewed = client.engine().renew(vec![lease], WITHIN).await;
+    let took = BootTime::now().saturating_since(start);
+    assert!(matches!(renewed[..], [Renewal::Unknown(_)]), "{renewed:?}");
+    assert!(took < WITHIN * 2, "answered after {took:?}");
+    // The session can't be had by another connection: the hold ends by its deadline, before the
+    // server lets go, and new locks are taken by new connections.
+    let loss = tokio::time::timeout(SOON, hold.lost()).await.unwrap();
+    assert_eq!(loss.reason, LossReason::Expired);
+    let again = client.mutex("y").unwrap();
+    let next = tokio::time::timeout(SOON * 2, again.lock()).await;
+    let next = next.expect("the server does not let go").unwrap();
+    assert!(next.token() > hold.token());
+}
+
+#[tokio::test]
+async fn the_key_is_the_number_that_the_server_locks() {
+    let Some(server) = server() else { return };
+    for options in ["", "?key=hashtext", "?key=raw&namespace="] {
+        let client = palisade::connect(&format!("{}{options}", advisory(&server))).await;
+        let client = client.unwrap();
+        let (ticket, _) = enter(&client, "4711").await;
+        let key = client.engine().key(&ticket).unwrap();
+        let locked = format!(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted \
+             AND (classid::bigint << 32 | objid::bigint) = {key}"
+        );
+        assert_eq!(sql(&server, &locked), ["1"], "{key}");
+        client.engine().leave(ticket).await.unwrap();
+    }
+}
+
+/// Commits that are not waited for could lose a token in a crash.
+#[tokio::test]
+async fn a_token_is_on_the_disk_before_it_is_told() {
+    let Some(server) = server() else { return };
+    let Some(mut psql) = Psql::open(&server) else {
+        return;
+    };
+    psql.ask("ALTER ROLE palisade SET synchronous_commit = off;");
+    let client = palisade::connect(&advisory(&server)).await.unwrap();
+    let mut last = 0;
+    for round in 0..40 {
+        let hold = client.mutex("x").unwrap().lock().await.unwrap();
+        assert!(hold.token().0 > last, "round {round}");
+        last = hold.token().0;
+        hold.release().await.unwrap();
+    }
+    drop(psql);
+    server.nodes()[0].restart().unwrap();
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    assert!(hold.token().0 > last, "{} after {last}", hold.token().0);
+}

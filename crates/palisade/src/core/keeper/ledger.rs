@@ -1,0 +1,659 @@
+//! `Ledger`: what the keeper knows, as a pure state machine.
+//!
+//! It does no I/O, reads no clock and tells nobody: every step is given the time, and returns
+//! what is to be sent and who is to be told once the lock around it is open again.
+//!
+//! Each step touches the leases that it is about and no others, so that the keeper's work grows
+//! with what happens and not with what is held: renewals and deadlines stand in ordered queues.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::claim::ClaimId;
+use crate::core::clock::BootTime;
+use crate::core::engine::{Alarm, Audited, Renewal};
+use crate::core::error::{Error, Kind};
+use crate::core::known_bad::{self, Bad};
+use crate::core::pulse::{LossReason, Pulse};
+use crate::core::ticket::{Armed, Lease, LeaseId, Ticket};
+
+/// Timers of the runtime stand still while the machine sleeps; leases don't. Looking once a
+/// second bounds how late a sleeper is told after it wakes. (`is_valid` is right at once.)
+pub(super) const TICK: Duration = Duration::from_secs(1);
+
+/// The most leases in one call: large enough to be cheap, small enough to answer in time.
+pub(super) const BATCH: usize = 1024;
+
+/// The most calls of one lane in flight: enough to keep a far engine busy, few enough that the
+/// last of them is not late because of the others.
+pub(super) const IN_FLIGHT: usize = 4;
+
+/// After a renewal failed, the next comes this soon at the earliest.
+const SHORTEST_RETRY: Duration = Duration::from_millis(10);
+
+/// Claims that have just been lost, to be told with no lock held.
+#[must_use = "who waits for a loss must be told"]
+#[derive(Debug, Default)]
+pub(super) struct Lost(pub(super) Vec<Arc<Pulse>>);
+
+impl Lost {
+    fn lose(&mut self, pulse: &Arc<Pulse>, reason: LossReason, why: Option<&Error>) {
+        if pulse.lose(reason, why.cloned()) {
+            self.0.push(Arc::clone(pulse));
+        }
+    }
+}
+
+/// Leases to be renewed with one call.
+#[derive(Debug)]
+pub(super) struct Batch {
+    /// How long the call may take; it names the lane.
+    pub(super) limit: Duration,
+    pub(super) leases: Vec<Lease>,
+}
+
+/// A ticket to be left, and how long it is worth trying: after its ttl it is gone anyway.
+#[derive(Debug)]
+pub(super) struct Departure {
+    pub(super) ticket: Ticket,
+    /// Until then it is kept, and renewed.
+    pub(super) not_before: BootTime,
+    pub(super) give_up: BootTime,
+}
+
+/// A lease under care.
+#[derive(Debug)]
+struct Kept {
+    armed: Armed,
+    due: BootTime,
+    /// One renewal is in flight per lease, because some engines' answers carry no request id.
+    renewing: bool,
+    /// Whether it is to end by itself: its one claim holds, and asked for no renewal.
+    ending: bool,
+    /// The last failure to renew, unless one went well since.
+    trouble: Option<Error>,
+    claims: Claims,
+}
+
+/// What hangs on a lease.
+#[derive(Debug)]
+enum Claims {
+    /// The one ticket that it belongs to.
+    Own(Ticket, Arc<Pulse>),
+    Shared(HashMap<ClaimId, Arc<Pulse>>),
+}
+
+impl Kept {
+    /// When it is to be renewed next, if at all.
+    fn next_renewal(&self) -> Option<BootTime> {
+        let queued = !self.renewing && !self.ending && self.due < BootTime::NEVER;
+        queued.then_some(self.due)
+    }
+
+    fn queued(&self, timeout: Duration) -> Queued {
+        Queued {
+            limit: limit(self.armed.ttl, timeout),
+            due: self.next_renewal(),
+            deadline: self.armed.deadline(),
+        }
+    }
+
+    fn pulses(&self) -> impl Iterator<Item = &Arc<Pulse>> {
+        let (own, shared) = match &self.claims {
+            Claims::Own(_, pulse) => (Some(pulse), None),
+            Claims::Shared(claims) => (None, Some(claims.values())),
+        };
+        own.into_iter().chain(shared.into_iter().flatten())
+    }
+
+    /// Ends every claim on it.
+    fn lose(&self, reason: LossReason, why: Option<&Error>, lost: &mut Lost) {
+        self.pulses()
+            .for_each(|pulse| lost.lose(pulse, reason, why));
+    }
+
+    /// Ends every claim on it because its deadline has passed.
+    fn expire(&self, lost: &mut Lost) {
+        let hangs = self.trouble.is_none() && self.renewing;
+        let unanswered = hangs.then(no_answer);
+        let why = self.trouble.as_ref().or(unanswered.as_ref());
+        self.lose(LossReason::Expired, why, lost);
+    }
+}
+
+/// Why a renewal that was given up failed.
+fn no_answer() -> Error {
+    let message = "the engine did not answer in time; is it overloaded, frozen or cut off?";
+    Error::new(Kind::Unreachable, "renew", message).maybe_applied()
+}
+
+/// A third of the ttl: two renewals may fail before the lease is in danger.
+fn renewal_due(armed: Armed) -> BootTime {
+    armed.sent + armed.ttl / 3
+}
+
+/// How long a renewal may take: a sixth of the ttl, so that two may fail in a row. Rounded down
+/// by an eighth at most, so that there are few lanes whatever the ttls are.
+fn limit(ttl: Duration, timeout: Duration) -> Duration {
+    let nanos = u64::try_from((ttl / 6).as_nanos()).unwrap_or(u64::MAX);
+    let coarse = 60_u32.saturating_sub(nanos.leading_zeros());
+    Duration::from_nanos(nanos >> coarse << coarse).min(timeout)
+}
+
+/// Leases that are renewed with the same limit, so that slow ones don't hold up short ones.
+#[derive(Debug, Default)]
+struct Lane {
+    due: BTreeSet<(BootTime, LeaseId)>,
+    in_flight: usize,
+}
+
+impl Lane {
+    fn has_room(&self) -> bool {
+        self.in_flight < IN_FLIGHT
+    }
+}
+
+/// Where a lease stands in the queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Queued {
+    limit: Duration,
+    due: Option<BootTime>,
+    deadline: BootTime,
+}
+
+/// The keeper's books. See the module's text.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    /// How long one request may take.
+    timeout: Duration,
+    leases: HashMap<LeaseId, Kept>,
+    /// The leases to be renewed, by how long that may take.
+    lanes: BTreeMap<Duration, Lane>,
+    /// When each lease ends.
+    deadlines: BTreeSet<(BootTime, LeaseId)>,
+    /// Claims whose enter is under way: an audit must not take them for strangers.
+    /// `true` when an alarm came before the answer did.
+    entering: HashMap<ClaimId, bool>,
+    /// Tickets to be left in the background, by when they may be.
+    leaving: BTreeMap<(BootTime, ClaimId), Departure>,
+    /// Claims whose leave is under way, and those that were left since an audit was asked for: a
+    /// list may still have them, and they are no strangers.
+    parting: HashSet<ClaimId>,
+    parted: HashSet<ClaimId>,
+    /// How many audits are under way.
+    auditing: usize,
+    /// How many background leaves are under way.
+    departing: usize,
+    /// When the thread looks next by itself.
+    looks_at: BootTime,
+    /// When it stops looking by itself, having nothing to keep.
+    dozes_at: Option<BootTime>,
+}
+
+impl Ledger {
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self {
+            timeout,
+            leases: HashMap::new(),
+            lanes: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            entering: HashMap::new(),
+            leaving: BTreeMap::new(),
+            parting: HashSet::new(),
+            parted: HashSet::new(),
+            auditing: 0,
+            departing: 0,
+            looks_at: BootTime::NEVER,
+            dozes_at: None,
+        }
+    }
+
+    /// Says that a claim's enter is under way.
+    pub(super) fn entering(&mut self, claim: ClaimId) {
+        self.entering.insert(claim, false);
+    }
+
+    /// Takes a claim that has a place under care. Says whether the thread would look too late.
+    pub(super) fn watch_over(
+        &mut self,
+        ticket: &Ticket,
+        armed: Armed,
+        now: BootTime,
+    ) -> (Arc<Pulse>, bool) {
+        let alarmed = self.entering.remove(&ticket.claim) == Some(true);
+        let new = |armed| Arc::new(Pulse::new(ticket.name.clone(), armed, now));
+        let mut pulse = new(armed);
+        let due = match alarmed {
+            true => BootTime::PAST,
+            false => renewal_due(armed),
+        };
+        let own = ticket.has_own_lease();
+        if own || !self.leases.contains_key(&ticket.lease) {
+            let claims = match own {
+                true => Claims::Own(ticket.clone(), Arc::clone(&pulse)),
+                false => Claims::Shared(HashMap::from([(ticket.claim, Arc::clone(&pulse))])),
+            };
+            let kept = Kept {
+                armed,
+                due,
+                renewing: false,
+                ending: false,
+                trouble: None,
+                claims,
+            };
+            let queued = kept.queued(self.timeout);
+            self.leases.insert(ticket.lease, kept);
+            self.requeue(ticket.lease, None, Some(queued));
+        } else {
+            self.update(ticket.lease, |kept| {
+                if armed.sent > kept.armed.sent {
+                    kept.armed = armed;
+                }
+                if alarmed {
+                    kept.due = BootTime::PAST;
+                }
+                pulse = new(kept.armed);
+                if let Claims::Shared(claims) = &mut kept.claims {
+                    claims.insert(ticket.claim, Arc::clone(&pulse));
+                }
+            });
+        }
+        let too_late = due.min(pulse.deadline()) < self.looks_at;
+        (pulse, too_late)
+    }
+
+    /// Takes what the engine counted for a grant, so that renewals carry the incarnation; or that
+    /// there are to be no more of them.
+    pub(super) fn granted(&mut self, ticket: &Ticket, renewed: bool) {
+        self.update(ticket.lease, |kept| {
+            // A lease that others share is theirs too.
+            if let Claims::Own(kept_ticket, _) = &mut kept.claims {
+                *kept_ticket = ticket.clone();
+                kept.ending = !renewed;
+            }
+        });
+    }
+
+    /// Stops renewing for a claim. A shared lease goes on living.
+    pub(super) fn forget(&mut self, ticket: &Ticket) {
+        if known_bad::is(Bad::RenewalSurvivesRelease) {
+            return;
+        }
+        self.entering.remove(&ticket.claim);
+        self.has_parted(ticket.claim);
+        match self.leases.get_mut(&ticket.lease) {
+            Some(Kept {
+                claims: Claims::Shared(claims),
+                ..
+            }) => {
+                claims.remove(&ticket.claim);
+            }
+            Some(_) => drop(self.remove(ticket.lease)),
+            None => {}
+        }
+    }
+
+    /// Stops renewing for a claim whose place is being left from now on, until it is forgotten.
+    pub(super) fn part_with(&mut self, ticket: &Ticket) {
+        self.forget(ticket);
+        self.parting.insert(ticket.claim);
+    }
+
+    /// Takes a ticket that is to be left in the background; until it may be, it is renewed.
+    pub(super) fn leave_later(&mut self, departure: Departure, now: BootTime) {
+        if departure.not_before <= now {
+            self.forget(&departure.ticket);
+        }
+        let key = (departure.not_before, departure.ticket.claim);
+        self.leaving.insert(key, departure);
+    }
+
+    /// Whether nothing is left to be left.
+    pub(super) fn is_drained(&self) -> bool {
+        self.leaving.is_empty() && self.departing == 0
+    }
+
+    /// Ends every lease whose deadline has passed.
+    pub(super) fn expire(&mut self, now: BootTime, lost: &mut Lost) {
+        while let Some(&(deadline, id)) = self.deadlines.first()
+            && deadline <= now
+        {
+            if let Some(kept) = self.remove(id) {
+                kept.expire(lost);
+            }
+        }
+    }
+
+    /// Ends everything: nobody is going to renew or to leave any more.
+    pub(super) fn end(&mut self, why: &Error, lost: &mut Lost) {
+        for kept in self.leases.values() {
+            kept.lose(LossReason::Expired, Some(why), lost);
+        }
+        *self = Self {
+            entering: std::mem::take(&mut self.entering),
+            parting: std::mem::take(&mut self.parting),
+            ..Self::new(self.timeout)
+        };
+    }
+
+    /// The leases to renew now, the most urgent first, as many as may be in flight. What is due
+    /// soon goes along, so that leases taken one by one are renewed together after a while.
+    pub(super) fn take_due(&mut self, now: BootTime) -> Vec<Batch> {
+        let mut batches = Vec::new();
+        for (limit, lane) in &mut self.lanes {
+            if lane.due.first().is_none_or(|(due, _)| *due > now) {
+                continue;
+            }
+            while lane.has_room() {
+                let mut leases = Vec::new();
+                while leases.len() < BATCH
+                    && let Some(&(due, id)) = lane.due.first()
+                    && let Some(kept) = self.leases.get_mut(&id)
+                    && due <= now + kept.armed.ttl / 20
+                {
+                    lane.due.pop_first();
+                    kept.renewing = true;
+                    // An alarm while it is in flight sets this again: the answer may be older.
+                    kept.due = BootTime::NEVER;
+                    let ticket = match &kept.claims {
+                        Claims::Own(ticket, _) => Some(ticket.clone()),
+                        Claims::Shared(_) => {
+                            self.auditing += 1;
+                            None
+                        }
+                    };
+                    leases.push(Lease { id, ticket });
+                }
+                if leases.is_empty() {
+                    break;
+                }
+                lane.in_flight += 1;
+                let limit = *limit;
+                batches.push(Batch { limit, leases });
+            }
+        }
+        batches
+    }
+
+    /// The tickets to leave now; what must be kept a little longer stays, and is renewed.
+    pub(super) fn take_leaving(&mut self, now: BootTime) -> Vec<Departure> {
+        let mut departures = Vec::new();
+        while let Some(first) = self.leaving.first_entry()
+            && first.key().0 <= now
+        {
+            let departure = first.remove();
+            self.part_with(&departure.ticket);
+            departures.push(departure);
+        }
+        self.departing += departures.len();
+        departures
+    }
+
+    /// Says that a background leave has come to its end.
+    pub(super) fn has_left(&mut self, claim: ClaimId) {
+        self.departing -= 1;
+        self.has_parted(claim);
+    }
+
+    /// Says that a leave has come to its end. A list that was asked for before may still have it.
+    fn has_parted(&mut self, claim: ClaimId) {
+        if self.parting.remove(&claim) && self.auditing > 0 {
+            self.parted.insert(claim);
+        }
+    }
+
+    /// Says that an audit has come to its end.
+    pub(super) fn has_audited(&mut self) {
+        self.auditing -= 1;
+        if self.auditing == 0 {
+            self.parted.clear();
+        }
+    }
+
+    /// When to look again: at the next event, and once a second while there is anything to keep.
+    /// For a second after the last one it stays awake, so that locks which are taken and released
+    /// in quick succession don't wake the thread one by one.
+    pub(super) fn next_look(&mut self, now: BootTime) -> BootTime {
+        self.looks_at = if !self.leases.is_empty() || !self.leaving.is_empty() {
+            self.dozes_at = None;
+            self.next_event().min(now + TICK)
+        } else {
+            let dozes_at = *self.dozes_at.get_or_insert(now + TICK);
+            if dozes_at <= now {
+                self.dozes_at = None;
+            }
+            self.dozes_at.unwrap_or(BootTime::NEVER)
+        };
+        self.looks_at
+    }
+
+    /// The earliest moment at which a lease may be renewed or is over, or a ticket may be left.
+    /// A lane without room waits for an answer, and that is an event of its own.
+    fn next_event(&self) -> BootTime {
+        let open = self.lanes.values().filter(|lane| lane.has_room());
+        let renewals = open.filter_map(|lane| lane.due.first());
+        let ends = renewals.chain(self.deadlines.first()).map(|(at, _)| *at);
+        let leaving = self.leaving.keys().next().map(|(at, _)| *at);
+        ends.chain(leaving).min().unwrap_or(BootTime::NEVER)
+    }
+
+    /// Renews a lease at once, or all of them. A claim is in its line, for others to see and
+    /// evict, before the answer to its enter is here: an alarm that comes in between is kept.
+    pub(super) fn hurry(&mut self, alarm: Alarm) {
+        match alarm {
+            Alarm::All => {
+                let all: Vec<LeaseId> = self.leases.keys().copied().collect();
+                for id in all {
+                    self.update(id, |kept| kept.due = BootTime::PAST);
+                }
+                let entering = self.entering.values_mut();
+                entering.for_each(|alarmed| *alarmed = true);
+            }
+            Alarm::Lease(id) => {
+                if !self.update(id, |kept| kept.due = BootTime::PAST)
+                    && let Some(alarmed) = self.entering.get_mut(&ClaimId(id.0))
+                {
+                    *alarmed = true;
+                }
+            }
+        }
+    }
+
+    /// Takes the answers to a batch that was sent at `sent`, in the order of its leases. An
+    /// engine that answers for fewer leases than asked leaves the rest unknown.
+    pub(super) fn renewed(
+        &mut self,
+        limit: Duration,
+        leases: &[LeaseId],
+        sent: BootTime,
+        answers: Vec<Renewal>,
+        now: BootTime,
+        lost: &mut Lost,
+    ) {
+        if let Some(lane) = self.lanes.get_mut(&limit) {
+            lane.in_flight -= 1;
+        }
+        let mut answers = answers.into_iter();
+        for id in leases {
+            let answer = answers.next();
+            let answer = answer.unwrap_or_else(|| Renewal::Unknown(no_answer()));
+            self.take_renewal(*id, sent, answer, now, lost);
+        }
+        self.close_lane(limit);
+    }
+
+    fn take_renewal(
+        &mut self,
+        id: LeaseId,
+        sent: BootTime,
+        answer: Renewal,
+        now: BootTime,
+        lost: &mut Lost,
+    ) {
+        let mut over = None;
+        // Released meanwhile: a late answer changes nothing.
+        self.update(id, |kept| {
+            kept.renewing = false;
+            match answer {
+                Renewal::Held(_) if kept.armed.deadline() <= now => {
+                    over = Some((LossReason::Expired, kept.trouble.take()));
+                }
+                Renewal::Held(armed) => {
+                    let armed = armed.not_after(sent);
+                    if armed.sent > kept.armed.sent {
+                        kept.armed = armed;
+                    }
+                    kept.due = kept.due.min(renewal_due(kept.armed));
+                    kept.trouble = None;
+                    // The deadline may pass between the look above and this. An own lease has
+                    // one claim; a shared one lives on for the others.
+                    for pulse in kept.pulses().filter(|pulse| !pulse.extend(kept.armed)) {
+                        lost.lose(pulse, LossReason::Expired, None);
+                        if let Claims::Own(..) = kept.claims {
+                            over = Some((LossReason::Expired, None));
+                        }
+                    }
+                }
+                Renewal::Lost => over = Some((LossReason::Taken, None)),
+                Renewal::Revoked(why) => over = Some((LossReason::Taken, Some(why))),
+                Renewal::Evicted => over = Some((LossReason::Evicted, None)),
+                Renewal::Unknown(error) => {
+                    // Soon again, but not in a hot loop; the deadline ends it. One that took long
+                    // to fail has waited enough.
+                    kept.due = (sent + kept.armed.ttl / 12).max(now + SHORTEST_RETRY);
+                    kept.trouble = Some(error);
+                    if known_bad::gives_up_renewing(kept.armed) {
+                        kept.due = BootTime::NEVER;
+                    }
+                }
+            }
+        });
+        if let Some((reason, why)) = over
+            && let Some(kept) = self.remove(id)
+        {
+            kept.lose(reason, why.as_ref(), lost);
+        }
+    }
+
+    /// Compares what hangs on a shared lease with what is known, and has the strangers left.
+    ///
+    /// A claim is registered before its enter is sent, so whatever the list shows was known
+    /// before the list was made: if it is not known now, it was dropped and must be left.
+    pub(super) fn compare(
+        &mut self,
+        sent: BootTime,
+        lease: LeaseId,
+        found: Vec<Audited>,
+        now: BootTime,
+        lost: &mut Lost,
+    ) {
+        let Some(kept) = self.leases.get_mut(&lease) else {
+            return;
+        };
+        let Claims::Shared(claims) = &mut kept.claims else {
+            return;
+        };
+        let listed: HashMap<ClaimId, bool> = found
+            .iter()
+            .map(|audited| (audited.ticket.claim, audited.evicted))
+            .collect();
+        claims.retain(|claim, pulse| match listed.get(claim) {
+            Some(evicted) => {
+                // Its place stays until its owner lets go.
+                if *evicted {
+                    lost.lose(pulse, LossReason::Evicted, None);
+                }
+                true
+            }
+            // Entered after the list was asked for.
+            None if pulse.since() >= sent => true,
+            None => {
+                lost.lose(pulse, LossReason::Taken, None);
+                false
+            }
+        });
+        let known = |claim: &ClaimId| {
+            claims.contains_key(claim)
+                || self.entering.contains_key(claim)
+                || self.parting.contains(claim)
+                || self.parted.contains(claim)
+        };
+        let mut strangers: HashMap<ClaimId, Ticket> = found
+            .into_iter()
+            .map(|audited| (audited.ticket.claim, audited.ticket))
+            .filter(|(claim, _)| !known(claim))
+            .collect();
+        if strangers.is_empty() {
+            return;
+        }
+        for (_, claim) in self.leaving.keys() {
+            strangers.remove(claim);
+        }
+        let give_up = now + kept.armed.ttl;
+        for (claim, ticket) in strangers {
+            let departure = Departure {
+                ticket,
+                not_before: BootTime::PAST,
+                give_up,
+            };
+            self.leaving.insert((BootTime::PAST, claim), departure);
+        }
+    }
+
+    /// Changes a lease, and its place in the queues. Says whether there is such a lease.
+    fn update(&mut self, id: LeaseId, change: impl FnOnce(&mut Kept)) -> bool {
+        let Some(kept) = self.leases.get_mut(&id) else {
+            return false;
+        };
+        let before = kept.queued(self.timeout);
+        change(kept);
+        let after = kept.queued(self.timeout);
+        self.requeue(id, Some(before), Some(after));
+        true
+    }
+
+    fn remove(&mut self, id: LeaseId) -> Option<Kept> {
+        let kept = self.leases.remove(&id)?;
+        self.requeue(id, Some(kept.queued(self.timeout)), None);
+        Some(kept)
+    }
+
+    fn requeue(&mut self, id: LeaseId, before: Option<Queued>, after: Option<Queued>) {
+        let deadline = |queued: Option<Queued>| queued.map(|queued| queued.deadline);
+        if deadline(before) != deadline(after) {
+            if let Some(before) = before {
+                self.deadlines.remove(&(before.deadline, id));
+            }
+            if let Some(after) = after {
+                self.deadlines.insert((after.deadline, id));
+            }
+        }
+        let place = |queued: Option<Queued>| queued.and_then(|at| Some((at.limit, at.due?)));
+        if place(before) != place(after) {
+            if let Some((limit, due)) = place(before) {
+                if let Some(lane) = self.lanes.get_mut(&limit) {
+                    lane.due.remove(&(due, id));
+                }
+                self.close_lane(limit);
+            }
+            if let Some((limit, due)) = place(after) {
+                self.lanes.entry(limit).or_default().due.insert((due, id));
+            }
+        }
+    }
+
+    /// Forgets a lane that nothing is in.
+    fn close_lane(&mut self, limit: Duration) {
+        if let Some(lane) = self.lanes.get(&limit)
+            && lane.due.is_empty()
+            && lane.in_flight == 0
+        {
+            self.lanes.remove(&limit);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "ledger_tests.rs"]
+mod tests;

@@ -1,0 +1,241 @@
+//! `Keeper`: the only code that renews, for every engine, and that leaves in the background.
+//!
+//! One thread per client, apart from the caller's runtime, so that a blocked or ended runtime
+//! neither costs a lease nor keeps a released place. Holds and waiting claims register here;
+//! the thread ([`task`]) renews their leases, many with one call, tells their pulses when one is
+//! over, and leaves what was dropped. What is known of them is the [`ledger`].
+//!
+//! Registering and forgetting take one short mutex and wake nobody, unless something is due
+//! earlier than the thread would look by itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use self::ledger::{Departure, Ledger, Lost};
+use super::claim::ClaimId;
+use super::clock::BootTime;
+use super::engine::Engine;
+use super::error::{Error, Kind, Result};
+use super::events::{Event, Observers};
+use super::pulse::{LossReason, Pulse};
+use super::sync::{Mutex, Runtime};
+use super::ticket::{Armed, Ticket};
+
+mod ledger;
+mod task;
+
+/// The handle that clients and holds share. When the last one is dropped the thread leaves what
+/// is still to be left, and ends.
+pub(crate) struct Keeper(Arc<Shared>);
+
+struct Shared {
+    engine: Arc<dyn Engine>,
+    observers: Observers,
+    /// How long one request may take.
+    timeout: Duration,
+    state: Mutex<State>,
+    /// Wakes the thread.
+    wake: Notify,
+    /// Told whenever nothing is left to be left.
+    drained: Notify,
+}
+
+struct State {
+    ledger: Ledger,
+    running: bool,
+    closing: bool,
+}
+
+impl Keeper {
+    pub(crate) fn new(engine: Arc<dyn Engine>, timeout: Duration) -> Self {
+        Self(Arc::new(Shared {
+            observers: Observers::new(&engine.describe()),
+            engine,
+            timeout,
+            state: Mutex::new(State {
+                ledger: Ledger::new(timeout),
+                running: false,
+                closing: false,
+            }),
+            wake: Notify::new(),
+            drained: Notify::new(),
+        }))
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<dyn Engine> {
+        &self.0.engine
+    }
+
+    pub(crate) fn observers(&self) -> &Observers {
+        &self.0.observers
+    }
+
+    /// Starts the thread unless it runs. Nothing may enter before.
+    pub(crate) fn start(&self) -> Result<()> {
+        let mut state = self.0.state.lock();
+        if state.running {
+            return Ok(());
+        }
+        let failed = |error: std::io::Error| {
+            let message =
+                "the keeper's thread can't be started; are limits on threads or memory reached?";
+            Error::new(Kind::Denied, "keeper", message).because(error)
+        };
+        let runtime = Runtime::new().map_err(failed)?;
+        let shared = Arc::clone(&self.0);
+        // Listening begins before anything can enter: an alarm in between would be lost, and an
+        // eviction told only by the next renewal.
+        let alarms = runtime.enter(|| shared.engine.alarms());
+        let keeping = async move {
+            let ended = Ended(Arc::clone(&shared));
+            task::keep(shared, alarms).await;
+            drop(ended);
+        };
+        runtime.spawn("palisade-keeper", keeping).map_err(failed)?;
+        state.running = true;
+        Ok(())
+    }
+
+    /// Says that a claim's enter is under way.
+    pub(crate) fn entering(&self, claim: ClaimId) {
+        self.0.state.lock().ledger.entering(claim);
+    }
+
+    /// Takes a claim that has a place under care, and returns its life sign.
+    pub(crate) fn watch_over(&self, ticket: &Ticket, armed: Armed) -> Arc<Pulse> {
+        let mut state = self.0.state.lock();
+        let now = BootTime::now();
+        if !state.running {
+            // The thread has ended since the claim began: nobody would renew it, nobody tell.
+            state.ledger.forget(ticket);
+            let pulse = Pulse::new(ticket.name.clone(), armed, now);
+            pulse.lose(LossReason::Expired, Some(thread_ended()));
+            return Arc::new(pulse);
+        }
+        let (pulse, too_late) = state.ledger.watch_over(ticket, armed, now);
+        drop(state);
+        if too_late {
+            self.0.wake.notify_one();
+        }
+        pulse
+    }
+
+    /// Tells the keeper what the engine counted for a grant, so that renewals carry the
+    /// incarnation; or that there are to be no more of them.
+    pub(crate) fn granted(&self, ticket: &Ticket, renewed: bool) {
+        self.0.state.lock().ledger.granted(ticket, renewed);
+    }
+
+    /// Stops renewing for a claim, before its place is left. A shared lease goes on living.
+    pub(crate) fn forget(&self, ticket: &Ticket) {
+        self.0.state.lock().ledger.forget(ticket);
+    }
+
+    /// Stops renewing for a claim whose place is being left from now on, until it is forgotten.
+    pub(crate) fn part_with(&self, ticket: &Ticket) {
+        self.0.state.lock().ledger.part_with(ticket);
+    }
+
+    /// Leaves in the background, not before `not_before`; until then it goes on renewing.
+    /// Never blocks, never spawns, needs no runtime.
+    pub(crate) fn leave_later(&self, ticket: Ticket, not_before: BootTime, ttl: Duration) {
+        let mut state = self.0.state.lock();
+        let now = BootTime::now();
+        // Without the thread there is no one to do it, and the ttl ends it.
+        if !state.running {
+            state.ledger.forget(&ticket);
+            return;
+        }
+        let give_up = now.max(not_before) + ttl;
+        let departure = Departure {
+            ticket,
+            not_before,
+            give_up,
+        };
+        state.ledger.leave_later(departure, now);
+        drop(state);
+        self.0.wake.notify_one();
+    }
+
+    /// Waits until nothing is left to be left.
+    pub(crate) async fn drain(&self) {
+        loop {
+            let drained = self.0.drained.notified();
+            {
+                let state = self.0.state.lock();
+                if !state.running || state.ledger.is_drained() {
+                    return;
+                }
+            }
+            drained.await;
+        }
+    }
+
+    /// Ends the thread and waits for that, so that whatever the engine cleans up when it is
+    /// dropped is done when this returns.
+    pub(crate) async fn end(self) {
+        self.0.state.lock().closing = true;
+        self.0.wake.notify_one();
+        loop {
+            let ended = self.0.drained.notified();
+            if !self.0.state.lock().running {
+                break;
+            }
+            ended.await;
+        }
+        // The thread has said that it is over, and drops its share next.
+        while Arc::strong_count(&self.0) > 1 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.0.state.lock().closing = true;
+        self.0.wake.notify_one();
+    }
+}
+
+impl Shared {
+    /// Tells who was lost: those who wait for it, and the observers if it was a hold. No lock may
+    /// be held, since whoever is told may drop holds.
+    fn tell(&self, lost: Lost) {
+        for pulse in lost.0 {
+            pulse.tell();
+            if let Some(loss) = pulse.loss()
+                && pulse.is_granted()
+            {
+                self.observers.tell(|engine| Event::Lost {
+                    engine,
+                    name: pulse.name(),
+                    reason: loss.reason,
+                    why: loss.why(),
+                });
+            }
+        }
+    }
+}
+
+/// Whatever ends the thread, a panic in an engine included, its holds are told at once: nobody
+/// renews them any more.
+struct Ended(Arc<Shared>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let mut lost = Lost::default();
+        let mut state = self.0.state.lock();
+        state.running = false;
+        state.ledger.end(&thread_ended(), &mut lost);
+        drop(state);
+        self.0.tell(lost);
+        self.0.drained.notify_waiters();
+    }
+}
+
+fn thread_ended() -> Error {
+    let message = "the thread that renews has ended, with its client or by a defect";
+    Error::new(Kind::Internal, "renew", message)
+}

@@ -1,0 +1,197 @@
+//! The keeper's loop: what is due, what came back, what is over.
+//!
+//! Requests run beside the loop and never hold it up: a deadline that passes while a renewal
+//! hangs is told at that moment, not when the request gives up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+
+use super::Shared;
+use super::ledger::{Batch, Departure, Lost};
+use crate::core::claim::ClaimId;
+use crate::core::clock::BootTime;
+use crate::core::engine::{Alarm, Audited, BoxStream, Renewal};
+use crate::core::error::{Error, Kind, Result};
+use crate::core::events::{Event, Renewed};
+use crate::core::sync::{sleep_until, timeout};
+use crate::core::ticket::LeaseId;
+use crate::core::wait::{Backoff, Retry};
+
+/// What a request beside the loop came back with.
+enum Answer {
+    Renewed {
+        limit: Duration,
+        sent: BootTime,
+        leases: Vec<LeaseId>,
+        answers: Vec<Renewal>,
+    },
+    Audited {
+        sent: BootTime,
+        lease: LeaseId,
+        answer: Result<Vec<Audited>>,
+    },
+    Left {
+        claim: ClaimId,
+    },
+}
+
+type Requests = FuturesUnordered<BoxFuture<'static, Answer>>;
+
+pub(super) async fn keep(shared: Arc<Shared>, mut alarms: BoxStream<Alarm>) {
+    let mut alarms_open = true;
+    let mut requests = Requests::new();
+    while let Some(looks_at) = shared.look(&mut requests) {
+        tokio::select! {
+            () = shared.wake.notified() => {}
+            Some(answer) = requests.next(), if !requests.is_empty() => shared.take(answer),
+            alarm = alarms.next(), if alarms_open => match alarm {
+                Some(alarm) => shared.state.lock().ledger.hurry(alarm),
+                None => alarms_open = false,
+            },
+            () = sleep_until(looks_at), if looks_at < BootTime::NEVER => {}
+        }
+    }
+    shared.engine.close().await;
+}
+
+impl Shared {
+    /// Tells what is over, sends what is due, and says when to look again; `None` at the end.
+    fn look(&self, requests: &mut Requests) -> Option<BootTime> {
+        let now = BootTime::now();
+        let mut lost = Lost::default();
+        let mut state = self.state.lock();
+        let ledger = &mut state.ledger;
+        ledger.expire(now, &mut lost);
+        let due = ledger.take_due(now);
+        let leaving = ledger.take_leaving(now);
+        let looks_at = ledger.next_look(now);
+        let drained = ledger.is_drained();
+        let ends = drained && state.closing;
+        drop(state);
+
+        self.tell(lost);
+        if drained {
+            self.drained.notify_waiters();
+        }
+        if ends {
+            return None;
+        }
+        for batch in due {
+            let shared = batch.leases.iter().filter(|lease| lease.ticket.is_none());
+            requests.extend(shared.map(|lease| self.audit(lease.id)));
+            requests.push(self.renew(batch));
+        }
+        requests.extend(leaving.into_iter().map(|departure| self.leave(departure)));
+        Some(looks_at)
+    }
+
+    fn renew(&self, Batch { limit, leases }: Batch) -> BoxFuture<'static, Answer> {
+        let ids: Vec<LeaseId> = leases.iter().map(|lease| lease.id).collect();
+        let sent = BootTime::now();
+        let renewal = self.engine.renew(leases, limit);
+        Box::pin(async move {
+            // The engine gives up first, and says why; this is for one that doesn't.
+            let answers = timeout(limit + limit / 4, renewal).await;
+            let answers = answers.unwrap_or_default();
+            Answer::Renewed {
+                limit,
+                sent,
+                leases: ids,
+                answers,
+            }
+        })
+    }
+
+    fn audit(&self, lease: LeaseId) -> BoxFuture<'static, Answer> {
+        let limit = self.timeout;
+        let sent = BootTime::now();
+        let audit = self.engine.audit(lease);
+        Box::pin(async move {
+            let answer = timeout(limit, audit).await.unwrap_or_else(|_| {
+                Err(Error::new(Kind::Unreachable, "audit", "no answer in time"))
+            });
+            Answer::Audited {
+                sent,
+                lease,
+                answer,
+            }
+        })
+    }
+
+    /// Leaves, again and again until it is known to be done or the ttl has done it.
+    fn leave(&self, departure: Departure) -> BoxFuture<'static, Answer> {
+        let engine = Arc::clone(&self.engine);
+        let limit = self.timeout;
+        Box::pin(async move {
+            let mut backoff = Backoff::new(Retry::default());
+            loop {
+                match timeout(limit, engine.leave(departure.ticket.clone())).await {
+                    Ok(Ok(_)) => break,
+                    Ok(Err(error)) if !error.is_transient() => break,
+                    Ok(Err(_)) | Err(_) => {}
+                }
+                if !backoff.sleep(departure.give_up).await {
+                    break;
+                }
+            }
+            Answer::Left {
+                claim: departure.ticket.claim,
+            }
+        })
+    }
+
+    fn take(&self, answer: Answer) {
+        let mut lost = Lost::default();
+        let mut state = self.state.lock();
+        let ledger = &mut state.ledger;
+        match answer {
+            Answer::Left { claim } => ledger.has_left(claim),
+            Answer::Audited {
+                sent,
+                lease,
+                answer,
+            } => {
+                if let Ok(found) = answer {
+                    ledger.compare(sent, lease, found, BootTime::now(), &mut lost);
+                }
+                ledger.has_audited();
+            }
+            Answer::Renewed {
+                limit,
+                sent,
+                leases,
+                answers,
+            } => {
+                let mut outcomes: Vec<Renewed> = answers.iter().map(outcome).collect();
+                outcomes.resize(leases.len(), Renewed::Unknown);
+                let now = BootTime::now();
+                ledger.renewed(limit, &leases, sent, answers, now, &mut lost);
+                drop(state);
+                let took = now.saturating_since(sent);
+                for outcome in outcomes {
+                    self.observers.tell(|engine| Event::Renewed {
+                        engine,
+                        outcome,
+                        took,
+                    });
+                }
+                return self.tell(lost);
+            }
+        }
+        drop(state);
+        self.tell(lost);
+    }
+}
+
+fn outcome(answer: &Renewal) -> Renewed {
+    match answer {
+        Renewal::Held(_) => Renewed::Held,
+        Renewal::Lost | Renewal::Revoked(_) => Renewed::Lost,
+        Renewal::Evicted => Renewed::Evicted,
+        Renewal::Unknown(_) => Renewed::Unknown,
+    }
+}

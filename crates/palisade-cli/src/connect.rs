@@ -82,7 +82,6 @@ impl Place {
     }
 
     /// Connects, trying once. For a verb that changes something.
-    #[allow(dead_code)]
     pub(crate) async fn connect(&self) -> Result<Client, Failure> {
         Ok(palisade::connect(&self.url).await?)
     }

@@ -2,6 +2,7 @@
 //! are beside the verb.
 
 use std::ffi::{OsStr, OsString};
+use std::sync::OnceLock;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::error::{ContextKind, ContextValue};
@@ -11,6 +12,7 @@ use palisade::core::url::nearest;
 use crate::exit::Failure;
 use crate::print::Printer;
 use crate::verbs::Verb;
+use crate::view::{shorten, shown};
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Green.on_default().bold())
@@ -61,13 +63,20 @@ impl Global {
 impl Args {
     /// Reads the arguments of this process.
     pub(crate) fn read() -> Result<Self, (Failure, Printer)> {
-        if let Some(args) = Self::read_one_verb(std::env::args_os().collect()) {
+        let refuse = |failure| {
+            let json = asks_for_json(own_arguments());
+            (failure, Printer { json })
+        };
+        // One before the verb and one behind it are no conflict to clap: it drops the first.
+        if own_arguments().filter(|arg| names_a_url(arg)).count() > 1 {
+            let message = "--url is given twice; which engine is meant?";
+            return Err(refuse(Failure::Usage(message.into())));
+        }
+        if let Some(args) = Self::read_one_verb(arguments().to_vec()) {
             return Ok(args);
         }
-        Self::try_parse().map_err(|error| {
-            let json = asks_for_json(own_arguments());
-            (Failure::Arguments(with_suggestion(error)), Printer { json })
-        })
+        Self::try_parse_from(arguments())
+            .map_err(|error| refuse(Failure::Arguments(with_suggestion(error))))
     }
 }
 
@@ -91,11 +100,22 @@ impl Args {
     }
 }
 
+/// All arguments of this process, as they were before a password in them was overwritten.
+pub(crate) fn arguments() -> &'static [OsString] {
+    static ARGUMENTS: OnceLock<Vec<OsString>> = OnceLock::new();
+    ARGUMENTS.get_or_init(|| std::env::args_os().collect())
+}
+
 /// The arguments that are ours and not the command's.
 fn own_arguments() -> impl Iterator<Item = OsString> {
-    std::env::args_os()
-        .skip(1)
-        .take_while(|arg| arg != OsStr::new("--"))
+    let all = arguments().iter().skip(1).cloned();
+    all.take_while(|arg| arg != OsStr::new("--"))
+}
+
+fn names_a_url(argument: &OsStr) -> bool {
+    let text = argument.to_string_lossy();
+    let flag = text.split_once('=').map_or(&*text, |(flag, _)| flag);
+    matches!(flag, "--url" | "--engine-url")
 }
 
 /// Whether `--json` is among arguments that could not be read.
@@ -103,19 +123,36 @@ fn asks_for_json(mut args: impl Iterator<Item = OsString>) -> bool {
     args.any(|arg| arg == OsStr::new("--json"))
 }
 
-/// What clap says about arguments, in our voice: a URL among them may hold a secret.
+/// What clap says about arguments, in our voice: a URL among them may hold a secret, and any may
+/// be long or steer the terminal.
 pub(crate) fn explain(text: &str) -> String {
     let mut text = text.replacen("error:", "palisade:", 1);
-    for arg in own_arguments().filter_map(|arg| arg.into_string().ok()) {
-        if let Some((scheme, _)) = arg.split_once("://") {
-            text = text.replace(&arg, &format!("{scheme}://…"));
+    for arg in own_arguments() {
+        let arg = arg.to_string_lossy();
+        // A value may be named apart from its flag.
+        let value = arg.split_once('=').map(|(_, value)| value);
+        for part in std::iter::once(&*arg).chain(value) {
+            let safe = match part.split_once("://") {
+                Some((scheme, _)) => format!("{}://…", shown(scheme)),
+                None => shorten(&shown(part)),
+            };
+            if safe != part {
+                text = text.replace(part, &safe);
+            }
         }
     }
     text
 }
 
-/// Adds the verb that was meant when clap, which does not see swapped letters, has none.
+/// Adds what was meant where clap does not know.
 fn with_suggestion(mut error: clap::Error) -> clap::Error {
+    if let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg)
+        && let Some(tip) = tip(argument, own_arguments())
+    {
+        let tip = ContextValue::StyledStrs(vec![tip.into()]);
+        error.insert(ContextKind::Suggested, tip);
+        return error;
+    }
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
         return error;
     };
@@ -126,6 +163,30 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
         error.insert(ContextKind::SuggestedSubcommand, meant);
     }
     error
+}
+
+/// What to write instead of an argument that a verb does not know: that of a verb that runs a
+/// command may be the command's, or a flag of flock.
+fn tip(argument: &str, mut args: impl Iterator<Item = OsString>) -> Option<String> {
+    let runs = ["run", "elect", "acquire"];
+    let verb = args.find_map(|arg| runs.into_iter().find(|verb| arg == OsStr::new(verb)))?;
+    let flag = match argument {
+        "-n" | "--nb" | "--nonblock" => "use --no-wait to end at once when the lock is held",
+        "-w" | "--timeout" => "use --wait with a unit, as in --wait 10s",
+        "-s" => "use --shared to hold it together with others that share it",
+        "-x" | "-e" | "--exclusive" => {
+            "leave it away: a lock is exclusive unless --shared is given"
+        }
+        "-c" | "--command" => "write the command behind --, as in -- sh -c 'COMMAND'",
+        word if word.starts_with('-') => return None,
+        _ if verb == "acquire" => return None,
+        _ => {
+            return Some(format!(
+                "write the command behind --, as in palisade {verb} NAME -- CMD"
+            ));
+        }
+    };
+    Some(flag.to_owned())
 }
 
 /// The verb that was meant by `word`, or the part of a verb if one stands before it in `args`.
@@ -187,6 +248,21 @@ mod tests {
         for verb in Args::command().get_subcommands() {
             assert!(Verb::definition(verb.get_name()).is_some(), "{verb}");
         }
+    }
+
+    #[test]
+    fn what_flock_takes_is_explained() {
+        let tip = |argument, verb| tip(argument, [OsString::from(verb)].into_iter());
+        for (argument, word) in [
+            ("-n", "--no-wait"),
+            ("-w", "--wait 10s"),
+            ("-s", "--shared"),
+            ("true", "palisade run NAME -- CMD"),
+        ] {
+            assert!(tip(argument, "run").unwrap().contains(word));
+        }
+        assert_eq!(tip("-n", "ls"), None);
+        assert_eq!(tip("--frobnicate", "run"), None);
     }
 
     #[test]

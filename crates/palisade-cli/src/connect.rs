@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use palisade::{Client, Error, Kind, Patience, Prepared, Url};
+use palisade::{Card, Client, Error, Kind, Patience, Prepared, Url};
 
 use crate::args::Global;
 use crate::config::Config;
@@ -16,6 +16,8 @@ const RETRY: Duration = Duration::from_millis(250);
 pub(crate) struct Place {
     url: String,
     wait: Option<Patience>,
+    for_correctness: bool,
+    exposed: Option<String>,
 }
 
 impl Place {
@@ -25,7 +27,43 @@ impl Place {
         Ok(Self {
             url: config.full_url()?,
             wait: config.wait(),
+            for_correctness: config.for_correctness(),
+            exposed: config.exposed(),
         })
+    }
+
+    /// The same, with `--for-correctness` if it is given.
+    pub(crate) fn demand(mut self, for_correctness: bool) -> Self {
+        self.for_correctness |= for_correctness;
+        self
+    }
+
+    /// Whether the engine must be one that can be relied on, as it is set up.
+    pub(crate) fn for_correctness(&self) -> bool {
+        self.for_correctness
+    }
+
+    /// What to say about a configuration that shows a password to other users, if it does.
+    pub(crate) fn exposed(&self) -> Option<&str> {
+        self.exposed.as_deref()
+    }
+
+    /// What is known of the engine before it is connected to.
+    pub(crate) fn card(&self) -> Result<Card, Failure> {
+        let scheme = Url::parse(&self.url)?.scheme;
+        let mut cards = palisade::cards().into_iter();
+        let card = cards.find(|card| card.schemes.contains(&scheme.as_str()));
+        card.ok_or_else(|| Failure::Defect("an engine without its card".into()))
+    }
+
+    /// Whether its locks are those of one process, so that two commands never meet there.
+    pub(crate) fn is_private(&self) -> Result<bool, Failure> {
+        Ok(Url::parse(&self.url)?.scheme == "memory")
+    }
+
+    /// Scheme and hosts, and the directory of `file:`, which is no secret.
+    pub(crate) fn shown(&self) -> Result<String, Failure> {
+        shown_url(&self.url)
     }
 
     /// The URL. May hold a secret.
@@ -43,15 +81,32 @@ impl Place {
         Ok(Url::parse(&self.url)?.take_duration("ttl")?)
     }
 
-    /// Connects, trying once.
+    /// Connects, trying once. For a verb that changes something.
     pub(crate) async fn connect(&self) -> Result<Client, Failure> {
         Ok(palisade::connect(&self.url).await?)
+    }
+
+    /// Connects for a look, trying once; `None` when there is nothing to look at, since no lock was
+    /// ever taken in the embedded store. It is not made then.
+    pub(crate) async fn connect_existing(&self) -> Result<Option<Client>, Failure> {
+        Ok(palisade::connect_existing(&self.url).await?)
     }
 
     /// Does what must be done before a fork, trying once.
     pub(crate) fn prepare(&self) -> palisade::Result<Prepared> {
         palisade::prepare(&self.url)
     }
+}
+
+/// As [`Place::shown`].
+pub(crate) fn shown_url(url: &str) -> Result<String, Failure> {
+    let url = Url::parse(url)?;
+    Ok(match url.scheme.as_str() {
+        "file" => format!("file:{}", url.path),
+        scheme if palisade::schemes().contains(&scheme) => url.shown(),
+        // Somebody may have pasted a secret here.
+        _ => "(an unknown scheme)".to_owned(),
+    })
 }
 
 /// Tries to connect while the engine can't be reached and patience lasts.

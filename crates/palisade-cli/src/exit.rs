@@ -44,6 +44,8 @@ pub(crate) enum Failure {
         /// Say nothing.
         quiet: bool,
     },
+    /// The lock is held by the palisade that runs this one, which would wait for ever.
+    Nested(String),
     /// The lock was lost while it was held.
     Lost(String),
     /// The command could not be started.
@@ -74,6 +76,7 @@ pub(crate) fn code(verdict: &Verdict) -> u8 {
             Failure::Arguments(error) => u8::from(error.use_stderr()) * 2,
             Failure::NotAcquired { code, .. } => code.unwrap_or(75),
             Failure::Lost(_) => 76,
+            Failure::Nested(_) => 77,
             Failure::Command { missing: true, .. } => 127,
             Failure::Command { missing: false, .. } => 126,
             // A reader that has seen enough, as in `palisade ls | head`, is no failure.
@@ -109,6 +112,7 @@ impl Failure {
             Self::Library(error) => error.kind().code(),
             Self::Usage(_) | Self::Arguments(_) => Kind::InvalidArgument.code(),
             Self::NotAcquired { .. } => "not_acquired",
+            Self::Nested(_) => "held_by_ancestor",
             Self::Lost(_) => Kind::Lost.code(),
             Self::Command { missing: true, .. } => "command_not_found",
             Self::Command { missing: false, .. } => "command_not_executable",
@@ -130,18 +134,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Library(error) => {
-                // The operation in front is for logs; the message says what to do.
-                let text = error.to_string();
-                let operation = format!("{}: ", error.operation());
-                f.write_str(text.strip_prefix(&operation).unwrap_or(&text))?;
-                let mut cause = std::error::Error::source(error);
-                while let Some(source) = cause {
-                    write!(f, ": {source}")?;
-                    cause = source.source();
-                }
-                Ok(())
-            }
+            Self::Library(error) => f.write_str(&told(error)),
             Self::Arguments(error) => {
                 // The paragraphs that say what is wrong, as one line.
                 let text = explain(&error.to_string());
@@ -155,6 +148,7 @@ impl fmt::Display for Failure {
             }
             Self::Usage(message)
             | Self::NotAcquired { message, .. }
+            | Self::Nested(message)
             | Self::Lost(message)
             | Self::Command { message, .. }
             | Self::Start(message)
@@ -162,6 +156,20 @@ impl fmt::Display for Failure {
             Self::Output(error) => write!(f, "can't write the output: {error}"),
         }
     }
+}
+
+/// All that an error says, with where and because of what.
+pub(crate) fn told(error: &palisade::Error) -> String {
+    // The operation in front is for logs; the message says what to do.
+    let text = error.to_string();
+    let operation = format!("{}: ", error.operation());
+    let mut told = text.strip_prefix(&operation).unwrap_or(&text).to_owned();
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        told.push_str(&format!(": {source}"));
+        cause = source.source();
+    }
+    told
 }
 
 impl From<palisade::Error> for Failure {

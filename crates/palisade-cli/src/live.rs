@@ -13,6 +13,7 @@ use rustix::time::Timespec;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
+use crate::connect::Place;
 use crate::exit::Failure;
 use crate::view::LineView;
 
@@ -28,10 +29,36 @@ const READER_CHECK: Duration = Duration::from_millis(500);
 /// What was seen.
 pub(crate) type Seen = Result<Vec<LineView>, Failure>;
 
+/// Connects for looking; an embedded store that is not there yet is waited for, and not made.
+pub(crate) async fn connect(place: &Place) -> Result<Client, Failure> {
+    loop {
+        if let Some(client) = place.connect_existing().await? {
+            return Ok(client);
+        }
+        sleep(RECHECK).await;
+    }
+}
+
 /// Looks at the lines of `scope`, now and whenever they may have changed.
-pub(crate) fn feed(client: Client, scope: Scope) -> mpsc::Receiver<Seen> {
+///
+/// # Errors
+/// When the engine can't be connected to at first.
+pub(crate) async fn feed(place: Place, scope: Scope) -> Result<mpsc::Receiver<Seen>, Failure> {
     let (sender, receiver) = mpsc::channel(1);
+    let existing = place.connect_existing().await?;
     tokio::spawn(async move {
+        let client = match existing {
+            Some(client) => client,
+            None => {
+                if sender.send(Ok(Vec::new())).await.is_err() {
+                    return;
+                }
+                match connect(&place).await {
+                    Ok(client) => client,
+                    Err(failure) => return drop(sender.send(Err(failure)).await),
+                }
+            }
+        };
         // Opened before the first look, so that no change falls between the two.
         let mut changes = client.engine().watch(scope.clone());
         loop {
@@ -46,10 +73,11 @@ pub(crate) fn feed(client: Client, scope: Scope) -> mpsc::Receiver<Seen> {
             }
         }
     });
-    receiver
+    Ok(receiver)
 }
 
-async fn look(client: &Client, scope: &Scope) -> Seen {
+/// The lines of `scope`.
+pub(crate) async fn look(client: &Client, scope: &Scope) -> Seen {
     let reports = client.survey(scope.clone()).await?;
     let views = reports.into_iter();
     views.map(|report| LineView::new(report, client)).collect()

@@ -7,6 +7,7 @@
 
 mod abilities;
 mod args;
+mod argv;
 mod child;
 mod config;
 mod connect;
@@ -14,6 +15,7 @@ mod exit;
 mod guardian;
 mod holder;
 mod job;
+mod json;
 mod live;
 mod print;
 mod signals;
@@ -29,12 +31,33 @@ use args::Args;
 use exit::{Failure, Verdict};
 use print::Printer;
 
+/// How many files a verb opens at the most, with room to spare. Less is refused at the start:
+/// what runs out of them half-way fails in ways that are harder to understand.
+const FILES: usize = 24;
+
 fn main() -> ExitCode {
+    sys::ignore_file_size_signal();
     let (verdict, printer) = match Args::read() {
-        Ok(args) => (args.verb.run(&args.global), args.global.printer()),
+        Ok(args) => {
+            let printer = args.global.printer();
+            argv::hide_passwords(printer);
+            (
+                enough_files().and_then(|()| args.verb.run(&args.global)),
+                printer,
+            )
+        }
         Err((refusal, printer)) => (Err(refusal), printer),
     };
-    finish(&verdict, printer)
+    finish(verdict, printer)
+}
+
+fn enough_files() -> Result<(), Failure> {
+    sys::can_open(FILES).map_err(|error| {
+        Failure::Start(format!(
+            "palisade needs {FILES} open files beside those that it was started with; raise the \
+             limit with `ulimit -n`: {error}"
+        ))
+    })
 }
 
 /// Does `work` on a runtime of one thread.
@@ -49,9 +72,16 @@ fn on_runtime(work: impl Future<Output = Verdict>) -> Verdict {
     verdict
 }
 
-fn finish(verdict: &Verdict, printer: Printer) -> ExitCode {
-    if let Err(failure) = verdict {
+fn finish(mut verdict: Verdict, printer: Printer) -> ExitCode {
+    // Help and version are answers, and fail as answers do.
+    if let Err(Failure::Arguments(text)) = &verdict
+        && !text.use_stderr()
+        && let Err(error) = print::help(text)
+    {
+        verdict = Err(error.into());
+    }
+    if let Err(failure) = &verdict {
         printer.failure(failure);
     }
-    ExitCode::from(exit::code(verdict))
+    ExitCode::from(exit::code(&verdict))
 }

@@ -4,16 +4,19 @@
 //! stderr that can't be written is no reason to fail. Nothing here panics on a closed pipe.
 //! Colours are for a terminal that wants them: not when piped, not with `NO_COLOR`.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use comfy_table::{ContentArrangement, Table, presets};
+use ratatui::text::Span;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::args::explain;
 use crate::exit::Failure;
-use crate::view::{ClaimView, LineView, shown};
+use crate::json;
+use crate::view::{ClaimView, LineView, brief, shorten, shown};
 
 /// Says things as text or as JSON.
 #[derive(Debug, Clone, Copy)]
@@ -34,8 +37,7 @@ impl Printer {
     ) -> io::Result<()> {
         let mut out = anstream::stdout().lock();
         if self.json {
-            serde_json::to_writer(&mut out, document)?;
-            writeln!(out)?;
+            writeln!(out, "{}", json::line(document)?)?;
         } else {
             out.write_all(text(document).as_bytes())?;
         }
@@ -45,8 +47,8 @@ impl Printer {
     /// Something that happened, on stderr: as a JSON line, or as what `text` makes of it.
     pub(crate) fn event(self, event: serde_json::Value, text: impl FnOnce() -> Option<String>) {
         let line = match self.json {
-            true => Some(event.to_string()),
-            false => text().map(|text| format!("palisade: {text}")),
+            true => json::line(&event).ok(),
+            false => text().map(|text| format!("palisade: {}", shorten(&shown(&text)))),
         };
         if let Some(line) = line {
             let _ = writeln!(anstream::stderr(), "{line}");
@@ -57,24 +59,43 @@ impl Printer {
     pub(crate) fn failure(self, failure: &Failure) {
         match failure {
             silent if silent.is_silent() => {}
-            // Help and version.
-            Failure::Arguments(text) if !text.use_stderr() => {
-                let _ = text.print();
-            }
+            // Help and version, which are on stdout.
+            Failure::Arguments(text) if !text.use_stderr() => {}
             Failure::Arguments(error) if !self.json => {
                 let text = explain(&error.render().ansi().to_string());
                 let _ = write!(anstream::stderr(), "{text}");
             }
             failure if self.json => {
-                let (code, message) = (failure.word(), failure.to_string());
+                let (code, message) = (failure.word(), shorten(&failure.to_string()));
                 let error = json!({"error": {"code": code, "message": message}});
-                let _ = writeln!(anstream::stderr(), "{error}");
+                let _ = writeln!(
+                    anstream::stderr(),
+                    "{}",
+                    json::line(&error).unwrap_or_default()
+                );
             }
             failure => {
-                let _ = writeln!(anstream::stderr(), "{ERROR}palisade:{ERROR:#} {failure}");
+                let message = shorten(&shown(&failure.to_string()));
+                let _ = writeln!(anstream::stderr(), "{ERROR}palisade:{ERROR:#} {message}");
             }
         }
     }
+}
+
+/// Help or the version, on stdout.
+pub(crate) fn help(text: &clap::Error) -> io::Result<()> {
+    text.print()?;
+    io::stdout().flush()
+}
+
+/// How many columns the terminal has that stdout is, if it is one.
+pub(crate) fn width() -> Option<usize> {
+    if !io::stdout().is_terminal() {
+        return None;
+    }
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    // One that does not know its own size says 0.
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
 /// Text on stdout.
@@ -87,29 +108,98 @@ pub(crate) fn text(text: &str) -> io::Result<()> {
 /// Lines as a table, one row per claim.
 pub(crate) fn table(lines: &[LineView]) -> String {
     let styled = |(style, row)| format!("{style}{row}{style:#}\n");
-    rows(lines).into_iter().map(styled).collect()
+    rows(lines, width()).into_iter().map(styled).collect()
 }
 
-/// The rows of the table, with its header.
-pub(crate) fn rows(lines: &[LineView]) -> Vec<(Style, String)> {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header([
-        "NAME", "STATE", "MODE", "OWNER", "HOST", "PID", "AGE", "EXPIRES", "TOKEN", "ID",
-    ]);
+const COLUMNS: [&str; 10] = [
+    "NAME", "STATE", "MODE", "OWNER", "HOST", "PID", "AGE", "EXPIRES", "TOKEN", "ID",
+];
+
+/// Columns that a narrow terminal goes without, the first one first. `show --json` has them all.
+const LESS: [usize; 7] = [9, 8, 7, 2, 6, 4, 5];
+
+/// Two of them share what is left when nothing else can go: the name and the owner.
+const LONG: [usize; 2] = [0, 3];
+
+/// The rows of the table, with its header, in at most `width` columns.
+pub(crate) fn rows(lines: &[LineView], width: Option<usize>) -> Vec<(Style, String)> {
     let mut styles = vec![HEADER];
+    let mut cells = vec![COLUMNS.map(str::to_owned)];
     for line in lines {
         for claim in line.claims() {
-            table.add_row(row(line, claim));
+            cells.push(row(line, claim));
             styles.push(match claim.position {
                 None => Style::new(),
                 Some(_) => WAITER,
             });
         }
     }
+    let widths: Vec<usize> = (0..COLUMNS.len())
+        .map(|column| {
+            cells
+                .iter()
+                .map(|row| columns(&row[column]))
+                .max()
+                .unwrap_or(0)
+        })
+        .collect();
+    let mut kept: Vec<usize> = (0..COLUMNS.len()).collect();
+    if let Some(width) = width {
+        let all = |kept: &[usize]| {
+            kept.iter()
+                .map(|column| widths[*column] + GAP)
+                .sum::<usize>()
+        };
+        for column in LESS {
+            if all(&kept) > width + GAP {
+                kept.retain(|kept| *kept != column);
+            }
+        }
+        let over = all(&kept).saturating_sub(width + GAP);
+        if over > 0 {
+            let [name, owner] = LONG.map(|column| widths[column]);
+            let left = (name + owner).saturating_sub(over);
+            let name = name.min(left.saturating_sub(owner).max(left / 2));
+            for row in &mut cells {
+                row[LONG[0]] = clip(&row[LONG[0]], name);
+                row[LONG[1]] = clip(&row[LONG[1]], left - name);
+            }
+        }
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    for row in cells {
+        table.add_row(kept.iter().map(|column| &row[*column]));
+    }
     let rows = table.lines().map(|row| row.trim().to_owned());
     styles.into_iter().zip(rows).collect()
+}
+
+/// Between two columns.
+const GAP: usize = 2;
+
+/// How many columns of a terminal a text takes.
+pub(crate) fn columns(text: &str) -> usize {
+    Span::raw(text).width()
+}
+
+/// As much of a text as fits, with a sign if that is not all.
+pub(crate) fn clip(text: &str, width: usize) -> String {
+    if columns(text) <= width {
+        return text.to_owned();
+    }
+    let mut clipped = String::new();
+    let mut used = 0;
+    for c in text.chars() {
+        used += columns(c.encode_utf8(&mut [0; 4]));
+        if used >= width {
+            break;
+        }
+        clipped.push(c);
+    }
+    clipped.push('…');
+    clipped
 }
 
 /// The cells of one claim.
@@ -129,8 +219,7 @@ pub(crate) fn row(line: &LineView, claim: &ClaimView) -> [String; 10] {
         (Some(owner), Some(label)) => format!("{} ({})", shown(owner), shown(label)),
     };
     let dash = || "-".to_owned();
-    let seconds = |millis: u64| format!("{}s", millis.div_ceil(1000));
-    let age = claim.age().map(humantime::format_duration);
+    let seconds = |millis: u64| brief(Duration::from_secs(millis.div_ceil(1000)));
     [
         shown(&line.name),
         state,
@@ -138,9 +227,49 @@ pub(crate) fn row(line: &LineView, claim: &ClaimView) -> [String; 10] {
         owner,
         claim.host.as_deref().map_or_else(dash, shown),
         claim.pid.map_or_else(dash, |pid| pid.to_string()),
-        age.map_or_else(dash, |age| age.to_string()),
+        claim.age().map_or_else(dash, brief),
         claim.expires_in_ms.map_or_else(dash, seconds),
         claim.token.clone().unwrap_or_else(dash),
         shown(&claim.id),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::LineView;
+
+    fn line(name: &str) -> LineView {
+        let mut line = LineView::empty(name);
+        let mut claim = ClaimView::of_owner(None);
+        claim.id = "715eed427a8bb7865b7fa2ffd58d71b2".into();
+        claim.owner = Some("681f235aa74a2c64".into());
+        claim.host = Some("db1.example.org".into());
+        claim.pid = Some(4_194_304);
+        claim.token = Some("1794780881520131".into());
+        claim.expires_in_ms = Some(28_311);
+        line.holders.push(claim);
+        line
+    }
+
+    #[test]
+    fn a_table_fits_into_any_terminal() {
+        let lines = [line("nightly-report"), line(&"é".repeat(127))];
+        let all = rows(&lines, None);
+        assert!(all[0].1.ends_with("ID") && all[1].1.contains("1794780881520131"));
+        for width in 30..250 {
+            for (_, row) in rows(&lines, Some(width)) {
+                assert!(columns(&row) <= width, "{width}: {row}");
+            }
+        }
+        let narrow = rows(&[line("nightly-report")], Some(80));
+        assert!(narrow[1].1.contains("4194304") && narrow[1].1.contains("681f235aa74a2c64"));
+    }
+
+    #[test]
+    fn what_is_clipped_says_so() {
+        assert_eq!(clip("abc", 3), "abc");
+        assert_eq!(clip("abcd", 3), "ab…");
+        assert_eq!(clip("日本語", 5), "日本…");
+    }
 }

@@ -13,8 +13,16 @@ use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 use crate::exit::Failure;
 use crate::{sys, terminal};
 
-/// What ends a process when a person or a supervisor asks for it.
-const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
+/// What ends a process that does not listen to it, when a person or a supervisor asks. A command
+/// may have another use for each of them.
+const ENDING: [Signal; 6] = [
+    Signal::INT,
+    Signal::TERM,
+    Signal::HUP,
+    Signal::QUIT,
+    Signal::USR1,
+    Signal::USR2,
+];
 
 /// Those that palisade is to hear of: not the ones that were ignored when it was started.
 pub(crate) fn endings() -> impl Iterator<Item = Signal> {
@@ -56,6 +64,9 @@ pub(crate) enum Event {
     Stop,
     /// We were resumed.
     Resumed,
+    /// The terminal that we are in the foreground of has another size. A child in the foreground
+    /// hears of that itself, and then we do not.
+    Resized,
 }
 
 /// All signals of interest while a child runs.
@@ -63,6 +74,7 @@ pub(crate) struct Signals {
     endings: Endings,
     stop: Option<Stream>,
     resumed: Stream,
+    resized: Stream,
 }
 
 impl Signals {
@@ -76,6 +88,7 @@ impl Signals {
             endings,
             stop,
             resumed: stream(Signal::CONT)?,
+            resized: stream(Signal::WINCH)?,
         })
     }
 
@@ -85,7 +98,7 @@ impl Signals {
             match self.next().await {
                 Event::Ending(signal) => return signal,
                 Event::Stop => terminal::stop(terminal::Stop::Us),
-                Event::Resumed => {}
+                Event::Resumed | Event::Resized => {}
             }
         }
     }
@@ -103,6 +116,7 @@ impl Signals {
             signal = self.endings.next() => Event::Ending(signal),
             _ = stop => Event::Stop,
             _ = self.resumed.recv() => Event::Resumed,
+            _ = self.resized.recv() => Event::Resized,
         }
     }
 }

@@ -9,6 +9,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use palisade::{BootTime, Hold, LossReason};
+use rustix::process::Signal;
 
 use crate::child::{Change, Child};
 use crate::guardian::{KILL_LEAD, grace};
@@ -105,6 +106,7 @@ async fn until_over(
             },
             event = signals.next() => match event {
                 Event::Ending(signal) => child.signal(signal),
+                Event::Resized => child.signal(Signal::WINCH),
                 Event::Stop => {
                     child.stop_with_us();
                     if hold.is_valid() {

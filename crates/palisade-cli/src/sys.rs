@@ -13,6 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
@@ -31,6 +32,30 @@ pub(crate) fn is_ignored(signal: Signal) -> bool {
         now.assume_init()
     };
     now.sa_sigaction == libc::SIG_IGN
+}
+
+/// Whether SIGXFSZ is ignored by our own choice.
+static XFSZ_IS_OURS: AtomicBool = AtomicBool::new(false);
+
+/// Has a write beyond the limit on the size of files (`ulimit -f`) fail instead of ending this
+/// process. The command gets the signal as it was.
+pub(crate) fn ignore_file_size_signal() {
+    if !is_ignored(Signal::XFSZ) {
+        // SAFETY: to ignore a signal runs no code of ours.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        XFSZ_IS_OURS.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether this process may open so many files more.
+///
+/// # Errors
+/// Why it may not.
+pub(crate) fn can_open(files: usize) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let first = rustix::fs::open("/", flags, Mode::empty())?;
+    let more = (1..files).map(|_| first.try_clone());
+    more.collect::<io::Result<Vec<_>>>().map(drop)
 }
 
 /// Runs `action` with SIGTTOU blocked on this thread: a process in the background that takes the
@@ -220,6 +245,10 @@ pub(crate) fn prepare(command: &mut Command, mask: Mask, terminal: Option<File>)
             // From the background, which SIGTTOU would forbid if it were not blocked. One that
             // is gone is given to nobody.
             let _ = tcsetpgrp(terminal, getpid());
+        }
+        if XFSZ_IS_OURS.load(Ordering::Relaxed) {
+            // SAFETY: the default action runs no code of ours, and the call takes no lock.
+            unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_DFL) };
         }
         mask.set();
         set_parent_process_death_signal(Some(Signal::KILL))?;

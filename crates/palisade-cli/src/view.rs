@@ -167,18 +167,76 @@ impl fmt::Display for ClaimView {
             write!(f, " pid {pid}")?;
         }
         if let (Some(asked), Some(age)) = (self.asked, self.age()) {
-            let age = humantime::format_duration(age);
+            let age = brief(age);
             write!(f, " since {asked:.0} ({age})")?;
         }
         Ok(())
     }
 }
 
-/// Text of others as it may be shown: what could steer the terminal is written out.
+/// Whether a character could steer the terminal, change the order in which text is shown, or not
+/// be seen at all: controls, the format characters (Cf) and the separators of lines.
+pub(crate) fn misleads(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}'
+            | '\u{890}'..='\u{891}' | '\u{8e2}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}' | '\u{13430}'..='\u{1343f}'
+            | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0001}'
+            | '\u{e0020}'..='\u{e007f}')
+}
+
+/// The longest word that is repeated: longer than any name.
+const LONGEST_WORD: usize = 300;
+
+/// The same text with its longest words cut short: a path of many kilobytes helps nobody.
+pub(crate) fn shorten(text: &str) -> String {
+    if text.len() <= LONGEST_WORD {
+        return text.to_owned();
+    }
+    let short = |word: &str| match word.chars().count() {
+        length if length > LONGEST_WORD => {
+            let start: String = word.chars().take(100).collect();
+            format!("{start}…({length} characters)")
+        }
+        _ => word.to_owned(),
+    };
+    text.split_inclusive([' ', '\n'])
+        .map(|word| {
+            let end = word.trim_end_matches([' ', '\n']).len();
+            short(&word[..end]) + &word[end..]
+        })
+        .collect()
+}
+
+/// A time in its two largest units: `12s`, `5m 12s`, `2h 5m`, `3d 4h`.
+pub(crate) fn brief(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let units = [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)];
+    let largest = units
+        .iter()
+        .position(|(_, each)| seconds >= *each)
+        .unwrap_or(3);
+    let mut left = seconds;
+    let mut parts = Vec::new();
+    for (unit, each) in units.into_iter().skip(largest).take(2) {
+        parts.push((left / each, unit));
+        left %= each;
+    }
+    parts.retain(|(number, _)| *number > 0 || seconds == 0);
+    let parts: Vec<_> = parts
+        .iter()
+        .map(|(number, unit)| format!("{number}{unit}"))
+        .collect();
+    parts.join(" ")
+}
+
+/// Text of others as it may be shown: what could steer the terminal or mislead is written out.
 pub(crate) fn shown(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
-        match c.is_control() {
+        match misleads(c) {
             // Writing to a String can't fail.
             true => drop(write!(safe, "{}", c.escape_default())),
             false => safe.push(c),
@@ -194,5 +252,38 @@ mod tests {
     #[test]
     fn text_of_others_can_not_steer_the_terminal() {
         assert_eq!(shown("a\x1b[2Jé\u{85}"), "a\\u{1b}[2Jé\\u{85}");
+        assert_eq!(shown("a\u{202e}b\u{200b}日本"), "a\\u{202e}b\\u{200b}日本");
+    }
+
+    #[test]
+    fn long_words_are_cut_short() {
+        let long = "x".repeat(65_536);
+        let short = shorten(&format!("directory {long}: no\nmore"));
+        assert!(
+            short.len() < 200 && short.starts_with("directory xxx"),
+            "{short}"
+        );
+        assert!(short.ends_with(" no\nmore"), "{short}");
+        let name = "é".repeat(127);
+        assert_eq!(
+            shorten(&format!("lost {name} and {name}")),
+            format!("lost {name} and {name}")
+        );
+    }
+
+    #[test]
+    fn times_are_brief() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (12, "12s"),
+            (60, "1m"),
+            (312, "5m 12s"),
+            (7_500, "2h 5m"),
+            (273_600, "3d 4h"),
+            (86_401, "1d"),
+            (864_000_000, "10000d"),
+        ] {
+            assert_eq!(brief(Duration::from_secs(seconds)), text);
+        }
     }
 }

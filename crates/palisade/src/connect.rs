@@ -27,7 +27,15 @@ pub async fn connect(url: &str) -> Result<Client> {
     let mut url = Url::parse(url)?;
     let settings = url.take_settings()?;
     let engine = open(url, &settings).await?;
-    Client::new(engine, &settings)
+    client(engine, &settings)
+}
+
+/// A client of `engine`. A ttl that the engine can't have is the URL's fault here.
+fn client(engine: Arc<dyn Engine>, settings: &Settings) -> Result<Client> {
+    Client::new(engine, settings).map_err(|error| match error.kind() {
+        Kind::InvalidArgument => Error::new(Kind::Config, "connect", error.message().to_owned()),
+        _ => error,
+    })
 }
 
 /// As [`connect`], but makes nothing: `None` when the URL names an embedded store (`file:`) that
@@ -94,7 +102,7 @@ impl Prepared {
             url.take_settings()?;
             let liveness = Some(Arc::clone(liveness));
             let engine = crate::engines::file::open_with(url, &self.settings, liveness).await?;
-            return Client::new(engine, &self.settings);
+            return client(engine, &self.settings);
         }
         connect(&self.url).await
     }
@@ -127,7 +135,7 @@ pub fn open_fence(url: &str) -> Result<FileFence> {
                            storage itself must compare the tokens";
             Err(Error::new(Kind::Unsupported, "fence", message).with("engine", url.shown()))
         }
-        scheme => Err(unknown(scheme)),
+        _ => Err(unknown(&url)),
     }
 }
 
@@ -164,13 +172,13 @@ pub fn schemes() -> Vec<&'static str> {
         .collect()
 }
 
-fn offer(scheme: &str) -> Result<&'static Offer> {
-    let offered = |offer: &&Offer| offer.card.schemes.contains(&scheme);
-    OFFERS.iter().find(offered).ok_or_else(|| unknown(scheme))
+fn offer(url: &Url) -> Result<&'static Offer> {
+    let offered = |offer: &&Offer| offer.card.schemes.contains(&url.scheme.as_str());
+    OFFERS.iter().find(offered).ok_or_else(|| unknown(url))
 }
 
 async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
-    let offer = offer(&url.scheme)?;
+    let offer = offer(&url)?;
     (offer.open)(url, settings.clone()).await
 }
 
@@ -183,13 +191,53 @@ async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
 pub async fn baseline(url: &str) -> Result<Option<Arc<dyn Baseline>>> {
     let mut url = Url::parse(url)?;
     let settings = url.take_settings()?;
-    match offer(&url.scheme)?.baseline {
+    match offer(&url)?.baseline {
         Some(open) => open(url, settings).await.map(Some),
         None => Ok(None),
     }
 }
 
-fn unknown(scheme: &str) -> Error {
+/// The features that bring engines, with their schemes and the port of their servers.
+const FEATURES: &[(&str, &[&str], Option<&str>)] = &[
+    ("redis", &["redis", "rediss"], Some("6379")),
+    (
+        "postgres",
+        &[
+            "postgres",
+            "postgresql",
+            "postgres+advisory",
+            "postgresql+advisory",
+        ],
+        Some("5432"),
+    ),
+    ("etcd", &["etcd", "etcds"], Some("2379")),
+    ("consul", &["consul", "consuls"], Some("8500")),
+    ("file", &["file"], None),
+    ("memory", &["memory"], None),
+];
+
+fn unknown(url: &Url) -> Error {
+    let scheme = url.scheme.as_str();
+    let refuse = |message: String| Error::new(Kind::Config, "connect", message);
+    if let Some((feature, ..)) = FEATURES.iter().find(|known| known.1.contains(&scheme)) {
+        return refuse(format!(
+            "this build lacks {scheme}:; build it with the feature {feature}, as in \
+             `cargo build --features {feature}`"
+        ));
+    }
+    // A host and a port are no URL. Any other number may be a password.
+    let port = Some(url.path.as_str()).filter(|_| url.hosts.is_empty());
+    if let Some((meant, ..)) = FEATURES
+        .iter()
+        .find(|known| known.2.is_some() && known.2 == port)
+    {
+        let is_host = |c: char| c.is_ascii_alphanumeric() || "-.".contains(c);
+        let host = Some(scheme).filter(|host| host.len() < 64 && host.chars().all(is_host));
+        let (host, port) = (host.unwrap_or("HOST"), url.path.as_str());
+        return refuse(format!(
+            "a URL starts with its scheme; did you mean {meant}://{host}:{port}?"
+        ));
+    }
     // Someone may have pasted a secret where the URL belongs: show only what could be a scheme.
     let is_word = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
     let shown = match scheme.len() <= 20 && scheme.chars().all(is_word) {
@@ -201,6 +249,36 @@ fn unknown(scheme: &str) -> Error {
         None => String::new(),
     };
     let known = schemes().join(":, ");
-    let message = format!("unknown {shown}; {hint}this build has {known}:");
-    Error::new(Kind::Config, "connect", message)
+    refuse(format!("unknown {shown}; {hint}this build has {known}:"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scheme_has_its_feature() {
+        for scheme in schemes() {
+            assert!(
+                FEATURES.iter().any(|known| known.1.contains(&scheme)),
+                "{scheme}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_scheme_of_this_build_is_explained() {
+        for (url, word) in [
+            ("redis://h", "feature redis"),
+            ("postgres+advisory://h/d", "feature postgres"),
+            ("localhost:6379", "redis://localhost:6379"),
+            ("db1.example.org:5432", "postgres://db1.example.org:5432"),
+            ("me:4711", "unknown scheme"),
+            ("fil:x", "did you mean file:"),
+        ] {
+            let said = unknown(&Url::parse(url).unwrap()).to_string();
+            assert!(said.contains(word), "{word:?} in {said}");
+            assert!(!said.contains("4711"), "{said}");
+        }
+    }
 }

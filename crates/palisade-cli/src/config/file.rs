@@ -6,11 +6,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use palisade::core::url::nearest;
-use palisade::{Patience, parse_duration};
+use palisade::{Patience, Url, parse_duration};
 
 use super::{bad_file, parse_wait};
 use crate::exit::Failure;
@@ -19,10 +19,10 @@ use crate::view::shown;
 /// For all users of the machine.
 const SYSTEM: &str = "/etc/palisade/config.toml";
 
-/// Far more than four keys and many comments need; anything longer is another file.
+/// Far more than a few keys and many comments need; anything longer is another file.
 const LONGEST: u64 = 64 * 1024;
 
-const KEYS: [&str; 4] = ["url", "ttl", "wait", "label"];
+const KEYS: [&str; 5] = ["url", "ttl", "wait", "label", "for_correctness"];
 
 /// What the file says.
 #[derive(Debug, Default)]
@@ -31,6 +31,9 @@ pub(super) struct Values {
     pub(super) ttl: Option<String>,
     pub(super) wait: Option<(Patience, String)>,
     pub(super) label: Option<String>,
+    pub(super) for_correctness: Option<bool>,
+    /// Whether the URL has a password that others can read here.
+    pub(super) exposed: bool,
 }
 
 /// Where the file is looked for, in order. The first that exists is the one.
@@ -60,8 +63,9 @@ fn variable(name: &str) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// The file that is in force, and what it says.
-pub(super) fn read() -> Result<(Option<PathBuf>, Values), Failure> {
+/// The file that is in force, and what it says. One in a folder that can't be entered is missed
+/// only by who `needs` it, because nothing else says which engine to use.
+pub(super) fn read(needs: bool) -> Result<(Option<PathBuf>, Values), Failure> {
     let asked_for = variable("PALISADE_CONFIG").is_some();
     for path in candidates() {
         // Not blocked by a FIFO that nobody writes to.
@@ -69,7 +73,17 @@ pub(super) fn read() -> Result<(Option<PathBuf>, Values), Failure> {
         how.read(true).custom_flags(libc::O_NONBLOCK);
         match how.open(&path) {
             Ok(file) => {
-                let values = text(file, &path).and_then(|text| parse(&text, &path))?;
+                let mode = file.metadata().map_or(0, |data| data.permissions().mode());
+                let mut values = text(file, &path).and_then(|text| parse(&text, &path))?;
+                let url = values.url.as_deref().map(Url::parse);
+                let secret = matches!(
+                    url,
+                    Some(Ok(Url {
+                        password: Some(_),
+                        ..
+                    }))
+                );
+                values.exposed = secret && mode & 0o044 != 0;
                 return Ok((Some(path), values));
             }
             Err(error) if asked_for && error.kind() == ErrorKind::NotFound => {
@@ -79,6 +93,7 @@ pub(super) fn read() -> Result<(Option<PathBuf>, Values), Failure> {
             Err(error)
                 if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
                     && !asked_for => {}
+            Err(_) if !needs && !asked_for && path.symlink_metadata().is_err() => {}
             Err(error) => return Err(bad_file(&path, format!("it can't be opened: {error}"))),
         }
     }
@@ -106,11 +121,19 @@ fn parse(text: &str, path: &Path) -> Result<Values, Failure> {
     })?;
     let mut values = Values::default();
     for (key, value) in table {
-        let toml::Value::String(value) = value else {
-            return Err(match KEYS.contains(&key.as_str()) {
-                true => bad_file(path, format!("{key} must be text in quotes")),
-                false => unknown(&key, path),
-            });
+        let value = match (key.as_str(), value) {
+            ("for_correctness", toml::Value::Boolean(value)) => {
+                values.for_correctness = Some(value);
+                continue;
+            }
+            ("for_correctness", _) => {
+                return Err(bad_file(path, "for_correctness must be true or false"));
+            }
+            (_, toml::Value::String(value)) => value,
+            (known, _) if KEYS.contains(&known) => {
+                return Err(bad_file(path, format!("{key} must be text in quotes")));
+            }
+            _ => return Err(unknown(&key, path)),
         };
         let wrong = |why: String| bad_file(path, format!("{key}: {why}"));
         match key.as_str() {
@@ -160,10 +183,14 @@ mod tests {
     fn mistakes_are_named_and_values_are_not() {
         for (text, word) in [
             ("urll = 'hunter2'", "did you mean url?"),
-            ("bananas = 'hunter2'", "it takes url, ttl, wait, label"),
+            (
+                "bananas = 'hunter2'",
+                "it takes url, ttl, wait, label, for_correctness",
+            ),
             ("[hunter]\nx = 'hunter2'", "unknown key"),
             ("url = 'file:'\nttl = 'hunter2'", "ttl: "),
             ("ttl = 5", "must be text"),
+            ("for_correctness = 'hunter2'", "true or false"),
             ("url = ''", "empty"),
             ("url = 'a'\nurl = 'hunter2'", "line 2"),
             ("\nredis://me:hunter2@host", "line 2"),

@@ -47,8 +47,9 @@ pub(crate) struct Config {
 impl Config {
     /// Finds the file and the URL.
     pub(crate) fn find(flag: Option<&str>) -> Result<Self, Failure> {
-        let (path, file) = read()?;
-        let url = match (flag, from_environment()?, &file.url) {
+        let environment = from_environment()?;
+        let (path, file) = read(flag.is_none() && environment.is_none())?;
+        let url = match (flag, environment, &file.url) {
             (Some(url), _, _) => (url.to_owned(), From::Flag),
             (None, Some(url), _) => (url, From::Environment),
             (None, None, Some(url)) => (url.clone(), From::File),
@@ -78,6 +79,29 @@ impl Config {
     /// How long the file says to wait.
     pub(crate) fn wait(&self) -> Option<Patience> {
         self.file.wait.as_ref().map(|(patience, _)| *patience)
+    }
+
+    /// Whether the file asks for an engine that can be relied on.
+    pub(crate) fn for_correctness(&self) -> bool {
+        self.file.for_correctness.unwrap_or(false)
+    }
+
+    /// What holds for that, and from where.
+    pub(crate) fn shown_for_correctness(&self) -> (Option<String>, From) {
+        let from = match self.file.for_correctness {
+            Some(_) => From::File,
+            None => From::Default,
+        };
+        (Some(self.for_correctness().to_string()), from)
+    }
+
+    /// What to say about a file that shows a password to other users, if it does.
+    pub(crate) fn exposed(&self) -> Option<String> {
+        let path = self.path.as_ref().filter(|_| self.file.exposed)?;
+        Some(format!(
+            "config file {} holds a password, and other users may read it",
+            crate::view::shown(&path.to_string_lossy())
+        ))
     }
 
     /// What holds for the ttl, and from where.

@@ -12,6 +12,7 @@ mod shell;
 mod socket;
 
 use std::convert::Infallible;
+use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -29,7 +30,7 @@ pub(crate) use self::shell::Shell;
 use self::socket::QUESTION;
 pub(crate) use self::socket::{Answer, Directory, Key, Listening};
 use crate::connect::Place;
-use crate::exit::{self, Failure, Outcome, Verdict};
+use crate::exit::{self, Failure, Outcome, Verdict, told};
 use crate::guardian::{KILL_LEAD, Terms, grace, link, receive, send, signal_tree};
 use crate::job::{FAREWELL, Job, Ready};
 use crate::signals::Endings;
@@ -346,8 +347,9 @@ impl Keeping<'_> {
         let job = &self.task.job;
         // A shell that was asked to end has lost its lock, also if a renewal came through since.
         let asked = self.sent.map(|_| LossReason::Expired);
+        let why = self.lost.as_ref().and_then(|loss| loss.why()).map(told);
         if let Some(reason) = self.lost.map(|loss| loss.reason).or(asked) {
-            return Answer::Lost(job.lost(self.hold, reason));
+            return Answer::Lost(job.lost(self.hold, reason, why));
         }
         let token = self.hold.token();
         match self.hold.release().await {

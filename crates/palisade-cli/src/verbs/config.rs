@@ -1,25 +1,27 @@
 //! `palisade config`: which config file is in force, and what holds, from where.
 
-use palisade::Url;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::args::Global;
 use crate::config::{Config as Found, From, candidates};
-use crate::exit::{Failure, Outcome, Verdict};
+use crate::connect::shown_url;
+use crate::exit::{Outcome, Verdict};
 use crate::view::shown;
 
 /// Show the configuration that is in force
 ///
 /// The first of these files that exists is read: $PALISADE_CONFIG (which must exist then),
 /// $XDG_CONFIG_HOME/palisade/config.toml, ~/.config/palisade/config.toml,
-/// /etc/palisade/config.toml. It may set url, ttl, wait and label.
+/// /etc/palisade/config.toml. It may set url, ttl, wait, label and
+/// for_correctness.
 #[derive(Debug, clap::Args)]
 #[command(
     arg_required_else_help = true,
     subcommand_required = true,
     after_help = "Examples:\n  palisade config path\n  palisade config show\n\n\
         A config file:\n  \
-        url = \"file:/var/lib/locks\"\n  ttl = \"10s\"\n  wait = \"1m\"\n  label = \"web\""
+        url = \"file:/var/lib/locks\"\n  ttl = \"10s\"\n  wait = \"1m\"\n  label = \"web\"\n  for_correctness = true"
 )]
 pub(crate) struct Config {
     #[command(subcommand)]
@@ -49,6 +51,7 @@ struct ShowAnswer {
     ttl: Setting,
     wait: Setting,
     label: Setting,
+    for_correctness: Setting,
 }
 
 #[derive(Serialize)]
@@ -104,20 +107,17 @@ fn show_all(path: Option<String>, found: &Found, global: &Global) -> Verdict {
         ttl: setting(found.ttl()?),
         wait: setting(found.shown_wait()),
         label: setting(found.label()?),
+        for_correctness: setting(found.shown_for_correctness()),
     };
     global.printer().answer(&answer, ShowAnswer::text)?;
+    if let Some(message) = found.exposed() {
+        let event = json!({"event": "exposed_password", "message": message});
+        let printer = global.printer();
+        printer.event(event, || {
+            Some(format!("{message}; chmod 600 it, or use password_file="))
+        });
+    }
     Ok(Outcome::Done)
-}
-
-/// Scheme and hosts, and the directory of `file:`, which is no secret.
-fn shown_url(url: &str) -> Result<String, Failure> {
-    let url = Url::parse(url)?;
-    Ok(match url.scheme.as_str() {
-        "file" => format!("file:{}", url.path),
-        scheme if palisade::schemes().contains(&scheme) => url.shown(),
-        // Somebody may have pasted a secret here.
-        _ => "(an unknown scheme)".to_owned(),
-    })
 }
 
 impl ShowAnswer {
@@ -127,9 +127,10 @@ impl ShowAnswer {
             ("ttl", &self.ttl),
             ("wait", &self.wait),
             ("label", &self.label),
+            ("for_correctness", &self.for_correctness),
         ];
         let path = self.path.as_deref().map_or("-".to_owned(), shown);
-        let mut text = format!("file   {path}\n");
+        let mut text = format!("{:<15} {path}\n", "file");
         for (key, setting) in settings {
             let value = setting.value.as_deref().map_or("-".to_owned(), shown);
             let from = match setting.from {
@@ -139,7 +140,7 @@ impl ShowAnswer {
                 From::File => "the file",
                 From::Default => "default",
             };
-            text.push_str(&format!("{key:<6} {value} ({from})\n"));
+            text.push_str(&format!("{key:<15} {value} ({from})\n"));
         }
         text
     }

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use anstyle::{AnsiColor, Style};
-use palisade::{Client, Name, Scope, Severity};
+use palisade::{Checkup, Client, Finding, Name, Scope, Severity};
 use serde::Serialize;
 
 use crate::abilities::{Abilities, meaning};
@@ -32,7 +32,7 @@ struct Health {
     version: Option<String>,
     class: String,
     capability: Abilities,
-    round_trip_us: f64,
+    round_trip_us: Option<f64>,
     clock_ahead_us: Option<i64>,
     findings: Vec<FindingView>,
     #[serde(skip)]
@@ -49,16 +49,28 @@ struct FindingView {
 
 impl Doctor {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
-        let client = Place::find(global)?.connect().await?;
-        let round_trip_us = round_trip(&client).await?;
-        let mut checkup = client.check().await?;
+        let place = Place::find(global)?;
+        let client = place.connect_existing().await?;
+        let mut checkup = match &client {
+            Some(client) => client.check().await?,
+            None => Checkup::default(),
+        };
+        checkup
+            .findings
+            .extend(of_the_command(&place, client.is_none())?);
         checkup
             .findings
             .sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         let worst = checkup.findings.first().map(|finding| finding.severity);
-        let capability = client.capability();
+        let (engine, capability, round_trip_us) = match &client {
+            Some(client) => {
+                let round_trip = round_trip(client).await?;
+                (client.describe(), client.capability(), Some(round_trip))
+            }
+            None => (place.shown()?, place.card()?.capability, None),
+        };
         let health = Health {
-            engine: client.describe(),
+            engine,
             version: checkup.version,
             class: capability.class.to_string(),
             capability: Abilities::new(&capability),
@@ -86,6 +98,40 @@ impl Doctor {
             _ => Outcome::Done,
         })
     }
+}
+
+/// What the engine itself can't know: how the command uses it.
+fn of_the_command(place: &Place, absent: bool) -> Result<Vec<Finding>, Failure> {
+    let mut findings = Vec::new();
+    if absent {
+        findings.push(Finding {
+            severity: Severity::Info,
+            code: "no_store_yet",
+            message: "there is no store yet: the first lock makes it".into(),
+            remedy: "nothing; look again when a lock was taken".into(),
+        });
+    }
+    if place.is_private()? {
+        findings.push(Finding {
+            severity: Severity::Danger,
+            code: "excludes_nobody",
+            message: "memory: keeps its locks inside one process: two commands never meet there, \
+                      and `run` and `elect` refuse it"
+                .into(),
+            remedy: "use file: for the processes of this machine, or a server".into(),
+        });
+    }
+    if let Some(message) = place.exposed() {
+        findings.push(Finding {
+            severity: Severity::Warning,
+            code: "exposed_password",
+            message: message.to_owned(),
+            remedy: "chmod 600 it, or put the password into a file of its own and name that with \
+                     password_file="
+                .into(),
+        });
+    }
+    Ok(findings)
 }
 
 /// The median time of a cheap read, in microseconds.
@@ -116,7 +162,9 @@ impl Health {
             row("version", &shown(version));
         }
         row("class", &format!("{} ({})", self.class, self.meaning));
-        row("round trip", &format!("{:.0} µs", self.round_trip_us));
+        if let Some(round_trip) = self.round_trip_us {
+            row("round trip", &format!("{round_trip:.0} µs"));
+        }
         if let Some(ahead) = self.clock_ahead_us {
             let side = if ahead < 0 { "behind" } else { "ahead of" };
             let off = ahead.unsigned_abs() as f64 / 1e3;

@@ -50,6 +50,10 @@ pub(crate) struct Elect {
     /// URL's, the config file's, or 30s]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     ttl: Option<Duration>,
+    /// Refuse an engine, or settings of it, under which two could hold the lock or a token could go
+    /// back: exit code 77 [default: the config file's, or no]
+    #[arg(long)]
+    for_correctness: bool,
     /// Say nothing about waiting
     #[arg(short, long)]
     quiet: bool,
@@ -80,7 +84,7 @@ impl Elect {
             quiet: self.quiet,
             printer: global.printer(),
         };
-        let place = Place::find(global)?;
+        let place = Place::find(global)?.demand(self.for_correctness);
         job.start(
             &place,
             Patience::Forever,
@@ -105,7 +109,10 @@ impl Elect {
                     let lost = match term(&job, client, &hold, &mut guardian, &mut signals).await {
                         Ok(Term::Ended(code)) => return job.release(hold, code).await,
                         Ok(Term::Interrupted(signal)) => return resign(&job, hold, signal).await,
-                        Ok(Term::Lost(reason)) => job.lost(hold, reason),
+                        Ok(Term::Lost(reason)) => {
+                            let why = job.why(client, &hold, reason).await;
+                            job.lost(hold, reason, why)
+                        }
                         Err(failure) => {
                             let _ = tokio::time::timeout(FAREWELL, hold.release()).await;
                             return Err(failure);

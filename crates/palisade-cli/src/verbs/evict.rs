@@ -39,7 +39,16 @@ struct Evicted {
 impl Evict {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
-        let client = Place::find(global)?.connect().await?;
+        let Some(client) = Place::find(global)?.connect_existing().await? else {
+            let nothing = Evicted {
+                name: self.name,
+                forced: self.force,
+                evicted: Vec::new(),
+            };
+            let printer = global.printer();
+            printer.answer(&nothing, |nothing| nothing.text(false))?;
+            return Ok(Outcome::No);
+        };
         let line = look(&client, &name).await?;
         let mut victims = match (line, &self.id) {
             (None, _) => Vec::new(),

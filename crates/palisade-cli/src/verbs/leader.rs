@@ -7,8 +7,8 @@ use serde_json::json;
 
 use crate::args::Global;
 use crate::connect::Place;
-use crate::exit::{Failure, Outcome, Verdict};
-use crate::live::reader_gone;
+use crate::exit::{Failure, Outcome, Verdict, told};
+use crate::live::{connect, reader_gone};
 use crate::print::Printer;
 use crate::view::{ClaimView, shown};
 
@@ -47,13 +47,26 @@ struct Leading {
 impl Leader {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
-        let client = Place::find(global)?.connect().await?;
-        let election = client.election(name.as_str())?;
+        let place = Place::find(global)?;
         let printer = global.printer();
         if self.watch {
+            let client = match place.connect_existing().await? {
+                Some(client) => client,
+                None => {
+                    show(name.as_str(), None, printer)?;
+                    tokio::select! {
+                        () = reader_gone() => return Ok(Outcome::Done),
+                        client = connect(&place) => client?,
+                    }
+                }
+            };
+            let election = client.election(name.as_str())?;
             return watch(name.as_str(), &election, printer).await;
         }
-        let leader = election.leader().await?;
+        let leader = match place.connect_existing().await? {
+            Some(client) => client.election(name.as_str())?.leader().await?,
+            None => None,
+        };
         let nobody = leader.is_none();
         show(name.as_str(), leader, printer)?;
         Ok(if nobody { Outcome::No } else { Outcome::Done })
@@ -87,7 +100,7 @@ async fn watch(name: &str, election: &Election, printer: Printer) -> Verdict {
 }
 
 fn complain(name: &str, error: &Error, printer: Printer) {
-    let message = error.message();
+    let message = told(error);
     printer.event(
         json!({"event": "unreachable", "name": name, "message": message}),
         || Some(format!("waiting for the engine: {message}")),

@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use palisade::{Ask, Client, Hold, LossReason, Name, Patience, parse_duration};
+use rustix::process::Signal;
 use tokio::time::Instant;
 
 use super::permits::parse_permits;
@@ -45,6 +46,10 @@ pub(crate) struct Run {
     /// config file's, or 30s]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     ttl: Option<Duration>,
+    /// Refuse an engine, or settings of it, under which two could hold the lock or a token could go
+    /// back: exit code 77 [default: the config file's, or no]
+    #[arg(long)]
+    for_correctness: bool,
     /// Wait at most this long for the lock, or `forever` [default: the config file's, or forever]
     #[arg(long, value_name = "DURATION", value_parser = parse_wait)]
     wait: Option<Patience>,
@@ -83,7 +88,7 @@ impl Run {
             quiet: self.quiet,
             printer: global.printer(),
         };
-        let place = Place::find(global)?;
+        let place = Place::find(global)?.demand(self.for_correctness);
         let patience = match self.no_wait {
             true => Patience::NoWait,
             false => self.wait.or(place.wait()).unwrap_or(Patience::Forever),
@@ -158,7 +163,10 @@ async fn under_lock(
     };
     match run.await {
         Ok(End::Ended(code)) => job.release(hold, code).await,
-        Ok(End::Lost(reason)) => Err(Failure::Lost(job.lost(hold, reason))),
+        Ok(End::Lost(reason)) => {
+            let why = job.why(client, &hold, reason).await;
+            Err(Failure::Lost(job.lost(hold, reason, why)))
+        }
         ended => {
             let _ = tokio::time::timeout(FAREWELL, hold.release()).await;
             Err(ended.err().unwrap_or_else(unguarded))
@@ -174,9 +182,11 @@ async fn keep_until(until: Instant, code: u8, hold: &Hold, signals: &mut Signals
             loss = hold.lost() => return End::Lost(loss.reason),
             () = tokio::time::sleep_until(until) => {}
             event = signals.next() => match event {
+                // Was meant for a command that is there no more.
+                Event::Ending(Signal::USR1 | Signal::USR2) => {}
                 Event::Ending(_) => break,
                 Event::Stop => terminal::stop(terminal::Stop::Us),
-                Event::Resumed => {}
+                Event::Resumed | Event::Resized => {}
             }
         }
     }

@@ -6,7 +6,7 @@ use crate::args::Global;
 use crate::connect::Place;
 use crate::exit::{Failure, Outcome, Verdict};
 use crate::print;
-use crate::view::LineView;
+use crate::view::{LineView, shown};
 
 /// Show one lock: who holds it and who waits; exit code 1 when nobody does
 #[derive(Debug, clap::Args)]
@@ -19,12 +19,14 @@ pub(crate) struct Show {
 impl Show {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
-        let client = Place::find(global)?.connect().await?;
-        let line = look(&client, &name).await?;
+        let line = match Place::find(global)?.connect_existing().await? {
+            Some(client) => look(&client, &name).await?,
+            None => None,
+        };
         let absent = line.is_none();
         let line = line.unwrap_or_else(|| LineView::empty(name.as_str()));
         global.printer().answer(&line, |line| match absent {
-            true => format!("nobody holds {}\n", line.name),
+            true => format!("nobody holds {}\n", shown(&line.name)),
             false => print::table(std::slice::from_ref(line)),
         })?;
         Ok(if absent { Outcome::No } else { Outcome::Done })

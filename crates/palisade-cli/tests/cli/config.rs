@@ -184,8 +184,7 @@ fn the_defaults_of_the_file_are_in_force() {
         "xdg/palisade/config.toml",
         &format!("url = '{url}'\nttl = '10ms'"),
     );
-    let output = finish_soon(run(&[], "echo no"));
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    refused(&finish_soon(run(&[], "echo no")), "ttl");
     let output = finish_soon(home.palisade(&["ls"]));
     refused(&output, "ttl");
 }
@@ -274,4 +273,111 @@ fn secrets_are_not_shown() {
     }
     let shown = finish_soon(home.palisade(&["config", "show", "--url", "file:/x?ttl=hunter2"]));
     refused(&shown, "ttl");
+}
+
+#[test]
+fn a_ttl_of_the_file_that_no_engine_takes_is_configuration() {
+    let home = Home::new();
+    let url = home.url("locks");
+    for ttl in ["10ms", "0s", "999ms", "9000000d"] {
+        let text = format!("url = '{url}'\nttl = '{ttl}'");
+        home.write("xdg/palisade/config.toml", &text);
+        for verb in ["run", "elect"] {
+            let output = finish_soon(home.palisade(&[verb, "x", "--", "echo", "no"]));
+            refused(&output, "ttl");
+        }
+    }
+}
+
+#[test]
+fn a_home_that_can_not_be_entered_matters_only_where_it_is_needed() {
+    let home = Home::new();
+    // A link to itself keeps root out too.
+    let away = home.store.path("away");
+    std::os::unix::fs::symlink(&away, &away).unwrap();
+    let url = home.url("locks");
+    let palisade = |args: &[&str], variables: &[(&str, &str)]| {
+        let mut command = home.palisade(args);
+        command.env("HOME", &away).env_remove("XDG_CONFIG_HOME");
+        command.envs(variables.iter().copied());
+        finish_soon(command)
+    };
+    let run = ["run", "x", "--", "true"];
+    let with_flag = [&["--url", &url][..], &run].concat();
+    assert_eq!(palisade(&with_flag, &[]).status.code(), Some(0));
+    let with_variable = palisade(&run, &[("PALISADE_URL", &url)]);
+    assert_eq!(with_variable.status.code(), Some(0), "{with_variable:?}");
+    refused(&palisade(&run, &[]), "can't be opened");
+    // One that was asked for must be there.
+    let asked = away.join("config.toml");
+    let asked = [("PALISADE_CONFIG", asked.to_str().unwrap())];
+    refused(&palisade(&with_flag, &asked), "can't be opened");
+}
+
+#[test]
+fn correctness_is_asked_for_by_a_flag_or_the_file() {
+    let home = Home::new();
+    let url = home.url("locks");
+    let text = |more: &str| format!("url = '{url}'\n{more}");
+    let run = |args: &[&str]| {
+        let args = [&["run", "x"][..], args, &["--", "true"]].concat();
+        finish_soon(home.palisade(&args))
+    };
+    home.write("xdg/palisade/config.toml", &text(""));
+    assert_eq!(
+        of(&home.show(&[], &[]), "for_correctness"),
+        pair("false", "default")
+    );
+    assert_eq!(run(&["--for-correctness"]).status.code(), Some(0));
+    let elect = ["elect", "x", "--for-correctness", "--", "true"];
+    assert_eq!(finish_soon(home.palisade(&elect)).status.code(), Some(0));
+    // Now others could write to it.
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(home.store.path("locks"), open).unwrap();
+    let refusal = |output: Output| {
+        assert_eq!(output.status.code(), Some(77), "{output:?}");
+        assert_eq!(
+            json_error(&output)["code"],
+            "not_for_correctness",
+            "{output:?}"
+        );
+    };
+    refusal(run(&["--for-correctness", "--json"]));
+    home.write("xdg/palisade/config.toml", &text("for_correctness = true"));
+    assert_eq!(
+        of(&home.show(&[], &[]), "for_correctness"),
+        pair("true", "file")
+    );
+    refusal(run(&["--json"]));
+    home.write("xdg/palisade/config.toml", &text("for_correctness = 'yes'"));
+    refused(&run(&[]), "for_correctness must be true or false");
+}
+
+#[test]
+fn a_password_that_others_can_read_is_told() {
+    let home = Home::new();
+    let file = "xdg/palisade/config.toml";
+    let mode = |mode: u32| {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(home.store.path(file), mode).unwrap();
+    };
+    let show = |args: &[&str]| {
+        let args = [&["config", "show"][..], args].concat();
+        let output = finish_soon(home.palisade(&args));
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        assert!(!stdout(&output).contains("hunter2"), "{output:?}");
+        stderr(&output)
+    };
+    home.write(file, "url = 'redis://me:hunter2@127.0.0.1:1'");
+    for exposed in [0o644, 0o640, 0o604] {
+        mode(exposed);
+        assert!(show(&[]).contains("chmod 600"), "{exposed:o}");
+        contract::read(&show(&["--json"]), contract::event("exposed_password"));
+    }
+    mode(0o600);
+    assert_eq!(show(&[]), "");
+    // The embedded engine ignores a login, so that doctor has something to look at.
+    home.write(file, "url = 'redis://127.0.0.1:1'");
+    mode(0o644);
+    assert_eq!(show(&[]), "");
 }

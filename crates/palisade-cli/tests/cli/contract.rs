@@ -104,6 +104,7 @@ pub(crate) const CONFIG: Is = Object(&[
     ("ttl", SETTING),
     ("wait", SETTING),
     ("label", SETTING),
+    ("for_correctness", SETTING),
 ]);
 
 pub(crate) const CONFIG_PATH: Is = Object(&[("path", Maybe(&Text)), ("searched", List(&Text))]);
@@ -175,7 +176,7 @@ pub(crate) const HEALTH: Is = Object(&[
     ("version", Maybe(&Text)),
     ("class", CLASS),
     ("capability", CAPABILITY),
-    ("round_trip_us", Figure),
+    ("round_trip_us", Maybe(&Figure)),
     ("clock_ahead_us", Maybe(&Figure)),
     ("findings", List(&FINDING)),
 ]);
@@ -223,6 +224,13 @@ pub(crate) fn event(word: &str) -> Is {
             ("engine", Text),
             ("waited_ms", Number),
         ]),
+        "ttl_rounded" => Object(&[
+            ("event", WORD),
+            ("name", Text),
+            ("asked_ms", Figure),
+            ("ttl_ms", Number),
+        ]),
+        "exposed_password" | "visible_password" => Object(&[("event", WORD), ("message", Text)]),
         "released" => Object(&[("event", WORD), ("name", Text), ("code", Number)]),
         "lost" => Object(&[
             ("event", WORD),

@@ -17,9 +17,50 @@ fn health(store: &Store, expected: i32) -> Value {
     contract::read(&stdout(&output), contract::HEALTH)
 }
 
+/// A store that is there.
+fn store() -> Store {
+    let store = Store::new();
+    assert_eq!(code(store.run("first", &[], "true")), Some(0));
+    store
+}
+
+#[test]
+fn a_store_that_is_not_there_is_not_made() {
+    let store = Store::new();
+    let health = health(&store, 0);
+    assert_eq!(
+        (&health["engine"], &health["class"]),
+        (&store.url().into(), &"B".into())
+    );
+    assert!(health["round_trip_us"].is_null());
+    assert_eq!(health["findings"][0]["code"], "no_store_yet");
+    assert!(!store.path("store").exists());
+}
+
+#[test]
+fn a_config_file_that_shows_its_password_is_a_warning() {
+    let store = store();
+    let config = store.path("config.toml");
+    let url = store.url().replacen("file:", "file://me:hunter2@", 1);
+    std::fs::write(&config, format!("url = '{url}'")).unwrap();
+    for (mode, told) in [(0o644, true), (0o600, false)] {
+        std::fs::set_permissions(&config, Permissions::from_mode(mode)).unwrap();
+        let mut command = store.palisade(&["doctor", "--json"]);
+        command.env("PALISADE_CONFIG", &config);
+        let output = finish(command);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        assert_eq!(
+            stdout(&output).contains("exposed_password"),
+            told,
+            "{output:?}"
+        );
+        assert!(!stdout(&output).contains("hunter2"), "{output:?}");
+    }
+}
+
 #[test]
 fn a_healthy_engine_is_0() {
-    let store = Store::new();
+    let store = store();
     let health = health(&store, 0);
     assert_eq!(health["engine"], store.url());
     assert_eq!(health["class"], "B");
@@ -55,7 +96,7 @@ fn a_healthy_engine_is_0() {
 
 #[test]
 fn danger_is_1_with_its_remedy() {
-    let store = Store::new();
+    let store = store();
     health(&store, 0);
     std::fs::set_permissions(store.path("store"), Permissions::from_mode(0o777)).unwrap();
     let health = health(&store, 1);
@@ -75,7 +116,7 @@ fn danger_is_1_with_its_remedy() {
 
 #[test]
 fn an_engine_that_does_not_answer_is_69_and_a_signal_ends_the_wait() {
-    let store = Store::new();
+    let store = store();
     health(&store, 0);
     let gate = File::open(store.path("store/lock")).unwrap();
     gate.lock().unwrap();

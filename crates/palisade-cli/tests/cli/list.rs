@@ -145,3 +145,60 @@ fn output_that_can_not_be_written_is_a_failure() {
         .unwrap();
     assert_eq!(output.status.code(), Some(74), "{output:?}");
 }
+
+#[test]
+fn looking_makes_no_store() {
+    let store = Store::new();
+    for (args, expected) in [
+        (&["ls"][..], 0),
+        (&["ls", "--json"], 0),
+        (&["show", "x"], 1),
+        (&["leader", "x"], 1),
+        (&["evict", "x"], 1),
+        (&["doctor"], 0),
+    ] {
+        assert_eq!(code(store.palisade(args)), Some(expected), "{args:?}");
+    }
+    let mut watches: Vec<_> = [
+        &["ls", "--watch", "--json"][..],
+        &["leader", "x", "--watch"],
+    ]
+    .map(|args| Running::start(store.palisade(args)))
+    .into();
+    assert!(watches[1].line().contains("nobody leads"));
+    assert!(!store.path("store").exists());
+    // They see what comes.
+    let _held = store.hold("x", &[]);
+    assert!(watches[0].line().contains("\"x\""));
+    assert!(watches[1].line().contains(" leads x"));
+}
+
+#[test]
+fn what_could_mislead_is_written_out() {
+    let store = Store::new();
+    let name = "a\u{202e}b\u{200b}c\u{e0041}";
+    let _held = store.hold(name, &[]);
+    for args in [
+        &["ls"][..],
+        &["ls", "--json"],
+        &["show", name],
+        &["show", "x\u{202e}"],
+        &["leader", name],
+        &["leader", name, "--json"],
+        &["evict", "y\u{202e}"],
+        &["run", name, "--no-wait", "--", "true"],
+        &["run", name, "--no-wait", "--json", "--", "true"],
+        &["show", "x", "\u{202e}"],
+        &["\u{202e}ls"],
+        &["run", "x", "--ttl=\u{202e}", "--", "true"],
+        &["ls", "--url", "file:/\u{202e}/\u{202e}?x\u{202e}=1"],
+        &["run", "x", "--", "\u{202e}no-such-command"],
+    ] {
+        let output = finish(store.palisade(args));
+        let said = stdout(&output) + &stderr(&output);
+        let raw = ['\u{202e}', '\u{200b}', '\u{e0041}'];
+        assert!(!said.is_empty() && !said.contains(raw), "{args:?} {said:?}");
+    }
+    let lines = store.lines();
+    assert_eq!(lines[0]["name"], name, "a program reads it as it is");
+}

@@ -94,3 +94,40 @@ fn a_signal_that_was_ignored_stays_ignored() {
     running.signal("HUP");
     assert_eq!(running.code(), Some(0));
 }
+
+#[test]
+fn signals_with_a_meaning_of_their_own_reach_the_command() {
+    for signal in ["USR1", "USR2", "WINCH"] {
+        let store = Store::new();
+        let script =
+            format!("trap 'echo got; exit 7' {signal}; echo ready; while :; do sleep 0.02; done");
+        let mut running = store.start("x", &[], &script);
+        running.signal(signal);
+        assert_eq!(running.line(), "got", "{signal}");
+        assert_eq!(running.code(), Some(7), "{signal}");
+        store.assert_empty();
+    }
+}
+
+#[test]
+fn while_waiting_they_do_what_they_do_by_default() {
+    let store = Store::new();
+    let held = store.hold("x", &[]);
+    for (signal, expected) in [("USR1", 138), ("USR2", 140)] {
+        let waiter = Running::start(store.run("x", &[], "echo no"));
+        until("it waits", || store.waiters() == 1);
+        waiter.signal("WINCH");
+        waiter.signal(signal);
+        assert_eq!(waiter.code(), Some(expected));
+        assert_eq!(store.waiters(), 0);
+    }
+    // Nor do they cut --at-least short.
+    assert_eq!(held.code(), Some(0));
+    let began = std::time::Instant::now();
+    let mut running = Running::start(store.run("x", &["--at-least", "2s"], "echo $$"));
+    let child = running.line();
+    until("the command has ended", || !runs(&child));
+    running.signal("USR1");
+    assert_eq!(running.code(), Some(0));
+    assert!(began.elapsed() >= std::time::Duration::from_secs(2));
+}

@@ -22,6 +22,7 @@ pub(crate) fn palisade() -> Command {
         "PALISADE_URL",
         "PALISADE_TOKEN",
         "PALISADE_LOCK",
+        "PALISADE_ANCESTORS",
         "NO_COLOR",
     ] {
         command.env_remove(name);
@@ -280,13 +281,30 @@ pub(crate) fn finish(command: Command) -> Output {
     Running::start(command).end()
 }
 
-/// Runs a command to its end, which must come within a second.
+/// Runs a command to its end, which must come soon: it waits for nothing. A busy machine needs
+/// seconds for what takes milliseconds.
 #[track_caller]
 pub(crate) fn finish_soon(command: Command) -> Output {
     let began = Instant::now();
     let output = finish(command);
-    assert!(began.elapsed() < Duration::from_secs(1), "{output:?}");
+    assert!(began.elapsed() < Duration::from_secs(8), "{output:?}");
     output
+}
+
+/// A command of palisade, run by a shell after `before`.
+pub(crate) fn in_shell(before: &str, palisade: &Command) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{before}; exec \"$@\""), "sh"]);
+    command
+        .arg(palisade.get_program())
+        .args(palisade.get_args());
+    for (name, value) in palisade.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
 }
 
 pub(crate) fn code(command: Command) -> Option<i32> {

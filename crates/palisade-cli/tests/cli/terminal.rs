@@ -188,3 +188,23 @@ fn colours_are_for_terminals_that_want_them() {
     let mut session = Session::start(&store, "NO_COLOR=1 $PALISADE ls; echo end");
     assert!(!session.see("end").contains('\x1b'));
 }
+
+#[test]
+fn a_table_fits_into_the_terminal() {
+    let store = Store::new();
+    let mut session = Session::start(&store, "$PALISADE ls; echo end");
+    assert!(session.see("end").contains("no locks are held"));
+    let output = finish(store.palisade(&["ls"]));
+    assert_eq!(output.stdout, b"", "a pipe gets rows only");
+    let _held = store.hold("nightly-report", &[]);
+    for columns in [80, 60, 40] {
+        let line = format!("stty cols {columns}; NO_COLOR=1 $PALISADE ls; echo end");
+        let mut session = Session::start(&store, &line);
+        let seen = session.see("end");
+        let rows = seen.lines().map(|row| row.trim_end().chars().count());
+        assert!(rows.max() <= Some(columns), "{columns}: {seen}");
+        assert!(seen.contains("nightly-report"), "{seen}");
+    }
+    let piped = stdout(&finish(store.palisade(&["ls"])));
+    assert!(piped.contains("TOKEN") && piped.contains("ID"), "{piped}");
+}

@@ -243,6 +243,7 @@ fn it_survives_an_outage_and_says_so() {
 #[test]
 fn an_engine_that_is_broken_ends_it_with_its_error() {
     let store = Store::new();
+    assert_eq!(code(store.run("first", &[], "true")), Some(0));
     let mut top = Top::start(&store, "");
     top.shows("nobody holds");
     std::fs::remove_dir_all(store.path("store")).unwrap();

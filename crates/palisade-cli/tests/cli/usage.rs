@@ -4,6 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use crate::contract;
 use crate::support::*;
 
 /// Refused with `expected`, in text and in JSON; the text has `word` in it.
@@ -81,7 +82,14 @@ fn durations() {
         refused(&store, &["run", "x", "--ttl", short, "--", "true"], 2, "1s");
     }
     let url = format!("{}?ttl=900ms", store.url());
-    refused(&store, &["run", "x", "--url", &url, "--", "true"], 2, "1s");
+    refused(&store, &["run", "x", "--url", &url, "--", "true"], 78, "1s");
+    let url = format!("{}?ttl=9000000d", store.url());
+    refused(
+        &store,
+        &["run", "x", "--url", &url, "--", "true"],
+        78,
+        "ttl",
+    );
     refused(
         &store,
         &["run", "x", "--ttl", "9000000d", "--", "true"],
@@ -89,6 +97,99 @@ fn durations() {
         "ttl",
     );
     store.assert_empty();
+}
+
+#[test]
+fn a_duration_may_have_a_fraction() {
+    let store = Store::new();
+    let args = ["--ttl", "1.5s", "--wait", "0.5m", "--at-least", "0.001s"];
+    let output = finish(store.run("x", &args, "true"));
+    assert_eq!(
+        (output.status.code(), stderr(&output)),
+        (Some(0), String::new())
+    );
+}
+
+#[test]
+fn a_ttl_that_the_engine_rounds_is_told_once() {
+    let store = Store::new();
+    // The embedded engine counts in milliseconds.
+    let output = finish(store.run("x", &["--ttl", "2.0005s"], "true"));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let said = stderr(&output);
+    assert!(
+        said.contains("2.001s") && said.contains("2.0005s"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1);
+    let output = finish(store.run("x", &["--ttl", "2.0005s", "--json"], "true"));
+    let first = stderr(&output).lines().next().unwrap().to_owned();
+    contract::read(&first, contract::event("ttl_rounded"));
+    let url = format!("{}?ttl=2.0005s", store.url());
+    let output = finish(store.run("x", &["--url", &url], "true"));
+    assert!(stderr(&output).contains("2.001s"), "{output:?}");
+    let output = finish(store.run("x", &["--ttl", "2.0005s", "-q"], "true"));
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn a_url_is_given_once() {
+    let store = Store::new();
+    for args in [
+        &[
+            "--url", "file:a", "run", "x", "--url", "file:b", "--", "true",
+        ][..],
+        &["--url=file:a", "ls", "--url=file:b"],
+        &["ls", "--url", "file:a", "--url", "file:b"],
+        &["bench", "--engine-url", "file:a", "--url", "file:b"],
+    ] {
+        refused(&store, args, 2, "twice");
+    }
+    // Those of the command are its own.
+    let args = [
+        "--url",
+        &store.url(),
+        "run",
+        "x",
+        "--",
+        "true",
+        "--url",
+        "--url",
+    ];
+    assert_eq!(code(store.palisade(&args)), Some(0));
+}
+
+#[test]
+fn what_flock_takes_gets_a_tip_that_works() {
+    let store = Store::new();
+    for (args, word) in [
+        (&["run", "x", "true"][..], "palisade run NAME -- CMD"),
+        (
+            &["run", "x", "sh", "-c", "true"],
+            "palisade run NAME -- CMD",
+        ),
+        (&["elect", "x", "true"], "palisade elect NAME -- CMD"),
+        (&["run", "-n", "x", "--", "true"], "--no-wait"),
+        (&["run", "-w", "5", "x", "--", "true"], "--wait 10s"),
+        (&["run", "-s", "x", "--", "true"], "--shared"),
+    ] {
+        refused(&store, args, 2, word);
+        let output = finish_soon(store.palisade(args));
+        assert!(!stderr(&output).contains("to pass"), "{output:?}");
+    }
+    let cron = ["run", "-q", "--no-wait", "-E", "0", "x", "--", "true"];
+    let _held = store.hold("x", &[]);
+    let output = finish(store.palisade(&cron));
+    assert_eq!(
+        (output.status.code(), stderr(&output)),
+        (Some(0), String::new())
+    );
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md"));
+    assert!(
+        readme
+            .unwrap()
+            .contains("palisade run -q --no-wait -E 0 cron-cleanup --")
+    );
 }
 
 #[test]
@@ -136,12 +237,27 @@ fn urls() {
         ("", "scheme"),
         (&unknown, "ttl"),
         (&below, ""),
-        ("file:/proc/palisade/locks", ""),
-        ("file:%zz", "%"),
+        ("file:%zz", "%25"),
+        ("localhost:6379", "redis://localhost:6379"),
+        ("db.example.org:5432", "postgres://db.example.org:5432"),
+        ("localhost", "redis://localhost:6379"),
+        ("redis://::1:6379", "[::1]:6379"),
+        ("postgres://::1/db", "[::1]"),
+        ("etcd://fe80::1:2379", "[::1]"),
+        ("consul://::1:8500", "[::1]"),
     ] {
         refused(&store, &["--url", url, "run", "x", "--", "true"], 78, word);
         refused(&store, &["ls", "--url", url], 78, word);
     }
+    let nowhere = [
+        "--url",
+        "file:/proc/palisade/locks",
+        "run",
+        "x",
+        "--",
+        "true",
+    ];
+    refused(&store, &nowhere, 78, "");
     store.assert_empty();
 }
 

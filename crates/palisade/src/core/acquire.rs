@@ -12,11 +12,12 @@ use super::clock::BootTime;
 use super::engine::{Entered, Place};
 use super::error::{Error, Kind, Outcome, Result};
 use super::events::{Ending, Event};
-use super::hold::{Hold, Occupied};
+use super::hold::Hold;
 use super::keeper::Keeper;
 use super::known_bad::{self, Bad};
 use super::name::Name;
 use super::owner::Owner;
+use super::place::Occupied;
 use super::pulse::{LossReason, Pulse};
 use super::ticket::Ticket;
 use super::token::Era;
@@ -180,7 +181,7 @@ impl Request {
             }
         };
 
-        let pulse = self.keeper.watch_over(occupied.ticket(), armed);
+        let pulse = self.keeper.watch_over(&occupied.ticket, armed);
         loop {
             match place {
                 // A grant counts only while our own lease is still good.
@@ -192,11 +193,16 @@ impl Request {
                     occupied.granted(counted, self.at_least, self.renewed);
                     return Ok(Attempt::Held(Hold::new(occupied, token, pulse)));
                 }
-                Place::Held { .. } | Place::Gone => return Ok(Attempt::Again),
+                Place::Held { .. } | Place::Gone => {
+                    return match pulse.loss().map(|loss| loss.reason) {
+                        Some(LossReason::Evicted) => Err(self.evicted()),
+                        _ => Ok(Attempt::Again),
+                    };
+                }
                 Place::Waiting if deadline.has_passed() => return Ok(Attempt::OutOfPatience),
                 Place::Waiting => {
                     place = self
-                        .wait(occupied.ticket(), &pulse, patience, deadline, backoff)
+                        .wait(&occupied.ticket, &pulse, patience, deadline, backoff)
                         .await?;
                 }
             }
@@ -219,11 +225,7 @@ impl Request {
         let waited = tokio::select! {
             biased;
             loss = pulse.lost() => match loss.reason {
-                LossReason::Evicted => Err(Error::new(
-                    Kind::Lost,
-                    "wait",
-                    "an operator evicted this claim while it was waiting",
-                )),
+                LossReason::Evicted => return Err(self.evicted()),
                 LossReason::Expired | LossReason::Taken => Ok(Place::Gone),
             },
             place = patience.bound(deadline, "wait", looked) => place,
@@ -236,6 +238,11 @@ impl Request {
             }
             Err(error) => Err(error.with("name", &self.name)),
         }
+    }
+
+    fn evicted(&self) -> Error {
+        let message = "an operator evicted this claim before it was granted";
+        Error::new(Kind::Lost, "wait", message).with("name", &self.name)
     }
 
     fn claim(&self, queue: bool) -> Claim {

@@ -1,4 +1,4 @@
-//! Durations as people write them: `500ms`, `30s`, `2m`, `1h`, `1m30s`.
+//! Durations as people write them: `500ms`, `30s`, `1.5s`, `2m`, `1h`, `1m30s`.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 /// # Errors
 /// A sentence that says what is wrong and how to write it.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = |why: &str| Err(format!("{why}; write it like 500ms, 30s, 2m or 1h"));
+    let wrong = |why: &str| Err(format!("{why}; write it like 500ms, 1.5s, 30s, 2m or 1h"));
     if text.is_empty() {
         return wrong("a duration can't be empty");
     }
@@ -17,37 +17,52 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let mut total = Duration::ZERO;
     let mut rest = text;
     while !rest.is_empty() {
-        let digits = rest
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(rest.len());
-        if digits == 0 {
-            return wrong("a duration starts with a whole number");
+        let (number, tail) = digits(rest);
+        if number.is_empty() {
+            return wrong("a duration starts with a number");
         }
-        let (number, tail) = rest.split_at(digits);
+        let (fraction, tail) = match tail.strip_prefix('.').map(digits) {
+            None => ("", tail),
+            Some(("", _)) => return wrong("digits must follow the point"),
+            Some((fraction, tail)) => (fraction, tail),
+        };
         let letters = tail
             .find(|c: char| !c.is_ascii_alphabetic())
             .unwrap_or(tail.len());
         let (unit, tail) = tail.split_at(letters);
-        let millis_each: u64 = match unit {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
+        let nanos_each: u128 = match unit {
+            "ms" => 1_000_000,
+            "s" => 1_000_000_000,
+            "m" => 60_000_000_000,
+            "h" => 3_600_000_000_000,
+            "d" => 86_400_000_000_000,
             "" => return wrong("a duration needs a unit"),
             _ => return wrong("the units of a duration are ms, s, m, h and d"),
         };
-        let part = number
-            .parse::<u64>()
-            .ok()
-            .and_then(|n| n.checked_mul(millis_each));
-        let Some(sum) = part.and_then(|part| total.checked_add(Duration::from_millis(part))) else {
+        // Further digits are below a nanosecond in every unit.
+        let fraction = &fraction[..fraction.len().min(15)];
+        let below = match fraction.parse::<u128>() {
+            Ok(digits) => digits * nanos_each / 10_u128.pow(fraction.len() as u32),
+            Err(_) => 0,
+        };
+        let whole = number.parse::<u64>().ok().map(u128::from);
+        let part = whole
+            .map(|whole| whole * nanos_each + below)
+            .and_then(|nanos| u64::try_from(nanos / 1_000_000_000).ok().zip(Some(nanos)))
+            .map(|(seconds, nanos)| Duration::new(seconds, (nanos % 1_000_000_000) as u32));
+        let Some(sum) = part.and_then(|part| total.checked_add(part)) else {
             return wrong("the duration is too large");
         };
         total = sum;
         rest = tail;
     }
     Ok(total)
+}
+
+/// The digits that `text` begins with, and the rest.
+fn digits(text: &str) -> (&str, &str) {
+    let end = text.find(|c: char| !c.is_ascii_digit());
+    text.split_at(end.unwrap_or(text.len()))
 }
 
 #[cfg(test)]
@@ -61,6 +76,9 @@ mod tests {
             ("500ms", 500),
             ("30s", 30_000),
             ("1m30s", 90_000),
+            ("1.5s", 1_500),
+            ("0.25m0.5s", 15_500),
+            ("1.000000000000000000000000000001s", 1_000),
         ] {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)));
         }
@@ -74,7 +92,10 @@ mod tests {
             ("30", "unit"),
             ("s", "number"),
             ("3x", "units"),
-            ("1.5s", "unit"),
+            ("1.5", "unit"),
+            ("1.s", "point"),
+            (".5s", "number"),
+            ("1.5.5s", "unit"),
             ("99999999999999999999s", "large"),
             ("18446744073709551615d", "large"),
         ] {

@@ -39,9 +39,10 @@ impl Url {
     pub fn parse(text: &str) -> Result<Self> {
         let Some((scheme, rest)) = text.split_once(':') else {
             return Err(config(
-                "a URL starts with its scheme, as in file:/var/lib/locks",
+                "a URL starts with its scheme, as in file:/var/lib/locks or redis://localhost:6379",
             ));
         };
+        refuse_stray_login(rest)?;
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut url = Self {
             scheme: scheme.to_ascii_lowercase(),
@@ -216,6 +217,23 @@ pub struct Settings {
     pub label: Option<String>,
 }
 
+/// Refuses an `@` behind the hosts: a password that has a `/` or a `?` in it ends there, and its
+/// parts would be taken for a host, a path and options, and be shown as such.
+fn refuse_stray_login(rest: &str) -> Result<()> {
+    let Some(authority) = rest.strip_prefix("//") else {
+        return Ok(());
+    };
+    match authority.find(['/', '?']) {
+        // Without a host there is no login: it is a path, as in file:///home/me@work.
+        None | Some(0) => Ok(()),
+        Some(end) if !authority[end..].contains('@') => Ok(()),
+        Some(_) => Err(config(
+            "the URL has an @ behind its host. In a user or password write / as %2F, ? as %3F, \
+             @ as %40 and % as %25, or name a file with password_file=; elsewhere write @ as %40",
+        )),
+    }
+}
+
 fn parse_query(query: &str) -> Result<BTreeMap<String, String>> {
     let mut options = BTreeMap::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -229,7 +247,12 @@ fn parse_query(query: &str) -> Result<BTreeMap<String, String>> {
 }
 
 fn decode(text: &str) -> Result<String> {
-    let bad = || config("the URL has a % that is not followed by two hex digits of UTF-8");
+    let bad = || {
+        config(
+            "the URL has a % that is not followed by two hex digits of UTF-8; a % itself is \
+             written as %25",
+        )
+    };
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {
@@ -322,6 +345,32 @@ mod tests {
     fn secrets_are_not_shown() {
         let url = Url::parse("redis://u:hunter2@host/0?password_file=hunter2").unwrap();
         assert_eq!(format!("{url:?}"), "redis://host");
+    }
+
+    #[test]
+    fn no_part_of_a_password_is_taken_for_something_else() {
+        for scheme in [
+            "redis",
+            "rediss",
+            "postgres",
+            "postgres+advisory",
+            "etcd",
+            "consul",
+        ] {
+            for special in ["/", "?", "#", "@", "%", ":", "?a=", "/?a=b&", "%zz", "&"] {
+                let text = format!("{scheme}://me:12{special}34@h");
+                let told = match Url::parse(&text) {
+                    Ok(url) => format!("{url:?} {:?}", url.finish(&[])),
+                    Err(error) => format!("{error} {error:?}"),
+                };
+                assert!(
+                    !told.contains("12") && !told.contains("34"),
+                    "{text}: {told}"
+                );
+            }
+        }
+        assert!(Url::parse("file:///home/me@work/x").is_ok());
+        assert!(Url::parse("file:/home/me@work/x?label=a@b").is_ok());
     }
 
     #[test]

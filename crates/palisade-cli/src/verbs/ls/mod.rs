@@ -2,13 +2,15 @@
 
 mod watch;
 
+use std::io::{self, IsTerminal};
+
 use palisade::Scope;
 
 use crate::args::Global;
 use crate::connect::Place;
 use crate::exit::{Outcome, Verdict};
+use crate::live::look;
 use crate::print;
-use crate::view::LineView;
 
 /// List locks: who holds them and who waits
 #[derive(Debug, clap::Args)]
@@ -27,19 +29,20 @@ pub(crate) struct Ls {
 
 impl Ls {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
-        let client = Place::find(global)?.connect().await?;
+        let place = Place::find(global)?;
         let scope = Scope::Prefix(self.prefix);
         if self.watch {
-            return watch::watch(client, scope, global.printer()).await;
+            return watch::watch(place, scope, global.printer()).await;
         }
-        let reports = client.survey(scope).await?;
-        let lines = reports
-            .into_iter()
-            .map(|report| LineView::new(report, &client))
-            .collect::<Result<Vec<_>, _>>()?;
+        let lines = match place.connect_existing().await? {
+            Some(client) => look(&client, &scope).await?,
+            None => Vec::new(),
+        };
         global
             .printer()
             .answer(&lines, |lines| match lines.is_empty() {
+                // For people: a program that reads rows wants none.
+                true if io::stdout().is_terminal() => "no locks are held\n".to_owned(),
                 true => String::new(),
                 false => print::table(lines),
             })?;

@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 
 use anstream::ColorChoice;
-use palisade::{Client, Scope};
-use ratatui::text::Span;
+use palisade::Scope;
 use serde_json::json;
 
-use crate::exit::{Failure, Outcome, Verdict};
+use crate::connect::Place;
+use crate::exit::{Failure, Outcome, Verdict, told};
+use crate::json;
 use crate::live::{feed, reader_gone};
 use crate::print::{self, Printer};
 use crate::view::LineView;
@@ -20,14 +21,14 @@ use crate::view::LineView;
 const NOBODY: &str = "nobody holds or waits";
 
 /// Shows every change.
-pub(super) async fn watch(client: Client, scope: Scope, printer: Printer) -> Verdict {
+pub(super) async fn watch(place: Place, scope: Scope, printer: Printer) -> Verdict {
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     let mut shown: Box<dyn Show> = match printer.json {
         true => Box::new(Objects::default()),
         false if io::stdout().is_terminal() && !dumb => Box::new(InPlace::default()),
         false => Box::new(Blocks::default()),
     };
-    let mut seen = feed(client, scope);
+    let mut seen = feed(place, scope).await?;
     let mut gone = std::pin::pin!(reader_gone());
     let mut outage = false;
     loop {
@@ -43,7 +44,7 @@ pub(super) async fn watch(client: Client, scope: Scope, printer: Printer) -> Ver
             Some(Err(Failure::Library(error))) if error.is_transient() => {
                 if !std::mem::replace(&mut outage, true) {
                     shown.forget();
-                    let message = error.message();
+                    let message = told(&error);
                     printer.event(json!({"event": "unreachable", "message": message}), || {
                         Some(format!("waiting for the engine: {message}"))
                     });
@@ -73,12 +74,11 @@ struct InPlace {
 impl Show for InPlace {
     fn show(&mut self, lines: Vec<LineView>) -> io::Result<()> {
         let size = rustix::termios::tcgetwinsize(io::stdout());
-        let (columns, room) = size.map_or((80, 24), |size| {
-            (usize::from(size.ws_col), usize::from(size.ws_row))
-        });
+        let room = size.map_or(24, |size| usize::from(size.ws_row));
+        let columns = print::width().unwrap_or(80);
         let mut rows = match lines.is_empty() {
             true => vec![(anstyle::Style::new(), NOBODY.to_owned())],
-            false => print::rows(&lines),
+            false => print::rows(&lines, Some(columns)),
         };
         // One row is the cursor's; what has scrolled away can't be redrawn.
         let room = room.saturating_sub(1).max(2);
@@ -93,7 +93,8 @@ impl Show for InPlace {
         }
         let plain = anstream::AutoStream::choice(&io::stdout()) == ColorChoice::Never;
         for (style, row) in &rows {
-            let row = clip(row, columns);
+            // One that wraps would be two.
+            let row = print::clip(row, columns);
             match plain {
                 true => frame.push_str(&format!("{row}\n")),
                 false => frame.push_str(&format!("{style}{row}{style:#}\n")),
@@ -108,18 +109,6 @@ impl Show for InPlace {
     fn forget(&mut self) {
         self.height = 0;
     }
-}
-
-/// As much of a row as fits: one that wraps would be two.
-fn clip(row: &str, columns: usize) -> &str {
-    let mut width = 0;
-    for (at, c) in row.char_indices() {
-        width += Span::raw(c.to_string()).width();
-        if width > columns {
-            return &row[..at];
-        }
-    }
-    row
 }
 
 /// The table once more after each change.
@@ -157,7 +146,7 @@ impl Show for Objects {
         let mut now = BTreeMap::new();
         let mut out = String::new();
         let mut tell = |line: &LineView| -> io::Result<()> {
-            out.push_str(&serde_json::to_string(line)?);
+            out.push_str(&json::line(line)?);
             out.push('\n');
             Ok(())
         };
@@ -176,18 +165,5 @@ impl Show for Objects {
             true => Ok(()),
             false => print::text(&out),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_row_is_clipped_at_the_edge() {
-        assert_eq!(clip("abc", 3), "abc");
-        assert_eq!(clip("abcd", 3), "abc");
-        assert_eq!(clip("日本語", 5), "日本");
-        assert_eq!(clip("", 0), "");
     }
 }

@@ -11,7 +11,7 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 
 use super::model::{Model, age, longest_wait};
 use crate::print;
-use crate::view::{LineView, shown};
+use crate::view::{LineView, brief, shown};
 
 const HELP: &str = "q end  / filter  n name  h holders  w waiters  l longest wait  a age  \
                     r reverse  ↑↓ select";
@@ -34,8 +34,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
 
     frame.render_widget(heading(model, &lines), head);
     if let Some(outage) = &model.outage {
-        let went =
-            humantime::format_duration(Duration::from_secs(outage.began.elapsed().as_secs()));
+        let went = brief(outage.began.elapsed());
         let (since, why) = (outage.since, shown(&outage.message));
         let text = format!("can't be reached since {since:.0} ({went}): {why}");
         frame.render_widget(Line::styled(text, in_colour(Color::Red).bold()), warning);
@@ -68,12 +67,13 @@ fn heading(model: &Model, lines: &[&LineView]) -> Line<'static> {
     let order = if model.reversed { ", reversed" } else { "" };
     Line::from(vec![
         Span::raw("palisade top").bold(),
-        Span::raw(format!("  {}  ", shown(&model.engine))),
+        // Numbers first: what does not fit is not shown.
         Span::raw(format!(
-            "{} locks, {holders} held, {waiters} waiting  ",
+            "  {} locks, {holders} held, {waiters} waiting  ",
             lines.len()
         )),
         Span::styled(format!("by {}{order}", model.sort.word()), dim()),
+        Span::raw(format!("  {}", shown(&model.engine))),
     ])
 }
 
@@ -93,48 +93,44 @@ fn lines_table(
         frame.render_widget(Paragraph::new(text).style(dim()), area);
         return;
     }
-    let rows = lines.iter().map(|line| {
-        let (waiting, wait) = (line.waiters.len(), longest_wait(line));
-        let style = match waiting {
+    let cells = lines.iter().map(|line| {
+        let first = line.holders.first();
+        [
+            shown(&line.name),
+            first.map_or("-".to_owned(), |claim| print::row(line, claim)[2].clone()),
+            line.holders.len().to_string(),
+            line.waiters.len().to_string(),
+            time(longest_wait(line)),
+            time(age(line)),
+            first.map_or("-".to_owned(), ToString::to_string),
+        ]
+    });
+    let mut cells: Vec<_> = std::iter::once(NAMES.map(str::to_owned))
+        .chain(cells)
+        .collect();
+    let (kept, widths) = fit(&mut cells, usize::from(area.width));
+    let mut rows = cells.into_iter().map(|row| {
+        let row = row.into_iter().enumerate();
+        row.filter(|(column, _)| kept.contains(column))
+            .collect::<Vec<_>>()
+    });
+    let header = Row::new(rows.next().into_iter().flatten().map(|(_, cell)| cell));
+    let rows = rows.zip(lines).map(|(row, line)| {
+        let style = match line.waiters.len() {
             0 => Style::new(),
             _ => in_colour(Color::Yellow),
         };
-        let first = line.holders.first();
-        let mode = first.map_or("-".to_owned(), |claim| print::row(line, claim)[2].clone());
-        Row::new([
-            Cell::new(shown(&line.name)),
-            Cell::new(mode),
-            Cell::new(line.holders.len().to_string()),
-            Cell::new(waiting.to_string()).style(style),
-            Cell::new(time(wait)).style(style),
-            Cell::new(time(age(line))),
-            Cell::new(first.map_or("-".to_owned(), ToString::to_string)),
-        ])
+        Row::new(row.into_iter().map(|(column, cell)| match column {
+            3 | 4 => Cell::new(cell).style(style),
+            _ => Cell::new(cell),
+        }))
     });
-    let widths = [
-        Constraint::Fill(2),
-        Constraint::Length(10),
-        Constraint::Length(7),
-        Constraint::Length(7),
-        Constraint::Length(12),
-        Constraint::Length(12),
-        Constraint::Fill(3),
-    ];
-    let names = [
-        "NAME",
-        "MODE",
-        "HOLDERS",
-        "WAITERS",
-        "LONGEST WAIT",
-        "AGE",
-        "FIRST HOLDER",
-    ];
     let mut style = Style::new();
     if model.outage.is_some() {
         style = dim();
     }
     let table = Table::new(rows, widths)
-        .header(Row::new(names).style(Style::new().add_modifier(Modifier::BOLD)))
+        .header(header.style(Style::new().add_modifier(Modifier::BOLD)))
         .style(style)
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
     // It scrolls to what is selected.
@@ -142,8 +138,56 @@ fn lines_table(
     frame.render_stateful_widget(table, area, &mut state);
 }
 
+const NAMES: [&str; 7] = [
+    "NAME",
+    "MODE",
+    "HOLDERS",
+    "WAITERS",
+    "LONGEST WAIT",
+    "AGE",
+    "FIRST HOLDER",
+];
+
+/// What a name, or a holder, has at least.
+const SHORTEST: usize = 12;
+
+/// Which columns there is room for, and how wide they are. Numbers are shown whole or not at all;
+/// names and holders are clipped, with a sign.
+fn fit(cells: &mut [[String; 7]], width: usize) -> (Vec<usize>, Vec<Constraint>) {
+    let widest = |column: usize| {
+        let cells = cells.iter().map(|row| print::columns(&row[column]));
+        cells.max().unwrap_or(0)
+    };
+    let natural: [usize; 7] = std::array::from_fn(widest);
+    let least = |column: usize| match column {
+        0 | 6 => natural[column].min(SHORTEST),
+        _ => natural[column],
+    };
+    let mut kept: Vec<usize> = (0..natural.len()).collect();
+    // With one column between two.
+    let needed = |kept: &[usize]| kept.iter().map(|column| least(*column) + 1).sum::<usize>();
+    for column in [6, 1, 5, 4] {
+        if needed(&kept) > width + 1 {
+            kept.retain(|kept| *kept != column);
+        }
+    }
+    let mut spare = (width + 1).saturating_sub(needed(&kept));
+    let mut widths = Vec::new();
+    for &column in &kept {
+        let more = (natural[column] - least(column)).min(spare);
+        spare -= more;
+        let width = least(column) + more;
+        for row in cells.iter_mut() {
+            row[column] = print::clip(&row[column], width);
+        }
+        widths.push(Constraint::Length(u16::try_from(width).unwrap_or(u16::MAX)));
+    }
+    (kept, widths)
+}
+
 fn claims_table(frame: &mut Frame<'_>, line: &LineView, area: Rect) {
-    let rows = print::rows(std::slice::from_ref(line)).into_iter();
+    let width = usize::from(area.width);
+    let rows = print::rows(std::slice::from_ref(line), Some(width)).into_iter();
     let rows = rows.enumerate().map(|(at, (_, row))| match at {
         0 => Line::styled(row, Style::new().add_modifier(Modifier::BOLD)),
         _ => Line::raw(row),
@@ -155,7 +199,7 @@ fn claims_table(frame: &mut Frame<'_>, line: &LineView, area: Rect) {
 
 fn time(time: Option<Duration>) -> String {
     match time {
-        Some(time) => humantime::format_duration(time).to_string(),
+        Some(time) => brief(time),
         None => "-".to_owned(),
     }
 }
@@ -170,5 +214,37 @@ fn in_colour(colour: Color) -> Style {
     match unwanted {
         true => Style::new(),
         false => Style::new().fg(colour),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_shown_whole_or_not_at_all() {
+        let row = [
+            "nightly-report-of-everything",
+            "1000000/4000000000",
+            "1000000",
+            "12345678",
+            "10000d 23h",
+            "3d 4h",
+            "681f235aa74a2c64 on db1 pid 4194304",
+        ];
+        for width in 30..200 {
+            let mut cells = vec![NAMES.map(str::to_owned), row.map(str::to_owned)];
+            let (kept, widths) = fit(&mut cells, width);
+            assert!(kept.starts_with(&[0]) && kept.contains(&2) && kept.contains(&3));
+            assert_eq!(kept.len(), widths.len());
+            let used: usize = kept
+                .iter()
+                .map(|column| print::columns(&cells[1][*column]) + 1)
+                .sum();
+            assert!(used <= width + 1, "{width}: {cells:?}");
+            for column in kept.into_iter().filter(|column| (1..6).contains(column)) {
+                assert_eq!(cells[1][column], row[column], "{width}");
+            }
+        }
     }
 }

@@ -19,7 +19,7 @@ use self::model::{Model, Next};
 use self::tty::Tty;
 use crate::args::Global;
 use crate::connect::Place;
-use crate::exit::{Failure, Outcome, Verdict};
+use crate::exit::{Failure, Outcome, Verdict, told};
 use crate::live::feed;
 use crate::signals::{Endings, Event, Signals};
 use crate::terminal::{self, Stop};
@@ -47,9 +47,9 @@ impl Top {
             let why = "top needs a terminal; use `palisade ls --watch`, with --json for programs";
             return Err(Failure::Usage(why.into()));
         }
-        let client = Place::find(global)?.connect().await?;
-        let mut model = Model::new(client.describe());
-        let mut seen = feed(client, Scope::Prefix(self.prefix));
+        let place = Place::find(global)?;
+        let mut model = Model::new(place.shown()?);
+        let mut seen = feed(place, Scope::Prefix(self.prefix)).await?;
         // Before the terminal is changed, so that none of them leaves it so.
         let mut signals = Signals::listen(Endings::listen()?)?;
         let mut tty = Tty::enter()?;
@@ -68,6 +68,7 @@ impl Top {
                     Event::Ending(signal) => return Ok(Outcome::Interrupted(signal.as_raw())),
                     Event::Stop => pause(&mut tty, Stop::Us)?,
                     Event::Resumed => tty.again()?,
+                    Event::Resized => {}
                 },
                 key = keys.recv() => match key {
                     Some(Ok(Key::Key(key))) => match model.press(key) {
@@ -83,7 +84,7 @@ impl Top {
                 lines = seen.recv() => match lines {
                     Some(Ok(lines)) => model.saw(lines),
                     Some(Err(Failure::Library(error))) if error.is_transient() => {
-                        model.outage(error.message());
+                        model.outage(&told(&error));
                     }
                     Some(Err(failure)) => return Err(failure),
                     None => return Err(Failure::Defect("the watch has ended".into())),

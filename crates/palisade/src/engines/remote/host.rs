@@ -41,8 +41,11 @@ impl Host {
                 (address, port.strip_prefix(':'))
             }
             None => match text.split_once(':') {
-                // More than one colon without brackets is an address.
-                Some((_, port)) if port.contains(':') => (text, None),
+                // Which of the colons is before the port nobody can tell.
+                Some((_, port)) if port.contains(':') => {
+                    let message = "an IPv6 address is written in brackets, as in [::1]:6379";
+                    return Err(Error::new(Kind::Config, "connect", message));
+                }
                 Some((name, port)) => (name, Some(port)),
                 None => (text, None),
             },
@@ -91,7 +94,6 @@ mod tests {
             ("127.0.0.2:9", "127.0.0.2:9", true),
             ("[::1]:9", "[::1]:9", true),
             ("[fe80::1]", "[fe80::1]:7", false),
-            ("::1", "[::1]:7", true),
         ] {
             let host = Host::parse(text, 7).unwrap();
             assert_eq!(
@@ -100,7 +102,9 @@ mod tests {
                 "{text}"
             );
         }
-        for bad in ["db:", "db:x", "db:0", "db:70000", ":1", "[::1"] {
+        for bad in [
+            "db:", "db:x", "db:0", "db:70000", ":1", "[::1", "::1", "::1:9",
+        ] {
             assert_eq!(
                 Host::parse(bad, 7).unwrap_err().kind(),
                 Kind::Config,

@@ -1,0 +1,101 @@
+//! Passwords on the command line: every user of a machine can read it, so that what a URL among
+//! our arguments hides is overwritten as soon as it is read, in the memory that `ps` shows. The
+//! guardian, which is forked later, has it from there.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::io;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+
+use serde_json::json;
+
+use crate::args::arguments;
+use crate::print::Printer;
+
+/// Overwrites the passwords in our command line, or says that they can be read there.
+pub(crate) fn hide_passwords(printer: Printer) {
+    let arguments = arguments();
+    let own = arguments.iter().position(|arg| arg == "--");
+    let own = &arguments[..own.unwrap_or(arguments.len())];
+    let secret: Vec<_> = own.iter().map(|arg| password(arg.as_bytes())).collect();
+    if secret.iter().all(Option::is_none) || overwrite(arguments, &secret).is_ok() {
+        return;
+    }
+    let message = "the URL's password can be read in the list of processes; put it into a file \
+                   and name that with password_file=";
+    printer.event(
+        json!({"event": "visible_password", "message": message}),
+        || Some(message.to_owned()),
+    );
+}
+
+/// Where the password is in a URL: from the first colon behind `//` to the last `@`, whatever is
+/// in between.
+fn password(argument: &[u8]) -> Option<Range<usize>> {
+    let scheme = argument.windows(3).position(|part| part == b"://")?;
+    let login = scheme + 3;
+    let end = argument.iter().rposition(|byte| *byte == b'@')?;
+    let colon = argument
+        .get(login..end)?
+        .iter()
+        .position(|byte| *byte == b':')?;
+    Some(login + colon + 1..end).filter(|range| !range.is_empty())
+}
+
+fn overwrite(arguments: &[OsString], secret: &[Option<Range<usize>>]) -> io::Result<()> {
+    let other = || io::Error::from(io::ErrorKind::InvalidData);
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    let fields = stat.rsplit(") ").next().unwrap_or_default();
+    // `arg_start` and `arg_end` of proc(5), of which two are before the name's end.
+    let mut fields = fields.split_whitespace().skip(45);
+    let mut field = || fields.next()?.parse::<u64>().ok();
+    let (start, end) = field().zip(field()).ok_or_else(other)?;
+    let memory = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/proc/self/mem")?;
+    let length = usize::try_from(end.saturating_sub(start)).map_err(|_| other())?;
+    let mut bytes = vec![0; length];
+    memory.read_exact_at(&mut bytes, start)?;
+    // Only what is known to be our arguments is changed, and no length is.
+    let mut at = 0;
+    for (argument, secret) in arguments
+        .iter()
+        .zip(secret.iter().chain(std::iter::repeat(&None)))
+    {
+        let argument = argument.as_bytes();
+        let here = bytes.get_mut(at..at + argument.len()).ok_or_else(other)?;
+        if here != argument {
+            return Err(other());
+        }
+        if let Some(secret) = secret {
+            here[secret.clone()].fill(b'*');
+            memory.write_all_at(&here[secret.clone()], start + (at + secret.start) as u64)?;
+        }
+        at += argument.len() + 1;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_found_whatever_it_holds() {
+        for (url, secret) in [
+            ("redis://me:hunter2@h/0", Some("hunter2")),
+            ("--url=redis://:hun@ter2@h", Some("hun@ter2")),
+            ("redis://me:hun/t?e#r2@h", Some("hun/t?e#r2")),
+            ("redis://me@h", None),
+            ("redis://h:6379/0", None),
+            ("file:/home/me@work", None),
+            ("redis://me:@h", None),
+        ] {
+            let found = password(url.as_bytes()).map(|range| &url[range]);
+            assert_eq!(found, secret, "{url}");
+        }
+    }
+}

@@ -33,6 +33,9 @@ const NOTICE_AFTER: Duration = Duration::from_millis(100);
 /// Between two looks at who is in the way, when the engine did not answer the first.
 const NOTICE_AGAIN: Duration = Duration::from_secs(1);
 
+/// A hold is lost this soon after the guardian has killed a command, and then it is known why.
+const KNOWN_SOON: Duration = Duration::from_millis(250);
+
 /// An engine that does not answer must not keep an interrupted palisade from ending; the ttl
 /// removes what it could not.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
@@ -260,9 +263,38 @@ impl Job {
         Ok(Outcome::Child(code))
     }
 
+    /// What was behind a loss, as far as it can be told.
+    pub(crate) async fn why(
+        &self,
+        client: &Client,
+        hold: &Hold,
+        reason: LossReason,
+    ) -> Option<String> {
+        // The guardian acts before the hold is lost: it may be a moment too early to know.
+        let soon = match reason {
+            LossReason::Expired => KNOWN_SOON,
+            _ => Duration::ZERO,
+        };
+        let loss = tokio::time::timeout(soon, hold.lost()).await.ok();
+        if let Some(why) = loss.as_ref().and_then(|loss| loss.why()) {
+            return Some(told(why));
+        }
+        // A command that ended when it was asked to has not used all of the time: the engine that
+        // did not renew is asked what is wrong with it.
+        if reason != LossReason::Expired || loss.is_some() {
+            return None;
+        }
+        let asked = tokio::time::timeout(FAREWELL, look(client, &self.name)).await;
+        match asked {
+            Ok(Ok(_)) => None,
+            Ok(Err(failure)) => Some(failure.to_string()),
+            Err(_) => Some("the engine does not answer".to_owned()),
+        }
+    }
+
     /// Lets go of what is lost: an eviction is over when its victim has left. Answers with what to
     /// say about it.
-    pub(crate) fn lost(&self, hold: Hold, reason: LossReason) -> String {
+    pub(crate) fn lost(&self, hold: Hold, reason: LossReason, behind: Option<String>) -> String {
         let token = hold.token();
         drop(hold);
         self.event(
@@ -273,12 +305,13 @@ impl Job {
             LossReason::Evicted => "an operator evicted it",
             _ => "it was taken away",
         };
+        let behind = behind.map_or_else(String::new, |behind| format!(" ({behind})"));
         let then = match self.command.is_empty() {
             true => "",
             false => "; the command was ended",
         };
         let name = shown(self.name.as_str());
-        format!("lost {name} (token {token}): {why}{then}")
+        format!("lost {name} (token {token}): {why}{behind}{then}")
     }
 
     fn complain(&self, error: &Error) {

@@ -12,7 +12,6 @@ mod shell;
 mod socket;
 
 use std::convert::Infallible;
-use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -30,7 +29,7 @@ pub(crate) use self::shell::Shell;
 pub(crate) use self::socket::{Answer, Directory, Key, Listening};
 use self::socket::{RELEASE, WHO};
 use crate::connect::Place;
-use crate::exit::{self, Failure, Outcome, Verdict};
+use crate::exit::{self, Failure, Outcome, Verdict, told};
 use crate::guardian::{KILL_LEAD, Terms, grace, link, receive, send, signal_tree};
 use crate::job::{FAREWELL, Job, Ready};
 use crate::signals::Endings;
@@ -358,22 +357,21 @@ impl Keeping<'_> {
                 () = tokio::time::sleep_until(self.not_before) => {}
             }
         }
-        let (name, token) = (shown(self.task.job.name.as_str()), self.hold.token());
-        let lost = |why: &dyn fmt::Display| {
-            let text = format!("lost {name} (token {token}): {why}");
-            Answer::Lost(text)
-        };
-        if let Some(loss) = self.lost {
-            return lost(&loss);
-        }
+        let job = &self.task.job;
         // A shell that was asked to end has lost its lock, also if a renewal came through since.
-        if self.sent.is_some() {
-            return lost(&LossReason::Expired);
+        let asked = self.sent.map(|_| LossReason::Expired);
+        let why = self.lost.as_ref().and_then(|loss| loss.why()).map(told);
+        if let Some(reason) = self.lost.map(|loss| loss.reason).or(asked) {
+            return Answer::Lost(job.lost(self.hold, reason, why));
         }
+        let token = self.hold.token();
         match self.hold.release().await {
             Ok(()) => Answer::Released,
-            Err(error) if error.kind() == Kind::Lost => lost(&error.message()),
-            Err(error) => Answer::NotReleased(error.message().to_owned()),
+            Err(error) if error.kind() == Kind::Lost => {
+                let name = shown(job.name.as_str());
+                Answer::Lost(format!("lost {name} (token {token}): {}", told(&error)))
+            }
+            Err(error) => Answer::NotReleased(told(&error)),
         }
     }
 }

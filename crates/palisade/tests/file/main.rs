@@ -5,6 +5,8 @@ mod child;
 mod damage;
 mod lines;
 mod processes;
+mod safety;
+mod storm;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -72,4 +74,12 @@ async fn pushed(engine: &Arc<dyn Engine>, ticket: &Ticket) -> Place {
         "pushed, not found by looking: {place:?}"
     );
     place
+}
+
+/// How often to try: reduced, or in full.
+fn rounds(reduced: u64, full: u64) -> u64 {
+    match std::env::var_os("PALISADE_TEST_FULL") {
+        Some(_) => full,
+        None => reduced,
+    }
 }

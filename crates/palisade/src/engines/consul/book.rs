@@ -51,6 +51,8 @@ pub(super) struct Seat {
     pub(super) closed: Option<u64>,
     /// Whether it holds by a write of another claim, and has not been told.
     given: bool,
+    /// Whether it was told that it waits.
+    pub(super) waited: bool,
     /// Whether it may say something else than at first.
     pub(super) amended: bool,
     /// Whether an operator takes it away, as far as is known here.
@@ -373,6 +375,7 @@ impl State {
             watched: None,
             closed: None,
             given: false,
+            waited: false,
             amended: false,
             evicted: false,
             bell: Arc::default(),

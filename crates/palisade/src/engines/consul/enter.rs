@@ -91,6 +91,7 @@ impl ConsulEngine {
         match tried {
             Ok(Tried::Held(counted)) => Ok(self.entered(seat, Place::Held { counted })),
             Ok(Tried::Behind | Tried::Delayed) if seat.claim.queue => {
+                self.book.change(seat.claim.id, |seat| seat.waited = true);
                 Ok(self.entered(seat, Place::Waiting))
             }
             Ok(Tried::Behind | Tried::Delayed) => {

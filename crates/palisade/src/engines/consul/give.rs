@@ -1,4 +1,4 @@
-//! Giving a place up, and changing one: `leave`, `amend`, and an operator's `evict`.
+//! Giving a place up, and changing one: `leave`, `amend`, and an operator's `resize` and `evict`.
 //!
 //! Every write is guarded by the index that was counted or read, so that a late one changes
 //! nothing. What a leave finds out about an unanswered write is told to the book.
@@ -9,13 +9,14 @@ use super::ConsulEngine;
 use super::api::Committed;
 use super::book::{Seat, Stage};
 use super::keys::Line;
-use super::plan::Asker;
+use super::plan::{Asker, list};
 use super::take::spot;
 use super::view::{Spot, View};
 use super::wire::{Op, Pair, session_id, session_text};
-use crate::core::claim::{Ask, ClaimId, Mode};
+use crate::core::claim::{Ask, ClaimId, Mode, READERS};
 use crate::core::engine::{Alarm, Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, Kind, Outcome, Result};
+use crate::core::line::capacity_mismatch;
 use crate::core::name::Name;
 use crate::core::ticket::{LeaseId, Ticket};
 
@@ -23,7 +24,21 @@ use crate::core::ticket::{LeaseId, Ticket};
 const TRIES: u32 = 64;
 
 impl ConsulEngine {
+    /// The connection may be dead while the agent is well: a leave that was not answered is sent
+    /// once more, over another one.
     pub(super) async fn do_leave(self: Arc<Self>, ticket: Ticket) -> Result<Left> {
+        let error = match self.leave_once(&ticket).await {
+            Err(error) if error.is_transient() => error,
+            left => return left,
+        };
+        match self.leave_once(&ticket).await {
+            // Gone since: the first copy did it.
+            Ok(Left::Absent) if error.outcome() == Outcome::MaybeApplied => Ok(Left::Done),
+            left => left,
+        }
+    }
+
+    async fn leave_once(&self, ticket: &Ticket) -> Result<Left> {
         let line = self.keys.line(&ticket.name)?;
         let seat = self.book.settled(ticket.claim, self.api.timeout).await;
         let (session, stage, ask) = match &seat {
@@ -215,6 +230,7 @@ impl ConsulEngine {
                 session: session.clone(),
                 record,
                 queue: false,
+                waited: true,
             };
             let ops = match (&amendment, held.spot) {
                 (Amendment::Value(value), spot) => {
@@ -241,6 +257,25 @@ impl ConsulEngine {
             }
         }
         Err(too_busy("amend"))
+    }
+
+    pub(super) async fn do_resize(self: Arc<Self>, name: Name, capacity: u32) -> Result<bool> {
+        let line = self.keys.line(&name)?;
+        for _ in 0..TRIES {
+            let view = self.look(&line).await?;
+            if view.is_read(&line) {
+                return Err(capacity_mismatch(READERS, capacity));
+            }
+            let Some(mut holders) = view.holders(&line) else {
+                return Ok(false);
+            };
+            (holders.limit, holders.resized) = (capacity, true);
+            let ops = list(&view, &line, &holders);
+            if let Committed::Done(_) = self.api.transact("resize", &ops).await? {
+                return Ok(true);
+            }
+        }
+        Err(too_busy("resize"))
     }
 
     pub(super) async fn do_evict(

@@ -206,6 +206,8 @@ impl ConsulEngine {
             index: 0,
             last: None,
             pause: PAUSE,
+            restored: BootTime::PAST,
+            calm: Duration::ZERO,
         };
         stream::unfold(watching, |mut watching| async move {
             let changed = watching.next().await;
@@ -256,9 +258,24 @@ struct Watching {
     index: u64,
     last: Option<Vec<(String, u64)>>,
     pause: Duration,
+    /// When a snapshot was last taken to be restored, and how long nobody is told again.
+    restored: BootTime,
+    calm: Duration,
 }
 
 impl Watching {
+    /// Takes a snapshot to be restored, unless that seems to happen all the time: something
+    /// between us and Consul ends queries early.
+    fn restored(&mut self) -> bool {
+        let again = (self.restored + self.calm).has_passed();
+        if again {
+            self.restored = BootTime::now();
+            self.calm = (self.calm * 2).clamp(Duration::from_secs(1), SWEEP);
+            self.engine.book.suspect(None);
+        }
+        again
+    }
+
     /// Waits for a change.
     async fn next(&mut self) -> Result<()> {
         loop {
@@ -283,11 +300,15 @@ impl Watching {
             let woken = BootTime::now().saturating_since(asked) < NAP;
             if self.index > 0 && woken && seen.index <= self.index {
                 // Consul wakes everyone when it restores a snapshot.
-                self.engine.book.suspect(None);
                 (self.index, self.last) = (0, None);
-                return Ok(());
+                if self.restored() {
+                    return Ok(());
+                }
+                tokio::time::sleep(LONGEST_PAUSE).await;
+                continue;
             }
             if seen.index == self.index {
+                self.calm = Duration::ZERO;
                 continue;
             }
             // Zero would never sleep; one that goes back is another history.

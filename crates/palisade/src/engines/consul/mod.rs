@@ -43,7 +43,7 @@ use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal, cannot_resize,
+    Place, Renewal,
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
@@ -134,8 +134,8 @@ impl Engine for Shared {
         Box::pin(self.engine().do_evict(name, id, eviction))
     }
 
-    fn resize(&self, _name: Name, _capacity: u32) -> BoxFuture<Result<bool>> {
-        cannot_resize()
+    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+        Box::pin(self.engine().do_resize(name, capacity))
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

@@ -40,7 +40,7 @@ const CAPABILITY: Capability = Capability {
     class: Class::A,
     shared: true,
     permits: Permits::Slots,
-    resize: false,
+    resize: true,
     fair: false,
     waiters_visible: false,
     tokens: Tokens::Durable,

@@ -40,6 +40,8 @@ pub(super) struct Asker {
     pub(super) record: Record,
     /// Whether it waits.
     pub(super) queue: bool,
+    /// Whether it has waited before, so that a limit that an operator changes is its own too.
+    pub(super) waited: bool,
 }
 
 impl View {
@@ -96,11 +98,14 @@ impl View {
                         "this line is in use as a lock, not for permits; wait until it is free or use another name",
                     ));
                 }
-                let live = match live {
-                    Some(holders) if holders.limit != capacity => {
-                        return Err(capacity_mismatch(holders.limit, capacity));
+                let follows = |holders: &Holders| holders.resized && first.waited;
+                let (live, capacity) = match live {
+                    None => (Holders::default(), capacity),
+                    Some(holders) if holders.limit == capacity || follows(&holders) => {
+                        let limit = holders.limit;
+                        (holders, limit)
                     }
-                    live => live.unwrap_or_default(),
+                    Some(holders) => return Err(capacity_mismatch(holders.limit, capacity)),
                 };
                 let free = (capacity as usize).saturating_sub(live.holders.len());
                 match &askers[..free.min(askers.len())] {
@@ -199,6 +204,15 @@ impl View {
     }
 }
 
+/// Writes the list of holders, if it is as it was read.
+pub(super) fn list(view: &View, line: &Line, holders: &Holders) -> Vec<Op> {
+    let key = line.semaphore();
+    vec![
+        Op::unchanged(&key, view.semaphore(line)),
+        Op::set(&key, SEMAPHORE, &json(holders)),
+    ]
+}
+
 /// Closes the gate. Whoever opens it again, or makes it something else, moves its index.
 fn close(line: &Line, asker: &Asker) -> Vec<Op> {
     let record = asker.record.to_json();
@@ -271,6 +285,7 @@ mod tests {
             session: session_text(id),
             record: Record::of(&claim),
             queue: true,
+            waited: false,
         }
     }
 

@@ -86,6 +86,7 @@ pub(super) fn asker(seat: &Seat) -> Asker {
         session: seat.session_text(),
         record: Record::of(&seat.claim),
         queue: seat.claim.queue,
+        waited: seat.waited,
     }
 }
 

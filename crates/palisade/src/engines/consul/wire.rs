@@ -110,6 +110,9 @@ pub(super) struct Holders {
     /// included, that is written with the value it has, and a holder that left is still listed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) nonce: String,
+    /// Of ours too: an operator has changed the limit, and claims that wait with another follow.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) resized: bool,
 }
 
 /// One operation of a transaction.

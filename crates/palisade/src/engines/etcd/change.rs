@@ -1,4 +1,4 @@
-//! `leave`, `amend` and `evict`: each one a transaction that compares the create revision, since
+//! `leave`, `amend`, `evict` and `resize`: each one a transaction that compares the create revision, since
 //! a key that was left and taken again is another place (etcd #22082).
 
 use std::sync::Arc;
@@ -11,11 +11,15 @@ use super::queue::{Queue, Seat};
 use super::record::Record;
 use super::rpc::revision;
 use super::wire::{Op, PutRequest, RequestOp, TxnRequest};
-use crate::core::claim::Ask;
+use crate::core::claim::{Ask, READERS};
 use crate::core::engine::{Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, Kind, Outcome, Result};
+use crate::core::line::capacity_mismatch;
 use crate::core::name::Name;
 use crate::core::ticket::Ticket;
+
+/// How many operations etcd takes in one transaction (`--max-txn-ops`).
+const MOST_OPS: usize = 128;
 
 /// How often a change is tried again because the line changed in between.
 const TRIES: usize = 16;
@@ -44,7 +48,7 @@ impl Inner {
             success,
             failure: Vec::new(),
         };
-        let mut left = self.rpc.txn("leave", request.clone()).await?.succeeded;
+        let mut left = self.send_leave(&request).await?;
         let known = self.known.lock().get(&ticket.claim).cloned();
         // An own lease takes a late place with it.
         let shares = known.as_ref().is_some_and(|known| known.own.is_none());
@@ -52,7 +56,7 @@ impl Inner {
             let mut pauses = LATE.iter();
             while let Some(pause) = pauses.next().filter(|_| !left) {
                 tokio::time::sleep(*pause).await;
-                left = self.rpc.txn("leave", request.clone()).await?.succeeded;
+                left = self.send_leave(&request).await?;
             }
         }
         self.end_own(&ticket, known.as_ref()).await?;
@@ -67,6 +71,19 @@ impl Inner {
             self.pool.give(known.lease, prefix, key);
         }
         Ok(Left::Done)
+    }
+
+    /// Sends a leave, and says whether the place was there. The connection may be dead while the
+    /// server is well: what was not answered is sent once more, over another one. It compares the
+    /// incarnation, so that a second copy does no harm.
+    async fn send_leave(&self, request: &TxnRequest) -> Result<bool> {
+        let error = match self.rpc.txn("leave", request.clone()).await {
+            Err(error) if error.is_transient() => error,
+            answer => return answer.map(|answer| answer.succeeded),
+        };
+        let again = self.rpc.txn("leave", request.clone()).await?;
+        // Gone since: the first copy did it.
+        Ok(again.succeeded || error.outcome() == Outcome::MaybeApplied)
     }
 
     /// What removes a place, without its mark.
@@ -205,6 +222,59 @@ impl Inner {
         }
         let message = "the line changes faster than it can be looked at; try again";
         Err(Error::new(Kind::Unreachable, "evict", message))
+    }
+
+    pub(super) async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
+        let prefix = self.keys.line(&name)?;
+        for _ in 0..TRIES {
+            let response = self.rpc.range("resize", ops::all(&prefix)).await?;
+            let seen = revision(response.header.as_ref());
+            let queue = Queue::new(&self.keys, &prefix, response.kvs);
+            match queue.capacity {
+                None => return Ok(false),
+                Some(READERS) => return Err(capacity_mismatch(READERS, capacity)),
+                Some(_) => {}
+            }
+            // Nobody has come since, and nobody has gone, whom the new capacity may be about.
+            let mut compare = vec![ops::nothing_put_since(&prefix, seen)];
+            let mut success = Vec::new();
+            let holders = queue.holders();
+            for (at, seat) in queue.seats.iter().enumerate() {
+                compare.push(ops::created_at(&seat.key, seat.created));
+                let (Ask::Part { weight, .. }, Some(record)) = (seat.ask, &seat.record) else {
+                    continue;
+                };
+                if weight > capacity {
+                    let message = format!("a claim in this line takes {weight} permits");
+                    return Err(Error::new(Kind::InvalidArgument, "resize", message));
+                }
+                let record = Record {
+                    part: Some((weight, capacity)),
+                    held: at < holders,
+                    ..record.clone()
+                };
+                success.extend(self.rewrites(seat, &record)?);
+            }
+            if compare.len().max(success.len()) > MOST_OPS {
+                let message = "too many claims are in this line for one transaction of etcd; try \
+                               again when there are fewer";
+                return Err(Error::new(Kind::Unsupported, "resize", message));
+            }
+            let request = TxnRequest {
+                compare,
+                success,
+                failure: Vec::new(),
+            };
+            match self.rpc.txn("resize", request).await {
+                Ok(response) if response.succeeded => return Ok(true),
+                Ok(_) => {}
+                // A lease ended meanwhile, and the keys on it.
+                Err(error) if error.kind() == Kind::Lost => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let message = "the line changes faster than it can be looked at; try again";
+        Err(Error::new(Kind::Unreachable, "resize", message))
     }
 
     /// The key of a ticket: its own, or that of an enter that was never answered.

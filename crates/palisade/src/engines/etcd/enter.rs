@@ -254,7 +254,8 @@ impl Entry<'_> {
                 "the place was taken away while it was asked for",
             ));
         };
-        if let Some((live, asked)) = queue.mismatch(self.claim.ask, at) {
+        // As its key says: an operator may have given the line another capacity since it came.
+        if let Some((live, asked)) = queue.mismatch(queue.seats[at].ask, at) {
             self.give_back().await?;
             return Err(capacity_mismatch(live, asked));
         }

@@ -55,7 +55,7 @@ use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal, cannot_resize,
+    Place, Renewal,
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
@@ -190,8 +190,8 @@ impl Engine for EtcdEngine {
         self.run(|inner| async move { inner.evict(name, id, eviction).await })
     }
 
-    fn resize(&self, _name: Name, _capacity: u32) -> BoxFuture<Result<bool>> {
-        cannot_resize()
+    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+        self.run(move |inner| async move { inner.resize(name, capacity).await })
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {

@@ -94,6 +94,13 @@ impl Queue {
 
     /// Where `at` stands: `None` when it holds.
     pub(super) fn behind(&self, at: usize) -> Option<Ahead> {
+        if self.seats[at]
+            .record
+            .as_ref()
+            .is_some_and(|record| record.held)
+        {
+            return None;
+        }
         let line = (0..=at).map(|at| self.standing(at));
         let capacity = capacity(line.clone().map(|standing| standing.ask));
         match admit(line, ClaimId(at as u128 + 1), capacity) {
@@ -164,6 +171,7 @@ mod tests {
                         owner: Owner::here("me", None),
                         part: None,
                         value: None,
+                        held: false,
                     };
                     record.set_ask(*ask);
                     (keys::suffix(1, ClaimId(at as u128)), record.json())
@@ -200,6 +208,19 @@ mod tests {
         ] {
             assert_eq!(queue(&asks).holders(), holders, "{asks:?}");
         }
+    }
+
+    #[test]
+    fn whoever_held_before_a_resize_holds_and_the_others_wait_until_they_fit() {
+        let mut line = queue(&[part(1, 1), part(1, 1), part(1, 1)]);
+        for seat in &mut line.seats[..2] {
+            seat.record.as_mut().unwrap().held = true;
+        }
+        assert_eq!(line.holders(), 2);
+        line.seats.remove(0);
+        assert_eq!(line.holders(), 1);
+        line.seats.remove(0);
+        assert_eq!(line.holders(), 1);
     }
 
     #[test]

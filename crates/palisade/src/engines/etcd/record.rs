@@ -26,6 +26,9 @@ pub(super) struct Record {
     pub(super) part: Option<(u32, u32)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) value: Option<String>,
+    /// Whether it held when its line was given another capacity, in which it may not fit.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) held: bool,
 }
 
 impl Record {
@@ -35,6 +38,7 @@ impl Record {
             owner: claim.owner.clone(),
             part: part(claim.ask),
             value: claim.value.clone(),
+            held: false,
         }
     }
 
@@ -114,6 +118,7 @@ mod tests {
             owner: Owner::here("me", None),
             part: Some((2, 3)),
             value: None,
+            held: false,
         };
         for namespace in ["palisade", ""] {
             let keys = Keys::new(namespace).unwrap();
@@ -140,6 +145,7 @@ mod tests {
             owner: Owner::here("me", None),
             part: Some((4, 3)),
             value: None,
+            held: false,
         };
         assert_eq!(Record::read(&keys, &unsound.json()), None);
     }

@@ -369,9 +369,9 @@ impl Keeping<'_> {
             Ok(()) => Answer::Released,
             Err(error) if error.kind() == Kind::Lost => {
                 let name = shown(job.name.as_str());
-                Answer::Lost(format!("lost {name} (token {token}): {}", error.message()))
+                Answer::Lost(format!("lost {name} (token {token}): {}", told(&error)))
             }
-            Err(error) => Answer::NotReleased(error.message().to_owned()),
+            Err(error) => Answer::NotReleased(told(&error)),
         }
     }
 }

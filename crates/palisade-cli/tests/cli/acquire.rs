@@ -389,7 +389,7 @@ fn release_tells_of_a_loss() {
     for shell in shells() {
         for (ending, word) in [
             ("evict", "evicted"),
-            ("evict --force", "no longer knows it"),
+            ("evict --force", "taken away"),
             ("KILL", "killed"),
         ] {
             let store = Store::new();

@@ -12,6 +12,7 @@ mod shell;
 mod socket;
 
 use std::convert::Infallible;
+use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -29,7 +30,7 @@ pub(crate) use self::shell::Shell;
 use self::socket::QUESTION;
 pub(crate) use self::socket::{Answer, Directory, Key, Listening};
 use crate::connect::Place;
-use crate::exit::{self, Failure, Outcome, Verdict, told};
+use crate::exit::{self, Failure, Outcome, Verdict};
 use crate::guardian::{KILL_LEAD, Terms, grace, link, receive, send, signal_tree};
 use crate::job::{FAREWELL, Job, Ready};
 use crate::signals::Endings;
@@ -343,20 +344,21 @@ impl Keeping<'_> {
                 () = tokio::time::sleep_until(self.not_before) => {}
             }
         }
-        let job = &self.task.job;
-        // A shell that was asked to end has lost its lock, also if a renewal came through since.
-        let asked = self.sent.map(|_| LossReason::Expired);
-        let why = self.lost.as_ref().and_then(|loss| loss.why()).map(told);
-        if let Some(reason) = self.lost.map(|loss| loss.reason).or(asked) {
-            return Answer::Lost(job.lost(self.hold, reason, why));
+        let (name, token) = (shown(self.task.job.name.as_str()), self.hold.token());
+        let lost = |why: &dyn fmt::Display| {
+            let text = format!("lost {name} (token {token}): {why}");
+            Answer::Lost(text)
+        };
+        if let Some(loss) = self.lost {
+            return lost(&loss);
         }
-        let token = self.hold.token();
+        // A shell that was asked to end has lost its lock, also if a renewal came through since.
+        if self.sent.is_some() {
+            return lost(&LossReason::Expired);
+        }
         match self.hold.release().await {
             Ok(()) => Answer::Released,
-            Err(error) if error.kind() == Kind::Lost => {
-                let name = shown(job.name.as_str());
-                Answer::Lost(format!("lost {name} (token {token}): {}", error.message()))
-            }
+            Err(error) if error.kind() == Kind::Lost => lost(&error.message()),
             Err(error) => Answer::NotReleased(error.message().to_owned()),
         }
     }

@@ -357,7 +357,7 @@ fn release_tells_of_a_loss() {
     for shell in shells() {
         for (ending, word) in [
             ("evict", "evicted"),
-            ("evict --force", "taken away"),
+            ("evict --force", "no longer knows it"),
             ("KILL", "killed"),
         ] {
             let store = Store::new();

@@ -1,6 +1,8 @@
 //! What the keeper promises: renewal, loss in time, and no place left behind. The faults are
 //! played by a wrapper around the engine.
 
+use std::time::Duration;
+
 use palisade::core::acquire::Request;
 use palisade::core::claim::Ask;
 use palisade::core::clock::BootTime;
@@ -15,7 +17,8 @@ cases! { pub(super) CASES, "keeper";
     "A hold lives until it is released, however short its ttl." => [
         a_hold_outlives_its_ttl,
         a_waiter_outlives_its_ttl,
-        an_unanswered_renewal_is_no_loss,
+        two_unanswered_renewals_are_no_loss,
+        hold_survives_a_dead_connection if needs::network,
         a_blocked_runtime_costs_no_lease,
     ],
     "A hold without renewal ends with its ttl, and nothing else with it." => [
@@ -85,14 +88,29 @@ async fn a_waiter_outlives_its_ttl(bed: Bed) -> Check {
     Ok(())
 }
 
-async fn an_unanswered_renewal_is_no_loss(bed: Bed) -> Check {
+async fn two_unanswered_renewals_are_no_loss(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
-    let ttl = bed.fit(bed.short_ttl() * 2);
+    let ttl = bed.fit(bed.short_ttl() * 5);
     let hold = client.mutex("kept")?.ttl(ttl)?.lock().await?;
-    spy.lose_renewals(1);
-    within(ttl, "a second renewal", spy.called(Verb::Renew, 2)).await?;
+    spy.lose_renewals(2);
+    within(ttl, "a third renewal", spy.called(Verb::Renew, 3)).await?;
     let lost = tokio::time::timeout(ttl * 3 / 2, hold.lost()).await;
     ensure!(lost.is_err(), "lost: {lost:?}");
+    hold.release().await?;
+    Ok(())
+}
+
+/// Existing connections fall silent, as behind a firewall that forgot them; new ones are fine.
+async fn hold_survives_a_dead_connection(bed: Bed) -> Check {
+    let (proxies, client) = bed.proxied_client().await?;
+    let ttl = bed.fit(Duration::from_secs(3));
+    let hold = client.mutex("dead")?.ttl(ttl)?.lock().await?;
+    for _ in 0..2 {
+        proxies.silence();
+        let lost = tokio::time::timeout(ttl * 3 / 2, hold.lost()).await;
+        ensure!(lost.is_err(), "lost: {lost:?}");
+        ensure!(hold.is_valid(), "not valid");
+    }
     hold.release().await?;
     Ok(())
 }

@@ -10,7 +10,7 @@ use palisade::{Kind, LossReason, Patience};
 use super::bed::held;
 use super::failure::{ensure, ensure_eq, inside};
 use super::{Bed, Check, SOON, cases, needs, within};
-use crate::wrap::Verb;
+use crate::wrap::{Enters, Verb};
 
 cases! { pub(super) CASES, "outage";
     "An outage shorter than the ttl costs nobody a place." => [
@@ -24,6 +24,8 @@ cases! { pub(super) CASES, "outage";
         no_wait_fails_at_once,
         patience_outlasts_an_outage,
         patience_ends_as_unreachable,
+        patience_is_a_bound_on_a_silent_engine,
+        patience_is_a_bound_on_a_dead_connection if needs::network,
     ],
     "What was let go of during an outage is left when it ends." => [
         a_release_is_done_later,
@@ -126,6 +128,43 @@ async fn patience_ends_as_unreachable(bed: Bed) -> Check {
         "gave up after {took:?} only"
     );
     Ok(())
+}
+
+/// How late an acquire may be: a quarter of a second is promised, the rest is for a busy machine,
+/// and a request's timeout is 2 s.
+const LATE: Duration = Duration::from_millis(1_200);
+
+async fn patience_is_a_bound_on_a_silent_engine(bed: Bed) -> Check {
+    let (spy, client) = bed.spied_client().await?;
+    spy.set_enters(Enters::Hang);
+    let wait = Duration::from_millis(100);
+    let start = BootTime::now();
+    let lock = client.mutex("silent")?.ttl(bed.long_ttl())?;
+    let answer = within(SOON, "an answer", lock.lock_timeout(wait)).await?;
+    let took = BootTime::now().saturating_since(start);
+    let error = inside!(answer, Err(error) => error, "an error");
+    ensure_eq!(error.kind(), Kind::Unreachable, "the kind of {error}");
+    ensure!(took < wait + LATE, "gave up after {took:?} only");
+    // It was applied all the same, and is left in the background.
+    bed.until_empty(&bed.name("silent")?).await
+}
+
+async fn patience_is_a_bound_on_a_dead_connection(bed: Bed) -> Check {
+    let (proxies, client) = bed.proxied_client().await?;
+    let lock = client.mutex("dead")?.ttl(bed.long_ttl())?;
+    held(lock.try_lock().await?)?.release().await?;
+    proxies.silence();
+    let wait = Duration::from_millis(100);
+    let start = BootTime::now();
+    let answer = within(SOON * 2, "an answer", lock.lock_timeout(wait)).await?;
+    let took = BootTime::now().saturating_since(start);
+    ensure!(took < wait + LATE, "gave up after {took:?} only");
+    match answer {
+        // A new connection was there in time.
+        Ok(hold) => held(hold)?.release().await?,
+        Err(error) => ensure_eq!(error.kind(), Kind::Unreachable, "the kind of {error}"),
+    }
+    bed.until_empty(&bed.name("dead")?).await
 }
 
 async fn a_release_is_done_later(bed: Bed) -> Check {

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use palisade::{Kind, Patience};
+use palisade::core::clock::BootTime;
+use palisade::Kind;
 use tokio::sync::watch;
 
 use super::bed::held;
 use super::failure::{ensure, ensure_eq, inside};
-use super::{Bed, Check, Failure, SOON, cases, needs, permits, within};
+use super::{Bed, Check, Failure, SOON, cases, needs, within};
 
 cases! { pub(super) CASES, "semaphore";
     "The permits held never exceed the capacity." => [
@@ -23,9 +24,9 @@ cases! { pub(super) CASES, "semaphore";
     ],
     "What no line could grant is refused before anything is asked of the engine." => [
         senseless_numbers_are_invalid if needs::any_permits,
-        another_capacity_is_a_mismatch if needs::any_permits,
     ],
-    "A permit's patience is kept." => [
+    "A permit's patience is kept, also where the line has another capacity." => [
+        another_capacity_is_waited_for if needs::any_permits,
         acquire_timeout_is_none_in_time if needs::any_permits,
     ],
 }
@@ -156,17 +157,23 @@ async fn senseless_numbers_are_invalid(bed: Bed) -> Check {
     Ok(())
 }
 
-async fn another_capacity_is_a_mismatch(bed: Bed) -> Check {
+async fn another_capacity_is_waited_for(bed: Bed) -> Check {
     let hold = bed.client().semaphore("permits", 3)?.acquire().await?;
-    let other = bed.other_client().await?;
-    for patience in [Patience::NoWait, Patience::For(SOON), Patience::Forever] {
-        let line = other.line("permits", permits(1, 2))?;
-        let refused = within(SOON, "the refusal", line.acquire(patience)).await?;
-        let error = inside!(refused.err(), Some(error) => error, "an error");
+    let other = bed.other_client().await?.semaphore("permits", 2)?;
+    let wait = Duration::from_millis(150);
+    let start = BootTime::now();
+    for refused in [
+        within(SOON, "the refusal", other.try_acquire()).await?,
+        within(SOON, "the refusal", other.acquire_timeout(wait)).await?,
+    ] {
+        let error = inside!(refused, Err(error) => error, "an error");
         ensure_eq!(error.kind(), Kind::CapacityMismatch, "the kind of {error}");
     }
+    let took = BootTime::now().saturating_since(start);
+    ensure!(took >= wait, "refused after {took:?}");
+    let waiter = tokio::spawn(async move { other.acquire_timeout(SOON).await });
     hold.release().await?;
-    held(other.semaphore("permits", 2)?.try_acquire().await?)?
+    held(within(SOON, "the grant", waiter).await???)?
         .release()
         .await?;
     Ok(())

@@ -293,3 +293,33 @@ async fn a_node_check_that_fails_ends_the_session() {
     let error = again.mutex("other").unwrap().try_lock().await.unwrap_err();
     says(&error, Kind::Unreachable, "node_checks");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_can_not_be_reached_is_named() {
+    let listens = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = listens.local_addr().unwrap().to_string();
+    for (host, words) in [
+        ("127.0.0.1:1", "refused"),
+        (&silent, "no answer"),
+        ("no.such.host.invalid:8500", "no.such.host"),
+    ] {
+        let url = format!("consul://{host}?connect_timeout=1s");
+        let error = soon("an error", palisade::connect(&url)).await;
+        let error = error.err().unwrap();
+        says(&error, Kind::Unreachable, host);
+        says(&error, Kind::Unreachable, words);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_forgets_all_is_found() {
+    let running = match launch::start_with("consul", &["-dev", "-hcl", "bootstrap_expect = 0"]) {
+        Ok(running) => running,
+        Err(launch::Error::Missing(why)) => return launch::skip("consul", &why),
+        Err(error) => panic!("{error}"),
+    };
+    let client = palisade::connect(running.url()).await.unwrap();
+    let check = client.check().await.unwrap();
+    let found = |code| check.findings.iter().any(|finding| finding.code == code);
+    assert!(found("in_memory"), "{check:?}");
+}

@@ -34,9 +34,17 @@ async fn a_login_is_asked_for_and_outlives_a_restart() {
         };
         client.mutex("x").unwrap().try_lock().await.err().unwrap()
     };
-    for login in ["", "root:wrong@", "nobody:top-secret@"] {
+    for (login, words) in [
+        ("", "asks for a login"),
+        ("root:wrong@", "password is wrong"),
+        ("nobody:top-secret@", "not known"),
+        ("root@", "password_file"),
+    ] {
         let error = refused(format!("etcd://{login}{host}")).await;
         assert_eq!(error.kind(), Kind::Denied, "{error:?}");
+        assert!(error.message().contains(words), "{error}");
+        let names_it = login.is_empty() || error.message().contains(&host);
+        assert!(names_it, "{error}");
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");
     }
     let client = palisade::connect(&format!("etcd://root:top-secret@{host}"))
@@ -393,4 +401,20 @@ async fn urls_that_can_not_be_used_are_refused() {
         .err()
         .unwrap();
     assert_eq!(nobody.kind(), Kind::Unreachable);
+    assert!(nobody.message().contains("127.0.0.1:"), "{nobody}");
+    assert!(nobody.message().contains("refused"), "{nobody}");
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = silent.local_addr().unwrap().to_string();
+    for url in [
+        format!("etcd://{host}?connect_timeout=300ms"),
+        format!("etcds://{host}?connect_timeout=300ms"),
+    ] {
+        let error = soon("an error", palisade::connect(&url)).await;
+        let error = error.err().unwrap();
+        assert_eq!(error.kind(), Kind::Unreachable, "{error:?}");
+        assert!(error.message().contains(&host), "{error}");
+    }
+    let unknown = palisade::connect("etcd://no.such.host.invalid").await;
+    let unknown = unknown.err().unwrap().to_string();
+    assert!(unknown.contains("no.such.host.invalid:2379"), "{unknown}");
 }

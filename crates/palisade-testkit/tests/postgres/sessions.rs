@@ -2,6 +2,7 @@
 //! owner is told when one dies.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use palisade::core::claim::{Ask, Claim, ClaimId};
@@ -11,6 +12,7 @@ use palisade::core::owner::Owner;
 use palisade::core::ticket::{Lease, Ticket};
 use palisade::{BootTime, Client, Kind, LossReason};
 use palisade_testkit::proxy::{Protocol, Proxy};
+use palisade_testkit::trial::until;
 
 use super::{Psql, SOON, advisory, server, sql};
 
@@ -76,6 +78,47 @@ async fn connections_have_a_ceiling() {
         let refused = palisade::connect(&url).await.unwrap_err();
         assert_eq!(refused.kind(), Kind::Config);
     }
+}
+
+/// Of many who wait for one lock in one client only the first has a connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_costs_one_connection_and_leaves_others_alone() {
+    const CROWD: usize = 300;
+    let Some(server) = server() else { return };
+    let url = format!("{}?max_connections=4", advisory(&server));
+    let client = palisade::connect(&url).await.unwrap();
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let inside = Arc::new(AtomicU32::new(0));
+    let mut crowd = tokio::task::JoinSet::new();
+    for _ in 0..CROWD {
+        let (lock, inside) = (client.mutex("x").unwrap(), Arc::clone(&inside));
+        crowd.spawn(async move {
+            let hold = lock.lock().await.unwrap();
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "held by two");
+            tokio::task::yield_now().await;
+            inside.fetch_sub(1, Ordering::SeqCst);
+            hold.release().await.unwrap();
+        });
+    }
+    // One of the crowd gives up, and one of another client is among them.
+    let impatient = client.line("x", Ask::Whole).unwrap();
+    let patience = palisade::Patience::For(Duration::from_millis(300));
+    assert!(impatient.acquire(patience).await.unwrap().is_none());
+    let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+    until("one waits at the server", async || {
+        sql(&server, waits) == ["1"]
+    })
+    .await;
+    let other = client.mutex("y").unwrap().try_lock().await.unwrap();
+    other.expect("busy").release().await.unwrap();
+    let foreign = palisade::connect(&advisory(&server)).await.unwrap();
+    let foreign = foreign.mutex("x").unwrap();
+    let foreign = tokio::spawn(async move { foreign.lock().await.unwrap().release().await });
+    hold.release().await.unwrap();
+    let all = tokio::time::timeout(SOON * 6, crowd.join_all()).await;
+    assert!(all.is_ok(), "not all were served");
+    let foreign = tokio::time::timeout(SOON, foreign).await;
+    foreign.expect("not served").unwrap().unwrap();
 }
 
 /// The connection of a lock that ends gives its place to the next, whoever ends it.

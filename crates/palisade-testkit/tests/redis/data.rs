@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use palisade::LossReason;
+use palisade::{Kind, LossReason};
 
 use super::support::{Server, line, mutex, soon, until};
 
@@ -137,4 +137,117 @@ async fn a_waiter_whose_lease_has_ended_is_passed_over() {
     hold.release().await.unwrap();
     assert_eq!(server.ask(&["GET", "palisade:ended"]), waiting[1].id);
     waiters.into_iter().for_each(|waiter| waiter.abort());
+}
+
+const DAYS: std::ops::RangeInclusive<i64> = 6 * 86_400_000..=7 * 86_400_000;
+
+/// Nothing but the user's key and what belongs to it is kept, and that for days, not for ever.
+#[tokio::test]
+async fn what_is_kept_beside_a_key_is_forgotten_after_days() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("").await;
+    let lasts = |key: &str| server.ask(&["PTTL", key]).parse::<i64>().unwrap();
+    let state = "{palisade:idle}:palisade";
+    let hold = mutex(&client, "idle", TTL).lock().await.unwrap();
+    assert!(DAYS.contains(&lasts(state)), "{}", lasts(state));
+    // As after days of holding: a renewal puts the end off.
+    server.ask(&["PEXPIRE", state, "5000"]);
+    until("a renewal", async || DAYS.contains(&lasts(state))).await;
+    hold.release().await.unwrap();
+    assert_eq!(server.ask(&["EXISTS", "palisade:idle"]), "0");
+    assert!(DAYS.contains(&lasts(state)), "{}", lasts(state));
+
+    // With readers, permits and waiters there are more keys.
+    let readers = client.rwlock("idle").unwrap().ttl(TTL).unwrap();
+    let (read, _other) = (readers.read().await.unwrap(), readers.read().await.unwrap());
+    let next = mutex(&client, "idle", TTL);
+    let waiter = tokio::spawn(async move { next.lock().await });
+    until("a waiter", async || {
+        let line = line(&client, "idle").await;
+        line.is_some_and(|line| line.waiters.len() == 1)
+    })
+    .await;
+    let keys = server.ask(&["KEYS", "{palisade:idle}:palisade*"]);
+    assert_eq!(keys.lines().count(), 5, "{keys}");
+    for key in keys.lines() {
+        assert!(DAYS.contains(&lasts(key)), "{key}: {}", lasts(key));
+        server.ask(&["PEXPIRE", key, "5000"]);
+    }
+    until("renewals", async || {
+        keys.lines().all(|key| DAYS.contains(&lasts(key)))
+    })
+    .await;
+    waiter.abort();
+    assert!(read.is_valid());
+}
+
+/// What earlier releases wrote, without a version, is read: a lock that is held so is not free, and
+/// tokens go on from there.
+#[tokio::test]
+async fn state_without_a_version_is_read() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("").await;
+    let holder = format!("{:032x}", 7);
+    let token = 4_000_000_000_000_000_u64;
+    let state = "{palisade:old}:palisade";
+    let lock = mutex(&client, "old", Duration::from_secs(30));
+    let owner = r#"{"owner":"them","host":"h","pid":1,"since":0}"#;
+    let record = format!("0 0 {token} 30000 0 {holder} {owner}");
+    server.ask(&["SET", "palisade:old", &holder, "PX", "30000"]);
+    let stored = format!("{token} 0 1 0 0 0 0 {holder}\n{record}");
+    server.ask(&["SET", state, &stored]);
+    assert!(lock.try_lock().await.unwrap().is_none());
+    let shown = line(&client, "old").await.unwrap();
+    assert_eq!(shown.holders[0].id, holder);
+    assert_eq!(shown.holders[0].counted, Some(token));
+    // Its key is the truth: without it nobody holds.
+    server.ask(&["DEL", "palisade:old"]);
+    let hold = lock.lock().await.unwrap();
+    assert_eq!(hold.token().0, token + 1);
+    hold.release().await.unwrap();
+    assert_eq!(server.ask(&["GET", state]), format!("v2 {}", token + 1));
+    // Idle, as it was written.
+    server.ask(&["SET", state, &token.to_string()]);
+    let hold = lock.lock().await.unwrap();
+    assert_eq!(hold.token().0, token + 1);
+    hold.release().await.unwrap();
+}
+
+/// A newer palisade's records are used if they say that they can be, and else refused with what to
+/// do; the lock is not taken.
+#[tokio::test]
+async fn state_of_a_newer_version_is_read_or_refused() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.direct_client("").await;
+    let state = "{palisade:new}:palisade";
+    let lock = mutex(&client, "new", TTL);
+    let holder = format!("{:032x}", 7);
+    let record = format!("0 0 5 30000 0 {holder} {{}}");
+    server.ask(&["SET", "palisade:new", &holder, "PX", "30000"]);
+    server.ask(&[
+        "SET",
+        state,
+        &format!("v2.3 5 0 1 0 0 0 0 {holder} more words\n{record}"),
+    ]);
+    assert!(lock.try_lock().await.unwrap().is_none());
+    assert_eq!(line(&client, "new").await.unwrap().holders[0].id, holder);
+    server.ask(&["DEL", "palisade:new"]);
+    for other in ["v3 5", "v30 5 0 1 0", "v3.1 something else"] {
+        server.ask(&["SET", state, other]);
+        let error = lock.try_lock().await.err().unwrap();
+        assert_eq!(error.kind(), Kind::Unusable, "{error}");
+        assert!(error.message().contains("newer"), "{error}");
+        assert_eq!(server.ask(&["EXISTS", "palisade:new"]), "0");
+        assert_eq!(server.ask(&["GET", state]), other);
+    }
+    server.ask(&["SET", state, "nonsense"]);
+    let error = lock.try_lock().await.err().unwrap();
+    assert_eq!(error.kind(), Kind::Unusable, "{error}");
+    assert!(error.message().contains(":palisade"), "{error}");
 }

@@ -99,7 +99,7 @@ async fn a_leave_asked_again_leaves_the_next_holder_alone() {
     let lost = server.proxy.inject(
         to_client()
             .label_contains("EVALSHA")
-            .containing("\nleft\r\n")
+            .containing(" left\r\n")
             .once()
             .eat(),
     );
@@ -175,6 +175,35 @@ async fn without_messages_the_lock_is_handed_over_within_a_second() {
         hold = next;
     }
     assert!(lost.hits() >= 6, "{} messages were lost", lost.hits());
+}
+
+/// Existing connections fall silent, and new ones are served: one renewal is lost, and the next,
+/// on another connection, keeps a short lease alive.
+#[tokio::test]
+async fn silent_connections_cost_no_hold() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.client("").await;
+    let holds = [
+        mutex(&client, "silent", MS(3000)).lock().await.unwrap(),
+        mutex(&client, "silent too", MS(3000)).lock().await.unwrap(),
+    ];
+    for _ in 0..3 {
+        server.proxy.silence();
+        let silent = Instant::now();
+        let lost = async {
+            tokio::join!(holds[0].lost(), holds[1].lost());
+        };
+        // Longer than the leases last by themselves.
+        let lost = tokio::time::timeout(MS(4500), lost).await;
+        assert!(
+            lost.is_err(),
+            "lost {:?} after the silence",
+            silent.elapsed()
+        );
+        assert!(holds.iter().all(|hold| hold.is_valid()));
+    }
 }
 
 /// When the key of `name` ends, by the server's word.

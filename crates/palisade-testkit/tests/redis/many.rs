@@ -1,4 +1,4 @@
-//! Many locks at once: what goes together in one call, and what that must not change.
+//! Many locks at once, and many runtimes.
 
 use std::time::{Duration, Instant};
 
@@ -20,10 +20,10 @@ async fn take(client: &palisade::Client, count: usize, ttl: Duration) -> Vec<Hol
     soon("all locks", tasks.join_all()).await
 }
 
-/// Orders that come while one is under way share a call, and everyone has their own answer: also
-/// who meets a key of another type, or asks for a name that is in use.
+/// Requests of many tasks share a connection, and everyone has their own answer: also who meets a
+/// key of another type, or asks for a name that is in use.
 #[tokio::test]
-async fn orders_at_once_share_calls_and_each_has_its_own_answer() {
+async fn requests_at_once_have_their_own_answers() {
     const COUNT: usize = 200;
     let Some(server) = Server::start() else {
         return;
@@ -33,7 +33,6 @@ async fn orders_at_once_share_calls_and_each_has_its_own_answer() {
     server.ask(&["SET", "palisade:theirs", "x", "PX", "60000"]);
     let ours = mutex(&client, "ours", TTL);
     let held = ours.lock().await.unwrap();
-    server.ask(&["CONFIG", "RESETSTAT"]);
     let (list, theirs) = (mutex(&client, "list", TTL), mutex(&client, "theirs", TTL));
     let (holds, list, theirs, ours) = tokio::join!(
         take(&client, COUNT, TTL),
@@ -45,14 +44,10 @@ async fn orders_at_once_share_calls_and_each_has_its_own_answer() {
     assert_eq!(error.kind(), Kind::Unusable, "{error}");
     assert!(theirs.unwrap().is_none());
     assert!(ours.unwrap().is_none() && held.is_valid());
-    let calls = server.calls("evalsha");
-    assert!(calls < COUNT as u64 / 2, "{calls} calls for {COUNT} locks");
     for hold in &holds {
         let key = format!("palisade:{}", hold.name());
         assert_eq!(server.ask(&["GET", &key]), hold.claim().to_string());
     }
-
-    server.ask(&["CONFIG", "RESETSTAT"]);
     let mut tasks = JoinSet::new();
     for hold in holds {
         tasks.spawn(hold.release());
@@ -60,16 +55,36 @@ async fn orders_at_once_share_calls_and_each_has_its_own_answer() {
     for released in soon("all releases", tasks.join_all()).await {
         released.unwrap();
     }
-    let calls = server.calls("evalsha");
-    assert!(
-        calls < COUNT as u64 / 2,
-        "{calls} calls for {COUNT} releases"
-    );
     assert_eq!(line(&client, "many-0").await, None);
     assert_eq!(
         server.ask(&["EXISTS", "palisade:many-1", "palisade:many-199"]),
         "0"
     );
+}
+
+/// The server is far away: an answer takes more than half of what a request may. Free locks don't
+/// wait for each other all the same.
+#[tokio::test]
+async fn free_locks_of_a_far_server_do_not_wait_for_each_other() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let client = server.client("timeout=2s").await;
+    take(&client, 1, TTL)
+        .await
+        .pop()
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let _far = server
+        .proxy
+        .inject(to_client().delay(Duration::from_millis(1100)));
+    let start = Instant::now();
+    let holds = take(&client, 64, TTL).await;
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(5), "64 free locks took {took:?}");
+    assert!(holds.iter().all(Hold::is_valid));
 }
 
 /// Locks that come and go, now few and now many at a time: whoever sees to a call may find others
@@ -102,7 +117,7 @@ async fn locks_that_come_and_go_have_their_own_answers() {
         .expect("all rounds");
 }
 
-/// One name that the user may not use spoils the call, and nobody's lock but its own.
+/// A name that the user may not use fails, and nobody's lock but its own.
 #[tokio::test]
 async fn a_name_without_rights_fails_alone() {
     let Some(server) = Server::start() else {
@@ -136,8 +151,8 @@ async fn a_name_without_rights_fails_alone() {
     }
 }
 
-/// A caller that is dropped while its order waits for company, or is under way with others, takes
-/// nobody else's with it and leaves nothing behind.
+/// A caller that is dropped while its request is under way takes nobody else's with it and leaves
+/// nothing behind.
 #[tokio::test]
 async fn a_dropped_caller_costs_the_others_nothing() {
     const COUNT: usize = 60;
@@ -157,17 +172,14 @@ async fn a_dropped_caller_costs_the_others_nothing() {
             .label_contains("EVALSHA")
             .delay(Duration::from_millis(300)),
     );
-    let mut tasks = [JoinSet::new(), JoinSet::new(), JoinSet::new()];
+    let mut tasks = [JoinSet::new(), JoinSet::new()];
     for at in 0..COUNT {
         let lock = mutex(&client, &format!("many-{at}"), TTL);
-        tasks[at % 3].spawn(async move { lock.try_lock().await });
+        tasks[(at % 3).min(1)].spawn(async move { lock.try_lock().await });
     }
-    let [kept, waiting, together] = tasks;
-    // The first is under way, alone; then the first of those that go together.
-    until("a call", async || late.hits() >= 1).await;
-    drop(waiting);
-    until("a call of several", async || late.hits() >= 2).await;
-    drop(together);
+    let [kept, dropped] = tasks;
+    until("an answer", async || late.hits() >= 1).await;
+    drop(dropped);
     let holds = soon("the others", kept.join_all()).await;
     drop(late);
     for hold in holds {
@@ -183,31 +195,31 @@ async fn a_dropped_caller_costs_the_others_nothing() {
     }
 }
 
-/// Renewals go together: a call for at least 500 leases that are due at the same time.
+/// Renewals go together: those that are due at the same time are sent as one.
 #[tokio::test]
-async fn many_holds_are_renewed_by_few_calls() {
+async fn many_holds_are_renewed_in_few_round_trips() {
     const COUNT: u64 = 2000;
     let ttl = Duration::from_secs(15);
     let Some(server) = Server::start() else {
         return;
     };
     let client = server.direct_client("timeout=10s").await;
-    let begin = Instant::now();
     let holds = take(&client, COUNT as usize, ttl).await;
-    // What is due within a twentieth of the ttl goes along; on a slow machine taking them all
-    // takes longer than that.
-    let groups = 1 + (begin.elapsed().as_secs_f64() / (ttl / 20).as_secs_f64()) as u64;
     server.ask(&["CONFIG", "RESETSTAT"]);
-    // One for each lease that is renewed.
+    // Of each lease that is renewed the key and what is beside it last longer.
     until("two renewals of all", async || {
-        server.calls("pexpireat") >= 2 * COUNT
+        server.calls("pexpire") >= 2 * 2 * COUNT
     })
     .await;
-    let (calls, leases) = (server.calls("evalsha"), server.calls("pexpireat"));
-    assert!(
-        calls <= leases / 500 + 2 * groups,
-        "{calls} calls for {leases} leases in {groups} groups"
-    );
+    let renewed = server.calls("pexpire") / 2;
+    let stats = server.ask(&["INFO", "stats"]);
+    let reads = stats
+        .lines()
+        .find_map(|line| line.strip_prefix("total_reads_processed:"));
+    let reads: u64 = reads.unwrap().trim().parse().unwrap();
+    // Our own questions take a read or two each, and the end of their connection one more.
+    let reads = reads.saturating_sub(3 * server.calls("info"));
+    assert!(reads < renewed / 4, "{reads} reads for {renewed} leases");
     assert!(holds.iter().all(Hold::is_valid));
 }
 

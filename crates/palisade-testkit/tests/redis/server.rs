@@ -199,9 +199,12 @@ async fn logins_are_checked_and_a_user_without_channels_still_waits() {
             .direct("")
             .replace("redis://", &format!("redis://{login}@"))
     };
-    let error = palisade::connect(&url("locks:wrong")).await.err().unwrap();
+    let error = palisade::connect(&url("locks:hunter3"))
+        .await
+        .err()
+        .unwrap();
     assert_eq!(error.kind(), Kind::Denied, "{error}");
-    assert!(!format!("{error:?}").contains("wrong"));
+    assert!(!format!("{error:?}").contains("hunter3"));
     let one = palisade::connect(&url("locks:hunter2")).await.unwrap();
     let two = palisade::connect(&url("locks:hunter2")).await.unwrap();
     let hold = mutex(&one, "acl", TTL).lock().await.unwrap();
@@ -297,6 +300,185 @@ async fn unsafe_settings_are_found() {
     .await;
 }
 
+/// A node of a cluster of its own, with all slots or none.
+fn cluster_node() -> Option<Server> {
+    let bus = launch::free_port().to_string();
+    Server::with(&["--cluster-enabled", "yes", "--cluster-port", &bus])
+}
+
+/// In cluster mode no call may touch two slots: locks of one client are taken, wait, are renewed
+/// and released all the same.
+#[tokio::test]
+async fn one_node_in_cluster_mode_is_a_server_like_any_other() {
+    let Some(server) = cluster_node() else {
+        return;
+    };
+    let error = palisade::connect(&server.direct("")).await.err().unwrap();
+    assert_eq!(error.kind(), Kind::Config, "{error}");
+    assert!(error.message().contains("slots"), "{error}");
+    server.ask(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    super::support::until("a cluster", async || {
+        server
+            .ask(&["CLUSTER", "INFO"])
+            .contains("cluster_state:ok")
+    })
+    .await;
+    let client = server.direct_client("").await;
+    let mut holds = Vec::new();
+    for at in 0..20 {
+        let lock = mutex(&client, &format!("slot-{at}"), TTL);
+        holds.push(lock.lock().await.unwrap());
+    }
+    let permits = client.semaphore("permits", 2).unwrap().ttl(TTL).unwrap();
+    let permit = permits.acquire().await.unwrap();
+    let other = server.direct_client("").await;
+    let next = mutex(&other, "slot-0", TTL);
+    let waiter = tokio::spawn(async move { next.lock().await });
+    tokio::time::sleep(TTL * 2).await;
+    assert!(permit.is_valid() && holds.iter().all(Hold::is_valid));
+    for hold in holds {
+        hold.release().await.unwrap();
+    }
+    let next = soon("the next", waiter).await.unwrap().unwrap();
+    next.release().await.unwrap();
+    assert_eq!(client.check().await.unwrap().findings, []);
+}
+
+#[tokio::test]
+async fn a_node_of_a_larger_cluster_is_refused() {
+    let Some(cluster) = launch::need("redis-cluster") else {
+        return;
+    };
+    let url = format!("redis://127.0.0.1:{}", cluster.nodes()[0].port());
+    let error = palisade::connect(&url).await.err().unwrap();
+    assert_eq!(error.kind(), Kind::Config, "{error}");
+    assert!(error.message().contains("Cluster"), "{error}");
+}
+
+/// What the URL says is what is asked for: the user, also without a password, and the database.
+#[tokio::test]
+async fn who_asks_and_what_for_is_told_apart() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let grants = ["allchannels", "allkeys", "+@all"];
+    for user in [&["app", "on", "nopass"][..], &["locks", "on", ">hunter2"]] {
+        server.ask(&[&["ACL", "SETUSER"][..], user, &grants[..]].concat());
+    }
+    let at = format!("127.0.0.1:{}", server.port());
+    let client = palisade::connect(&format!("redis://app@{at}"))
+        .await
+        .unwrap();
+    assert!(server.ask(&["CLIENT", "LIST"]).contains("user=app"));
+    drop(client);
+    let folder = tempfile::tempdir().unwrap();
+    let empty = folder.path().join("empty");
+    std::fs::write(&empty, "\n").unwrap();
+    let mut texts = std::collections::BTreeSet::new();
+    for (url, kind, word) in [
+        (
+            format!("redis://locks@{at}"),
+            Kind::Denied,
+            "without a password",
+        ),
+        (
+            format!("redis://locks:hunter3@{at}"),
+            Kind::Denied,
+            "unknown",
+        ),
+        (
+            format!("redis://:hunter3@{at}"),
+            Kind::Denied,
+            "default user",
+        ),
+        (
+            format!("redis://{at}?user=locks&password_file={}", empty.display()),
+            Kind::Config,
+            "empty",
+        ),
+        (format!("redis://{at}/99"), Kind::Config, "database 99"),
+        (
+            "redis://127.0.0.1:1".to_owned(),
+            Kind::Unreachable,
+            "127.0.0.1:1",
+        ),
+        (
+            "redis://nowhere.invalid".to_owned(),
+            Kind::Unreachable,
+            "nowhere.invalid:6379",
+        ),
+    ] {
+        // Passwords of the default user are only asked for if it has one.
+        let password = if word == "default user" {
+            ">right"
+        } else {
+            "nopass"
+        };
+        server.ask(&["ACL", "SETUSER", "default", "resetpass", password]);
+        let error = palisade::connect(&url).await.err().unwrap();
+        assert_eq!(error.kind(), kind, "{url}: {error:?}");
+        assert!(error.message().contains(word), "{url}: {error}");
+        assert!(!format!("{error:?}").contains("hunter"), "{error:?}");
+        texts.insert(error.message().to_owned());
+        if word == "default user" {
+            let error = palisade::connect(&format!("redis://{at}"))
+                .await
+                .err()
+                .unwrap();
+            assert_eq!(error.kind(), Kind::Denied, "{error}");
+            assert!(error.message().contains("asks for a password"), "{error}");
+            let mut login = wire_login(server.port(), "right");
+            assert_eq!(login(&["ACL", "SETUSER", "default", "nopass"]), "+OK");
+        }
+    }
+    assert_eq!(texts.len(), 7, "{texts:#?}");
+}
+
+/// Commands on a connection of the test's own, after logging in as the default user.
+fn wire_login(port: u16, password: &str) -> impl FnMut(&[&str]) -> String + use<> {
+    use std::io::{BufRead, BufReader, Write};
+    let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let mut answers = BufReader::new(stream.try_clone().unwrap());
+    let mut ask = move |words: &[&str]| {
+        writeln!(&stream, "{}\r", words.join(" ")).unwrap();
+        let mut answer = String::new();
+        answers.read_line(&mut answer).unwrap();
+        answer.trim().to_owned()
+    };
+    assert_eq!(ask(&["AUTH", password]), "+OK");
+    ask
+}
+
+/// Passwords are rotated: a new connection reads the file anew.
+#[tokio::test]
+async fn a_new_password_is_read_at_the_next_connect() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let set = |password: &str| {
+        let password = format!(">{password}");
+        let rules = ["ACL", "SETUSER", "locks", "reset", "on", &password];
+        server.ask(&[&rules[..], &["allchannels", "allkeys", "+@all"]].concat());
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("password");
+    set("first");
+    std::fs::write(&file, "first").unwrap();
+    let login = format!("user=locks&password_file={}", file.display());
+    let client = server.client(&login).await;
+    let hold = mutex(&client, "rotated", Duration::from_secs(6))
+        .lock()
+        .await;
+    let hold = hold.unwrap();
+    set("second");
+    std::fs::write(&file, "second").unwrap();
+    server.proxy.cut_all();
+    let other = mutex(&client, "rotated too", TTL).lock().await.unwrap();
+    other.release().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert!(hold.is_valid(), "renewed with the new password");
+}
+
 #[tokio::test]
 async fn bad_urls_are_refused_before_any_connection() {
     for (url, kind) in [
@@ -334,7 +516,7 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
         "--tls-auth-clients",
         "no",
     ];
-    let Some(_server) = Server::with(&settings) else {
+    let Some(server) = Server::with(&settings) else {
         return;
     };
     let url = format!("rediss://127.0.0.1:{port}?tls_ca={}", file("ca.pem"));
@@ -346,15 +528,59 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
         .release()
         .await
         .unwrap();
-    // Another authority than the server's, the system's, and another name than it has.
+    // Another authority than the server's, the system's, another name than it has, a port without
+    // TLS, and TLS that is not spoken to.
+    let plain = server.port();
     for (url, words) in [
         (url.replace("ca.pem", "other.pem"), "tls_ca"),
         (format!("rediss://127.0.0.1:{port}"), "tls_ca"),
         (url.replace("127.0.0.1", "localhost"), "name this host"),
+        (
+            url.replace(&port.to_string(), &plain.to_string()),
+            "does not speak TLS",
+        ),
     ] {
         let error = soon("a refusal", palisade::connect(&url)).await;
         let error = error.err().unwrap();
         assert_eq!(error.kind(), Kind::Config, "{url}: {error:?}");
         assert!(error.to_string().contains(words), "{url}: {error}");
     }
+    let error = palisade::connect(&format!("redis://127.0.0.1:{port}")).await;
+    let error = error.err().unwrap();
+    assert_eq!(error.kind(), Kind::Unreachable, "{error:?}");
+    assert!(error.to_string().contains("rediss:"), "{error}");
+
+    // The server asks for a certificate of ours: we have none, a good one, a stranger's.
+    server.ask(&["CONFIG", "SET", "tls-ca-cert-file", &file("ca.pem")]);
+    server.ask(&["CONFIG", "SET", "tls-auth-clients", "yes"]);
+    let known = format!(
+        "{url}&tls_cert={}&tls_key={}",
+        file("client.pem"),
+        file("client.key")
+    );
+    palisade::connect(&known).await.unwrap();
+    let stranger = known.replace("client.", "other.");
+    for url in [&url, &stranger] {
+        let error = soon("a refusal", palisade::connect(url)).await.err();
+        let error = error.unwrap();
+        assert_eq!(error.kind(), Kind::Config, "{url}: {error:?}");
+        assert!(error.to_string().contains("tls_cert"), "{url}: {error}");
+    }
+
+    // The certificate of the server ends.
+    server.ask(&["CONFIG", "SET", "tls-auth-clients", "no"]);
+    let days = "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days -1 -extfile names -out expired.pem";
+    let made = std::process::Command::new("openssl")
+        .args(days.split(' '))
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    assert_eq!(
+        server.ask(&["CONFIG", "SET", "tls-cert-file", &file("expired.pem")]),
+        "OK"
+    );
+    let error = palisade::connect(&url).await.err().unwrap();
+    assert_eq!(error.kind(), Kind::Config, "{error:?}");
+    assert!(error.to_string().contains("expired"), "{error}");
 }

@@ -192,7 +192,12 @@ impl Request {
                     occupied.granted(counted, self.at_least, self.renewed);
                     return Ok(Attempt::Held(Hold::new(occupied, token, pulse)));
                 }
-                Place::Held { .. } | Place::Gone => return Ok(Attempt::Again),
+                Place::Held { .. } | Place::Gone => {
+                    return match pulse.loss().map(|loss| loss.reason) {
+                        Some(LossReason::Evicted) => Err(self.evicted()),
+                        _ => Ok(Attempt::Again),
+                    };
+                }
                 Place::Waiting if deadline.has_passed() => return Ok(Attempt::OutOfPatience),
                 Place::Waiting => {
                     place = self
@@ -219,11 +224,7 @@ impl Request {
         let waited = tokio::select! {
             biased;
             loss = pulse.lost() => match loss.reason {
-                LossReason::Evicted => Err(Error::new(
-                    Kind::Lost,
-                    "wait",
-                    "an operator evicted this claim while it was waiting",
-                )),
+                LossReason::Evicted => return Err(self.evicted()),
                 LossReason::Expired | LossReason::Taken => Ok(Place::Gone),
             },
             place = patience.bound(deadline, "wait", looked) => place,
@@ -236,6 +237,11 @@ impl Request {
             }
             Err(error) => Err(error.with("name", &self.name)),
         }
+    }
+
+    fn evicted(&self) -> Error {
+        let message = "an operator evicted this claim before it was granted";
+        Error::new(Kind::Lost, "wait", message).with("name", &self.name)
     }
 
     fn claim(&self, queue: bool) -> Claim {

@@ -121,6 +121,18 @@ fn trusts_nobody() -> Result<ClientConfig> {
 
 /// Asks all agents who leads, and takes the first that knows.
 pub(super) async fn connect(access: &Access) -> Result<Wire> {
+    // A little earlier than the caller gives up, who does not know whom it waits for.
+    let limit = access.connect_timeout - access.connect_timeout / 20;
+    let connected = tokio::time::timeout(limit, connect_to_any(access)).await;
+    connected.unwrap_or_else(|_| {
+        let hosts: Vec<String> = access.hosts.iter().map(Host::to_string).collect();
+        let (hosts, limit) = (hosts.join(", "), access.connect_timeout);
+        let message = format!("no answer from {hosts} within {limit:?}");
+        Err(unreachable("connect", &message))
+    })
+}
+
+async fn connect_to_any(access: &Access) -> Result<Wire> {
     let token: Option<Arc<str>> = access.token.read()?.map(Into::into);
     let client = access.client(token.as_deref())?;
     let scheme = match access.tls {
@@ -176,7 +188,10 @@ async fn ask(client: Client, base: String, asked: Asked) -> Result<Wire> {
             let message = format!("{base} answers with status {status}; is it Consul's HTTP port?");
             Err(Error::new(Kind::Unusable, "connect", message))
         }
-        "" | "\"\"" => Err(unreachable("connect", "the Consul cluster has no leader")),
+        "" | "\"\"" => {
+            let message = format!("the Consul cluster of {base} has no leader");
+            Err(unreachable("connect", &message))
+        }
         _ => Ok(Wire {
             client,
             base: base.into(),

@@ -21,6 +21,8 @@ pub(super) struct Agent {
     pub(super) version: Option<String>,
     /// The shortest ttl of a session.
     pub(super) ttl_min: Option<Duration>,
+    /// Whether it is a server that keeps its data in memory alone.
+    in_memory: bool,
 }
 
 /// Consul's own default for `session_ttl_min`.
@@ -50,6 +52,7 @@ pub(super) async fn agent(api: &Api) -> Result<Agent> {
     Ok(Agent {
         version: text("/Config/Version"),
         ttl_min,
+        in_memory: says.pointer("/DebugConfig/DevMode") == Some(&Value::Bool(true)),
     })
 }
 
@@ -65,6 +68,14 @@ impl ConsulEngine {
                 code: "agent_unread",
                 message: "the ACL token may not read the agent, so its version and session_ttl_min are not known".to_owned(),
                 remedy: "give it agent:read, or leave it if ttls below 10s are not wanted".to_owned(),
+            });
+        }
+        if agent.in_memory {
+            findings.push(Finding {
+                severity: Severity::Danger,
+                code: "in_memory",
+                message: "this agent runs with -dev: it keeps its data in memory, and a restart forgets locks and tokens".to_owned(),
+                remedy: "run servers with a data_dir".to_owned(),
             });
         }
         if agent.version.as_deref().is_some_and(is_old) {
@@ -117,10 +128,12 @@ impl ConsulEngine {
             }
             Err(error) if error.kind() == Kind::Config => {
                 findings.push(Finding {
-                    severity: Severity::Danger,
+                    severity: Severity::Warning,
                     code: "node_check",
                     message: error.message().to_owned(),
-                    remedy: "name checks of the agent's node, such as serfHealth, or leave node_checks away".to_owned(),
+                    remedy:
+                        "name checks of the agent's node, such as serfHealth, or omit node_checks"
+                            .to_owned(),
                 });
                 None
             }
@@ -157,7 +170,7 @@ impl ConsulEngine {
 
 fn denied(what: &str, rule: &str) -> Finding {
     Finding {
-        severity: Severity::Danger,
+        severity: Severity::Warning,
         code: "acl_denied",
         message: format!("the ACL token may not {what}"),
         remedy: format!("give it a policy with {rule}"),

@@ -17,7 +17,7 @@ impl Inner {
         findings.extend(of_version(&status.version));
         if status.leader == 0 {
             findings.push(Finding {
-                severity: Severity::Danger,
+                severity: Severity::Warning,
                 code: "no_quorum",
                 message: "the member that answers knows no leader".to_owned(),
                 remedy: "start the members that are down; without a majority nothing is granted"
@@ -62,7 +62,7 @@ impl Inner {
         let mut findings = Vec::new();
         if raised(NO_SPACE) {
             findings.push(finding(
-                Severity::Danger,
+                Severity::Warning,
                 "quota_alarm",
                 "etcd has used up its quota: no lock can be taken",
                 "etcdctl compact, etcdctl defrag, etcdctl alarm disarm; then raise the quota",
@@ -123,7 +123,7 @@ fn of_version(version: &str) -> Option<Finding> {
     };
     match (major, minor, patch) {
         (..3, ..) | (3, ..4, _) => finding(
-            Severity::Danger,
+            Severity::Warning,
             "too_old",
             "is older than what palisade is tested with",
             "run 3.4 or newer",

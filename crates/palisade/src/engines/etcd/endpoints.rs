@@ -4,6 +4,7 @@
 //! one each time, so that a member that is frozen, cut off from the others or down costs some
 //! milliseconds and no more.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -107,6 +108,19 @@ impl Endpoints {
     /// # Errors
     /// [`Kind::Unreachable`] when none does, [`Kind::Denied`] when the login is refused.
     pub(super) async fn connect(self: Arc<Self>) -> Result<Connection> {
+        // A little earlier than the caller gives up, who does not know whom it waits for.
+        let limit = self.connect_timeout - self.connect_timeout / 20;
+        let connected = tokio::time::timeout(limit, self.connect_to_any()).await;
+        connected.unwrap_or_else(|_| {
+            let hosts: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
+            let (hosts, limit) = (hosts.join(", "), self.connect_timeout);
+            Err(unreachable(format!(
+                "no answer from {hosts} within {limit:?}"
+            )))
+        })
+    }
+
+    async fn connect_to_any(&self) -> Result<Connection> {
         let count = self.hosts.len();
         let first = self.next.fetch_add(1, Ordering::Relaxed);
         let mut others = (0..count).map(|offset| (first + offset) % count).peekable();
@@ -114,8 +128,7 @@ impl Endpoints {
         let mut refused: Option<Error> = None;
         loop {
             if let Some(index) = others.next() {
-                let this = &self;
-                attempts.push(async move { (index, this.attempt(index).await) });
+                attempts.push(async move { (index, self.attempt(index).await) });
             }
             let answered = tokio::select! {
                 answered = attempts.next() => answered,
@@ -145,7 +158,8 @@ impl Endpoints {
         let channel = channel.map_err(|error| match cause::<rustls::Error>(&error) {
             Some(tls) => config(about_tls(WHO, "etcd", tls)),
             None => unreachable(format!(
-                "{host} can't be connected to; is etcd running there{}?",
+                "{host} can't be connected to{}; is etcd running there{}?",
+                why(&error),
                 if self.tls.is_some() { ", with TLS" } else { "" }
             )),
         })?;
@@ -205,6 +219,7 @@ impl Endpoints {
             name: user,
             password: password.unwrap_or_default(),
         };
+        let is_empty = request.password.is_empty();
         let answer: std::result::Result<AuthenticateResponse, tonic::Status> = connection
             .ask("/etcdserverpb.Auth/Authenticate", request)
             .await;
@@ -218,12 +233,32 @@ impl Endpoints {
             Err(status) if status.message().contains("authentication is not enabled") => {
                 Ok(connection)
             }
-            Err(status) if status.code() == tonic::Code::InvalidArgument => Err(Error::new(
-                Kind::Denied,
-                "connect",
-                "etcd refuses the user or the password",
-            )),
+            Err(status) if status.code() == tonic::Code::InvalidArgument => {
+                let why = match status.message() {
+                    said if said.contains("no password user") => {
+                        "this user has no password and logs in with a certificate; omit the password"
+                    }
+                    _ if is_empty => "it wants a password for this user; give password_file",
+                    _ => "the user is not known, or the password is wrong; etcd does not say which",
+                };
+                let message = format!("{host} refuses the login: {why}");
+                Err(Error::new(Kind::Denied, "connect", message))
+            }
             Err(_) => Err(unreachable(format!("{host} does not take the login now"))),
         }
     }
+}
+
+/// Why a connection failed, as far as the system tells.
+fn why(error: &tonic::transport::Error) -> &'static str {
+    cause::<io::Error>(error).map_or("", |io| match io.kind() {
+        io::ErrorKind::ConnectionRefused => ": the connection is refused",
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+            ": there is no way to this host"
+        }
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ": it closed the connection",
+        // The resolver's errors have no number.
+        _ if io.raw_os_error().is_none() => ": the host's name is not known",
+        _ => "",
+    })
 }

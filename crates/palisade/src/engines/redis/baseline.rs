@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};
 
-use super::Target;
-use super::fault::fault;
-use super::wire::Server;
+use super::config::Target;
+use super::connection::Server;
+use super::error::fault;
 use crate::core::baseline::Baseline;
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, Kind, Result};
@@ -29,12 +29,12 @@ struct RedisBaseline {
 }
 
 pub(super) async fn open(url: Url, settings: Settings) -> Result<Arc<dyn Baseline>> {
-    let server = Target::take(url)?.server;
+    let server = Target::take(url, settings.connect_timeout)?.server;
     let connecting = server.clone();
     let links = Links::new(settings.connect_timeout, move || {
         let server = connecting.clone();
         Box::pin(async move {
-            let mut connection = server.connect(|_| ()).await?;
+            let (mut connection, _) = server.connect(|_| ()).await?;
             let mut load = redis::cmd("SCRIPT");
             load.arg("LOAD").arg(RELEASE);
             let hash: RedisResult<String> = load.query_async(&mut connection).await;
@@ -82,7 +82,7 @@ impl Baseline for RedisBaseline {
             let free = idle.lock().pop();
             let mut connection = match free {
                 Some(connection) => connection,
-                None => server.connect(|_| ()).await?,
+                None => server.connect(|_| ()).await?.0,
             };
             let mut pop = redis::cmd("BLPOP");
             pop.arg(&key).arg(0);

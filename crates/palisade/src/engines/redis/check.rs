@@ -5,9 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use redis::RedisResult;
 
-use super::fault::fault;
-use super::store::Store;
-use super::wire::Wire;
+use super::client::Client;
+use super::connection::Connection;
+use super::error::fault;
 use crate::core::clock::BootTime;
 use crate::core::error::Result;
 use crate::core::report::{Checkup, Finding, Severity};
@@ -25,7 +25,7 @@ fn finding(severity: Severity, code: &'static str, message: &str, remedy: &str) 
     }
 }
 
-impl Store {
+impl Client {
     pub(super) async fn check(&self) -> Result<Checkup> {
         let link = self.link().await?;
         let info = self.info(&link).await?;
@@ -39,13 +39,13 @@ impl Store {
         };
         let mut findings = Vec::new();
         findings.extend(plain_text(
-            std::slice::from_ref(&self.target.host),
-            self.target.encrypted,
+            std::slice::from_ref(&self.target.server.host),
+            self.target.server.tls.is_some(),
         ));
         findings.extend(clock_off(ahead));
         if is_old(said("redis_version")) {
             findings.push(finding(
-                Severity::Danger,
+                Severity::Warning,
                 "old_version",
                 "this server is older than Redis 6.2 and lacks commands that locks need",
                 "use Redis 6.2 or newer, or Valkey",
@@ -66,7 +66,7 @@ impl Store {
         }
         if said("role") == "slave" {
             findings.push(finding(
-                Severity::Danger,
+                Severity::Warning,
                 "replica",
                 "this server is a replica: it takes no locks",
                 "name the primary in the URL",
@@ -76,18 +76,10 @@ impl Store {
             && self.target.replicas == 0
         {
             findings.push(finding(
-                Severity::Warning,
+                Severity::Danger,
                 "unsafe_failover",
                 "there are replicas, but a grant need not reach any of them: after a failover it may be granted again",
                 "set min-replicas-to-write 1 and min-replicas-max-lag, and use the option replicas=1",
-            ));
-        }
-        if said("cluster_enabled") == "1" {
-            findings.push(finding(
-                Severity::Danger,
-                "cluster",
-                "this server is part of a Redis Cluster, which redis: does not speak",
-                "use a server that is not part of a cluster",
             ));
         }
         findings.extend(self.persistence(&link, number("aof_enabled") == 1).await?);
@@ -99,7 +91,7 @@ impl Store {
         })
     }
 
-    async fn info(&self, link: &Link<Wire>) -> Result<HashMap<String, String>> {
+    async fn info(&self, link: &Link<Connection>) -> Result<HashMap<String, String>> {
         let text: RedisResult<String> = self.ask("check", link, &redis::cmd("INFO")).await?;
         let text = text.map_err(|error| fault("check", &error))?;
         let pairs = text.lines().filter_map(|line| line.split_once(':'));
@@ -110,7 +102,7 @@ impl Store {
 
     /// How far the server's clock is ahead of ours, in microseconds, as of the middle of a
     /// request.
-    async fn clock_ahead(&self, link: &Link<Wire>) -> Result<i64> {
+    async fn clock_ahead(&self, link: &Link<Connection>) -> Result<i64> {
         let began = BootTime::now();
         let time: RedisResult<(i64, i64)> = self.ask("check", link, &redis::cmd("TIME")).await?;
         let took = BootTime::now().saturating_since(began);
@@ -122,7 +114,7 @@ impl Store {
     }
 
     /// Warns of a restart that forgets who holds.
-    async fn persistence(&self, link: &Link<Wire>, aof: bool) -> Result<Option<Finding>> {
+    async fn persistence(&self, link: &Link<Connection>, aof: bool) -> Result<Option<Finding>> {
         let mut get = redis::cmd("CONFIG");
         get.arg("GET").arg("save");
         let save: RedisResult<HashMap<String, String>> = self.ask("check", link, &get).await?;
@@ -137,7 +129,7 @@ impl Store {
                 "set appendonly yes, or rely on the fence",
             ),
             (false, false) => finding(
-                Severity::Warning,
+                Severity::Danger,
                 "no_persistence",
                 "the server keeps nothing on disk: a restart forgets who holds, and grants again",
                 "set appendonly yes, or rely on the fence",
@@ -147,7 +139,7 @@ impl Store {
     }
 
     /// Warns of a user who can't be woken.
-    async fn channels(&self, link: &Link<Wire>) -> Result<Option<Finding>> {
+    async fn channels(&self, link: &Link<Connection>) -> Result<Option<Finding>> {
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(self.hub.wake_channel()).arg("");
         let published: RedisResult<i64> = self.ask("check", link, &publish).await?;

@@ -104,6 +104,15 @@ impl Hub {
         Arc::clone(bell.or_insert_with(|| Arc::new(Bell::new())))
     }
 
+    /// The bell of a claim that enters; it is taken away again unless it is kept.
+    pub(super) fn enter(&self, claim: ClaimId) -> Entering<'_> {
+        Entering {
+            hub: self,
+            claim,
+            bell: Some(self.bell(claim)),
+        }
+    }
+
     /// Takes the bell of a claim that waits no longer away.
     pub(super) fn forget(&self, claim: ClaimId) {
         self.bells.lock().remove(&claim);
@@ -139,6 +148,30 @@ impl Hub {
             .lock()
             .values()
             .for_each(|bell| bell.rung.notify_one());
+    }
+}
+
+/// The bell of a claim that may come to wait.
+pub(super) struct Entering<'a> {
+    hub: &'a Hub,
+    claim: ClaimId,
+    bell: Option<Arc<Bell>>,
+}
+
+impl Entering<'_> {
+    /// The claim waits.
+    pub(super) fn keep(mut self) -> Arc<Bell> {
+        self.bell
+            .take()
+            .unwrap_or_else(|| self.hub.bell(self.claim))
+    }
+}
+
+impl Drop for Entering<'_> {
+    fn drop(&mut self) {
+        if self.bell.is_some() {
+            self.hub.forget(self.claim);
+        }
     }
 }
 
@@ -179,6 +212,24 @@ impl Drop for Ear {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_claim_that_waits_keeps_its_bell() {
+        let hub = Hub::new();
+        let bells = || hub.bells.lock().len();
+        let claim = ClaimId::random();
+        for _ in 0..100 {
+            let entering = hub.enter(ClaimId::random());
+            assert_eq!(bells(), 1, "a push must find it");
+            // Busy, an error, or dropped on the way.
+            drop(entering);
+            assert_eq!(bells(), 0);
+        }
+        hub.enter(claim).keep();
+        assert_eq!(bells(), 1);
+        hub.forget(claim);
+        assert_eq!(bells(), 0);
+    }
 
     #[test]
     fn a_push_grants_only_what_the_line_had_not_given_before() {

@@ -1,9 +1,11 @@
 //! Names of keys: a line's own key, and the one beside it in the same hash slot.
 //!
 //! In a namespace of ours the key is `NAMESPACE:NAME` with `%`, `{` and `}` of the name written as
-//! `%25`, `%7B` and `%7D`; with an empty namespace it is the name, as other tools use it. Redis
-//! hashes what stands between the first `{` and the next `}`, or else all of a key: the key beside
-//! it is `{KEY}:palisade`, or `KEY:palisade` when KEY has such a tag itself.
+//! `%25`, `%7B` and `%7D`, and `%` and `:` of the namespace as `%25` and `%3A`: the first colon
+//! ends the namespace. With an empty namespace it is the name, as other tools use it. Redis hashes
+//! what stands between the first `{` and the next `}`, or else all of a key: the key beside it is
+//! `{KEY}:palisade`, or `KEY:palisade` when KEY has such a tag itself. No line's own key may look
+//! like what is kept beside another.
 
 use std::borrow::Cow;
 
@@ -12,6 +14,9 @@ use crate::core::name::Name;
 
 /// Ends the name of the key beside a key.
 const SUFFIX: &str = ":palisade";
+
+/// What follows it in the names of further keys; see `line.lua`.
+const SETS: [&str; 5] = [":claims", ":shares", ":queue", ":leases", ":left"];
 
 /// How names become keys.
 #[derive(Debug, Clone)]
@@ -37,7 +42,7 @@ impl Keys {
     pub(super) fn new(namespace: &str) -> Result<Self> {
         let prefix = match namespace {
             "" => String::new(),
-            namespace => format!("{namespace}:"),
+            namespace => format!("{}:", namespace.replace('%', "%25").replace(':', "%3A")),
         };
         match beside(&prefix) {
             Some(_) => Ok(Self { prefix }),
@@ -68,17 +73,22 @@ impl Keys {
     /// The keys of the line `name`.
     ///
     /// # Errors
-    /// [`Kind::InvalidName`] when it is used as it is and its braces can't be.
+    /// [`Kind::InvalidName`] when it is used as it is and its braces can't be, and when its key
+    /// may be what is kept beside another's.
     pub(super) fn line(&self, name: &Name) -> Result<LineKeys> {
         let key = match self.prefix.is_empty() {
             true => name.as_str().to_owned(),
             false => [&self.prefix, &*encode(name.as_str())].concat(),
         };
+        let refuse = |message| Error::new(Kind::InvalidName, "name", message);
         let state = beside(&key).ok_or_else(|| {
-            let message =
-                "with an empty namespace, a } in a name needs a { before it, with something in between";
-            Error::new(Kind::InvalidName, "name", message)
+            refuse("with an empty namespace, a } in a name needs a { before it, with something in between")
         })?;
+        if is_beside(&key) {
+            return Err(refuse(
+                "palisade keeps the records of another lock under this key; use a name that does not end so",
+            ));
+        }
         Ok(LineKeys { key, state })
     }
 
@@ -96,12 +106,7 @@ impl Keys {
 
     /// The line that a state belongs to, if it is one of this namespace.
     pub(super) fn name_of(&self, state: &str) -> Option<(Name, LineKeys)> {
-        let inside = state.strip_suffix(SUFFIX)?;
-        let bare = inside.strip_prefix('{').and_then(|k| k.strip_suffix('}'));
-        let key = [bare, Some(inside)]
-            .into_iter()
-            .flatten()
-            .find(|key| beside(key).as_deref() == Some(state))?;
+        let key = owner_of(state)?;
         let keys = LineKeys {
             key: key.to_owned(),
             state: state.to_owned(),
@@ -135,6 +140,22 @@ fn beside(key: &str) -> Option<String> {
         (false, true) => None,
         (false, false) => Some(["{", key, "}", SUFFIX].concat()),
     }
+}
+
+/// The key that `state` is beside.
+fn owner_of(state: &str) -> Option<&str> {
+    let inside = state.strip_suffix(SUFFIX)?;
+    let bare = inside.strip_prefix('{').and_then(|k| k.strip_suffix('}'));
+    [bare, Some(inside)]
+        .into_iter()
+        .flatten()
+        .find(|key| beside(key).as_deref() == Some(state))
+}
+
+/// Whether something may be kept under `key` beside another.
+fn is_beside(key: &str) -> bool {
+    let states = SETS.iter().filter_map(|set| key.strip_suffix(set));
+    states.chain([key]).any(|state| owner_of(state).is_some())
 }
 
 fn encode(name: &str) -> Cow<'_, str> {
@@ -223,6 +244,52 @@ mod tests {
             assert_eq!(refused.kind(), Kind::InvalidName, "{bad}");
         }
         assert_eq!(Keys::new("a}b").unwrap_err().kind(), Kind::Config);
+    }
+
+    #[test]
+    fn no_two_lines_share_a_key() {
+        let mut seen = std::collections::HashMap::new();
+        for namespace in [
+            "", "a", "a:x", "a%3Ax", "a:", "{a}", "{a:x}", "{a}:x", "{a:",
+        ] {
+            let keys = Keys::new(namespace).unwrap();
+            for name in [
+                "x",
+                "x:y",
+                ":x",
+                "%3Ax",
+                "palisade",
+                "y:palisade",
+                "{a}:palisade",
+                "{a:x}:palisade",
+                "{a}:palisade:queue",
+                "{{a:x}:palisade",
+                "a{b}c:palisade:left",
+                "a{b}c",
+            ] {
+                // With an empty namespace a name may be any key, also one of a namespace.
+                let Ok(line) = keys.line(&Name::new(name).unwrap()) else {
+                    continue;
+                };
+                let sets = SETS.map(|set| format!("{}{set}", line.state));
+                let own = [&line.key, &line.state].into_iter().chain(&sets);
+                for (at, key) in own.enumerate() {
+                    let other = seen.insert(key.clone(), (namespace, name, at));
+                    let foreign = other.filter(|(other, _, of)| {
+                        at != *of || (!other.is_empty() && !namespace.is_empty())
+                    });
+                    assert_eq!(foreign, None, "{key} of {namespace:?} {name:?}");
+                }
+            }
+        }
+        let bare = Keys::new("").unwrap();
+        for state in ["{job}:palisade", "{job}:palisade:claims", "a{b}c:palisade"] {
+            let refused = bare.line(&Name::new(state).unwrap()).unwrap_err();
+            assert_eq!(refused.kind(), Kind::InvalidName, "{state}");
+        }
+        for plain in ["job:palisade", "palisade", "job:palisade:queue"] {
+            assert_eq!(bare.line(&Name::new(plain).unwrap()).unwrap().key, plain);
+        }
     }
 
     #[test]

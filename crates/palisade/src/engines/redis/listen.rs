@@ -9,8 +9,8 @@ use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::{Notify, broadcast, watch};
 
-use super::fault::fault;
-use super::store::Store;
+use super::client::Client;
+use super::error::fault;
 use crate::core::engine::{Alarm, BoxStream};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::report::Scope;
@@ -21,22 +21,22 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// Alarms of one client. Whenever listening begins, everything is looked after: what was said
 /// before was not heard.
-pub(super) fn alarms(store: Arc<Store>) -> BoxStream<Alarm> {
+pub(super) fn alarms(client: Arc<Client>) -> BoxStream<Alarm> {
     struct Listening {
         heard: broadcast::Receiver<Alarm>,
         over: Option<watch::Receiver<bool>>,
     }
     let listening = Listening {
-        heard: store.hub.alarms(),
+        heard: client.hub.alarms(),
         over: None,
     };
-    stream::unfold((store, listening), |(store, mut listening)| async move {
+    stream::unfold((client, listening), |(client, mut listening)| async move {
         loop {
             let Some(over) = &mut listening.over else {
-                match begin(&store).await {
+                match begin(&client).await {
                     Ok(over) => {
                         listening.over = Some(over);
-                        return Some((Alarm::All, (store, listening)));
+                        return Some((Alarm::All, (client, listening)));
                     }
                     Err(_) => tokio::time::sleep(PAUSE).await,
                 }
@@ -55,7 +55,7 @@ pub(super) fn alarms(store: Arc<Store>) -> BoxStream<Alarm> {
                 Some(Err(broadcast::error::RecvError::Lagged(_))) => Alarm::All,
                 Some(Err(broadcast::error::RecvError::Closed)) => return None,
             };
-            return Some((alarm, (store, listening)));
+            return Some((alarm, (client, listening)));
         }
     })
     .boxed()
@@ -67,15 +67,15 @@ async fn ended(over: &mut watch::Receiver<bool>) {
     let _ = over.wait_for(|over| *over).await;
 }
 
-async fn begin(store: &Store) -> Result<watch::Receiver<bool>> {
-    let link = store.link().await?;
-    let hear = link.connection.hear_alarms(&store.hub);
-    let heard = tokio::time::timeout(store.timeout, hear).await;
+async fn begin(client: &Client) -> Result<watch::Receiver<bool>> {
+    let link = client.link().await?;
+    let hear = link.connection.hear_alarms(&client.hub);
+    let heard = tokio::time::timeout(client.timeout, hear).await;
     match heard {
         Ok(Ok(())) => Ok(link.connection.over()),
         Ok(Err(error)) => Err(error),
         Err(_) => {
-            store.links.late(&link).await;
+            client.links.late(&link).await;
             let message = "no answer in time";
             Err(Error::new(Kind::Unreachable, "subscribe", message))
         }
@@ -90,17 +90,17 @@ struct Watching {
 }
 
 /// Changes of the lines in `scope`, many as one.
-pub(super) fn changes(store: Arc<Store>, scope: Scope) -> BoxStream<Result<()>> {
-    let start = (store, scope, None::<Watching>, false);
-    stream::unfold(start, |(store, scope, watching, failed)| async move {
+pub(super) fn changes(client: Arc<Client>, scope: Scope) -> BoxStream<Result<()>> {
+    let start = (client, scope, None::<Watching>, false);
+    stream::unfold(start, |(client, scope, watching, failed)| async move {
         let Some(now) = watching else {
             if failed {
                 tokio::time::sleep(PAUSE).await;
             }
             // Whatever happened before is not known: look.
-            return Some(match watch_changes(&store, &scope).await {
-                Ok(now) => (Ok(()), (store, scope, Some(now), false)),
-                Err(error) => (Err(error), (store, scope, None, true)),
+            return Some(match watch_changes(&client, &scope).await {
+                Ok(now) => (Ok(()), (client, scope, Some(now), false)),
+                Err(error) => (Err(error), (client, scope, None, true)),
             });
         };
         let ended = tokio::select! {
@@ -116,7 +116,7 @@ pub(super) fn changes(store: Arc<Store>, scope: Scope) -> BoxStream<Result<()>> 
             }
         };
         let failed = now.is_none();
-        Some((told, (store, scope, now, failed)))
+        Some((told, (client, scope, now, failed)))
     })
     .boxed()
 }
@@ -124,7 +124,7 @@ pub(super) fn changes(store: Arc<Store>, scope: Scope) -> BoxStream<Result<()>> 
 /// Asks the server to tell of every change to keys of the lines in `scope`: the broadcasts that
 /// client-side caches live on. They cost nothing while nobody watches, and tell of what other
 /// tools do too.
-async fn watch_changes(store: &Store, scope: &Scope) -> Result<Watching> {
+async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
     let (changed, over) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (rings, ends) = (Arc::clone(&changed), Arc::clone(&over));
     let mut track = redis::cmd("CLIENT");
@@ -133,10 +133,10 @@ async fn watch_changes(store: &Store, scope: &Scope) -> Result<Watching> {
         Scope::Prefix(prefix) => prefix.as_str(),
         Scope::Line(name) => name.as_str(),
     };
-    for beginning in store.keys.beginnings(prefix) {
+    for beginning in client.keys.beginnings(prefix) {
         track.arg("PREFIX").arg(beginning);
     }
-    let (keys, scope) = (store.keys.clone(), scope.clone());
+    let (keys, scope) = (client.keys.clone(), scope.clone());
     let included = move |key: &Value| {
         let Value::BulkString(key) = key else {
             return false;
@@ -156,12 +156,12 @@ async fn watch_changes(store: &Store, scope: &Scope) -> Result<Watching> {
         _ => {}
     };
     let listen = async {
-        let mut connection = store.target.server.connect(hear).await?;
+        let (mut connection, _) = client.target.server.connect(hear).await?;
         let tracked: redis::RedisResult<()> = track.query_async(&mut connection).await;
         tracked.map_err(|error| fault("watch", &error))?;
         Ok(connection)
     };
-    let connection = tokio::time::timeout(store.links.connect_timeout(), listen)
+    let connection = tokio::time::timeout(client.links.connect_timeout(), listen)
         .await
         .unwrap_or_else(|_| {
             let message = "no answer in time";

@@ -6,86 +6,47 @@
 //! everything by the server's clock. Waiters are woken by a message to exactly those who were
 //! granted, and look now and then in case it was lost.
 
+mod acquire;
 #[cfg(feature = "baseline")]
 mod baseline;
 mod check;
-mod fault;
+mod client;
+mod config;
+mod connection;
+mod error;
 mod hub;
+mod inspect;
 mod keys;
 mod listen;
-mod offer;
+mod release;
+mod renew;
 mod scripts;
-mod store;
-mod survey;
-mod turns;
-mod verbs;
-mod wire;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 
+use self::client::Client;
+use self::config::Target;
+use self::connection::Connection;
 use self::hub::Hub;
 use self::keys::Keys;
-use self::store::Store;
-use self::wire::{Server, Wire};
 use crate::core::capability::Capability;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal, cannot_resize,
+    Place, Renewal,
 };
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
-use crate::engines::remote::{Host, Links, Login, Tls};
+use crate::engines::remote::Links;
 
-pub(crate) use offer::OFFER;
-
-/// Where a URL leads, and how.
-struct Target {
-    host: Host,
-    encrypted: bool,
-    server: Server,
-    /// How many replicas must have a grant before it counts.
-    replicas: u32,
-}
-
-impl Target {
-    fn take(mut url: Url) -> Result<Self> {
-        let config = |message| Error::new(Kind::Config, "connect", message);
-        let encrypted = url.scheme == "rediss";
-        let login = Login::take(&mut url)?;
-        let tls = Tls::take(&mut url, encrypted)?;
-        let replicas = match url.take("replicas").map(|text| text.parse()) {
-            None => 0,
-            Some(Ok(replicas @ 0..=100)) => replicas,
-            Some(_) => return Err(config("replicas must be a whole number, 0 to 100")),
-        };
-        url.finish(offer::OPTIONS)?;
-        let host = match <[Host; 1]>::try_from(Host::all(&url, 6379)?) {
-            Ok([host]) => host,
-            Err(_) => return Err(config("redis: takes one host")),
-        };
-        let db = match url.path.trim_start_matches('/') {
-            "" => 0,
-            number => number
-                .parse::<u16>()
-                .map_err(|_| config("the path is the number of a database, as in /0"))?,
-        };
-        let server = Server::new(&host, &login, tls.as_ref(), i64::from(db))?;
-        Ok(Self {
-            host,
-            encrypted,
-            server,
-            replicas,
-        })
-    }
-}
+pub(crate) use config::OFFER;
 
 /// Connects.
 ///
@@ -95,13 +56,14 @@ impl Target {
 async fn open(url: Url, settings: Settings) -> Result<Arc<dyn Engine>> {
     let shown = url.shown();
     let keys = Keys::new(&settings.namespace)?;
-    let target = Target::take(url)?;
+    let target = Target::take(url, settings.connect_timeout)?;
     let hub = Arc::new(Hub::new());
     let (server, ear) = (target.server.clone(), Arc::clone(&hub));
     let links = Links::new(settings.connect_timeout, move || {
-        Box::pin(Wire::connect(server.clone(), Arc::clone(&ear)))
-    });
-    let store = Store {
+        Box::pin(Connection::open(server.clone(), Arc::clone(&ear)))
+    })
+    .to(&target.server.host);
+    let client = Client {
         links,
         hub,
         keys,
@@ -109,22 +71,22 @@ async fn open(url: Url, settings: Settings) -> Result<Arc<dyn Engine>> {
         timeout: settings.timeout,
     };
     // What is wrong with the address or the login is said now, not at the first lock.
-    store.link().await?;
+    client.link().await?;
     Ok(Arc::new(RedisEngine {
-        store: Arc::new(store),
+        client: Arc::new(client),
         shown,
     }))
 }
 
 /// A namespace of one server.
 struct RedisEngine {
-    store: Arc<Store>,
+    client: Arc<Client>,
     shown: String,
 }
 
 impl Engine for RedisEngine {
     fn capability(&self) -> Capability {
-        offer::CAPABILITY
+        config::CAPABILITY
     }
 
     fn describe(&self) -> String {
@@ -132,28 +94,28 @@ impl Engine for RedisEngine {
     }
 
     fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
-        let store = Arc::clone(&self.store);
-        Box::pin(async move { store.enter(&claim).await })
+        let client = Arc::clone(&self.client);
+        Box::pin(async move { client.enter(&claim).await })
     }
 
     fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
-        let store = Arc::clone(&self.store);
-        Box::pin(async move { store.wait(&ticket, until).await })
+        let client = Arc::clone(&self.client);
+        Box::pin(async move { client.wait(&ticket, until).await })
     }
 
-    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
-        let store = Arc::clone(&self.store);
-        Box::pin(async move { store.rearm(leases).await })
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
+        let client = Arc::clone(&self.client);
+        Box::pin(async move { client.rearm(leases, within).await })
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
-        let store = Arc::clone(&self.store);
-        Box::pin(async move { store.amend(&ticket, &amendment).await })
+        let client = Arc::clone(&self.client);
+        Box::pin(async move { client.amend(&ticket, &amendment).await })
     }
 
     fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
-        let store = Arc::clone(&self.store);
-        Box::pin(async move { store.leave(&ticket).await })
+        let client = Arc::clone(&self.client);
+        Box::pin(async move { client.leave(&ticket).await })
     }
 
     fn audit(&self, _: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
@@ -161,38 +123,40 @@ impl Engine for RedisEngine {
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
-        listen::alarms(Arc::clone(&self.store))
+        listen::alarms(Arc::clone(&self.client))
     }
 
     fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
-        let store = Arc::clone(&self.store);
-        Box::pin(async move { store.survey(&scope).await })
+        let client = Arc::clone(&self.client);
+        Box::pin(async move { client.survey(&scope).await })
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        listen::changes(Arc::clone(&self.store), scope)
+        listen::changes(Arc::clone(&self.client), scope)
     }
 
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
-        let store = Arc::clone(&self.store);
-        Box::pin(async move { store.evict(&name, &id, eviction).await })
+        let client = Arc::clone(&self.client);
+        Box::pin(async move { client.evict(&name, &id, eviction).await })
     }
 
-    fn resize(&self, _name: Name, _capacity: u32) -> BoxFuture<Result<bool>> {
-        cannot_resize()
+    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+        let client = Arc::clone(&self.client);
+        Box::pin(async move { client.resize(&name, capacity).await })
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {
-        let store = Arc::clone(&self.store);
-        Box::pin(async move { store.check().await })
+        let client = Arc::clone(&self.client);
+        Box::pin(async move { client.check().await })
     }
 
-    fn key(&self, _ticket: &Ticket) -> Option<String> {
-        None
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        let keys = self.client.keys.line(&ticket.name).ok()?;
+        Some(keys.key)
     }
 
     fn close(&self) -> BoxFuture<()> {
-        self.store.links.close();
+        self.client.links.close();
         async {}.boxed()
     }
 }

@@ -1,5 +1,5 @@
-//! The scripts, one per verb. What they share (`line.lua`) is put before each; before that, for
-//! enter and leave, what is done on a line with nobody else in it.
+//! The scripts, one per verb, each on one line. What they share is put before each; before that,
+//! for what is asked for most, the simple case.
 
 /// A script: which of [`SOURCES`] it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,26 +11,25 @@ pub(super) enum Script {
     Leave,
     Survey,
     Evict,
+    Resize,
 }
 
 macro_rules! source {
-    ($file:literal) => {
-        concat!(include_str!("lua/line.lua"), include_str!($file))
-    };
-    ($first:literal, $file:literal) => {
-        concat!(include_str!($first), source!($file))
+    ($($file:literal),*) => {
+        concat!(include_str!("lua/head.lua"), $(include_str!(concat!("lua/", $file, ".lua"))),*)
     };
 }
 
 /// In the order of [`Script`].
-pub(super) const SOURCES: [&str; 7] = [
-    source!("lua/enter_idle.lua", "lua/enter.lua"),
-    source!("lua/look.lua"),
-    source!("lua/renew.lua"),
-    source!("lua/amend.lua"),
-    source!("lua/leave_alone.lua", "lua/leave.lua"),
-    source!("lua/survey.lua"),
-    source!("lua/evict.lua"),
+pub(super) const SOURCES: [&str; 8] = [
+    source!("enter_free", "line", "enter"),
+    source!("line", "look"),
+    source!("renew_whole", "line", "renew"),
+    source!("line", "amend"),
+    source!("leave_free", "line", "leave"),
+    source!("line", "survey"),
+    source!("line", "evict"),
+    source!("line", "resize"),
 ];
 
 impl Script {
@@ -44,6 +43,7 @@ impl Script {
             Self::Leave => "leave",
             Self::Survey => "survey",
             Self::Evict => "evict",
+            Self::Resize => "resize",
         }
     }
 

@@ -40,6 +40,8 @@ const LATE: u32 = 2;
 pub(crate) struct Links<C> {
     connect: Box<dyn Fn() -> BoxFuture<Result<C>> + Send + Sync>,
     connect_timeout: Duration,
+    /// Whom it connects to, for messages.
+    server: String,
     slots: Arc<Slots<C>>,
     generations: AtomicU64,
 }
@@ -105,9 +107,16 @@ impl<C: Clone + Send + Sync + 'static> Links<C> {
         Self {
             connect: Box::new(connect),
             connect_timeout,
+            server: "the server".to_owned(),
             slots: Arc::default(),
             generations: AtomicU64::new(1),
         }
+    }
+
+    /// Says whom it connects to.
+    pub(crate) fn to(mut self, server: impl ToString) -> Self {
+        self.server = server.to_string();
+        self
     }
 
     /// How long connecting may take.
@@ -178,13 +187,13 @@ impl<C: Clone + Send + Sync + 'static> Links<C> {
     /// Begins to connect.
     fn attempt(&self, slot: Arc<Slot<C>>, failures: u32) -> Attempt<C> {
         let generation = self.generations.fetch_add(1, Ordering::Relaxed);
-        let limit = self.connect_timeout;
+        let (limit, server) = (self.connect_timeout, self.server.clone());
         let connecting = (self.connect)();
         let (tell, told) = oneshot::channel();
         tokio::spawn(async move {
             let connected = tokio::time::timeout(limit, connecting).await;
             let connected = connected.unwrap_or_else(|_| {
-                let message = format!("no connection within {limit:?}");
+                let message = format!("no connection to {server} within {limit:?}");
                 Err(Error::new(Kind::Unreachable, "connect", message))
             });
             let linked = connected.map(|connection| Link {

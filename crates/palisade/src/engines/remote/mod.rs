@@ -16,7 +16,7 @@ pub(crate) use host::Host;
 pub(crate) use links::{Link, Links, timed};
 pub(crate) use login::{Login, SecretFile};
 pub(crate) use refusal::{Asked, about_tls, cause, refuses_ours};
-pub(crate) use tls::{Tls, provide};
+pub(crate) use tls::Tls;
 
 /// The options that every engine behind a network takes beside the common ones.
 pub(crate) const OPTIONS: &[&str] = &["password_file", "tls_ca", "tls_cert", "tls_key", "user"];

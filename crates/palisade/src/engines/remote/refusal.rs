@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
-use rustls::{ClientConfig, SignatureScheme};
+use rustls::{AlertDescription, ClientConfig, SignatureScheme};
 
 /// Whether a server asks for a certificate that we don't have, and has not served us without.
 ///
@@ -54,13 +54,36 @@ impl ResolvesClientCert for Asked {
 
 /// What a server that is called `who` and has `plain` as its scheme without TLS means by `error`.
 pub(crate) fn about_tls(who: &str, plain: &str, error: &rustls::Error) -> String {
+    use rustls::CertificateError as Bad;
     match error {
         rustls::Error::InvalidMessage(_) => format!(
             "this port of {who} does not speak TLS; use {plain}: in place of {plain}s:, or the port for TLS"
         ),
+        rustls::Error::AlertReceived(AlertDescription::CertificateExpired) => {
+            format!(
+                "{who} refuses our certificate: it has expired; renew the one that tls_cert names"
+            )
+        }
         rustls::Error::AlertReceived(_) => refuses_ours(who),
+        rustls::Error::InvalidCertificate(bad) => match bad {
+            Bad::Expired | Bad::ExpiredContext { .. } => format!(
+                "the certificate of {who} has expired; renew it there, or set this machine's clock right"
+            ),
+            Bad::NotValidYet | Bad::NotValidYetContext { .. } => format!(
+                "the certificate of {who} is not valid yet; compare this machine's clock with the server's"
+            ),
+            Bad::NotValidForName | Bad::NotValidForNameContext { .. } => format!(
+                "the certificate of {who} does not name this host; connect by a name that it has, or give the server a certificate that names it"
+            ),
+            Bad::UnknownIssuer => format!(
+                "the certificate of {who} is from an authority that is not trusted here; name its authority with tls_ca"
+            ),
+            _ => format!(
+                "the certificate of {who} can't be used ({bad}); is tls_ca its authority, and does it name this host?"
+            ),
+        },
         _ => format!(
-            "TLS can't be agreed on; is tls_ca the authority of the certificate of {who}, and does the certificate name this host?"
+            "TLS can't be agreed on with {who} ({error}); is tls_ca the authority of its certificate, and does the certificate name this host?"
         ),
     }
 }

@@ -146,13 +146,6 @@ fn certificates(pem: &[u8], option: &str) -> Result<Vec<CertificateDer<'static>>
     }
 }
 
-/// Makes ring the provider of the process unless it has one: for client libraries that ask for
-/// the process's provider instead of taking ours.
-pub(crate) fn provide() {
-    // An error says that the program has chosen one before, which is just as good.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

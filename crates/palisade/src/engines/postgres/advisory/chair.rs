@@ -1,7 +1,10 @@
 //! `Chair`: a claim of this client and the connection that it has to itself.
+//!
+//! Of the claims of one client that wait for the same lock only the first has a connection, on
+//! which the server lets it wait; the others wait here for their turn.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -19,7 +22,8 @@ pub(super) struct Chair {
     pub(super) claim: Arc<Claim>,
     /// What its name is locked by.
     pub(super) key: Key,
-    pub(super) own: Arc<Own>,
+    /// Its connection, and its part of `max_connections`; from its turn on if it waits.
+    session: OnceLock<(Arc<Own>, OwnedSemaphorePermit)>,
     pub(super) place: watch::Sender<Place>,
     pub(super) ask: Mutex<Ask>,
     pub(super) value: Mutex<Option<String>>,
@@ -30,22 +34,14 @@ pub(super) struct Chair {
     waited: Mutex<BootTime>,
     /// Until when a claim that waits is wanted.
     wanted: Mutex<BootTime>,
-    /// Its part of `max_connections`.
-    _permit: OwnedSemaphorePermit,
 }
 
 impl Chair {
     /// `sent` is before the lock was asked for.
-    pub(super) fn new(
-        claim: Arc<Claim>,
-        key: Key,
-        (own, permit): (Arc<Own>, OwnedSemaphorePermit),
-        place: Place,
-        sent: BootTime,
-    ) -> Arc<Self> {
+    pub(super) fn new(claim: Arc<Claim>, key: Key, place: Place, sent: BootTime) -> Arc<Self> {
         Arc::new(Self {
             key,
-            own,
+            session: OnceLock::new(),
             place: watch::Sender::new(place),
             ask: Mutex::new(claim.ask),
             value: Mutex::new(claim.value.clone()),
@@ -53,17 +49,39 @@ impl Chair {
             since: Mutex::new(BootTime::now()),
             waited: Mutex::new(sent),
             wanted: Mutex::new(BootTime::now() + claim.ttl),
-            _permit: permit,
             claim,
         })
     }
 
+    /// Gives it a connection, once.
+    pub(super) fn settle(&self, own: Arc<Own>, permit: OwnedSemaphorePermit) {
+        // A second one would be dropped, and be none.
+        let _ = self.session.set((own, permit));
+    }
+
+    /// Its connection, which every claim has that holds.
+    pub(super) fn own(&self) -> Option<&Arc<Own>> {
+        self.session.get().map(|(own, _)| own)
+    }
+
+    /// The process that serves it.
+    pub(super) fn pid(&self) -> Option<i32> {
+        self.own().map(|own| own.pid)
+    }
+
     /// Where it stands; a connection that ended has taken the lock with it.
     pub(super) fn stands(&self) -> Place {
-        match self.own.client.is_closed() {
+        match self.own().is_some_and(|own| own.client.is_closed()) {
             true => Place::Gone,
             false => *self.place.borrow(),
         }
+    }
+
+    /// Returns when it is over.
+    pub(super) async fn gone(&self) {
+        let mut place = self.place.subscribe();
+        // The sender lives in here.
+        let _ = place.wait_for(|place| *place == Place::Gone).await;
     }
 
     pub(super) fn counted(&self) -> u64 {

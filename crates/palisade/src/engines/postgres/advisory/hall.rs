@@ -7,8 +7,8 @@
 //! Whatever must go on while the caller's runtime is blocked is done at home: in the keeper's.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -20,7 +20,7 @@ use super::super::mail::Heard;
 use super::super::schema::Schema;
 use super::super::server::Server;
 use super::chair::Chair;
-use super::key::Keys;
+use super::key::{Key, Keys};
 use super::own::Own;
 use super::statement::Statements;
 use crate::core::claim::ClaimId;
@@ -68,11 +68,16 @@ pub(super) struct Hall {
     home: Mutex<Option<Handle>>,
     spare: Mutex<Spares>,
     chairs: Mutex<HashMap<ClaimId, Arc<Chair>>>,
+    /// Who waits for a lock at the server, one at a time for each.
+    turns: Mutex<HashMap<Key, Weak<Turn>>>,
     departed: Mutex<HashMap<ClaimId, BootTime>>,
     /// When something was sent that the server has answered, for those who wait.
     pub(super) answered: Mutex<BootTime>,
     pub(super) alarms: broadcast::Sender<Alarm>,
 }
+
+/// The right to wait for one lock at the server, in turn.
+pub(super) type Turn = tokio::sync::Mutex<()>;
 
 /// How a session is made.
 #[derive(Clone)]
@@ -134,6 +139,7 @@ impl Hall {
             home: Mutex::default(),
             spare: Mutex::default(),
             chairs: Mutex::default(),
+            turns: Mutex::default(),
             departed: Mutex::default(),
             answered: Mutex::new(BootTime::PAST),
             alarms: broadcast::channel(256).0,
@@ -161,7 +167,7 @@ impl Hall {
             Ok(Ok(place)) => Ok(place),
             _ => {
                 let message = format!(
-                    "all {} connections of this client are in use: each lock that is held or waited for has one; raise max_connections=, or use postgres:// for many locks",
+                    "all {} connections of this client are in use, one for each lock that is held or waited for; raise max_connections=, or use postgres:// for many locks",
                     self.max_connections
                 );
                 Err(Error::new(Kind::Unreachable, "enter", message))
@@ -257,7 +263,10 @@ impl Hall {
 
     fn chair_of(&self, pid: i32) -> Option<Arc<Chair>> {
         let chairs = self.chairs.lock();
-        chairs.values().find(|chair| chair.own.pid == pid).cloned()
+        chairs
+            .values()
+            .find(|chair| chair.pid() == Some(pid))
+            .cloned()
     }
 
     pub(super) fn alarm(&self, claim: ClaimId) {
@@ -318,6 +327,18 @@ impl Hall {
                 self.spare.lock().free.insert(0, (own, BootTime::now()));
             }
         }
+    }
+
+    /// What those who wait for `key` take turns at.
+    pub(super) fn turn(&self, key: &Key) -> Arc<Turn> {
+        let mut turns = self.turns.lock();
+        if let Some(turn) = turns.get(key).and_then(Weak::upgrade) {
+            return turn;
+        }
+        turns.retain(|_, turn| turn.strong_count() > 0);
+        let turn = Arc::new(Turn::default());
+        turns.insert(key.clone(), Arc::downgrade(&turn));
+        turn
     }
 
     pub(super) fn seat(&self, chair: Arc<Chair>) {

@@ -23,7 +23,7 @@ pub(super) enum Derivation {
 }
 
 /// What is locked: a number, or a text that the server makes one of.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Number(i64),
     Text(String),

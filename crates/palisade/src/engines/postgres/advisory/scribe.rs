@@ -66,7 +66,10 @@ impl Scribe {
     /// Writes it down, unless it has left.
     pub(super) async fn record(&self, chair: &Chair, hall: &Hall) -> Result<()> {
         let claim = &chair.claim;
-        let _turn = chair.own.turn.lock().await;
+        let Some(own) = chair.own() else {
+            return Ok(());
+        };
+        let _turn = own.turn.lock().await;
         let Place::Held { counted } = chair.stands() else {
             return Ok(());
         };
@@ -75,8 +78,7 @@ impl Scribe {
         }
         let ttl = i64::try_from(claim.ttl.as_micros()).unwrap_or(i64::MAX);
         let value = chair.value.lock().clone();
-        let written = chair
-            .own
+        let written = own
             .record(&[
                 &claim.id.to_string(),
                 &hall.namespace,

@@ -138,7 +138,7 @@ impl Locks {
 
     fn chair_at(&self, pid: i32) -> Option<std::sync::Arc<super::chair::Chair>> {
         let chairs = self.hall.holders();
-        chairs.into_iter().find(|chair| chair.own.pid == pid)
+        chairs.into_iter().find(|chair| chair.pid() == Some(pid))
     }
 
     fn shown(
@@ -269,10 +269,10 @@ impl Locks {
 
     async fn take_away(&self, chair: &super::chair::Chair) {
         use crate::core::engine::Place;
-        match chair.stands() {
-            Place::Waiting => self.stop_waiting(chair).await,
-            _ => {
-                let unlocked = chair.own.give(chair.unlock(), &chair.key);
+        match (chair.stands(), chair.own()) {
+            (Place::Waiting, _) | (_, None) => self.stop_waiting(chair).await,
+            (_, Some(own)) => {
+                let unlocked = own.give(chair.unlock(), &chair.key);
                 let _ = timed("evict", self.hall.timeout, unlocked).await;
                 chair.moved(Place::Gone);
             }

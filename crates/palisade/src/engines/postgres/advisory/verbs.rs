@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
+use tokio::sync::OwnedMutexGuard;
 
 use super::super::pooler::no_session_locks;
 use super::chair::{Chair, taking};
@@ -26,6 +27,9 @@ use crate::engines::remote::timed;
 
 /// How long a waiter sleeps at most before it looks whether the server still answers.
 const RECHECK: Duration = Duration::from_secs(1);
+
+/// The pause before another attempt to get a connection for a claim whose turn it is.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// Whose sessions waited when it was asked.
 struct Waiting {
@@ -77,25 +81,39 @@ impl Locks {
             }
             Taken::Away => return Err(no_session_locks("enter")),
         };
-        let chair = Chair::new(Arc::clone(&claim), key, (own, permit), place, sent);
-        hall.seat(Arc::clone(&chair));
-        match place {
-            Place::Waiting => self.queue(&chair),
-            _ => self.scribe.note(&chair, hall),
+        let chair = Chair::new(Arc::clone(&claim), key, place, sent);
+        if place == Place::Waiting {
+            hall.seat(Arc::clone(&chair));
+            match hall.turn(&chair.key).try_lock_owned() {
+                Ok(turn) => {
+                    chair.settle(own, permit);
+                    self.queue(&chair, Some(turn));
+                }
+                // Another claim of ours waits at the server already.
+                Err(_) => {
+                    hall.spare(own);
+                    self.queue(&chair, None);
+                }
+            }
+        } else {
+            chair.settle(own, permit);
+            hall.seat(Arc::clone(&chair));
+            self.scribe.note(&chair, hall);
         }
         Ok(entered(&chair, place, sent))
     }
 
     /// Waits for the lock on the chair's connection, beside everything else. Here, where whoever
     /// is told waits too: if this runtime is blocked or ends, so does the wait, by the ttl.
-    fn queue(&self, chair: &Arc<Chair>) {
+    fn queue(&self, chair: &Arc<Chair>, turn: Option<OwnedMutexGuard<()>>) {
         let (locks, chair) = (self.clone(), Arc::clone(chair));
         tokio::spawn(async move {
             let place = tokio::select! {
-                taken = locks.block(&chair) => match taken {
+                taken = locks.block(&chair, turn) => match taken {
                     Some(counted) => Place::Held { counted },
                     None => Place::Gone,
                 },
+                () = chair.gone() => Place::Gone,
                 () = chair.outlived() => {
                     locks.cancel(&chair).await;
                     Place::Gone
@@ -112,12 +130,25 @@ impl Locks {
         });
     }
 
-    async fn block(&self, chair: &Chair) -> Option<u64> {
-        let Chair {
-            claim, key, own, ..
-        } = chair;
-        let verb = taking(claim.ask, true);
-        match own.take(verb, key, claim.ttl).await {
+    /// Waits for the chair's turn, then for the lock.
+    async fn block(&self, chair: &Chair, turn: Option<OwnedMutexGuard<()>>) -> Option<u64> {
+        let hall = &self.hall;
+        let _turn = match turn {
+            Some(turn) => turn,
+            None => hall.turn(&chair.key).lock_owned().await,
+        };
+        while chair.own().is_none() {
+            let connected =
+                async { Ok::<_, Error>((hall.place().await?, hall.connection().await?)) };
+            match connected.await {
+                Ok((permit, own)) => chair.settle(own, permit),
+                // The claim is as good as it was, and whoever waits is told by the look of `wait`.
+                Err(error) if error.is_transient() => tokio::time::sleep(AGAIN).await,
+                Err(_) => return None,
+            }
+        }
+        let verb = taking(chair.claim.ask, true);
+        match chair.own()?.take(verb, &chair.key, chair.claim.ttl).await {
             Ok(Taken::Token(counted)) => Some(counted),
             _ => None,
         }
@@ -177,7 +208,7 @@ impl Locks {
         let chairs = tickets.filter_map(|ticket| self.hall.chair(ticket.claim));
         let pids: Vec<i32> = chairs
             .filter(|chair| chair.stands() == Place::Waiting)
-            .map(|chair| chair.own.pid)
+            .filter_map(|chair| chair.pid())
             .collect();
         if pids.is_empty() {
             return Ok(Waiting { sent, pids });
@@ -212,12 +243,18 @@ impl Locks {
             sent,
             ttl: chair.claim.ttl,
         };
-        match chair.stands() {
-            Place::Gone => Renewal::Lost,
-            Place::Waiting => {
+        match (chair.stands(), chair.own()) {
+            (Place::Waiting, None) => {
+                // Its turn has not come: it has asked for nothing yet.
+                chair.want();
+                chair.waited(sent);
+                Renewal::Held(armed(sent))
+            }
+            (Place::Gone, _) | (_, None) => Renewal::Lost,
+            (Place::Waiting, Some(own)) => {
                 chair.want();
                 match &*waiting.await {
-                    Ok(waiting) if waiting.pids.contains(&chair.own.pid) => {
+                    Ok(waiting) if waiting.pids.contains(&own.pid) => {
                         chair.waited(waiting.sent);
                         Renewal::Held(armed(waiting.sent))
                     }
@@ -226,11 +263,11 @@ impl Locks {
                     Err(error) => Renewal::Unknown(unknown(error.message())),
                 }
             }
-            Place::Held { .. } => match timed("renew", limit, chair.own.beat()).await {
+            (Place::Held { .. }, Some(own)) => match timed("renew", limit, own.beat()).await {
                 Ok(Ok(Beat::Alive)) => Renewal::Held(armed(sent)),
                 Ok(Ok(Beat::Moved)) => Renewal::Revoked(moved()),
                 Ok(Ok(Beat::Away)) => Renewal::Revoked(no_session_locks("renew")),
-                Ok(Err(_)) if chair.own.client.is_closed() => Renewal::Lost,
+                Ok(Err(_)) if own.client.is_closed() => Renewal::Lost,
                 Ok(Err(error)) => Renewal::Unknown(failed("renew", &error)),
                 Err(late) => Renewal::Unknown(late),
             },
@@ -243,13 +280,14 @@ impl Locks {
             let counted = chair.counted();
             counted != 0 && counted == ticket.counted && chair.stands() != Place::Gone
         });
-        let Some(chair) = chair else {
+        let Some((chair, own)) = chair.as_ref().and_then(|chair| Some((chair, chair.own()?)))
+        else {
             return Ok(Amended::Gone);
         };
         let asked = match amendment {
             Amendment::Value(value) => {
                 *chair.value.lock() = Some(value);
-                let recorded = self.scribe.record(&chair, hall);
+                let recorded = self.scribe.record(chair, hall);
                 timed("amend", hall.timeout, recorded).await??;
                 return Ok(Amended::Done);
             }
@@ -265,7 +303,7 @@ impl Locks {
                 return Err(Error::new(Kind::Unsupported, "amend", message));
             }
         };
-        let changed = timed("amend", hall.timeout, chair.own.whether(verb, &chair.key)).await?;
+        let changed = timed("amend", hall.timeout, own.whether(verb, &chair.key)).await?;
         match changed.map_err(|error| failed("amend", &error))? {
             Some(true) => {
                 *chair.ask.lock() = asked;
@@ -285,18 +323,18 @@ impl Locks {
         let Some(chair) = chair else {
             return Ok(Left::Absent);
         };
-        match chair.stands() {
-            Place::Gone => Ok(Left::Absent),
-            Place::Waiting => {
+        match (chair.stands(), chair.own()) {
+            (Place::Waiting, _) => {
                 self.stop_waiting(&chair).await;
                 Ok(Left::Done)
             }
-            Place::Held { .. } => {
-                let unlocked = chair.own.give(chair.unlock(), &chair.key);
+            (Place::Gone, _) | (_, None) => Ok(Left::Absent),
+            (Place::Held { .. }, Some(own)) => {
+                let unlocked = own.give(chair.unlock(), &chair.key);
                 let unlocked = timed("leave", hall.timeout, unlocked).await?;
                 match unlocked {
                     Ok(Some(true)) => {
-                        hall.spare(Arc::clone(&chair.own));
+                        hall.spare(Arc::clone(own));
                         Ok(Left::Done)
                     }
                     // A connection that did not have the lock is not to be trusted.
@@ -312,19 +350,22 @@ impl Locks {
         }
     }
 
-    /// Asks the server to end the statement that waits.
+    /// Asks the server to end the statement that waits, if there is one.
     async fn cancel(&self, chair: &Chair) {
-        let cancelled = self.hall.server.cancel(&chair.own.client, chair.own.at);
+        let Some(own) = chair.own() else { return };
+        let cancelled = self.hall.server.cancel(&own.client, own.at);
         // If it does not work, the server notices that we are gone.
         let _ = tokio::time::timeout(self.hall.timeout, cancelled).await;
     }
 
     /// Ends the statement that waits, and with it its connection.
     pub(super) async fn stop_waiting(&self, chair: &Chair) {
-        self.cancel(chair).await;
-        let mut place = chair.place.subscribe();
-        let ended = place.wait_for(|place| *place != Place::Waiting);
-        let _ = tokio::time::timeout(Duration::from_millis(500), ended).await;
+        if chair.own().is_some() {
+            self.cancel(chair).await;
+            let mut place = chair.place.subscribe();
+            let ended = place.wait_for(|place| *place != Place::Waiting);
+            let _ = tokio::time::timeout(Duration::from_millis(500), ended).await;
+        }
         chair.moved(Place::Gone);
     }
 }
@@ -332,11 +373,11 @@ impl Locks {
 /// The answer to a claim that is known already: what it holds is armed by a heartbeat.
 async fn again(chair: &Chair, sent: BootTime) -> Result<Entered> {
     let place = chair.stands();
-    match place {
-        Place::Gone => Ok(Entered::Busy),
-        Place::Waiting => Ok(entered(chair, place, chair.known_to_wait())),
-        Place::Held { .. } => {
-            let beat = timed("enter", chair.claim.ttl, chair.own.beat()).await?;
+    match (place, chair.own()) {
+        (Place::Waiting, _) => Ok(entered(chair, place, chair.known_to_wait())),
+        (Place::Gone, _) | (_, None) => Ok(Entered::Busy),
+        (Place::Held { .. }, Some(own)) => {
+            let beat = timed("enter", chair.claim.ttl, own.beat()).await?;
             match beat.map_err(|error| failed("enter", &error))? {
                 Beat::Alive => Ok(entered(chair, place, sent)),
                 Beat::Moved | Beat::Away => Ok(Entered::Busy),

@@ -1,7 +1,9 @@
 -- line.lua: what all verbs share. A line is the user's key and, in the same hash slot:
---   STATE          a string: "token left whole capacity parts taken waiting value\nrecord", where
+--   STATE          a string: "v2 token left whole capacity parts taken waiting value\nrecord", where
 --                  token is the last one, left until when tombstones matter, record that of the
---                  holder of the whole line; "token" alone, without a ttl, when the line is empty
+--                  holder of the whole line; "v2 token" when the line is empty. Version 1 wrote the
+--                  same without "v2 ". A later "v2.N " may add words before the line's end, which
+--                  can be dropped; anything else is for a newer palisade
 --   STATE:claims   a hash: the records of all others
 --   STATE:shares   holders that are not alone, by the end of their lease
 --   STATE:queue    waiters by place          STATE:leases   waiters by the end of their lease
@@ -10,6 +12,7 @@
 -- The user's key is the truth: absent, or with another value than ours, every recorded holder is
 -- lost. Times are the server's, in microseconds. A script is not undone when a write fails (out of
 -- memory), so the key is written first: whatever is cut off after it, the next settle puts right.
+-- All but the user's key are forgotten when nobody has asked for the line for IDLE ms.
 
 local granted = {}
 local changed = false
@@ -36,10 +39,13 @@ local function open(key, state)
   }
   local stored = redis.call('GET', state)
   if not stored then return line end
-  line.token = string.match(stored, '^%d+$')
+  local version, words = string.match(stored, '^v(%d+)[.%d]* (.*)$')
+  if version and version ~= '2' then error('NEWER the record of this line') end
+  words = words or stored
+  line.token = string.match(words, '^%d+$')
   if not line.token then
     local token, left, whole, capacity, parts, taken, waiting, value, record =
-      string.match(stored, '^(%d+) (%d+) (%d) (%d+) (%d+) (%d+) (%d+) ([^\n]*)\n(.*)$')
+      string.match(words, '^(%d+) (%d+) (%d) (%d+) (%d+) (%d+) (%d+) (%x*)[^\n]*\n(.*)$')
     if not token then error('CORRUPT the record of this line') end
     line.token, line.left, line.whole = token, tonumber(left), whole == '1'
     line.capacity, line.parts = tonumber(capacity), tonumber(parts)
@@ -50,14 +56,25 @@ local function open(key, state)
   return line
 end
 
+-- Puts off the end of what is kept beside the key.
+local function remember(line)
+  redis.call('PEXPIRE', line.state, IDLE)
+  if line.waiting > 0 or line.parts > 0 then
+    for _, set in ipairs({ ':claims', ':shares', ':queue', ':leases' }) do
+      redis.call('PEXPIRE', line.state .. set, IDLE)
+    end
+  end
+end
+
 local function save(line)
   if not changed then return end
   if line.value or line.waiting > 0 or line.left > 0 then
-    redis.call('SET', line.state, string.format('%.0f %.0f %d %.0f %.0f %.0f %.0f %s\n%s',
+    redis.call('SET', line.state, VERSION .. string.format('%.0f %.0f %d %.0f %.0f %.0f %.0f %s\n%s',
       line.token, line.left, line.whole and 1 or 0, line.capacity, line.parts, line.taken,
       line.waiting, line.value or '', line.whole and line.record or ''))
+    remember(line)
   elseif line.token > 0 then
-    redis.call('SET', line.state, text(line.token))
+    redis.call('SET', line.state, VERSION .. text(line.token), 'PX', IDLE)
   else
     redis.call('DEL', line.state)
   end
@@ -272,22 +289,5 @@ local function finish(line, answer)
   for channel, grants in pairs(granted) do
     redis.pcall('PUBLISH', 'palisade:wake:' .. channel, grants)
   end
-  granted, changed = {}, false
   return answer
-end
-
--- What a command that failed says; servers before 7 say it as text.
-local function failure(why)
-  return 'error ' .. tostring(type(why) == 'table' and why.err or why)
-end
-
--- Does `verb` for each of the places, and adds its answer. One that fails (a key of another type)
--- is no other's failure.
-local function each(places, answers, verb)
-  for _, at in ipairs(places) do
-    local done, answer = pcall(verb, at)
-    granted, changed = {}, false
-    answers[at + 1] = done and answer or failure(answer)
-  end
-  return answers
 end

@@ -7,11 +7,11 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use redis::{RedisResult, Value};
 
-use super::fault::fault;
+use super::client::{Client, garbled};
+use super::connection::Connection;
+use super::error::fault;
 use super::keys::LineKeys;
 use super::scripts::Script;
-use super::store::{Store, garbled};
-use super::wire::Wire;
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::error::Result;
 use crate::core::name::Name;
@@ -24,7 +24,7 @@ use crate::engines::remote::Link;
 const STEP: usize = 1000;
 const AT_ONCE: usize = 100;
 
-impl Store {
+impl Client {
     pub(super) async fn survey(&self, scope: &Scope) -> Result<Vec<LineReport>> {
         let link = self.link().await?;
         let found = match scope {
@@ -42,7 +42,7 @@ impl Store {
     }
 
     /// The lines that have records and whose names begin with `prefix`, by name.
-    async fn lines(&self, link: &Link<Wire>, prefix: &str) -> Result<Vec<(Name, LineKeys)>> {
+    async fn lines(&self, link: &Link<Connection>, prefix: &str) -> Result<Vec<(Name, LineKeys)>> {
         let mut found = BTreeMap::new();
         let mut cursor = 0u64;
         loop {
@@ -66,11 +66,11 @@ impl Store {
     /// One line; `None` when nobody is in it.
     async fn report(
         &self,
-        link: &Link<Wire>,
+        link: &Link<Connection>,
         name: &Name,
         keys: &LineKeys,
     ) -> Result<Option<LineReport>> {
-        let answer: Value = self.run(link, Script::Survey, &[keys], |_| ()).await?;
+        let answer: Value = self.run(link, Script::Survey, keys, |_| ()).await?;
         let (capacity, mut holders, waiters) =
             read(&answer).ok_or_else(|| garbled("survey", &answer))?;
         if holders.is_empty() && waiters.is_empty() {

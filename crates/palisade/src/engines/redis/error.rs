@@ -1,10 +1,13 @@
 //! From the client library's errors to ours. The texts are our own: a library's may repeat what
 //! it was given.
 
+use std::io;
+
 use redis::{ErrorKind, RedisError};
 
+use super::connection::Server;
 use crate::core::error::{Error, Kind};
-use crate::engines::remote::{about_tls, cause};
+use crate::engines::remote::{Host, Login, about_tls, cause};
 
 /// What the server's first word, or the word inside the report of a script, stands for.
 /// All of these are said before anything is written, except what a script met half way.
@@ -18,6 +21,11 @@ const WORDS: &[(&str, Kind, &str)] = &[
         "CORRUPT",
         Kind::Unusable,
         "the records of this line can't be read; delete its key ending in :palisade when nobody holds it",
+    ),
+    (
+        "NEWER",
+        Kind::Unusable,
+        "the records of this line were written by a newer palisade; update this one, or use another namespace",
     ),
     (
         "NOSCRIPT",
@@ -73,17 +81,17 @@ const WORDS: &[(&str, Kind, &str)] = &[
     (
         "MOVED",
         Kind::Unsupported,
-        "this server is part of a Redis Cluster, which redis: does not speak",
+        "this server is part of a Redis Cluster, which redis: does not speak; use a server outside of it",
     ),
     (
         "ASK",
         Kind::Unsupported,
-        "this server is part of a Redis Cluster, which redis: does not speak",
+        "this server is part of a Redis Cluster, which redis: does not speak; use a server outside of it",
     ),
     (
         "CLUSTERDOWN",
         Kind::Unsupported,
-        "this server is part of a Redis Cluster, which redis: does not speak",
+        "this server is part of a Redis Cluster, which redis: does not speak; use a server outside of it",
     ),
 ];
 
@@ -136,32 +144,75 @@ pub(super) fn fault(operation: &'static str, error: &RedisError) -> Error {
     }
 }
 
-/// What a script says that it ran into, in the middle of its work.
-pub(super) fn refused(operation: &'static str, why: &str) -> Error {
-    match word_in(why) {
-        Some((_, kind, message)) => Error::new(*kind, operation, *message),
+/// TCP did not come about.
+pub(super) fn no_tcp(host: &Host, error: &io::Error) -> Error {
+    let message = match error.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            format!("{host} refuses connections; is the server running there?")
+        }
+        // The library has no kind of its own for it.
+        _ if error.to_string().contains("lookup") => {
+            format!("{host} is not known; is the name of the host right?")
+        }
+        _ => format!("{host} can't be reached"),
+    };
+    Error::new(Kind::Unreachable, "connect", message).because(error.to_string())
+}
+
+/// TLS did not come about.
+pub(super) fn no_tls(host: &Host, error: &io::Error) -> Error {
+    match cause::<rustls::Error>(error) {
+        Some(tls) => {
+            let message = about_tls(&format!("Redis at {host}"), "redis", tls);
+            Error::new(Kind::Config, "connect", message)
+        }
         None => {
-            let message = "the server refuses the request";
-            Error::new(Kind::Unusable, operation, message).maybe_applied()
+            let message = format!("{host} broke off the TLS handshake; is it a port for TLS?");
+            Error::new(Kind::Unreachable, "connect", message).because(error.to_string())
         }
     }
 }
 
+/// The server did not let us in.
+pub(super) fn no_login(server: &Server, login: &Login, error: &RedisError) -> Error {
+    let host = &server.host;
+    let config = |message| Error::new(Kind::Config, "connect", message);
+    let denied = |what: &str| Error::new(Kind::Denied, "connect", format!("{host} {what}"));
+    let said = error.detail().unwrap_or_default();
+    match error.code() {
+        Some("WRONGPASS") => denied(match (&login.user, &login.password) {
+            (Some(_), Some(_)) => {
+                "refuses this user: it is unknown or disabled, or the password is wrong"
+            }
+            (Some(_), None) => {
+                "refuses this user without a password; give it with password_file=, and see that the user exists"
+            }
+            _ => "refuses this password of its default user; does another user need to be named?",
+        }),
+        Some("NOAUTH") => denied("asks for a password; give it with password_file="),
+        _ if said.contains("DB index") => config(format!(
+            "{host} has no database {}; its setting databases says how many there are",
+            server.db
+        )),
+        _ if said.contains("SELECT is not allowed") => config(format!(
+            "{host} is in cluster mode and has no database but 0; name no other in the URL"
+        )),
+        _ => no_connection(host, error),
+    }
+}
+
 /// What connecting ran into: nothing was asked for yet.
-pub(super) fn no_connection(error: &RedisError) -> Error {
+pub(super) fn no_connection(host: &Host, error: &RedisError) -> Error {
     if let Some(tls) = cause::<rustls::Error>(error) {
-        return Error::new(Kind::Config, "connect", about_tls("Redis", "redis", tls));
+        let message = about_tls(&format!("Redis at {host}"), "redis", tls);
+        return Error::new(Kind::Config, "connect", message);
     }
     let fault = fault("connect", error);
-    match fault.kind() {
-        Kind::Unreachable => {
-            let message = match error.is_connection_refusal() {
-                true => "the server refuses connections; is it running there?",
-                false if word_in(error.code().unwrap_or_default()).is_some() => fault.message(),
-                false => "the server can't be reached, or TLS with it fails",
-            };
-            Error::new(Kind::Unreachable, "connect", message)
+    let message = match error.kind() {
+        ErrorKind::Io | ErrorKind::Parse => {
+            "does not answer as Redis does; if it is a port for TLS, use rediss:"
         }
-        kind => Error::new(kind, "connect", fault.message()),
-    }
+        _ => fault.message(),
+    };
+    Error::new(fault.kind(), "connect", format!("{host}: {message}"))
 }

@@ -1,34 +1,36 @@
-//! `Store`: what the verbs share, and the one way in which a request is made.
+//! `Client`: what the verbs share, and the one way in which a request is made.
 //!
-//! A request is made once. Only what the server says it did not run (an unknown script) is asked
-//! again; everything else is the caller's to decide.
+//! A request is made once, and is about one line. Requests of many tasks share a connection and
+//! don't wait for each other's answers. Only what the server says it did not run (an unknown
+//! script) is asked again; everything else is the caller's to decide.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, RedisResult, Value};
 
-use super::Target;
-use super::fault::{fault, is_broken, is_no_script};
+use super::config::Target;
+use super::connection::Connection;
+use super::error::{fault, is_broken, is_no_script};
 use super::hub::Hub;
 use super::keys::{Keys, LineKeys};
 use super::scripts::Script;
-use super::wire::Wire;
 use crate::core::claim::ClaimId;
 use crate::core::error::{Error, Kind, Result};
 use crate::engines::remote::{Link, Links, timed};
 
-pub(super) struct Store {
-    pub(super) links: Links<Wire>,
-    pub(super) hub: std::sync::Arc<Hub>,
+pub(super) struct Client {
+    pub(super) links: Links<Connection>,
+    pub(super) hub: Arc<Hub>,
     pub(super) keys: Keys,
     pub(super) target: Target,
     pub(super) timeout: Duration,
 }
 
-impl Store {
+impl Client {
     /// The connection of this runtime. One that is known to have ended is made anew: a request
     /// on it would fail, and nobody could tell whether it was applied.
-    pub(super) async fn link(&self) -> Result<Link<Wire>> {
+    pub(super) async fn link(&self) -> Result<Link<Connection>> {
         let link = self.links.get().await?;
         if !link.connection.is_over() {
             return Ok(link);
@@ -41,23 +43,12 @@ impl Store {
     pub(super) async fn ask<T: FromRedisValue>(
         &self,
         operation: &'static str,
-        link: &Link<Wire>,
+        link: &Link<Connection>,
         command: &Cmd,
     ) -> Result<RedisResult<T>> {
-        self.ask_within(self.timeout, operation, link, command)
-            .await
-    }
-
-    async fn ask_within<T: FromRedisValue>(
-        &self,
-        limit: Duration,
-        operation: &'static str,
-        link: &Link<Wire>,
-        command: &Cmd,
-    ) -> Result<RedisResult<T>> {
-        let mut connection = link.connection.connection.clone();
+        let mut connection = link.connection.multiplexed.clone();
         let answer = command.query_async::<T>(&mut connection);
-        match timed(operation, limit, answer).await {
+        match timed(operation, self.timeout, answer).await {
             Ok(answer) => {
                 if answer.as_ref().is_err_and(is_broken) {
                     self.links.broken(link).await;
@@ -73,48 +64,59 @@ impl Store {
         }
     }
 
-    /// Runs a script on the lines `lines`.
+    /// Runs a script on a line.
     pub(super) async fn run<T: FromRedisValue>(
         &self,
-        link: &Link<Wire>,
+        link: &Link<Connection>,
         script: Script,
-        lines: &[&LineKeys],
-        arguments: impl Fn(&mut Cmd),
-    ) -> Result<T> {
-        self.run_within(self.timeout, link, script, lines, arguments)
-            .await
-    }
-
-    /// Runs a script, and waits no longer than `limit` for it.
-    pub(super) async fn run_within<T: FromRedisValue>(
-        &self,
-        limit: Duration,
-        link: &Link<Wire>,
-        script: Script,
-        lines: &[&LineKeys],
+        line: &LineKeys,
         arguments: impl Fn(&mut Cmd),
     ) -> Result<T> {
         let operation = script.operation();
         let command = |how: &str, which: &str| {
             let mut command = redis::cmd(how);
-            command.arg(which).arg(lines.len() * 2);
-            for line in lines {
-                command.arg(&line.key).arg(&line.state);
-            }
+            command.arg(which).arg(2).arg(&line.key).arg(&line.state);
             arguments(&mut command);
             command
         };
         let by_hash = command("EVALSHA", link.connection.hash(script));
-        let mut answer = self.ask_within(limit, operation, link, &by_hash).await?;
+        let mut answer = self.ask(operation, link, &by_hash).await?;
         if answer.as_ref().is_err_and(is_no_script) {
             let in_full = command("EVAL", script.source());
-            answer = self.ask_within(limit, operation, link, &in_full).await?;
+            answer = self.ask(operation, link, &in_full).await?;
         }
         answer.map_err(|error| fault(operation, &error))
     }
 
+    /// Runs a script whose answer begins with the id of its claim; what follows it.
+    pub(super) async fn run_for(
+        &self,
+        link: &Link<Connection>,
+        script: Script,
+        line: &LineKeys,
+        id: ClaimId,
+        arguments: impl Fn(&mut Cmd),
+    ) -> Result<String> {
+        let arguments = |command: &mut Cmd| {
+            command.arg(id.to_string());
+            arguments(command);
+        };
+        let answer: String = self.run(link, script, line, arguments).await?;
+        match addressed(id, &answer) {
+            Some(rest) => Ok(rest.to_owned()),
+            None => Err(self.misled(script.operation(), link).await),
+        }
+    }
+
+    /// An answer was for another request: the connection has lost a reply.
+    pub(super) async fn misled(&self, operation: &'static str, link: &Link<Connection>) -> Error {
+        self.links.broken(link).await;
+        let message = "an answer for another request came";
+        Error::new(Kind::Unreachable, operation, message).maybe_applied()
+    }
+
     /// Makes a script write something even when it only confirms a grant, so that
-    /// [`Store::replicated`] covers the grant.
+    /// [`Client::replicated`] covers the grant.
     pub(super) fn mark_replicated(&self, command: &mut Cmd) {
         if self.target.replicas > 0 {
             command.arg(1);
@@ -128,7 +130,7 @@ impl Store {
     pub(super) async fn replicated(
         &self,
         operation: &'static str,
-        link: &Link<Wire>,
+        link: &Link<Connection>,
     ) -> Result<()> {
         let wanted = self.target.replicas;
         if wanted == 0 {
@@ -149,51 +151,15 @@ impl Store {
     }
 }
 
-impl Store {
-    /// What follows `id` in an answer. Another id says that the connection has lost a reply, and
-    /// that this one is for somebody else.
-    pub(super) async fn addressed<'a>(
-        &self,
-        operation: &'static str,
-        link: &Link<Wire>,
-        id: ClaimId,
-        answer: &'a str,
-    ) -> Result<&'a str> {
-        let for_us = answer
-            .split_once(' ')
-            .filter(|(whom, _)| whom.parse() == Ok(id));
-        match for_us {
-            Some((_, rest)) => Ok(rest),
-            None => {
-                self.links.broken(link).await;
-                let message = "an answer for another request came";
-                Err(Error::new(Kind::Unreachable, operation, message).maybe_applied())
-            }
-        }
-    }
-
-    /// What follows the first of `claims` in an answer: a word for each of them.
-    pub(super) async fn each_addressed(
-        &self,
-        operation: &'static str,
-        link: &Link<Wire>,
-        mut claims: impl ExactSizeIterator<Item = ClaimId>,
-        mut answers: Vec<String>,
-    ) -> Result<Vec<String>> {
-        if answers.len() != claims.len() + 1 {
-            return Err(nonsense(operation));
-        }
-        let whom = answers.remove(0) + " ";
-        if let Some(first) = claims.next() {
-            self.addressed(operation, link, first, &whom).await?;
-        }
-        Ok(answers)
-    }
+/// What follows `id` in an answer, if the answer is for it.
+pub(super) fn addressed(id: ClaimId, answer: &str) -> Option<&str> {
+    let (whom, rest) = answer.split_once(' ')?;
+    (whom.parse() == Ok(id)).then_some(rest)
 }
 
 /// An answer that nobody could have given.
 pub(super) fn nonsense(operation: &'static str) -> Error {
-    let message = "the server's answer makes no sense";
+    let message = "unexpected reply from the server";
     Error::new(Kind::Unusable, operation, message).maybe_applied()
 }
 
@@ -203,6 +169,6 @@ pub(super) fn garbled(operation: &'static str, answer: &Value) -> Error {
         Value::Array(items) => format!("a list of {}", items.len()),
         _ => "something else".to_owned(),
     };
-    let message = format!("the server's answer makes no sense ({kind})");
+    let message = format!("unexpected reply from the server ({kind})");
     Error::new(Kind::Unusable, operation, message).maybe_applied()
 }

@@ -1,23 +1,20 @@
-//! The verbs on one claim: enter, wait, renew, amend, leave, evict.
+//! Taking a place, and waiting in it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Cmd;
 
+use super::client::{Client, nonsense};
+use super::connection::Connection;
 use super::keys::LineKeys;
 use super::scripts::Script;
-use super::store::{Store, nonsense};
-use super::turns::{Order, Words};
-use super::wire::Wire;
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
-use crate::core::engine::{Amended, Amendment, Entered, Eviction, Left, Place, Renewal};
+use crate::core::engine::{Entered, Place};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::line::capacity_mismatch;
-use crate::core::name::Name;
 use crate::core::sync;
-use crate::core::ticket::{Armed, Lease, Ticket};
+use crate::core::ticket::{Armed, Ticket};
 use crate::engines::remote::Link;
 
 /// A push can be lost, and a server can freeze without a word: a waiter looks at least this often.
@@ -28,7 +25,7 @@ const RECHECK: Duration = Duration::from_secs(1);
 const ROUNDING: u64 = 2;
 
 /// Weight and capacity as the scripts count: the whole line is 0 of 0.
-fn numbers(ask: Ask) -> (u32, u32) {
+pub(super) fn numbers(ask: Ask) -> (u32, u32) {
     match ask {
         Ask::Whole => (0, 0),
         Ask::Part { weight, capacity } => (weight, capacity),
@@ -74,15 +71,15 @@ impl Standing {
     }
 }
 
-impl Store {
-    pub(super) async fn enter(self: &Arc<Self>, claim: &Claim) -> Result<Entered> {
+impl Client {
+    pub(super) async fn enter(&self, claim: &Claim) -> Result<Entered> {
         let keys = self.keys.line(&claim.name)?;
         let link = self.link().await?;
         // Before the claim is in the line: the push that grants it must find the bell.
         let bell = match claim.queue {
             true => {
                 self.hear(&link).await?;
-                Some(self.hub.bell(claim.id))
+                Some(self.hub.enter(claim.id))
             }
             false => None,
         };
@@ -95,36 +92,28 @@ impl Store {
             tail.push_str(value);
         }
         let (queue, lasts) = (u8::from(claim.queue), ttl + ROUNDING);
-        let words = Words::Enter {
-            how: format!("{weight} {capacity} {queue} {lasts}"),
-            tail,
-        };
-        let order = Order {
-            keys,
-            claim: claim.id,
-            words,
+        let arguments = |command: &mut Cmd| {
+            command.arg(format!("{weight} {capacity} {queue} {lasts}"));
+            command.arg(&tail);
+            self.mark_replicated(command);
         };
         let sent = BootTime::now();
-        let answer = self.order(&link, order).await?;
+        let answer = self.run_for(&link, Script::Enter, &keys, claim.id, arguments);
+        let answer = answer.await?;
         if answer == "busy" {
-            self.hub.forget(claim.id);
             return Ok(Entered::Busy);
         }
         if let Some(live) = answer.strip_prefix("mismatch ") {
-            self.hub.forget(claim.id);
-            return Err(capacity_mismatch(
-                live.parse().unwrap_or_default(),
-                capacity,
-            ));
+            let live = live.parse().unwrap_or_default();
+            return Err(capacity_mismatch(live, capacity));
         }
         let standing = Standing::read("enter", &answer, claim.ttl)?;
         let counted = match standing.place {
             Place::Held { counted } => counted,
             Place::Waiting | Place::Gone => 0,
         };
-        match (&bell, counted) {
-            (Some(bell), 0) => bell.waits(standing.token, sent + standing.due),
-            _ => self.hub.forget(claim.id),
+        if let (Some(bell), 0) = (bell, counted) {
+            bell.keep().waits(standing.token, sent + standing.due);
         }
         let ticket = Ticket {
             counted,
@@ -184,7 +173,7 @@ impl Store {
     }
 
     /// Subscribes this runtime's connection to grants, once.
-    async fn hear(&self, link: &Link<Wire>) -> Result<()> {
+    async fn hear(&self, link: &Link<Connection>) -> Result<()> {
         if link.connection.hears_wakes() {
             return Ok(());
         }
@@ -208,140 +197,16 @@ impl Store {
     /// Where a claim stands; `None` when it is not in the line.
     async fn look(&self, keys: &LineKeys, ticket: &Ticket) -> Result<Option<Standing>> {
         let link = self.link().await?;
-        let arguments = |command: &mut Cmd| {
-            command.arg(ticket.claim.to_string());
-            self.mark_replicated(command);
-        };
-        let answer: String = self.run(&link, Script::Look, &[keys], arguments).await?;
-        let answer = self.addressed("wait", &link, ticket.claim, &answer).await?;
+        let arguments = |command: &mut Cmd| self.mark_replicated(command);
+        let answer = self.run_for(&link, Script::Look, keys, ticket.claim, arguments);
+        let answer = answer.await?;
         if answer == "gone" {
             return Ok(None);
         }
-        let standing = Standing::read("wait", answer, Duration::MAX)?;
+        let standing = Standing::read("wait", &answer, Duration::MAX)?;
         if standing.place != Place::Waiting {
             self.replicated("wait", &link).await?;
         }
         Ok(Some(standing))
-    }
-
-    pub(super) async fn rearm(&self, leases: Vec<Lease>) -> Vec<Renewal> {
-        // Shared leases, and names that can't be keys, were never given out by this engine.
-        let line = |lease: &Lease| {
-            let ticket = lease.ticket.clone()?;
-            let keys = self.keys.line(&ticket.name).ok()?;
-            Some((ticket, keys))
-        };
-        let asked: Vec<_> = leases.iter().map(line).collect();
-        let known: Vec<_> = asked.iter().flatten().collect();
-        if known.is_empty() {
-            return leases.iter().map(|_| Renewal::Lost).collect();
-        }
-        let sent = BootTime::now();
-        let mut answers = match self.rearm_known(&known).await {
-            Ok(answers) => answers.into_iter(),
-            Err(error) => {
-                let unknown = || Error::new(error.kind(), "renew", error.message()).maybe_applied();
-                return leases.iter().map(|_| Renewal::Unknown(unknown())).collect();
-            }
-        };
-        let renewal = |line: &Option<_>| match line {
-            None => Renewal::Lost,
-            Some(_) => match answers.next().as_deref() {
-                Some("lost") => Renewal::Lost,
-                Some("evicted") => Renewal::Evicted,
-                answer => match answer.and_then(|ttl| ttl.parse().ok()) {
-                    Some(ttl) => Renewal::Held(Armed {
-                        sent,
-                        ttl: Duration::from_millis(ttl),
-                    }),
-                    None => {
-                        let message = "the records of this line can't be used";
-                        Renewal::Unknown(Error::new(Kind::Unusable, "renew", message))
-                    }
-                },
-            },
-        };
-        asked.iter().map(renewal).collect()
-    }
-
-    async fn rearm_known(&self, known: &[&(Ticket, LineKeys)]) -> Result<Vec<String>> {
-        let link = self.link().await?;
-        let lines: Vec<&LineKeys> = known.iter().map(|(_, keys)| keys).collect();
-        let arguments = |command: &mut Cmd| {
-            for (ticket, _) in known {
-                command.arg(ticket.claim.to_string()).arg(ticket.counted);
-            }
-        };
-        let answers = self.run(&link, Script::Renew, &lines, arguments).await?;
-        let claims = known.iter().map(|(ticket, _)| ticket.claim);
-        let answers = self.each_addressed("renew", &link, claims, answers).await?;
-        self.replicated("renew", &link).await?;
-        Ok(answers)
-    }
-
-    pub(super) async fn amend(&self, ticket: &Ticket, amendment: &Amendment) -> Result<Amended> {
-        let keys = self.keys.line(&ticket.name)?;
-        let link = self.link().await?;
-        let arguments = |command: &mut Cmd| {
-            command.arg(ticket.claim.to_string()).arg(ticket.counted);
-            match amendment {
-                Amendment::Value(value) => command.arg("value").arg(value),
-                Amendment::Ask(ask) => {
-                    let (weight, capacity) = numbers(*ask);
-                    command.arg("ask").arg(weight).arg(capacity)
-                }
-            };
-        };
-        let answer: String = self.run(&link, Script::Amend, &[&keys], arguments).await?;
-        Ok(match answer.as_str() {
-            "done" => {
-                self.replicated("amend", &link).await?;
-                Amended::Done
-            }
-            "busy" => Amended::Busy,
-            _ => Amended::Gone,
-        })
-    }
-
-    pub(super) async fn leave(self: &Arc<Self>, ticket: &Ticket) -> Result<Left> {
-        self.hub.forget(ticket.claim);
-        let keys = self.keys.line(&ticket.name)?;
-        let link = self.link().await?;
-        let words = Words::Leave {
-            counted: ticket.counted,
-            in_doubt: ticket.in_doubt,
-        };
-        let order = Order {
-            keys,
-            claim: ticket.claim,
-            words,
-        };
-        Ok(match self.order(&link, order).await?.as_str() {
-            "left" => Left::Done,
-            _ => Left::Absent,
-        })
-    }
-
-    pub(super) async fn evict(&self, name: &Name, id: &str, eviction: Eviction) -> Result<bool> {
-        let keys = self.keys.line(name)?;
-        let link = self.link().await?;
-        let how = match eviction {
-            Eviction::Mark => "mark",
-            Eviction::Remove => "remove",
-        };
-        let arguments = |command: &mut Cmd| {
-            let id = super::survey::foreign_value(id);
-            command.arg(id).arg(how);
-        };
-        let answer: String = self.run(&link, Script::Evict, &[&keys], arguments).await?;
-        match answer.as_str() {
-            "done" => Ok(true),
-            "foreign" => Err(Error::new(
-                Kind::Unsupported,
-                "evict",
-                "another tool holds this lock and can't be asked to let go; it can only be removed by force",
-            )),
-            _ => Ok(false),
-        }
     }
 }

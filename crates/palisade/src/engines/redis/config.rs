@@ -1,0 +1,99 @@
+//! What `connect` knows of this engine before it is opened, and what a URL says.
+
+use std::time::Duration;
+
+use super::connection::Server;
+use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
+use crate::core::card::{Card, Offer};
+use crate::core::error::{Error, Kind, Result};
+use crate::core::url::Url;
+use crate::engines::remote::{Host, Login, Tls};
+
+/// The engine's own options.
+pub(super) const OPTIONS: &[&str] = &[
+    "password_file",
+    "replicas",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "user",
+];
+
+pub(super) const CAPABILITY: Capability = Capability {
+    class: Class::C,
+    shared: true,
+    permits: Permits::Weighted,
+    resize: true,
+    fair: true,
+    waiters_visible: true,
+    tokens: Tokens::Floored,
+    early_loss: true,
+    detached: true,
+    ttl: TtlRange {
+        min: Duration::from_millis(100),
+        max: Duration::from_secs(24 * 60 * 60),
+        step: Duration::from_millis(1),
+    },
+    reentrant_session: false,
+};
+
+/// What `connect` knows of it.
+pub(crate) const OFFER: Offer = Offer {
+    card: Card {
+        name: "redis",
+        schemes: &["redis", "rediss"],
+        needs: "a Redis server, 6.2 or newer, or Valkey",
+        example: "redis://localhost",
+        capability: CAPABILITY,
+        options: OPTIONS,
+    },
+    open: |url, settings| Box::pin(super::open(url, settings)),
+    #[cfg(feature = "baseline")]
+    baseline: Some(|url, settings| Box::pin(super::baseline::open(url, settings))),
+};
+
+/// Where a URL leads, and how.
+pub(super) struct Target {
+    pub(super) server: Server,
+    /// How many replicas must have a grant before it counts.
+    pub(super) replicas: u32,
+}
+
+impl Target {
+    /// # Errors
+    /// [`Kind::Config`] for what can't be used.
+    pub(super) fn take(mut url: Url, connect_timeout: Duration) -> Result<Self> {
+        let config = |message| Error::new(Kind::Config, "connect", message);
+        let encrypted = url.scheme == "rediss";
+        let login = Login::take(&mut url)?;
+        let tls = Tls::take(&mut url, encrypted)?;
+        let replicas = match url.take("replicas").map(|text| text.parse()) {
+            None => 0,
+            Some(Ok(replicas @ 0..=100)) => replicas,
+            Some(_) => return Err(config("replicas must be a whole number, 0 to 100")),
+        };
+        url.finish(OPTIONS)?;
+        let host = match <[Host; 1]>::try_from(Host::all(&url, 6379)?) {
+            Ok([host]) => host,
+            Err(_) => return Err(config("redis: takes one host")),
+        };
+        let db = match url.path.trim_start_matches('/') {
+            "" => 0,
+            number => number
+                .parse::<u16>()
+                .map_err(|_| config("the path is the number of a database, as in /0"))?,
+        };
+        if let Some(tls) = &tls {
+            // Says what is wrong with the files before anything is asked.
+            tls.client_config()?;
+        }
+        let server = Server {
+            host,
+            login,
+            tls,
+            db,
+            connect_timeout,
+        };
+        Ok(Self { server, replicas })
+    }
+}

@@ -1,0 +1,260 @@
+//! `Connection`: one connection to the server, with its scripts loaded; `Server`: how to make them.
+//!
+//! RESP3, so that pushes come on the connection that asks. TCP and TLS are ours, so that what
+//! fails can be told apart, and secrets and certificates are read for each connection. The
+//! library's own timeouts are off: connecting is bounded by `Links`, each request by the caller.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisResult};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{OnceCell, watch};
+use tokio::task::AbortHandle;
+use tokio_rustls::TlsConnector;
+
+use super::error::{fault, no_connection, no_login, no_tcp, no_tls};
+use super::hub::{Ear, Hub};
+use super::scripts::{SOURCES, Script};
+use crate::core::error::{Error, Kind, Result};
+use crate::engines::remote::{Asked, Host, Login, Tls, refuses_ours};
+
+/// A server that reads TLS as a line of text waits for its end: after this part of the time for
+/// connecting it is asked in plain text.
+const HANDSHAKE: (u32, u32) = (2, 3);
+
+/// How to reach the server.
+#[derive(Clone)]
+pub(super) struct Server {
+    pub(super) host: Host,
+    pub(super) login: Login,
+    pub(super) tls: Option<Tls>,
+    pub(super) db: u16,
+    pub(super) connect_timeout: Duration,
+}
+
+impl Server {
+    /// A bare connection whose pushes go to `hear`, and the task that drives it.
+    pub(super) async fn connect(
+        &self,
+        hear: impl Fn(PushInfo) + Send + Sync + 'static,
+    ) -> Result<(MultiplexedConnection, AbortHandle)> {
+        let host = &self.host;
+        // Read for each connection: they are rotated.
+        let login = self.login.fresh()?;
+        let tls = self.tls.as_ref().map(Tls::fresh).transpose()?;
+        let stream = TcpStream::connect((host.name.as_str(), host.port)).await;
+        let stream = stream.map_err(|error| no_tcp(host, &error))?;
+        stream
+            .set_nodelay(true)
+            .map_err(|error| no_tcp(host, &error))?;
+        let Some(tls) = tls else {
+            return self.greet(stream, &login, hear).await;
+        };
+        let asked = Asked::default();
+        let mut config = tls.client_config()?;
+        asked.watch(&mut config);
+        let whom = ServerName::try_from(host.name.clone()).map_err(|_| {
+            let message = format!("{host}: no certificate can name this host");
+            Error::new(Kind::Config, "connect", message)
+        })?;
+        let handshake = TlsConnector::from(Arc::new(config)).connect(whom, stream);
+        let limit = self.connect_timeout * HANDSHAKE.0 / HANDSHAKE.1;
+        let stream = match tokio::time::timeout(limit, handshake).await {
+            Ok(stream) => stream.map_err(|error| no_tls(host, &error))?,
+            Err(_) => return Err(self.no_handshake(limit).await),
+        };
+        let greeted = self.greet(stream, &login, hear).await;
+        greeted.map_err(|error| match error.kind() {
+            Kind::Unreachable if asked.in_vain() => {
+                let message = refuses_ours(&format!("Redis at {host}"));
+                Error::new(Kind::Config, "connect", message)
+            }
+            _ => error,
+        })
+    }
+
+    /// Logs in.
+    async fn greet<S>(
+        &self,
+        stream: S,
+        login: &Login,
+        hear: impl Fn(PushInfo) + Send + Sync + 'static,
+    ) -> Result<(MultiplexedConnection, AbortHandle)>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let mut user = RedisConnectionInfo::default()
+            .set_protocol(ProtocolVersion::RESP3)
+            .set_lib_name("palisade", env!("CARGO_PKG_VERSION"))
+            .set_db(i64::from(self.db));
+        if let Some(name) = &login.user {
+            // Without a password the library would log in as somebody else. A user that needs
+            // none takes any.
+            user = user.set_username(name).set_password("");
+        }
+        if let Some(password) = &login.password {
+            user = user.set_password(password);
+        }
+        let hear = move |push| {
+            hear(push);
+            Ok::<(), ()>(())
+        };
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_push_sender(hear);
+        let greeted = MultiplexedConnection::new_with_config(&user, stream, config).await;
+        let (connection, driver) = greeted.map_err(|error| no_login(self, login, &error))?;
+        Ok((connection, tokio::spawn(driver).abort_handle()))
+    }
+
+    /// Why a server did not answer to TLS.
+    async fn no_handshake(&self, waited: Duration) -> Error {
+        let host = &self.host;
+        let plain = async {
+            let mut stream = TcpStream::connect((host.name.as_str(), host.port)).await?;
+            stream.write_all(b"PING\r\n").await?;
+            let mut answer = [0; 1];
+            stream.read_exact(&mut answer).await?;
+            Ok::<_, std::io::Error>(answer[0])
+        };
+        let limit = (self.connect_timeout - waited) / 2;
+        match tokio::time::timeout(limit, plain).await {
+            Ok(Ok(b'+' | b'-')) => {
+                let message = format!(
+                    "{host} does not speak TLS; use redis: in place of rediss:, or the port for TLS"
+                );
+                Error::new(Kind::Config, "connect", message)
+            }
+            _ => {
+                let message = format!(
+                    "{host} did not answer to TLS within {waited:?}; is it a port for TLS?"
+                );
+                Error::new(Kind::Unreachable, "connect", message)
+            }
+        }
+    }
+}
+
+/// One connection, shared by the tasks of one runtime.
+#[derive(Clone)]
+pub(super) struct Connection {
+    pub(super) multiplexed: MultiplexedConnection,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    hashes: Vec<String>,
+    over: watch::Receiver<bool>,
+    /// Whether it hears of grants, and of evictions.
+    wakes: OnceCell<()>,
+    alarms: OnceCell<()>,
+    driver: AbortHandle,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // By itself it would go on until a silent server has taken what is under way.
+        self.driver.abort();
+    }
+}
+
+impl Connection {
+    pub(super) async fn open(server: Server, hub: Arc<Hub>) -> Result<Self> {
+        let (ear, over) = Ear::new(hub);
+        let (multiplexed, driver) = server.connect(move |push| ear.hear(&push)).await?;
+        let (mut loading, mut asking) = (multiplexed.clone(), multiplexed.clone());
+        let mut load = redis::pipe();
+        for source in SOURCES {
+            load.cmd("SCRIPT").arg("LOAD").arg(source);
+        }
+        let mut cluster = redis::cmd("CLUSTER");
+        cluster.arg("INFO");
+        let (loaded, cluster): (RedisResult<Vec<String>>, RedisResult<String>) = tokio::join!(
+            load.query_async(&mut loading),
+            cluster.query_async(&mut asking),
+        );
+        let hashes = loaded.map_err(|error| no_connection(&server.host, &error))?;
+        if let Ok(info) = cluster {
+            one_node(&server.host, &info)?;
+        }
+        Ok(Self {
+            multiplexed,
+            shared: Arc::new(Shared {
+                hashes,
+                over,
+                wakes: OnceCell::new(),
+                alarms: OnceCell::new(),
+                driver,
+            }),
+        })
+    }
+
+    /// What the server calls a script.
+    pub(super) fn hash(&self, script: Script) -> &str {
+        self.shared
+            .hashes
+            .get(script as usize)
+            .map_or("", String::as_str)
+    }
+
+    /// Whether it is known to have ended.
+    pub(super) fn is_over(&self) -> bool {
+        *self.shared.over.borrow()
+    }
+
+    /// Learns of its end without keeping it open.
+    pub(super) fn over(&self) -> watch::Receiver<bool> {
+        self.shared.over.clone()
+    }
+
+    /// Whether it hears of grants already.
+    pub(super) fn hears_wakes(&self) -> bool {
+        self.shared.wakes.initialized()
+    }
+
+    /// Hears of grants from here on.
+    pub(super) async fn hear_wakes(&self, hub: &Hub) -> Result<()> {
+        let hear = || self.subscribe(hub.wake_channel());
+        self.shared.wakes.get_or_try_init(hear).await.copied()
+    }
+
+    /// Hears of evictions from here on.
+    pub(super) async fn hear_alarms(&self, hub: &Hub) -> Result<()> {
+        let hear = || self.subscribe(hub.alarm_channel());
+        self.shared.alarms.get_or_try_init(hear).await.copied()
+    }
+
+    async fn subscribe(&self, channel: String) -> Result<()> {
+        match self.multiplexed.clone().subscribe(channel).await {
+            Ok(()) => Ok(()),
+            // A user without the right to channels still locks: waiters look now and then, and
+            // `check` says what is missing.
+            Err(error) if error.code() == Some("NOPERM") => Ok(()),
+            Err(error) => Err(fault("subscribe", &error)),
+        }
+    }
+}
+
+/// Refuses a node of a cluster that has others: only the lines of its own slots could be asked
+/// for. One that has all slots is a server like any other.
+fn one_node(host: &Host, info: &str) -> Result<()> {
+    let number = |key: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim().parse::<u32>().ok()
+    };
+    let message = match (number("cluster_size:"), number("cluster_slots_assigned:")) {
+        (Some(nodes @ 2..), _) => format!(
+            "{host} is one of {nodes} primaries of a Redis Cluster, which redis: does not speak; use a server outside of it"
+        ),
+        (_, Some(slots @ 0..16384)) => format!(
+            "{host} is in cluster mode and has only {slots} of 16384 slots; give it all of them (CLUSTER ADDSLOTSRANGE 0 16383), or turn cluster mode off"
+        ),
+        _ => return Ok(()),
+    };
+    Err(Error::new(Kind::Config, "connect", message))
+}

@@ -1,0 +1,100 @@
+//! Giving places up, and changing them: leave, amend, evict, resize.
+
+use redis::Cmd;
+
+use super::acquire::numbers;
+use super::client::Client;
+use super::inspect::foreign_value;
+use super::scripts::Script;
+use crate::core::claim::READERS;
+use crate::core::engine::{Amended, Amendment, Eviction, Left};
+use crate::core::error::{Error, Kind, Result};
+use crate::core::line::capacity_mismatch;
+use crate::core::name::Name;
+use crate::core::ticket::Ticket;
+
+impl Client {
+    pub(super) async fn leave(&self, ticket: &Ticket) -> Result<Left> {
+        self.hub.forget(ticket.claim);
+        let keys = self.keys.line(&ticket.name)?;
+        let link = self.link().await?;
+        let arguments = |command: &mut Cmd| {
+            let doubt = if ticket.in_doubt { "?" } else { "" };
+            command.arg(format!("{}{doubt}", ticket.counted));
+        };
+        let answer = self.run_for(&link, Script::Leave, &keys, ticket.claim, arguments);
+        Ok(match answer.await?.as_str() {
+            "left" => Left::Done,
+            _ => Left::Absent,
+        })
+    }
+
+    pub(super) async fn amend(&self, ticket: &Ticket, amendment: &Amendment) -> Result<Amended> {
+        let keys = self.keys.line(&ticket.name)?;
+        let link = self.link().await?;
+        let arguments = |command: &mut Cmd| {
+            command.arg(ticket.claim.to_string()).arg(ticket.counted);
+            match amendment {
+                Amendment::Value(value) => command.arg("value").arg(value),
+                Amendment::Ask(ask) => {
+                    let (weight, capacity) = numbers(*ask);
+                    command.arg("ask").arg(weight).arg(capacity)
+                }
+            };
+        };
+        let answer: String = self.run(&link, Script::Amend, &keys, arguments).await?;
+        Ok(match answer.as_str() {
+            "done" => {
+                self.replicated("amend", &link).await?;
+                Amended::Done
+            }
+            "busy" => Amended::Busy,
+            _ => Amended::Gone,
+        })
+    }
+
+    pub(super) async fn evict(&self, name: &Name, id: &str, eviction: Eviction) -> Result<bool> {
+        let keys = self.keys.line(name)?;
+        let link = self.link().await?;
+        let how = match eviction {
+            Eviction::Mark => "mark",
+            Eviction::Remove => "remove",
+        };
+        let arguments = |command: &mut Cmd| {
+            command.arg(foreign_value(id)).arg(how);
+        };
+        let answer: String = self.run(&link, Script::Evict, &keys, arguments).await?;
+        match answer.as_str() {
+            "done" => Ok(true),
+            "foreign" => Err(Error::new(
+                Kind::Unsupported,
+                "evict",
+                "another tool holds this lock and can't be asked to let go; it can only be removed by force",
+            )),
+            _ => Ok(false),
+        }
+    }
+
+    pub(super) async fn resize(&self, name: &Name, capacity: u32) -> Result<bool> {
+        let keys = self.keys.line(name)?;
+        let link = self.link().await?;
+        let arguments = |command: &mut Cmd| {
+            command.arg(capacity).arg(READERS);
+        };
+        let answer: String = self.run(&link, Script::Resize, &keys, arguments).await?;
+        match answer.as_str() {
+            "done" => {
+                self.replicated("resize", &link).await?;
+                Ok(true)
+            }
+            "none" => Ok(false),
+            "readers" => Err(capacity_mismatch(READERS, capacity)),
+            heavy => {
+                let weight = heavy.trim_start_matches("heavy ");
+                let message =
+                    format!("a claim in this line takes {weight} permits, more than {capacity}");
+                Err(Error::new(Kind::InvalidArgument, "resize", message))
+            }
+        }
+    }
+}

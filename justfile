@@ -22,6 +22,7 @@ conformance engines="memory,file":
 soak:
     PALISADE_TEST_FULL=1 cargo test --release -p palisade-testkit --test lease
     PALISADE_TEST_FULL=1 cargo test --release -p palisade --test cancel
+    PALISADE_TEST_FULL=1 cargo test --release -p palisade --test file
     PALISADE_TEST_FULL=1 cargo test --release -p palisade-cli --test cli guardian
     PALISADE_TEST_FULL=1 cargo test --release -p palisade-cli --test cli demo
     PALISADE_TEST_FULL=1 cargo test --release -p palisade --features shuttle --test orderings

@@ -52,7 +52,7 @@ fn strangers(store: &Store) -> Vec<OsString> {
     let names = entries.map(|entry| entry.unwrap().file_name());
     names
         .filter(|name| {
-            !["boot", "ceiling", "lines", "lock", "procs"]
+            !["boot", "ceiling", "leases", "lines", "lock", "procs"]
                 .map(OsStr::new)
                 .contains(&&**name)
         })

@@ -3,12 +3,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod crowd;
 mod far;
 mod faults;
 mod interop;
 mod login;
 mod pooled;
+mod reach;
 mod rights;
+mod schema;
 mod secure;
 mod sessions;
 mod standby;

@@ -115,3 +115,35 @@ async fn a_failover_ends_session_locks_and_keeps_rows() {
     let again = lock.try_lock().await.unwrap().unwrap();
     assert!(again.token() > token, "a token went back");
 }
+
+/// A primary that takes no writes any more, without ending its connections: the hold moves to the
+/// host that does.
+#[tokio::test]
+async fn a_demoted_primary_is_left_for_the_one_that_takes_writes() {
+    let Some(pair) = launch::need("postgres-pair") else {
+        return;
+    };
+    let hosts = [0, 1].map(|at| pair.nodes()[at].address());
+    let client = palisade::connect(&url("postgres", &hosts)).await.unwrap();
+    let lock = client.mutex("x").unwrap();
+    let hold = lock.lock().await.unwrap();
+    caught_up(&pair).await;
+    ask(&pair.nodes()[1], "SELECT pg_promote(false)");
+    until(&pair.nodes()[1], "SELECT pg_is_in_recovery()", "f").await;
+    let [demoted, _] = [0, 1].map(|at| &pair.nodes()[at]);
+    ask(
+        demoted,
+        "ALTER SYSTEM SET default_transaction_read_only = on",
+    );
+    ask(demoted, "SELECT pg_reload_conf()");
+    // Longer than the ttl.
+    let past = palisade::BootTime::now() + Duration::from_secs(15);
+    while !past.has_passed() {
+        assert!(hold.is_valid(), "lost though another host takes writes");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let token = hold.token();
+    hold.release().await.unwrap();
+    let again = tokio::time::timeout(SOON, lock.lock()).await.unwrap();
+    assert!(again.unwrap().token() > token, "a token went back");
+}

@@ -12,11 +12,12 @@ use super::clock::BootTime;
 use super::engine::{Entered, Place};
 use super::error::{Error, Kind, Outcome, Result};
 use super::events::{Ending, Event};
-use super::hold::{Hold, Occupied};
+use super::hold::Hold;
 use super::keeper::Keeper;
 use super::known_bad::{self, Bad};
 use super::name::Name;
 use super::owner::Owner;
+use super::place::Occupied;
 use super::pulse::{LossReason, Pulse};
 use super::ticket::Ticket;
 use super::token::Era;
@@ -180,7 +181,7 @@ impl Request {
             }
         };
 
-        let pulse = self.keeper.watch_over(occupied.ticket(), armed);
+        let pulse = self.keeper.watch_over(&occupied.ticket, armed);
         loop {
             match place {
                 // A grant counts only while our own lease is still good.
@@ -201,7 +202,7 @@ impl Request {
                 Place::Waiting if deadline.has_passed() => return Ok(Attempt::OutOfPatience),
                 Place::Waiting => {
                     place = self
-                        .wait(occupied.ticket(), &pulse, patience, deadline, backoff)
+                        .wait(&occupied.ticket, &pulse, patience, deadline, backoff)
                         .await?;
                 }
             }

@@ -27,6 +27,7 @@ pub mod known_bad;
 pub mod line;
 pub mod name;
 pub mod owner;
+mod place;
 pub mod pulse;
 pub mod report;
 #[cfg(not(feature = "shuttle"))]

@@ -7,10 +7,12 @@
 //! makes the others fail as unreachable, never overtake it.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use rustix::fs::OFlags;
 
 use super::{Fence, Fenced, Rule, Verdict};
 use crate::core::clock::BootTime;
@@ -33,22 +35,25 @@ impl FileFence {
     /// A fence over the files in `dir`, which is created if need be.
     ///
     /// # Errors
-    /// [`Kind::Config`] when the directory can't be made.
+    /// [`Kind::Config`] when the directory can't be made, or when another user could change what
+    /// is in it.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self> {
         let dir = dir.into();
+        let refuse =
+            |message: &str| Error::new(Kind::Config, "fence", message).with("dir", dir.display());
         let made = fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&dir);
-        made.map_err(|error| {
-            Error::new(
-                Kind::Config,
-                "fence",
-                "the directory of the fence can't be made",
-            )
-            .with("dir", dir.display())
-            .because(error)
-        })?;
+        let found = made
+            .and_then(|()| fs::metadata(&dir))
+            .map_err(|error| refuse("the directory of the fence can't be made").because(error))?;
+        let ours = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
+        if !ours || found.mode() & 0o002 != 0 {
+            return Err(refuse(
+                "another user can change the directory of the fence; use one of your own",
+            ));
+        }
         Ok(Self {
             dir,
             rule: Rule::default(),
@@ -171,6 +176,7 @@ impl Files {
             .create(true)
             .truncate(false)
             .write(true)
+            .custom_flags(NO_LINKS)
             .open(&self.turn);
         let file = file.map_err(broken("lock"))?;
         let deadline = BootTime::now() + TURN;
@@ -215,7 +221,13 @@ impl Files {
     fn put(&self, path: &Path, content: &[u8]) -> Result<()> {
         let temporary = path.with_extension("new");
         let write = || -> io::Result<()> {
-            let mut file = File::create(&temporary)?;
+            // A leftover of a crash, or somebody's link.
+            if let Err(error) = fs::remove_file(&temporary)
+                && error.kind() != ErrorKind::NotFound
+            {
+                return Err(error);
+            }
+            let mut file = File::create_new(&temporary)?;
             file.write_all(content)?;
             file.sync_all()?;
             fs::rename(&temporary, path)?;
@@ -239,9 +251,17 @@ fn parse_token(line: &str) -> Option<Token> {
         .map(Token)
 }
 
+/// Neither follows a link nor hangs on a FIFO.
+const NO_LINKS: i32 = (OFlags::NOFOLLOW.bits() | OFlags::NONBLOCK.bits()) as i32;
+
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    match fs::read(path) {
-        Ok(content) => Ok(Some(content)),
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(NO_LINKS)
+        .open(path);
+    let mut content = Vec::new();
+    match file.and_then(|mut file| file.read_to_end(&mut content)) {
+        Ok(_) => Ok(Some(content)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }

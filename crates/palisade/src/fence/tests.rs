@@ -185,3 +185,24 @@ async fn an_unusable_directory_is_a_clear_error() {
         Kind::InvalidName
     );
 }
+
+#[tokio::test]
+async fn no_link_is_followed_and_no_directory_of_others_is_used() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let (dir, fence) = files();
+    let victim = dir.path().join("victim");
+    std::fs::write(&victim, "precious").unwrap();
+    let data = fence.data_path(&name()).unwrap();
+    symlink(&victim, data.with_extension("new")).unwrap();
+    let written = fence.write(&name(), Token(5), b"five".into()).await;
+    assert_eq!(written.unwrap(), Verdict::Accepted);
+    std::fs::remove_file(data.with_extension("lock")).unwrap();
+    symlink(&victim, data.with_extension("lock")).unwrap();
+    let written = fence.write(&name(), Token(6), b"six".into()).await;
+    assert_eq!(written.unwrap_err().kind(), Kind::Unusable);
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+    let open = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(dir.path(), open).unwrap();
+    let error = FileFence::open(dir.path()).unwrap_err();
+    assert_eq!(error.kind(), Kind::Config, "{error}");
+}

@@ -409,7 +409,7 @@ async fn patience_is_a_bound_on_a_frozen_engine_too() {
     // While it waits.
     engine.wait.set([], Fault::Hang);
     let began = BootTime::now();
-    let error = mutex.lock_timeout(ms(100)).await.unwrap_err();
+    let error = within(SOON, mutex.lock_timeout(ms(100))).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unreachable);
     punctual(began);
     engine.until_in_line("x", 1).await;
@@ -419,7 +419,7 @@ async fn patience_is_a_bound_on_a_frozen_engine_too() {
     for frozen in [Fault::Late(SOON), Fault::Defer] {
         engine.enter.set([frozen], Fault::Hang);
         let began = BootTime::now();
-        let error = mutex.lock_timeout(ms(100)).await.unwrap_err();
+        let error = within(SOON, mutex.lock_timeout(ms(100))).await.unwrap_err();
         assert_eq!(error.kind(), Kind::Unreachable);
         punctual(began);
         within(SOON, client.close()).await;
@@ -432,7 +432,7 @@ async fn patience_is_a_bound_on_a_frozen_engine_too() {
     engine.leave.set([Fault::Hang], Fault::Pass);
     let began = BootTime::now();
     let both = client.multi_lock(["x", "y"]).unwrap();
-    let error = both.lock_timeout(ms(100)).await.unwrap_err();
+    let error = within(SOON, both.lock_timeout(ms(100))).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unreachable);
     punctual(began);
     engine.until_in_line("x", 0).await;

@@ -21,10 +21,21 @@ pub(crate) struct Second {
 
 impl Second {
     pub(crate) fn start(dir: &Path, role: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::start_as(dir, role, None, "")
+    }
+
+    /// Starts it as another user, with options in its URL.
+    pub(crate) fn start_as(dir: &Path, role: &str, user: Option<u32>, options: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        if let Some(user) = user {
+            use std::os::unix::process::CommandExt;
+            command.uid(user).gid(user);
+        }
+        let mut child = command
             .args(["--exact", "child::act", "--ignored", "--nocapture"])
             .env("PALISADE_TEST_ROLE", role)
             .env("PALISADE_TEST_DIR", dir)
+            .env("PALISADE_TEST_OPTIONS", options)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -101,7 +112,11 @@ async fn act() {
     let dir = Path::new(&dir);
     match std::env::var("PALISADE_TEST_ROLE").unwrap().as_str() {
         "hold" => {
-            let engine = open(dir).await;
+            let options = std::env::var("PALISADE_TEST_OPTIONS").unwrap();
+            let engine = match try_open(dir, &options).await {
+                Ok(engine) => engine,
+                Err(error) => return say(&format!("{:?}: {error}", error.kind())),
+            };
             say(&hold(&engine, "door").await.counted.to_string());
             wait_for_end();
         }
@@ -160,17 +175,79 @@ async fn act() {
             }
         }
         "guarded" => guarded(dir).await,
-        "count" => count(&open(dir).await, dir).await,
-        "stop in the lock" => {
-            let lock = std::fs::File::open(dir.join("lock")).unwrap();
-            lock.lock().unwrap();
-            say("locked");
-            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)
-                .unwrap();
+        // What the command does, but for the guardian.
+        "run" => {
+            let prepared = match palisade::prepare(&format!("file:{}", dir.display())) {
+                Ok(prepared) => prepared,
+                Err(error) => return say(&error.to_string()),
+            };
+            let run = async {
+                let client = prepared.connect().await?;
+                let name = format!("name-{}", std::process::id() % 3);
+                let held = client.mutex(name)?.lock().await?;
+                held.release().await?;
+                drop(prepared);
+                client.end().await;
+                Ok::<(), palisade::Error>(())
+            };
+            match run.await {
+                Ok(()) => say("ran"),
+                Err(error) => say(&error.to_string()),
+            }
+        }
+        "try mine and after" => {
+            let engine = open(dir).await;
+            let mut said = Vec::new();
+            for name in ["mine", "after"] {
+                let impatient = Claim {
+                    queue: false,
+                    ..claim(name, Ask::Whole)
+                };
+                let entered = engine.enter(Arc::new(impatient)).await.unwrap();
+                said.push(match entered {
+                    Entered::Busy => "busy",
+                    Entered::In { .. } => "in",
+                });
+            }
+            say(&said.join(" "));
+        }
+        "hold shortly" => {
+            let engine = open(dir).await;
+            let ttl = Duration::from_secs(1);
+            let short = Claim {
+                ttl,
+                ..claim("door", Ask::Whole)
+            };
+            let (ticket, _) = enter(&engine, short).await;
+            say("held");
+            let lease = || Lease {
+                id: ticket.lease,
+                ticket: Some(ticket.clone()),
+            };
+            loop {
+                tokio::time::sleep(ttl / 3).await;
+                match engine.renew(vec![lease()], ttl).await.remove(0) {
+                    Renewal::Held(_) => {}
+                    Renewal::Revoked(error) => break say(&error.to_string()),
+                    other => break say(&format!("{other:?}")),
+                }
+            }
             wait_for_end();
         }
+        "count" => count(&open(dir).await, dir).await,
+        "stop in the lock" => stop_in(&dir.join("lock")),
+        "stop in the line" => stop_in(&dir.join("lines/palisade,door")),
         other => panic!("no such role: {other}"),
     }
+}
+
+fn stop_in(file: &Path) {
+    let lock = std::fs::File::open(file).unwrap();
+    lock.lock().unwrap();
+    say("locked");
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)
+        .unwrap();
+    wait_for_end();
 }
 
 async fn wait(dir: &Path) {

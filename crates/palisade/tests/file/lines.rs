@@ -250,27 +250,103 @@ async fn a_survey_shows_its_namespace_and_prefix_only() {
 }
 
 #[tokio::test]
-async fn the_longest_names_fit_and_the_map_grows() {
+async fn the_longest_names_and_values_fit() {
     let dir = tempfile::tempdir().unwrap();
     let namespace = "n".repeat(255);
     let engine = try_open(dir.path(), &format!("namespace={namespace}"))
         .await
         .unwrap();
+    // Two that differ only where their files' names are cut.
     let long = "x".repeat(255);
+    let other = format!("{}y", &long[1..]);
     let held = hold(&engine, &long).await;
-    let data = dir.path().join("lines/data.mdb");
+    hold(&engine, &other).await;
     let value = "v".repeat(1 << 20);
-    for at in 0..24 {
+    let mut tickets = Vec::new();
+    for _ in 0..5 {
         let big = Claim {
             value: Some(value.clone()),
-            ..claim(&format!("{at}"), Ask::Whole)
+            ..claim("big", Ask::READ)
         };
-        enter(&engine, big).await;
+        tickets.push(enter(&engine, big).await.0);
     }
-    assert!(data.metadata().unwrap().len() > 24 << 20);
     let lines = engine.survey(Scope::Prefix(String::new())).await.unwrap();
-    assert_eq!(lines.len(), 25);
+    let mut names: Vec<_> = lines.iter().map(|line| line.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["big", &long, &other]);
+    let lines = engine.survey(Scope::Prefix("xx".into())).await.unwrap();
+    assert_eq!(lines.len(), 2);
+    let file = engine.key(&tickets[0]).unwrap();
+    for ticket in tickets {
+        assert_eq!(engine.leave(ticket).await.unwrap(), Left::Done);
+    }
+    assert!(std::fs::metadata(file).unwrap().len() < 40 << 20);
     assert_eq!(engine.leave(held).await.unwrap(), Left::Done);
+}
+
+#[tokio::test]
+async fn a_line_can_be_read_with_cat_and_its_file_goes_with_the_last_client() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let held = hold(&engine, "jobs/nightly").await;
+    let file = engine.key(&held).unwrap();
+    assert!(file.ends_with("/lines/palisade,jobs%2fnightly"), "{file}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    for word in ["jobs/nightly", "tester", &held.claim.to_string()] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    assert_eq!(engine.leave(held).await.unwrap(), Left::Done);
+    drop(engine);
+    assert!(!Path::new(&file).exists());
+}
+
+#[tokio::test]
+async fn a_crowd_in_one_line_is_served_and_renewed() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let mut holder = hold(&engine, "crowd").await;
+    let mut waiters = Vec::new();
+    for _ in 0..CROWD {
+        waiters.push(enter(&engine, claim("crowd", Ask::Whole)).await.0);
+    }
+    let leases: Vec<_> = waiters.iter().map(lease).collect();
+    let renewed = engine.renew(leases, Duration::from_secs(2)).await;
+    let held = |renewal: &Renewal| matches!(renewal, Renewal::Held(_));
+    assert!(renewed.iter().all(held), "{:?}", renewed[0]);
+    for waiter in waiters.into_iter().take(50) {
+        let (place, left) = tokio::join!(pushed(&engine, &waiter), engine.leave(holder));
+        assert_eq!(left.unwrap(), Left::Done);
+        let Place::Held { counted } = place else {
+            panic!("{place:?}");
+        };
+        holder = Ticket { counted, ..waiter };
+    }
+}
+
+/// As many wait in one line.
+const CROWD: usize = 2000;
+
+/// More lines than files may be open, held by one process.
+#[tokio::test]
+async fn many_names_are_held_and_renewed_with_few_open_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    let mut held = Vec::new();
+    for name in 0..1500 {
+        held.push(hold(&engine, &format!("name-{name}")).await);
+    }
+    let open_files = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    assert!(open_files < 1000, "{open_files}");
+    let leases: Vec<_> = held.iter().map(lease).collect();
+    let renewed = engine.renew(leases, Duration::from_secs(2)).await;
+    assert!(renewed.iter().all(|r| matches!(r, Renewal::Held(_))));
+    // What is not in the line of another is not renewed either.
+    for ticket in held {
+        assert_eq!(engine.leave(ticket).await.unwrap(), Left::Done);
+    }
+    drop(engine);
+    let left = std::fs::read_dir(dir.path().join("lines")).unwrap().count();
+    assert_eq!(left, 0);
 }
 
 #[tokio::test]

@@ -5,6 +5,8 @@ mod child;
 mod damage;
 mod lines;
 mod processes;
+mod safety;
+mod storm;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use palisade::core::ticket::Ticket;
 use palisade::core::url::Url;
 
 /// Longer than anything here takes, shorter than a person's patience.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 async fn try_open(dir: &Path, options: &str) -> Result<Arc<dyn Engine>> {
     let mut url = Url::parse(&format!("file:{}?{options}", dir.display()))?;
@@ -72,4 +74,12 @@ async fn pushed(engine: &Arc<dyn Engine>, ticket: &Ticket) -> Place {
         "pushed, not found by looking: {place:?}"
     );
     place
+}
+
+/// How often to try: reduced, or in full.
+fn rounds(reduced: u64, full: u64) -> u64 {
+    match std::env::var_os("PALISADE_TEST_FULL") {
+        Some(_) => full,
+        None => reduced,
+    }
 }

@@ -1,8 +1,9 @@
 //! Several processes: exclusion, death, and one that is stopped.
 
-use palisade::core::engine::{Eviction, Left};
+use palisade::core::engine::{Eviction, Left, Renewal};
 use palisade::core::error::{Kind, Outcome};
 use palisade::core::report::Scope;
+use palisade::core::ticket::Lease;
 use rustix::process::Signal;
 
 use super::child::{ROUNDS, Second};
@@ -184,17 +185,18 @@ async fn another_process_hears_that_it_is_evicted() {
 }
 
 #[tokio::test]
-async fn a_process_stopped_in_the_store_makes_it_unreachable_and_nothing_is_applied_later() {
+async fn a_process_stopped_in_a_line_makes_that_one_unreachable_and_nothing_is_applied_later() {
     let dir = tempfile::tempdir().unwrap();
     let engine = try_open(dir.path(), "timeout=200ms").await.unwrap();
     let held = hold(&engine, "mine").await;
-    let second = Second::start(dir.path(), "stop in the lock");
+    let door = hold(&engine, "door").await;
+    let second = Second::start(dir.path(), "stop in the line");
     assert_eq!(second.says(), "locked");
     second.wait_stopped();
 
     let before = BootTime::now();
     let entering = engine.enter(Arc::new(claim("door", Ask::Whole)));
-    let leaving = engine.leave(held.clone());
+    let leaving = engine.leave(door.clone());
     let (entered, left) = tokio::join!(entering, leaving);
     let took = BootTime::now().saturating_since(before);
     for error in [entered.unwrap_err(), left.unwrap_err()] {
@@ -202,27 +204,46 @@ async fn a_process_stopped_in_the_store_makes_it_unreachable_and_nothing_is_appl
         assert_eq!(error.outcome(), Outcome::NotApplied);
     }
     assert!(took >= Duration::from_millis(200) && took < Duration::from_secs(2));
-    let refused = try_open(&dir.path().join("."), "connect_timeout=100ms").await;
-    // The same store of this process needs no lock to be opened.
-    assert!(refused.is_ok());
-
-    // One that is dropped while it waits in the queue.
+    // One that is dropped while it waits for its turn.
     let entering = engine.enter(Arc::new(claim("door", Ask::Whole)));
     let dropped = tokio::time::timeout(Duration::from_millis(20), entering).await;
     assert!(dropped.is_err());
+    // Neither other lines nor renewals are in its way.
+    let leases = [&held, &door].map(|ticket| Lease {
+        id: ticket.lease,
+        ticket: Some(ticket.clone()),
+    });
+    let renewed = engine.renew(leases.into(), Duration::from_secs(2)).await;
+    assert!(matches!(renewed[..], [Renewal::Held(_), Renewal::Held(_)]));
+    assert_eq!(engine.leave(held).await.unwrap(), Left::Done);
+    hold(&engine, "other").await;
 
     second.signal(Signal::CONT);
     second.end();
-    let until = BootTime::now() + PATIENCE;
-    let lines = loop {
-        match engine.survey(Scope::Prefix(String::new())).await {
-            Err(_) if !until.has_passed() => {}
-            done => break done.unwrap(),
-        }
+    let lines = engine.survey(Scope::Line(door.name.clone())).await.unwrap();
+    assert_eq!((lines[0].holders.len(), lines[0].waiters.len()), (1, 0));
+    assert_eq!(engine.leave(door).await.unwrap(), Left::Done);
+}
+
+/// Whoever is in the store needs its lock no more: only newcomers wait for it.
+#[tokio::test]
+async fn a_stuck_lock_of_the_store_ends_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = try_open(dir.path(), "timeout=200ms").await.unwrap();
+    let held = hold(&engine, "mine").await;
+    let second = Second::start(dir.path(), "stop in the lock");
+    assert_eq!(second.says(), "locked");
+    second.wait_stopped();
+    let lease = Lease {
+        id: held.lease,
+        ticket: Some(held.clone()),
     };
-    let names: Vec<_> = lines.iter().map(|line| line.name.as_str()).collect();
-    assert_eq!(names, ["mine"]);
+    let renewed = engine.renew(vec![lease], Duration::from_secs(2)).await;
+    assert!(matches!(renewed[..], [Renewal::Held(_)]));
+    hold(&engine, "other").await;
     assert_eq!(engine.leave(held).await.unwrap(), Left::Done);
+    // The same store of this process needs no lock to be opened.
+    assert!(try_open(&dir.path().join("."), "").await.is_ok());
 }
 
 #[tokio::test]
@@ -277,4 +298,16 @@ async fn whoever_only_looks_makes_no_store() {
     assert!(palisade::connect_existing(&url).await.unwrap().is_some());
     let memory = palisade::connect_existing("memory:").await.unwrap();
     assert!(memory.is_some());
+}
+
+#[tokio::test]
+async fn what_the_dead_left_is_removed_by_whoever_comes_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    Second::start(dir.path(), "hold").says();
+    std::fs::write(dir.path().join("lines/.new-1"), "half").unwrap();
+    let files = || std::fs::read_dir(dir.path().join("lines")).unwrap().count();
+    assert_eq!(files(), 2);
+    let engine = open(dir.path()).await;
+    assert_eq!(files(), 0);
+    drop(engine);
 }

@@ -12,18 +12,17 @@ use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
 
-use super::dir::{self, Dir, unusable_dir};
-use super::offer::OPTIONS;
+use super::config::Config;
+use super::dir::Dir;
+use super::error::unusable_dir;
 use crate::core::baseline::Baseline;
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::Url;
 
 /// Opens the raw operations beside the store that `url` names.
-pub(super) fn open_baseline(mut url: Url) -> Result<Arc<dyn Baseline>> {
-    let allow_network_fs = url.take_flag("allow_network_fs")?;
-    url.finish(OPTIONS)?;
-    let dir = Dir::create(&dir::locate(&url)?, allow_network_fs)?;
+pub(super) fn open_baseline(url: Url) -> Result<Arc<dyn Baseline>> {
+    let dir = Dir::open(&Config::from_url(url)?)?;
     Ok(Arc::new(Flock(Arc::new(Files {
         dir: dir.path,
         known: Mutex::default(),
@@ -49,7 +48,7 @@ impl Files {
     fn lock(&self, key: &str) -> Result<OwnedFd> {
         let path = self.path(key);
         let lock = || -> rustix::io::Result<OwnedFd> {
-            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = open(&path, flags, Mode::RUSR | Mode::WUSR)?;
             while let Err(error) = flock(&file, FlockOperation::LockExclusive) {
                 if error != Errno::INTR {

@@ -1,140 +1,109 @@
-//! The directory of a store: where it is, whether it can be used, and its writer lock.
+//! The directory of a store: whether it can be used, by whom, and how files in it are opened.
 //!
-//! The `flock` on the file `lock` is the one writer lock of all processes. The kernel frees it
-//! when its holder dies, and everything in the directory is read and changed only under it.
+//! Whoever can write to the directory can take locks away, so that it must belong to the user (or
+//! root) alone, or be shared by its group on purpose. Nothing in it is opened through a symbolic
+//! link, and nothing but plain files is read or written.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::liveness::{self, Liveness};
+use super::config::{Audience, Config};
+use super::error::{busy, config, unusable_dir};
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, Kind, Result};
-use crate::core::url::Url;
+use crate::core::error::Result;
 
-pub(super) const LOCK: &str = "lock";
-pub(super) const LINES: &str = "lines";
-pub(super) const PROCS: &str = "procs";
+const LOCK: &str = "lock";
 
-const RW: Mode = Mode::RUSR.union(Mode::WUSR);
+impl Audience {
+    fn dir_mode(self) -> Mode {
+        match self {
+            Self::User => Mode::from_raw_mode(0o700),
+            Self::Group => Mode::from_raw_mode(0o2770),
+        }
+    }
 
-/// An existing directory on a file system that locks, FIFOs and memory maps work on.
+    pub(super) fn file_mode(self) -> Mode {
+        match self {
+            Self::User => Mode::from_raw_mode(0o600),
+            Self::Group => Mode::from_raw_mode(0o660),
+        }
+    }
+
+    /// Whether nobody outside of the audience can have made or changed it.
+    fn trusts(self, stat: &Stat) -> bool {
+        match self {
+            Self::User => {
+                let ours = [0, rustix::process::geteuid().as_raw()].contains(&stat.st_uid);
+                ours && stat.st_mode & 0o022 == 0
+            }
+            Self::Group => stat.st_mode & 0o002 == 0,
+        }
+    }
+}
+
+/// Device and inode.
+pub(super) type Identity = (u64, u64);
+
+pub(super) fn identity(stat: &Stat) -> Identity {
+    (stat.st_dev, stat.st_ino)
+}
+
+/// An existing directory that a store can be in.
+#[derive(Debug)]
 pub(super) struct Dir {
     pub(super) path: PathBuf,
     pub(super) fd: OwnedFd,
-    /// Device and inode: the same directory under another name is the same store.
-    pub(super) identity: (u64, u64),
-}
-
-/// Where the URL says that the store is.
-///
-/// # Errors
-/// [`Kind::Config`] when it names a host, or when there is no default.
-pub(super) fn locate(url: &Url) -> Result<PathBuf> {
-    if !url.hosts.is_empty() {
-        return Err(config(
-            "file: takes a directory, not a host; write file:/var/lib/locks",
-        ));
-    }
-    if !url.path.is_empty() {
-        return Ok(PathBuf::from(&url.path));
-    }
-    let absolute = |variable| {
-        std::env::var_os(variable)
-            .map(PathBuf::from)
-            .filter(|path: &PathBuf| path.is_absolute())
-    };
-    absolute("XDG_STATE_HOME")
-        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
-        .map(|state| state.join("palisade"))
-        .ok_or_else(|| {
-            config("no directory given, and neither XDG_STATE_HOME nor HOME is set; write file:/var/lib/locks")
-        })
-}
-
-fn config(message: impl Into<String>) -> Error {
-    Error::new(Kind::Config, "connect", message)
-}
-
-/// The error for a directory that can't be made or used.
-pub(super) fn unusable_dir(path: &Path, cause: impl Into<std::io::Error>) -> Error {
-    let cause = cause.into();
-    let errno = cause.raw_os_error().map(Errno::from_raw_os_error);
-    let full = matches!(errno, Some(Errno::NOSPC | Errno::DQUOT));
-    let short = matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM));
-    let (kind, what) = match cause.kind() {
-        _ if full => (Kind::Unusable, "its disk is full; free some space"),
-        _ if short => (Kind::Unreachable, "out of file descriptors or memory"),
-        std::io::ErrorKind::PermissionDenied => (
-            Kind::Config,
-            "permission denied; use a directory of your own, as in file:/path/to/dir",
-        ),
-        std::io::ErrorKind::ReadOnlyFilesystem => (
-            Kind::Config,
-            "it is read-only; use another directory, as in file:/path/to/dir",
-        ),
-        std::io::ErrorKind::NotADirectory | std::io::ErrorKind::AlreadyExists => (
-            Kind::Config,
-            "something else than a directory is in the way; use another directory",
-        ),
-        _ => (Kind::Config, "it can't be created or opened"),
-    };
-    Error::new(
-        kind,
-        "connect",
-        format!("directory {}: {what}", path.display()),
-    )
-    .because(cause)
+    pub(super) audience: Audience,
+    /// The same directory under another name is the same store.
+    pub(super) identity: Identity,
 }
 
 impl Dir {
-    /// Makes the directory and its two folders, with mode 0700, where they are missing.
+    /// Makes the directory where it is missing, and checks whom it belongs to and what it is on.
     ///
     /// # Errors
-    /// [`Kind::Config`] when that is not possible or the file system is not a local one.
-    pub(super) fn create(path: &Path, allow_network_fs: bool) -> Result<Self> {
+    /// [`Kind::Config`](crate::Kind::Config) when it can't be used.
+    pub(super) fn open(with: &Config) -> Result<Self> {
+        let path = &with.path;
         let path = std::path::absolute(path).map_err(|error| unusable_dir(path, error))?;
         let fail = |error: std::io::Error| unusable_dir(&path, error);
-        for folder in [&path, &path.join(LINES), &path.join(PROCS)] {
-            std::fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(folder)
-                .map_err(fail)?;
-        }
+        make(&path, with.audience).map_err(fail)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| fail(e.into()))?;
-        if let (Some(kind), false) = (remote_fs(&fd), allow_network_fs) {
+        if let (Some(kind), false) = (remote_fs(&fd), with.allow_network_fs) {
             return Err(config(format!(
-                "directory {} is on {kind}, where locks and memory maps can't be relied on; \
-                 use a local directory, or allow_network_fs=true at your own risk",
+                "directory {} is on {kind}, where locks can't be relied on; use a local \
+                 directory, or allow_network_fs=true at your own risk",
                 path.display()
             )));
         }
         let stat = rustix::fs::fstat(&fd).map_err(|e| fail(e.into()))?;
+        check_audience(&path, &stat, with.audience)?;
         Ok(Self {
-            identity: (stat.st_dev, stat.st_ino),
+            identity: identity(&stat),
             path,
             fd,
+            audience: with.audience,
         })
     }
 
-    /// Opens the writer lock and takes it, waiting `timeout` at the longest. Closing the file lets
-    /// go of it.
+    /// Takes the lock under which the store is made and processes join it, waiting `timeout` at
+    /// the longest. Closing the file lets go of it.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`] when it can't be had in time.
+    /// [`Kind::Unreachable`](crate::Kind::Unreachable) when it can't be had in time.
     pub(super) fn lock(&self, timeout: Duration) -> Result<OwnedFd> {
         let fail = |errno: Errno| unusable_dir(&self.path, errno);
         let deadline = BootTime::now() + timeout;
         let mut pause = Duration::from_micros(50);
         loop {
-            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(&self.fd, LOCK, flags, RW).map_err(fail)?;
+            let flags = OFlags::RDWR | OFlags::CREATE;
+            let file = self.open_file(&self.fd, LOCK, flags).map_err(fail)?;
             // Polled, so that a thread is never stuck behind a stopped process.
             while let Err(errno) =
                 rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
@@ -143,54 +112,146 @@ impl Dir {
                     return Err(fail(errno));
                 }
                 if deadline.has_passed() {
-                    return Err(busy("connect", timeout).with("dir", self.path.display()));
+                    return Err(busy("connect", timeout, &self.path.join(LOCK)));
                 }
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(Duration::from_millis(5));
             }
             // The file that was locked may have been replaced before the lock was had.
             let mine = rustix::fs::fstat(&file).map_err(fail)?;
-            match rustix::fs::statat(&self.fd, LOCK, rustix::fs::AtFlags::empty()) {
+            match rustix::fs::statat(&self.fd, LOCK, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(named) if named.st_ino == mine.st_ino => return Ok(file),
-                _ if deadline.has_passed() => return Err(busy("connect", timeout)),
+                _ if deadline.has_passed() => {
+                    return Err(busy("connect", timeout, &self.path.join(LOCK)));
+                }
                 _ => {}
             }
         }
     }
 
-    /// Removes signs of life of the dead; says whether any process but this one lives. The caller
-    /// holds the writer lock.
-    pub(super) fn sweep(&self, mine: Option<&Liveness>) -> Result<bool> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let mine = mine.map(Liveness::process);
-        rustix::fs::openat(&self.fd, PROCS, flags, Mode::empty())
-            .and_then(|procs| liveness::sweep(procs.as_fd(), mine))
-            .map_err(|errno| unusable_dir(&self.path, errno))
+    /// Opens a plain file of the store's audience, and makes it if the flags say so. Neither
+    /// follows a link nor hangs on a FIFO.
+    pub(super) fn open_file(
+        &self,
+        folder: impl AsFd,
+        name: &str,
+        flags: OFlags,
+    ) -> std::result::Result<OwnedFd, Errno> {
+        let mode = self.audience.file_mode();
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(folder, name, flags, mode)?;
+        let stat = rustix::fs::fstat(&file)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Errno::NXIO);
+        }
+        if !self.audience.trusts(&stat) {
+            return Err(Errno::PERM);
+        }
+        let created = flags.contains(OFlags::CREATE) && stat.st_size == 0;
+        if created && stat.st_mode & 0o777 != mode.as_raw_mode() {
+            // The umask took what the group needs.
+            let _ = rustix::fs::fchmod(&file, mode);
+        }
+        Ok(file)
     }
 
-    /// Makes this process's sign of life. The caller holds the writer lock.
-    pub(super) fn sign_of_life(&self) -> Result<Liveness> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::openat(&self.fd, PROCS, flags, Mode::empty())
-            .and_then(Liveness::create)
-            .map_err(|errno| unusable_dir(&self.path, errno))
+    /// Opens a folder of the store, and makes it where it is missing.
+    pub(super) fn folder(&self, name: &str) -> Result<OwnedFd> {
+        let fail = |errno: Errno| unusable_dir(&self.path.join(name), errno);
+        let mode = self.audience.dir_mode();
+        let made = match rustix::fs::mkdirat(&self.fd, name, mode) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(errno) => return Err(fail(errno)),
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = rustix::fs::openat(&self.fd, name, flags, Mode::empty()).map_err(fail)?;
+        if made {
+            rustix::fs::fchmod(&folder, mode).map_err(fail)?;
+        }
+        let stat = rustix::fs::fstat(&folder).map_err(fail)?;
+        check_audience(&self.path.join(name), &stat, self.audience)?;
+        Ok(folder)
+    }
+
+    /// The names in the directory.
+    pub(super) fn entries(&self) -> Result<Vec<String>> {
+        names(&self.fd).map_err(|errno| unusable_dir(&self.path, errno))
+    }
+
+    /// Whether its path still leads to it.
+    pub(super) fn is_in_place(&self) -> bool {
+        rustix::fs::stat(&self.path).is_ok_and(|stat| identity(&stat) == self.identity)
     }
 }
 
-/// The error for a writer lock that can't be had.
-pub(super) fn busy(operation: &'static str, timeout: Duration) -> Error {
-    Error::new(
-        Kind::Unreachable,
-        operation,
-        format!(
-            "the store did not answer within {timeout:?}: another process is stopped or hangs \
-             in it; `fuser` on its file `lock` shows which"
+/// The names in a folder, without the two that every folder has.
+pub(super) fn names(folder: impl AsFd) -> std::result::Result<Vec<String>, Errno> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name != "." && name != ".." {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// Makes a directory and its parents.
+fn make(path: &Path, audience: Audience) -> std::io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    if audience == Audience::User {
+        return std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path);
+    }
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        // Before it is opened: the umask took what the group needs.
+        Ok(()) => {
+            use std::os::unix::fs::PermissionsExt;
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o2770))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn check_audience(path: &Path, stat: &Stat, audience: Audience) -> Result<()> {
+    let (mode, shown) = (stat.st_mode, path.display());
+    let ours = [0, rustix::process::geteuid().as_raw()].contains(&stat.st_uid);
+    let message = match audience {
+        _ if mode & 0o002 != 0 => {
+            format!("directory {shown} can be written to by everyone; chmod o-w on it")
+        }
+        Audience::User if mode & 0o2020 == 0o2020 => format!(
+            "directory {shown} can be written to by its group; add shared=group to the URL if its \
+             locks are to be shared with that group, else chmod 700 on it"
         ),
-    )
+        Audience::User if mode & 0o020 != 0 => {
+            format!("directory {shown} can be written to by its group; chmod 700 on it")
+        }
+        Audience::User if !ours => format!(
+            "directory {shown} belongs to another user (uid {}), who could take locks away; use \
+             one of your own, or share one with shared=group",
+            stat.st_uid
+        ),
+        Audience::Group if mode & 0o2070 != 0o2070 => format!(
+            "directory {shown} is not shared with its group; chgrp it to the group that shares \
+             it and chmod 2770, or leave shared=group out"
+        ),
+        _ => return Ok(()),
+    };
+    Err(config(message))
 }
 
 /// What the file system is, if it is not one of this machine alone.
-fn remote_fs(fd: &OwnedFd) -> Option<&'static str> {
+pub(super) fn remote_fs(fd: &OwnedFd) -> Option<&'static str> {
     let found = rustix::fs::fstatfs(fd).ok()?.f_type as u64 & 0xffff_ffff;
     REMOTE
         .iter()
@@ -198,8 +259,8 @@ fn remote_fs(fd: &OwnedFd) -> Option<&'static str> {
         .map(|(_, name)| *name)
 }
 
-/// Overlay is not among them: files made at run time live in its upper layer, where locks, FIFOs
-/// and maps work as on any local file system; only other containers don't see them.
+/// Overlay is not among them: files made at run time live in its upper layer, where locks and
+/// FIFOs work as on any local file system; only other containers don't see them.
 const REMOTE: &[(u64, &str)] = &[
     (0x6969, "NFS"),
     (0x517b, "SMB"),
@@ -215,61 +276,3 @@ const REMOTE: &[(u64, &str)] = &[
     (0x0bd0_0bd0, "Lustre"),
     (0x786f_4256, "a VirtualBox share"),
 ];
-
-/// Findings about the directory, for `doctor`.
-pub(super) fn findings(dir: &Dir) -> Vec<crate::core::report::Finding> {
-    use crate::core::report::{Finding, Severity};
-    let mut findings = Vec::new();
-    let mut add = |severity, code, message: &str, remedy: &str| {
-        findings.push(Finding {
-            severity,
-            code,
-            message: message.to_owned(),
-            remedy: remedy.to_owned(),
-        });
-    };
-    if let Some(kind) = remote_fs(&dir.fd) {
-        add(
-            Severity::Danger,
-            "network_fs",
-            &format!("the store is on {kind}: locks may not exclude"),
-            "move it to a local directory",
-        );
-    }
-    if let Ok(stat) = rustix::fs::fstatfs(&dir.fd) {
-        match stat.f_type as u64 & 0xffff_ffff {
-            0x0102_1994 | 0x8584_58f6 => add(
-                Severity::Warning,
-                "memory_fs",
-                "the store is in memory: after a reboot tokens rest on the clock alone",
-                "use a directory on disk if tokens must never go back",
-            ),
-            0x794c_7630 => add(
-                Severity::Info,
-                "overlay_fs",
-                "the store is inside a container's own layer: other containers don't see it",
-                "mount a volume to share it",
-            ),
-            _ => {}
-        }
-        if stat.f_bavail.saturating_mul(stat.f_bsize as u64) < 16 << 20 {
-            add(
-                Severity::Warning,
-                "disk_almost_full",
-                "less than 16 MiB are free where the store is",
-                "free some space",
-            );
-        }
-    }
-    if let Ok(stat) = rustix::fs::fstat(&dir.fd)
-        && stat.st_mode & 0o022 != 0
-    {
-        add(
-            Severity::Danger,
-            "writable_by_others",
-            "others may write to the store's directory",
-            "chmod 700 on it",
-        );
-    }
-    findings
-}

@@ -3,15 +3,20 @@
 //! Each process has a FIFO in the store that it alone keeps open for reading, with an exclusive
 //! `flock` on it. Both hang on one open file description, also across a fork, so that the kernel
 //! drops them together when the last process that has it is gone. **The flock decides** who is
-//! dead; a write end that reports an error only tells whoever sleeps to look. Bytes in the FIFO
-//! are hints: a lost one is made up for by the next look.
+//! dead; a write end that reports an error only tells whoever sleeps to look. A FIFO that is not
+//! there proves nothing. Bytes in it are hints: a lost one is made up for by the next look.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::boot::Home;
+use super::error::unusable_dir;
+use super::{dir, leases};
 use crate::core::claim::ClaimId;
+use crate::core::error::Result;
 
 /// What a hint is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,8 +25,6 @@ pub(super) enum Hint {
     Look(ClaimId),
     /// This claim's keeper should renew it now.
     Alarm(ClaimId),
-    /// This watch should survey.
-    Changed(u128),
 }
 
 /// The length of a hint. Shorter than PIPE_BUF, so that writes are never torn.
@@ -32,7 +35,6 @@ impl Hint {
         let (kind, id) = match self {
             Self::Look(claim) => (1, claim.0),
             Self::Alarm(claim) => (2, claim.0),
-            Self::Changed(watch) => (3, watch),
         };
         let mut bytes = [kind; HINT];
         bytes[1..].copy_from_slice(&id.to_le_bytes());
@@ -47,7 +49,6 @@ impl Hint {
         match bytes[0] {
             1 => Some(Self::Look(ClaimId(id))),
             2 => Some(Self::Alarm(ClaimId(id))),
-            3 => Some(Self::Changed(id)),
             _ => None,
         }
     }
@@ -58,27 +59,48 @@ impl Hint {
 #[derive(Debug)]
 pub struct Liveness {
     process: u64,
-    procs: OwnedFd,
     fifo: OwnedFd,
+    /// The leases that this process has renewed.
+    pub(super) leases: OwnedFd,
+    pub(super) home: Home,
+    /// Whether nobody else was in the store when it was joined.
+    pub(super) alone: bool,
     maker: rustix::process::Pid,
+    /// Whether claims may be left behind: then it must be seen that their process is gone.
+    stays: AtomicBool,
 }
 
 impl Liveness {
-    /// Makes a FIFO in `procs`. The caller holds the writer lock, since others sweep what is not
-    /// flocked yet.
-    pub(super) fn create(procs: OwnedFd) -> Result<Self, Errno> {
+    /// Makes a FIFO and a file of leases. The caller holds the lock of the directory, since others
+    /// sweep what is not flocked yet.
+    pub(super) fn create(home: Home, alone: bool) -> Result<Self> {
         // 0 and the greatest are the watcher's own keys.
-        let process = rand::random_range(1..u64::MAX);
+        let process = rand::random_range(1..u64::MAX - 1);
         let name = file_name(process);
-        rustix::fs::mknodat(&procs, &name, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
-        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let fifo = rustix::fs::openat(&procs, &name, flags, Mode::empty())?;
-        rustix::fs::flock(&fifo, FlockOperation::NonBlockingLockExclusive)?;
+        let make = || {
+            let mode = home.dir.audience.file_mode();
+            rustix::fs::mknodat(&home.procs, &name, FileType::Fifo, mode, 0)?;
+            let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let fifo = rustix::fs::openat(&home.procs, &name, flags, Mode::empty())?;
+            // The umask may have taken what the group needs.
+            rustix::fs::fchmod(&fifo, mode)?;
+            rustix::fs::flock(&fifo, FlockOperation::NonBlockingLockExclusive)?;
+            let (procs, leases) = (&home.procs, &home.leases);
+            rustix::fs::linkat(procs, &name, leases, spare_name(process), AtFlags::empty())?;
+            Ok((fifo, leases::create(&home, process)?))
+        };
+        let (fifo, leases) = make().map_err(|errno: Errno| {
+            remove(&home, process);
+            unusable_dir(&home.dir.path, errno)
+        })?;
         Ok(Self {
             process,
-            procs,
             fifo,
+            leases,
+            home,
+            alone,
             maker: rustix::process::getpid(),
+            stays: AtomicBool::new(false),
         })
     }
 
@@ -93,34 +115,56 @@ impl Liveness {
     }
 
     /// Opens the FIFO anew, to hear hints with: no sign of life.
-    pub(super) fn open_to_hear(&self) -> Result<OwnedFd, Errno> {
+    pub(super) fn open_to_hear(&self) -> std::result::Result<OwnedFd, Errno> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        rustix::fs::openat(&self.procs, file_name(self.process), flags, Mode::empty())
+        let name = file_name(self.process);
+        rustix::fs::openat(&self.home.procs, name, flags, Mode::empty())
     }
 
-    /// The folder of all signs of life.
-    pub(super) fn procs(&self) -> BorrowedFd<'_> {
-        self.procs.as_fd()
+    /// Puts the FIFO back if it was deleted, by a cleaner of old files, say. Without it nobody can
+    /// see that this process lives or dies, or wake it, and all goes by the ttl.
+    pub(super) fn restore(&self) {
+        let (procs, leases) = (&self.home.procs, &self.home.leases);
+        let name = file_name(self.process);
+        let found = rustix::fs::statat(procs, &name, AtFlags::SYMLINK_NOFOLLOW);
+        if matches!(found, Err(Errno::NOENT)) {
+            let spare = spare_name(self.process);
+            let _ = rustix::fs::linkat(leases, spare, procs, name, AtFlags::empty());
+        }
+    }
+
+    /// Leaves the sign, which is that of a dead process then, when this is dropped: whoever waits
+    /// behind claims that were left behind is served at once.
+    pub(super) fn stay(&self) {
+        self.stays.store(true, Ordering::Release);
     }
 }
 
 impl Drop for Liveness {
     fn drop(&mut self) {
         // A forked child closes its copy, which ends nothing.
-        if rustix::process::getpid() == self.maker {
-            remove(self.procs.as_fd(), self.process);
+        if rustix::process::getpid() == self.maker && !self.stays.load(Ordering::Acquire) {
+            remove(&self.home, self.process);
         }
     }
 }
 
-fn file_name(process: u64) -> String {
+pub(super) fn file_name(process: u64) -> String {
     format!("{process:016x}")
 }
 
-/// Removes the FIFO of a process that is gone.
-pub(super) fn remove(procs: BorrowedFd<'_>, process: u64) {
-    // Left behind, it is swept when the store is opened next.
-    let _ = rustix::fs::unlinkat(procs, file_name(process), AtFlags::empty());
+/// Another name of the FIFO, in the folder of leases, to put it back from.
+fn spare_name(process: u64) -> String {
+    format!("{process:016x}.sign")
+}
+
+/// Removes the files of a process that is gone.
+fn remove(home: &Home, process: u64) {
+    let name = file_name(process);
+    // Left behind, they are swept by whoever joins the store next.
+    let _ = rustix::fs::unlinkat(&home.procs, &name, AtFlags::empty());
+    let _ = rustix::fs::unlinkat(&home.leases, &name, AtFlags::empty());
+    let _ = rustix::fs::unlinkat(&home.leases, spare_name(process), AtFlags::empty());
 }
 
 /// What became of opening a process's FIFO.
@@ -130,20 +174,20 @@ pub(super) enum Peer {
     Dead,
     /// It lives; the write end reports an error when that ends.
     Alive(OwnedFd),
-    /// It can't be told now (no file descriptors left, say), and counts as alive: its leases
-    /// still end by their ttl.
+    /// It can't be told: the FIFO was deleted, or there are no file descriptors left. It counts as
+    /// alive, and its leases end by their ttl.
     Unknown,
 }
 
 /// Opens a write end that nothing is ever written to.
-pub(super) fn open_to_watch(procs: BorrowedFd<'_>, process: u64) -> Peer {
+pub(super) fn open_to_watch(procs: impl AsFd, process: u64) -> Peer {
     open(procs, process, OFlags::WRONLY)
 }
 
-fn open(procs: BorrowedFd<'_>, process: u64, access: OFlags) -> Peer {
+fn open(procs: impl AsFd, process: u64, access: OFlags) -> Peer {
     let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     match rustix::fs::openat(procs, file_name(process), flags, Mode::empty()) {
-        Err(Errno::NXIO | Errno::NOENT) => Peer::Dead,
+        Err(Errno::NXIO) => Peer::Dead,
         Err(_) => Peer::Unknown,
         // A stray reader may keep the FIFO open; the flock decides.
         Ok(end) => match rustix::fs::flock(&end, FlockOperation::NonBlockingLockShared) {
@@ -158,7 +202,7 @@ fn open(procs: BorrowedFd<'_>, process: u64, access: OFlags) -> Peer {
 ///
 /// It is open for reading too: a write could otherwise raise SIGPIPE if the process died just
 /// now. Meanwhile write ends elsewhere report no error, which the flock makes up for.
-pub(super) fn open_to_wake(procs: BorrowedFd<'_>, process: u64) -> Peer {
+pub(super) fn open_to_wake(procs: impl AsFd, process: u64) -> Peer {
     open(procs, process, OFlags::RDWR)
 }
 
@@ -186,26 +230,28 @@ pub(super) fn receive(
     }
 }
 
-/// Removes the FIFOs of dead processes; says whether any process but `mine` lives. The
-/// caller holds the writer lock.
-pub(super) fn sweep(procs: BorrowedFd<'_>, mine: Option<u64>) -> Result<bool, Errno> {
-    let mut alive = false;
-    for entry in rustix::fs::Dir::read_from(procs)? {
-        let entry = entry?;
-        let Some(process) = entry
-            .file_name()
-            .to_str()
-            .ok()
-            .filter(|name| name.len() == 16)
-            .and_then(|name| u64::from_str_radix(name, 16).ok())
-        else {
-            continue;
-        };
-        match open_to_watch(procs, process) {
-            Peer::Dead => remove(procs, process),
-            _ if mine == Some(process) => {}
-            _ => alive = true,
+/// The processes that have a sign of life in this folder, dead or alive.
+fn processes(procs: impl AsFd) -> impl Iterator<Item = u64> {
+    let names = dir::names(procs).unwrap_or_default().into_iter();
+    let hex = names.filter(|name| name.len() == 16);
+    hex.filter_map(|name| u64::from_str_radix(&name, 16).ok())
+}
+
+/// Whether any process that can be asked lives.
+pub(super) fn any_alive(procs: impl AsFd + Copy) -> bool {
+    processes(procs).any(|process| matches!(open_to_watch(procs, process), Peer::Alive(_)))
+}
+
+/// Removes the files of processes that are dead and whose claims have all ended; says whether all
+/// are dead. The caller holds the lock of the directory.
+pub(super) fn sweep(home: &Home) -> bool {
+    let mut alone = true;
+    for process in processes(&home.procs) {
+        match open_to_watch(&home.procs, process) {
+            Peer::Dead if leases::all_ended(home, process) => remove(home, process),
+            Peer::Dead => {}
+            Peer::Alive(_) | Peer::Unknown => alone = false,
         }
     }
-    Ok(alive)
+    alone
 }

@@ -1,27 +1,30 @@
-//! `file:DIR`: the embedded engine, for all processes of one machine.
+//! `file:DIR`: the embedded engine, for the processes of one machine.
 //!
-//! Lines are kept in LMDB, without any sync on the way: after a reboot they start empty, while
-//! tokens go on above a synced ceiling. The death of a holder is noticed by the kernel, not by
-//! its ttl. See `tx` for what a transaction does, `store` for how operations get to one,
-//! `liveness` for the dead, `watcher` for the sleepers and `layout` for what survives a boot.
+//! Each line is a small file of its own (`line_file`), changed under its own `flock` (`store`,
+//! `tx`) and never synced: after a reboot lines start empty, while tokens go on above a synced
+//! ceiling (`tokens`). The death of a holder is noticed by the kernel (`liveness`), not by its
+//! ttl; a holder that lives but does not renew (`leases`) ends by its ttl. `boot` makes and joins
+//! a store, `dir` says who may, `notify` wakes the sleepers.
 
+mod acquire;
 #[cfg(feature = "baseline")]
 mod baseline;
+mod boot;
+mod config;
 mod dir;
-mod ear;
-mod fault;
-mod layout;
+mod error;
+mod inspect;
+mod keys;
+mod leases;
+mod line_file;
 mod liveness;
-mod lmdb;
-mod marks;
-mod offer;
-mod pages;
-mod record;
+mod notify;
+mod release;
+mod renew;
 mod store;
+mod tokens;
 mod tx;
-mod verbs;
-mod watcher;
-mod worker;
+mod wakeup;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,18 +32,18 @@ use std::time::Duration;
 
 use futures_util::stream;
 
+use self::config::CAPABILITY;
+use self::config::Config;
+pub(crate) use self::config::OFFER;
 use self::dir::Dir;
 pub use self::liveness::Liveness;
-pub(crate) use self::offer::OFFER;
-use self::offer::{CAPABILITY, OPTIONS};
-use self::store::Store;
-use self::watcher::Sleeper;
+use self::store::{LineName, Store};
 use crate::core::capability::{Capability, DEFAULT_TTL};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal, cannot_resize,
+    Place, Renewal,
 };
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
@@ -55,22 +58,20 @@ const FENCES: &str = "fences";
 ///
 /// # Errors
 /// [`Kind::Config`] for a URL or a directory that can't be used.
-pub fn exists(mut url: Url) -> Result<bool> {
-    url.take_flag("allow_network_fs")?;
-    url.finish(OPTIONS)?;
-    let path = dir::locate(&url)?;
-    match path.join("boot").symlink_metadata() {
+pub fn exists(url: Url) -> Result<bool> {
+    let path = Config::from_url(url)?.path;
+    match path.join(boot::BOOT).symlink_metadata() {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(dir::unusable_dir(&path, error)),
+        Err(error) => Err(error::unusable_dir(&path, error)),
     }
 }
 
 /// Opens, and creates where it is missing, the store that `url` names.
 ///
 /// # Errors
-/// [`Kind::Config`] for a directory that can't be used, [`Kind::Unusable`] for a damaged or full
-/// store, [`Kind::Unreachable`] when a process that is stopped in the store keeps it.
+/// [`Kind::Config`] for a directory that can't be used, [`Kind::Unusable`] for a damaged store or
+/// a full disk, [`Kind::Unreachable`] when a process that is stopped in the store keeps it.
 pub async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
     open_with(url, settings, None).await
 }
@@ -80,21 +81,21 @@ pub async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
 /// # Errors
 /// As [`open`].
 pub async fn open_with(
-    mut url: Url,
+    url: Url,
     settings: &Settings,
     liveness: Option<Arc<Liveness>>,
 ) -> Result<Arc<dyn Engine>> {
-    let allow_network_fs = url.take_flag("allow_network_fs")?;
-    url.finish(OPTIONS)?;
-    let path = dir::locate(&url)?;
+    let config = Config::from_url(url)?;
     let timeout = settings.connect_timeout;
     let (done, opened) = tokio::sync::oneshot::channel();
     // Opening reads, syncs and may wait for the lock: not on the caller's thread.
     std::thread::Builder::new()
         .name("palisade-open".into())
         .spawn(move || {
-            let store = Dir::create(&path, allow_network_fs)
-                .and_then(|dir| Store::open(dir, liveness, timeout));
+            let store = match liveness {
+                Some(liveness) => Store::open_joined(liveness),
+                None => Dir::open(&config).and_then(|dir| Store::open(dir, timeout)),
+            };
             // Nobody waits any more: the store closes again.
             let _ = done.send(store);
         })
@@ -112,18 +113,15 @@ pub async fn open_with(
     }))
 }
 
-/// Makes this process's sign of life in the store that `url` names, before the store is opened
-/// and before any thread exists: a child that is forked after it keeps the holds of this process
-/// alive until both are gone. Blocks for `settings.connect_timeout` at the longest.
+/// Joins the store that `url` names, before it is opened and before any thread exists: a child
+/// that is forked afterwards keeps the holds of this process alive until both are gone. Blocks
+/// for `settings.connect_timeout` at the longest.
 ///
 /// # Errors
 /// As [`open`].
-pub fn sign_of_life(mut url: Url, settings: &Settings) -> Result<Liveness> {
-    let allow_network_fs = url.take_flag("allow_network_fs")?;
-    url.finish(OPTIONS)?;
-    let dir = Dir::create(&dir::locate(&url)?, allow_network_fs)?;
-    let _locked = dir.lock(settings.connect_timeout)?;
-    dir.sign_of_life()
+pub fn sign_of_life(url: Url, settings: &Settings) -> Result<Liveness> {
+    let dir = Dir::open(&Config::from_url(url)?)?;
+    boot::join(dir, settings.connect_timeout)
 }
 
 /// The folder of fences in the directory of the store that `url` names, which is created if it is
@@ -131,10 +129,8 @@ pub fn sign_of_life(mut url: Url, settings: &Settings) -> Result<Liveness> {
 ///
 /// # Errors
 /// [`Kind::Config`] for a directory that can't be used.
-pub fn fences(mut url: Url) -> Result<PathBuf> {
-    let allow_network_fs = url.take_flag("allow_network_fs")?;
-    url.finish(OPTIONS)?;
-    let dir = Dir::create(&dir::locate(&url)?, allow_network_fs)?;
+pub fn fences(url: Url) -> Result<PathBuf> {
+    let dir = Dir::open(&Config::from_url(url)?)?;
     Ok(dir.path.join(FENCES))
 }
 
@@ -146,88 +142,47 @@ struct FileEngine {
     remembered: Duration,
 }
 
+impl FileEngine {
+    fn line(&self, name: &Name) -> LineName {
+        LineName {
+            namespace: Arc::clone(&self.namespace),
+            name: name.clone(),
+        }
+    }
+}
+
 impl Engine for FileEngine {
     fn capability(&self) -> Capability {
         CAPABILITY
     }
 
     fn describe(&self) -> String {
-        format!("file:{}", self.store.shared.dir.path.display())
+        format!("file:{}", self.store.home().dir.path.display())
     }
 
     fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
-        let (store, namespace, timeout) = self.parts();
-        Box::pin(async move {
-            let sent = BootTime::now();
-            store
-                .run("enter", timeout, move |tx| {
-                    verbs::enter(tx, &namespace, &claim, sent)
-                })
-                .await
-        })
+        let (store, line) = (Arc::clone(&self.store), self.line(&claim.name));
+        Box::pin(acquire::enter(store, line, claim, self.timeout))
     }
 
     fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
-        let (store, namespace, timeout) = self.parts();
-        Box::pin(async move {
-            // Before the first look, so that no hint is missed between the two.
-            let sleeper = store.watcher.sleeper(ticket.claim.0);
-            loop {
-                let (namespace, ticket) = (Arc::clone(&namespace), ticket.clone());
-                let look = move |tx: &mut tx::Tx<'_>| verbs::look(tx, &namespace, &ticket);
-                let (place, sleep) = store.run("wait", timeout, look).await?;
-                if place != Place::Waiting || until.has_passed() {
-                    return Ok(place);
-                }
-                sleep_on(&sleeper, &sleep, until).await;
-            }
-        })
+        let (store, line) = (Arc::clone(&self.store), self.line(&ticket.name));
+        Box::pin(acquire::wait(store, line, ticket, until, self.timeout))
     }
 
-    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
-        let (store, namespace, timeout) = self.parts();
-        Box::pin(async move {
-            let sent = BootTime::now();
-            let count = leases.len();
-            let done = store
-                .run("renew", timeout, move |tx| {
-                    verbs::renew(tx, &namespace, &leases, sent)
-                })
-                .await;
-            match done {
-                Ok(renewals) => renewals,
-                // The store, and every ticket in it, is no more.
-                Err(error) if error.kind() == Kind::Unusable && store.is_deleted() => {
-                    (0..count).map(|_| Renewal::Lost).collect()
-                }
-                Err(error) => (0..count)
-                    .map(|_| Renewal::Unknown(again(&error)))
-                    .collect(),
-            }
-        })
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
+        Box::pin(renew::renew(Arc::clone(&self.store), leases, within))
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
-        let (store, namespace, timeout) = self.parts();
-        Box::pin(async move {
-            store
-                .run("amend", timeout, move |tx| {
-                    verbs::amend(tx, &namespace, &ticket, &amendment)
-                })
-                .await
-        })
+        let (store, line) = (Arc::clone(&self.store), self.line(&ticket.name));
+        Box::pin(release::amend(store, line, ticket, amendment, self.timeout))
     }
 
     fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
-        let (store, namespace, timeout) = self.parts();
-        let remembered = self.remembered;
-        Box::pin(async move {
-            store
-                .run("leave", timeout, move |tx| {
-                    verbs::leave(tx, &namespace, &ticket, remembered)
-                })
-                .await
-        })
+        let (store, line) = (Arc::clone(&self.store), self.line(&ticket.name));
+        let (remembered, timeout) = (self.remembered, self.timeout);
+        Box::pin(release::leave(store, line, ticket, remembered, timeout))
     }
 
     fn audit(&self, _: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
@@ -243,20 +198,20 @@ impl Engine for FileEngine {
     }
 
     fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
-        let (store, namespace, timeout) = self.parts();
+        let (store, namespace) = (Arc::clone(&self.store), Arc::clone(&self.namespace));
+        let timeout = self.timeout;
         Box::pin(async move {
-            let survey = move |tx: &mut tx::Tx<'_>| verbs::survey(tx, &namespace, &scope);
-            Ok(store.run("survey", timeout, survey).await?.0)
+            let surveyed = inspect::survey(&store, &namespace, &scope, timeout).await;
+            Ok(surveyed?.0)
         })
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        let (store, namespace, timeout) = self.parts();
-        let watch = Watch {
+        let watch = inspect::Watch {
             id: rand::random(),
-            store,
-            namespace,
-            timeout,
+            store: Arc::clone(&self.store),
+            namespace: Arc::clone(&self.namespace),
+            timeout: self.timeout,
             scope,
             sleeper: None,
         };
@@ -267,115 +222,36 @@ impl Engine for FileEngine {
     }
 
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
-        let (store, namespace, timeout) = self.parts();
-        Box::pin(async move {
-            let Ok(id) = id.parse::<ClaimId>() else {
-                return Ok(false);
-            };
-            store
-                .run("evict", timeout, move |tx| {
-                    verbs::evict(tx, &namespace, name.as_str(), id, eviction)
-                })
-                .await
-        })
+        let Ok(id) = id.parse::<ClaimId>() else {
+            return Box::pin(std::future::ready(Ok(false)));
+        };
+        let (store, line) = (Arc::clone(&self.store), self.line(&name));
+        Box::pin(release::evict(store, line, id, eviction, self.timeout))
     }
 
-    fn resize(&self, _name: Name, _capacity: u32) -> BoxFuture<Result<bool>> {
-        cannot_resize()
+    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+        let (store, line) = (Arc::clone(&self.store), self.line(&name));
+        Box::pin(release::resize(store, line, capacity, self.timeout))
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {
         let store = Arc::clone(&self.store);
         Box::pin(async move {
             Ok(Checkup {
-                findings: dir::findings(&store.shared.dir),
+                findings: inspect::check(&store),
                 ..Checkup::default()
             })
         })
     }
 
-    fn key(&self, _ticket: &Ticket) -> Option<String> {
-        None
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        let file = keys::file_name(&self.namespace, ticket.name.as_str());
+        let path = self.store.home().dir.path.join(boot::LINES).join(file);
+        Some(path.display().to_string())
     }
 
     fn close(&self) -> BoxFuture<()> {
         // What is shared is given back when the last engine of the directory is dropped.
         Box::pin(std::future::ready(()))
-    }
-}
-
-impl FileEngine {
-    fn parts(&self) -> (Arc<Store>, Arc<str>, Duration) {
-        (
-            Arc::clone(&self.store),
-            Arc::clone(&self.namespace),
-            self.timeout,
-        )
-    }
-}
-
-/// Sleeps until a hint comes, a process that matters dies, a lease that matters ends, or `until`.
-async fn sleep_on(sleeper: &Sleeper, sleep: &verbs::Sleep, until: BootTime) {
-    sleeper.mind(&sleep.processes);
-    let longest = until.min(sleep.earliest).remaining();
-    // Timers are a millisecond coarse and may be early by the rest of it.
-    let _ = tokio::time::timeout(longest, sleeper.rung()).await;
-}
-
-/// The same failure once more, for the next lease of the same request.
-fn again(error: &Error) -> Error {
-    let copy = Error::new(error.kind(), error.operation(), error.message());
-    match error.outcome() {
-        crate::core::error::Outcome::NotApplied => copy,
-        crate::core::error::Outcome::MaybeApplied => copy.maybe_applied(),
-    }
-}
-
-/// A watch of a scope: a record in the store, and a sleeper here.
-struct Watch {
-    id: u128,
-    store: Arc<Store>,
-    namespace: Arc<str>,
-    timeout: Duration,
-    scope: Scope,
-    sleeper: Option<Sleeper>,
-}
-
-impl Watch {
-    /// Sleeps until something in the scope may have changed.
-    async fn changed(&mut self) -> Result<()> {
-        if self.sleeper.is_none() {
-            self.sleeper = Some(self.store.watcher.sleeper(self.id));
-            let process = self.store.shared.liveness.process();
-            let watch = record::write_watch(process, &self.namespace, &self.scope);
-            let id = self.id;
-            let added = self
-                .store
-                .run("watch", self.timeout, move |tx| tx.add_watch(id, &watch))
-                .await;
-            if let Err(error) = added {
-                self.sleeper = None;
-                return Err(error);
-            }
-            // What changed before the record was there would be missed otherwise.
-            return Ok(());
-        }
-        let (namespace, scope) = (Arc::clone(&self.namespace), self.scope.clone());
-        let survey = move |tx: &mut tx::Tx<'_>| verbs::survey(tx, &namespace, &scope);
-        let (_, sleep) = self.store.run("watch", self.timeout, survey).await?;
-        if let Some(sleeper) = &self.sleeper {
-            sleep_on(sleeper, &sleep, BootTime::NEVER).await;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        if self.sleeper.is_some() {
-            let id = self.id;
-            self.store
-                .run_detached("watch", move |tx| tx.remove_watch(id));
-        }
     }
 }

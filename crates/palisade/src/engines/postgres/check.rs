@@ -20,7 +20,9 @@ const LOOK: &str = "SELECT current_setting('server_version') AS version, \
     (SELECT reset_val FROM pg_settings WHERE name = 'lock_timeout') AS lock_timeout, \
     (SELECT reset_val FROM pg_settings WHERE name = 'default_transaction_isolation') AS isolation, \
     (SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit') AS synchronous_commit, \
-    current_setting('fsync') AS fsync, current_setting('server_encoding') AS encoding, \
+    current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_pages, \
+    (SELECT relpersistence FROM pg_class WHERE oid = to_regclass('@schema@.line')) AS kept, \
+    current_setting('server_encoding') AS encoding, \
     current_setting('max_connections')::int \
       - current_setting('superuser_reserved_connections')::int AS connections, \
     (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used, \
@@ -40,6 +42,8 @@ pub(super) struct Subject<'a> {
     pub(super) server: &'a Server,
     pub(super) schema: &'a Schema,
     pub(super) between: Between,
+    /// Whether lines are rows of our table, whose grants say themselves how they are committed.
+    pub(super) table: bool,
     /// Whether pushes can be had.
     pub(super) pushes: bool,
     /// The oldest version on which everything works, as PostgreSQL numbers it, and what does not
@@ -129,12 +133,28 @@ fn judged(row: &SimpleQueryRow, subject: &Subject<'_>) -> Vec<Finding> {
             "set synchronous_standby_names, or raise era= after every failover",
         );
     }
-    if text(row, "fsync") == "off" || text(row, "synchronous_commit") == "off" {
+    if text(row, "fsync") == "off" || (text(row, "synchronous_commit") == "off" && !subject.table) {
         find(
             Severity::Danger,
             "not_durable",
             "the server answers before its disk has the change: a crash can lose grants and send tokens back",
             "set fsync and synchronous_commit to on",
+        );
+    }
+    if text(row, "full_pages") == "off" {
+        find(
+            Severity::Warning,
+            "full_page_writes",
+            "full_page_writes is off: after a crash the tables can be damaged, unless the file system writes whole pages",
+            "set full_page_writes to on",
+        );
+    }
+    if subject.table && text(row, "kept") == "u" {
+        find(
+            Severity::Danger,
+            "unlogged",
+            "the table of the lines is unlogged: a crash empties it, and a standby never has it",
+            "ALTER TABLE palisade.line SET LOGGED",
         );
     }
     timeouts(row, subject, &mut find);
@@ -181,7 +201,7 @@ fn judged(row: &SimpleQueryRow, subject: &Subject<'_>) -> Vec<Finding> {
     found
 }
 
-/// Timeouts of the server end statements that wait; we set our own where sessions are ours.
+/// Timeouts of the server end statements that wait.
 fn timeouts(
     row: &SimpleQueryRow,
     subject: &Subject<'_>,
@@ -204,7 +224,7 @@ fn timeouts(
             );
         }
     }
-    if subject.between == Between::Pooler && text(row, "isolation") != "read committed" {
+    if subject.table && text(row, "isolation") != "read committed" {
         find(
             Severity::Warning,
             "isolation",

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::fault::{self, Remedy};
 use super::mail::Mail;
 use super::pooler::{self, Between};
+use super::queue::LocalQueue;
 use super::schema::Schema;
 use super::server::Server;
 use super::session::{Session, Statements, Verb};
@@ -31,6 +33,7 @@ pub(super) struct Desk {
     pub(super) timeout: Duration,
     /// The channel on which this client listens.
     pub(super) mailbox: String,
+    pub(super) queue: LocalQueue,
     between: Arc<Found>,
     sessions: Sessions,
     /// Where to listen, when it can't be done through a pooler.
@@ -84,8 +87,8 @@ impl Desk {
         } = plan;
         let between = Arc::new(Found::new(between));
         let ours = schema.clone();
-        let statements = Arc::new(Statements::of(&schema.quoted()));
         let (timeout, connect_timeout) = (settings.timeout, settings.connect_timeout);
+        let statements = Arc::new(Statements::of(&schema.quoted(), timeout));
         let sessions = {
             let (server, between) = (server.clone(), Arc::clone(&between));
             let statements = Arc::clone(&statements);
@@ -101,10 +104,6 @@ impl Desk {
                         None => pooler::probe(&session.client).await?,
                     };
                     between.set(found);
-                    if found == Between::Nothing {
-                        let tuned = session.tune(timeout).await;
-                        tuned.map_err(|error| fault::reading("connect", &error))?;
-                    }
                     if ready.load(Ordering::Relaxed) == 0 {
                         schema.ensure(&session.client).await?;
                         ready.store(1, Ordering::Relaxed);
@@ -142,6 +141,7 @@ impl Desk {
             namespace: settings.namespace.clone(),
             timeout,
             mailbox: format!("palisade_{:016x}", rand::random::<u64>()),
+            queue: LocalQueue::default(),
             between,
             sessions,
             ears,
@@ -173,32 +173,25 @@ impl Desk {
         verb: Verb,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>> {
-        let link = self.session().await?;
-        let mut tries = 0;
-        let asked = timed(operation, self.timeout, async {
-            loop {
-                let between = self.between();
-                let answer = link.connection.ask(verb, between, parameters).await;
-                let Err(error) = answer else {
-                    return answer.map_err(|_| unreachable(operation));
-                };
-                tries += 1;
-                match fault::asking(operation, &error) {
-                    Remedy::Again if tries < TRIES => tokio::task::yield_now().await,
-                    Remedy::Unprepared if between == Between::Nothing => {
-                        self.between.set(Between::Pooler);
-                    }
-                    Remedy::Again | Remedy::Unprepared => return Err(unreachable(operation)),
-                    Remedy::Tell(error) => return Err(error),
-                    Remedy::Reconnect(error) => {
-                        self.sessions.broken(&link).await;
-                        return Err(error);
-                    }
-                }
-            }
-        })
-        .await;
+        let asked = self.ask_once(operation, verb, parameters).await;
         match asked {
+            // Nothing was done, and another host may take writes: the connection is given up.
+            Err(error) if fault::is_standby(&error) && self.server.hosts.len() > 1 => {
+                self.ask_once(operation, verb, parameters).await
+            }
+            asked => asked,
+        }
+    }
+
+    async fn ask_once(
+        &self,
+        operation: &'static str,
+        verb: Verb,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>> {
+        let link = self.session().await?;
+        let asked = self.ask_on(&link, operation, verb, parameters);
+        match timed(operation, self.timeout, asked).await {
             Ok(answer) => {
                 self.sessions.answered(&link);
                 answer
@@ -206,6 +199,36 @@ impl Desk {
             Err(late) => {
                 self.sessions.late(&link).await;
                 Err(late)
+            }
+        }
+    }
+
+    async fn ask_on(
+        &self,
+        link: &Link<Arc<Session>>,
+        operation: &'static str,
+        verb: Verb,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>> {
+        let mut tries = 0;
+        loop {
+            let between = self.between();
+            let answer = link.connection.ask(verb, between, parameters).await;
+            let Err(error) = answer else {
+                return answer.map_err(|_| unreachable(operation));
+            };
+            tries += 1;
+            match fault::asking(operation, &error) {
+                Remedy::Again if tries < TRIES => tokio::task::yield_now().await,
+                Remedy::Unprepared if between == Between::Nothing => {
+                    self.between.set(Between::Pooler);
+                }
+                Remedy::Again | Remedy::Unprepared => return Err(unreachable(operation)),
+                Remedy::Tell(error) => return Err(error),
+                Remedy::Reconnect(error) => {
+                    self.sessions.broken(link).await;
+                    return Err(error);
+                }
             }
         }
     }
@@ -220,9 +243,33 @@ impl Desk {
         verb: Verb,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<i64>> {
-        let rows = self.ask(operation, verb, parameters).await?;
-        let numbers = rows.first().and_then(|row| row.try_get(0).ok());
-        numbers.map_or_else(|| fault::unreadable(operation), Ok)
+        numbers(operation, &self.ask(operation, verb, parameters).await?)
+    }
+
+    /// Asks for a renewal. One that is not answered by `by` is of no use, and neither is its
+    /// connection: the next one has another, and can still be in time.
+    ///
+    /// # Errors
+    /// As [`Desk::ask`].
+    pub(super) async fn renewals(
+        &self,
+        verb: Verb,
+        parameters: &[&(dyn ToSql + Sync)],
+        by: Instant,
+    ) -> Result<Vec<i64>> {
+        const RENEW: &str = "renew";
+        let left = || by.saturating_duration_since(Instant::now());
+        let link = timed(RENEW, left(), self.session()).await??;
+        match timed(RENEW, left(), self.ask_on(&link, RENEW, verb, parameters)).await {
+            Ok(rows) => {
+                self.sessions.answered(&link);
+                numbers(RENEW, &rows?)
+            }
+            Err(late) => {
+                self.sessions.broken(&link).await;
+                Err(late)
+            }
+        }
     }
 
     /// The mail of a connection of this runtime that listens; `None` when pushes can't be had.
@@ -257,6 +304,13 @@ impl Desk {
             ears.close();
         }
     }
+}
+
+/// The numbers that a function of ours answered, in the last column.
+fn numbers(operation: &'static str, rows: &[Row]) -> Result<Vec<i64>> {
+    let last = |row: &Row| row.try_get(row.len().checked_sub(1)?).ok();
+    let numbers = rows.first().and_then(last);
+    numbers.map_or_else(|| fault::unreadable(operation), Ok)
 }
 
 async fn connect(server: &Server, statements: &Arc<Statements>) -> Result<Arc<Session>> {

@@ -12,15 +12,15 @@ use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal, cannot_resize,
+    Place, Renewal,
 };
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 
-/// How often a watch looks whether anything changed. Pushes would have to be sent for every
-/// change, also when nobody watches; looking costs the server something only while someone does.
+/// How often a watch looks whether anything changed: at one row, or at those with its prefix.
+/// Pushes would have to be sent for every change, also when nobody watches.
 const GLANCE: Duration = Duration::from_millis(200);
 
 impl Engine for PostgresEngine {
@@ -42,18 +42,9 @@ impl Engine for PostgresEngine {
         Box::pin(async move { desk.wait(&ticket, until).await })
     }
 
-    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
         let desk = Arc::clone(&self.desk);
-        Box::pin(async move {
-            desk.prolong(&leases).await.unwrap_or_else(|error| {
-                let message = error.message().to_owned();
-                let unknown = |_| {
-                    let error = Error::new(Kind::Unreachable, "renew", message.clone());
-                    Renewal::Unknown(error.maybe_applied())
-                };
-                leases.iter().map(unknown).collect()
-            })
-        })
+        Box::pin(async move { desk.renew(&leases, within).await })
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
@@ -63,7 +54,7 @@ impl Engine for PostgresEngine {
 
     fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
         let desk = Arc::clone(&self.desk);
-        Box::pin(async move { desk.leave(&ticket).await })
+        Box::pin(async move { desk.leave(ticket).await })
     }
 
     fn audit(&self, _: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
@@ -109,8 +100,9 @@ impl Engine for PostgresEngine {
         Box::pin(async move { desk.evict(&name, &id, eviction).await })
     }
 
-    fn resize(&self, _name: Name, _capacity: u32) -> BoxFuture<Result<bool>> {
-        cannot_resize()
+    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+        let desk = Arc::clone(&self.desk);
+        Box::pin(async move { desk.resize(&name, capacity).await })
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {
@@ -118,8 +110,14 @@ impl Engine for PostgresEngine {
         Box::pin(async move { desk.check().await })
     }
 
-    fn key(&self, _ticket: &Ticket) -> Option<String> {
-        None
+    /// The row of the ticket's line: table, namespace and name.
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        let (schema, namespace) = (&self.desk.schema, &self.desk.namespace);
+        Some(format!(
+            "{}.line/{namespace}/{}",
+            schema.name(),
+            ticket.name
+        ))
     }
 
     fn close(&self) -> BoxFuture<()> {

@@ -7,6 +7,11 @@ use crate::core::error::{Error, Kind, Result};
 pub(super) const STANDBY: &str =
     "this server takes no writes: it is a standby; name the primary, or all servers by commas";
 
+/// Whether the server refused because it only follows another one.
+pub(super) fn is_standby(error: &Error) -> bool {
+    error.message().starts_with(STANDBY)
+}
+
 /// What to do about a failed statement.
 #[derive(Debug)]
 pub(super) enum Remedy {
@@ -44,7 +49,11 @@ pub(super) fn asking(operation: &'static str, error: &tokio_postgres::Error) -> 
             Kind::Unreachable,
             "the server gave the statement up: something keeps the line's row locked, or a timeout of the server is too short",
         ),
-        "25006" => tell(Kind::Unreachable, STANDBY),
+        // It takes no writes any more: another of the hosts may.
+        "25006" => {
+            let message = format!("{STANDBY} (SQLSTATE {state})");
+            Remedy::Reconnect(fail(Kind::Unreachable, message))
+        }
         "42501" => tell(
             Kind::Denied,
             "this user lacks rights; run the grants that `palisade schema postgres` prints",

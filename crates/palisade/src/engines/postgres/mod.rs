@@ -5,7 +5,8 @@
 //! request is asked again only when the server said that it was rolled back.
 //!
 //! `server` connects, `pooler` finds out what stands in between, `session` is one connection,
-//! `desk` asks on it, `mail` is what the server pushes.
+//! `desk` asks on it, `queue` keeps a crowd of waiters out of the server's line, `mail` is what the
+//! server pushes.
 
 pub mod advisory;
 mod alarm;
@@ -18,7 +19,9 @@ mod fault;
 mod mail;
 mod offer;
 mod pooler;
+mod queue;
 mod refused;
+mod renew;
 mod schema;
 mod server;
 mod session;

@@ -23,7 +23,7 @@ pub(super) const CAPABILITY: Capability = Capability {
     class: Class::B,
     shared: true,
     permits: Permits::Weighted,
-    resize: false,
+    resize: true,
     fair: true,
     waiters_visible: true,
     tokens: Tokens::Durable,

@@ -6,16 +6,22 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use super::fault;
 use crate::core::error::{Error, Kind, Result};
 
-/// The version of `schema.sql`. Raise it with every change there.
+/// What the tables mean. A client refuses another one than its own.
 const VERSION: i32 = 3;
 
-/// The version comes last: whoever sees it sees all of the rest.
+/// The revision of `schema.sql`: raise it with every change there. Changes only add, so that
+/// clients of an earlier revision go on working, and a client needs at least its own.
+const REVISION: i32 = 4;
+
+/// The versions come last: whoever sees them sees all of the rest.
 const SQL: &str = concat!(
     include_str!("schema.sql"),
     "\n",
     include_str!("shedlock.sql"),
     "\nCREATE OR REPLACE FUNCTION @schema@.version() RETURNS int LANGUAGE sql IMMUTABLE ",
-    "AS 'SELECT @version@';\n\nCOMMIT;\n",
+    "AS 'SELECT @version@';\n",
+    "CREATE OR REPLACE FUNCTION @schema@.revision() RETURNS int LANGUAGE sql IMMUTABLE ",
+    "AS 'SELECT @revision@';\n\nCOMMIT;\n",
 );
 
 /// The schema's name in a database, safe to be put into SQL.
@@ -49,6 +55,10 @@ impl Schema {
         }
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.0
+    }
+
     /// Quoted, as SQL takes it.
     pub(super) fn quoted(&self) -> String {
         format!("\"{}\"", self.0)
@@ -74,22 +84,37 @@ impl Schema {
     fn fill(&self, sql: &str) -> String {
         sql.replace("@schema@", &self.quoted())
             .replace("@version@", &VERSION.to_string())
+            .replace("@revision@", &REVISION.to_string())
     }
 
-    /// Sees to it that it is there in this version.
+    /// Sees to it that it is there and fits. Makes it where there is none; one that is there is
+    /// never changed: others use it.
     ///
     /// # Errors
-    /// [`Kind::Denied`] when it is missing and may not be made; [`Kind::Config`] when it is newer.
+    /// [`Kind::Denied`] when it is missing and may not be made; [`Kind::Config`] when it does not
+    /// fit.
     pub(super) async fn ensure(&self, client: &Client) -> Result<()> {
-        match self.found(client).await? {
-            Some(VERSION) => return Ok(()),
-            Some(newer) if newer > VERSION => {
-                let message = format!(
-                    "the schema is version {newer} and this palisade knows {VERSION}; use a newer palisade or another schema="
-                );
-                return Err(Error::new(Kind::Config, "connect", message));
+        let misfit = |message| Err(Error::new(Kind::Config, "connect", message));
+        match self.found(client, "version").await? {
+            None => {}
+            Some(VERSION) => {
+                return match self.found(client, "revision").await? {
+                    Some(REVISION..) => Ok(()),
+                    _ => misfit(
+                        "the schema is of an earlier palisade; let its owner run what `palisade schema postgres` prints, which clients of the earlier one go on using".to_owned(),
+                    ),
+                };
             }
-            _ => {}
+            Some(version) if version < VERSION => {
+                return misfit(format!(
+                    "the schema is version {version}, which this palisade can't use; stop its clients, then let its owner run what `palisade schema postgres` prints"
+                ));
+            }
+            Some(version) => {
+                return misfit(format!(
+                    "the schema is version {version} and this palisade knows {VERSION}; use a newer palisade or another schema="
+                ));
+            }
         }
         let made = client.batch_execute(&self.sql()).await;
         let Err(error) = made else { return Ok(()) };
@@ -105,9 +130,9 @@ impl Schema {
         }
     }
 
-    /// The version that is there.
-    async fn found(&self, client: &Client) -> Result<Option<i32>> {
-        let asked = format!("SELECT {}.version()", self.quoted());
+    /// The `what` (version, revision) that is there.
+    async fn found(&self, client: &Client, what: &str) -> Result<Option<i32>> {
+        let asked = format!("SELECT {}.{what}()", self.quoted());
         match client.simple_query(&asked).await {
             Ok(rows) => Ok(first_cell(&rows).and_then(|cell| cell.parse().ok())),
             Err(error) => match error.code().map(tokio_postgres::error::SqlState::code) {

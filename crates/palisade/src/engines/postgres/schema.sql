@@ -1,4 +1,7 @@
--- The tables and functions of postgres://, version @version@.
+-- The tables and functions of postgres://, version @version@, revision @revision@.
+--
+-- Only ever add to it: clients of an earlier revision go on calling what is here now. A change
+-- that they could not live with raises the version, which they refuse.
 --
 -- A line is one row, and everything that decides it is inside that row. A statement that waits
 -- for a row reads that row again and nothing else (READ COMMITTED), so that a decision which
@@ -30,6 +33,7 @@ DO $$ BEGIN
 EXCEPTION WHEN duplicate_object THEN NULL;
 END $$;
 
+-- The name is compared by its bytes in line_prefix, whatever the database's collation is.
 CREATE TABLE IF NOT EXISTS @schema@.line (
   namespace text NOT NULL,
   name      text NOT NULL,
@@ -39,6 +43,7 @@ CREATE TABLE IF NOT EXISTS @schema@.line (
   seats     @schema@.seat[] NOT NULL DEFAULT '{}',        -- holders, then waiters
   PRIMARY KEY (namespace, name)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX IF NOT EXISTS line_prefix ON @schema@.line (namespace, name text_pattern_ops);
 
 -- Claims that were left before they arrived.
 CREATE TABLE IF NOT EXISTS @schema@.departed (
@@ -68,6 +73,30 @@ CREATE UNLOGGED TABLE IF NOT EXISTS @schema@.session (
   owner     text NOT NULL,
   value     text
 ) WITH (fillfactor = 50);
+
+-- A grant that was told must survive a crash. The setting counts when the transaction commits,
+-- so that one on the function would be gone by then.
+CREATE OR REPLACE FUNCTION @schema@.durable() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
+    PERFORM set_config('synchronous_commit', 'on', true);
+  END IF;
+END $$;
+
+-- The least token to grant now: a line whose row was deleted goes on above its former tokens.
+CREATE OR REPLACE FUNCTION @schema@.least_token() RETURNS bigint LANGUAGE sql AS
+  'SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint';
+
+-- Remembers for five minutes that a claim was left, and forgets some others.
+CREATE OR REPLACE FUNCTION @schema@.depart(p_claim uuid, at timestamptz)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO @schema@.departed (claim, until) VALUES (p_claim, at + interval '5 minutes')
+    ON CONFLICT (claim) DO UPDATE SET until = excluded.until;
+  DELETE FROM @schema@.departed WHERE claim = ANY (ARRAY(
+    SELECT claim FROM @schema@.departed WHERE until < at ORDER BY until LIMIT 8
+    FOR UPDATE SKIP LOCKED));
+END $$;
 
 -- Removes some lines that nobody has used for a day: those in a few blocks, chosen at random, so
 -- that it costs the same however many there are.
@@ -119,7 +148,8 @@ BEGIN
 END $$;
 
 -- Removes what has expired and grants what has come to the front: held iff the weights of all
--- ahead, waiting ones included, plus its own fit. Tells the new holders but "me".
+-- ahead, waiting ones included, plus its own fit. Tells the new holders but "me", so that
+-- whoever calls it must "put" the line.
 CREATE OR REPLACE FUNCTION @schema@.settle(INOUT l @schema@.line, at timestamptz, me uuid)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -128,6 +158,7 @@ DECLARE
   room  bigint;
   taken bigint := 0;
   token bigint := l.token;
+  lowest bigint := @schema@.least_token();
 BEGIN
   FOREACH s IN ARRAY l.seats LOOP
     IF s.expires > at THEN
@@ -143,7 +174,7 @@ BEGIN
     taken := taken + CASE WHEN s.capacity = 0 THEN room ELSE s.weight END;
     CONTINUE WHEN s.counted > 0;
     EXIT WHEN taken > room;
-    token := token + 1;
+    token := greatest(token + 1, lowest);
     s.counted := token;
     seats[i] := s;
     IF s.claim IS DISTINCT FROM me THEN
@@ -171,12 +202,14 @@ DECLARE
   s     @schema@.seat;
   at    timestamptz;
   known boolean := false;
-  n     bigint;
+  i     int := 0;
+  n     bigint := @schema@.least_token();
 BEGIN
+  PERFORM @schema@.durable();
   -- A free line, which is nearly all of them: one statement that decides by the row alone.
   UPDATE @schema@.line
-     SET token = token + 1, used = clock_timestamp(),
-         seats = ARRAY[ROW(p_claim, p_weight, p_capacity, token + 1,
+     SET token = greatest(token + 1, n), used = clock_timestamp(),
+         seats = ARRAY[ROW(p_claim, p_weight, p_capacity, greatest(token + 1, n),
            clock_timestamp() + p_ttl * interval '1 microsecond', p_ttl, false,
            p_mailbox, p_owner, p_value)::@schema@.seat]
    WHERE namespace = p_namespace AND name = p_name AND cardinality(seats) = 0 AND doubt < clock_timestamp()
@@ -207,8 +240,8 @@ BEGIN
       p_mailbox, p_owner, p_value)::@schema@.seat;
   END IF;
   l := @schema@.settle(l, at, p_claim);
-  FOR i IN 1 .. cardinality(l.seats) LOOP
-    s := l.seats[i];
+  FOREACH s IN ARRAY l.seats LOOP
+    i := i + 1;
     IF s.claim = p_claim THEN
       IF s.counted = 0 AND NOT p_queue THEN
         l.seats := l.seats[: i - 1] || l.seats[i + 1 :];
@@ -220,6 +253,7 @@ BEGIN
       RETURN ARRAY[CASE WHEN s.counted > 0 THEN 1 ELSE 2 END, s.counted, n];
     END IF;
   END LOOP;
+  PERFORM @schema@.put(l);
   RETURN ARRAY[0::bigint];
 END $$;
 
@@ -259,6 +293,7 @@ BEGIN
       RETURN ARRAY[0::bigint];
     END IF;
     -- A lease ahead has ended: a place is decided by a write.
+    PERFORM @schema@.durable();
     SELECT * INTO l FROM @schema@.line
      WHERE namespace = p_namespace AND name = p_name FOR UPDATE;
     IF NOT FOUND THEN
@@ -269,39 +304,81 @@ BEGIN
   END LOOP;
 END $$;
 
--- Renews many: for each its ttl in µs, 0 lost, -1 evicted. Rows are locked in the order of their
--- names, so that two callers never wait for each other.
-CREATE OR REPLACE FUNCTION @schema@.prolong(
-  p_namespace text, p_names text[], p_claims uuid[], p_counts bigint[]
+-- Renews many: for each its ttl in µs, 0 lost, -1 evicted, -2 not known because another
+-- transaction has locked its line's row. Each row is read once and written once. Rows are locked
+-- in the order of their names, and with p_patience 0 none is waited for; else for so many ms.
+CREATE OR REPLACE FUNCTION @schema@.renew(
+  p_namespace text, p_names text[], p_claims uuid[], p_counts bigint[], p_patience int
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
   answers bigint[] := array_fill(0::bigint, ARRAY[cardinality(p_names)]);
+  asked   record;
   l       @schema@.line;
   s       @schema@.seat;
+  seats   @schema@.seat[];
   at      timestamptz;
-  k       bigint;
+  i       int;
+  o       int;
+  changed boolean;
 BEGIN
-  FOR k IN SELECT o FROM unnest(p_names) WITH ORDINALITY AS u (n, o) ORDER BY n, o LOOP
-    SELECT * INTO l FROM @schema@.line
-     WHERE namespace = p_namespace AND name = p_names[k] FOR UPDATE;
-    CONTINUE WHEN NOT FOUND;
-    at := clock_timestamp();
-    FOR i IN 1 .. cardinality(l.seats) LOOP
-      s := l.seats[i];
-      CONTINUE WHEN s.claim <> p_claims[k] OR s.expires <= at
-        OR (p_counts[k] > 0 AND s.counted <> p_counts[k]);
-      IF s.evicted THEN
-        answers[k] := -1;
-      ELSE
-        s.expires := at + s.ttl * interval '1 microsecond';
-        l.seats[i] := s;
-        answers[k] := s.ttl;
-        PERFORM @schema@.put(l);
+  PERFORM @schema@.durable();
+  IF p_patience > 0 THEN
+    PERFORM set_config('lock_timeout', p_patience::text, true);
+  END IF;
+  FOR asked IN
+    SELECT u.name, array_agg(u.claim) AS claims, array_agg(u.place::int) AS places
+      FROM unnest(p_names, p_claims) WITH ORDINALITY AS u (name, claim, place)
+     GROUP BY u.name ORDER BY u.name
+  LOOP
+    IF p_patience > 0 THEN
+      SELECT * INTO l FROM @schema@.line
+       WHERE namespace = p_namespace AND name = asked.name FOR UPDATE;
+    ELSE
+      SELECT * INTO l FROM @schema@.line
+       WHERE namespace = p_namespace AND name = asked.name FOR UPDATE SKIP LOCKED;
+    END IF;
+    IF NOT FOUND THEN
+      PERFORM FROM @schema@.line WHERE namespace = p_namespace AND name = asked.name;
+      IF FOUND THEN
+        FOREACH o IN ARRAY asked.places LOOP
+          answers[o] := -2;
+        END LOOP;
       END IF;
-      EXIT;
+      CONTINUE;
+    END IF;
+    at := clock_timestamp();
+    seats := '{}';
+    changed := false;
+    FOREACH s IN ARRAY l.seats LOOP
+      i := array_position(asked.claims, s.claim);
+      IF i IS NOT NULL AND s.expires > at THEN
+        o := asked.places[i];
+        IF p_counts[o] > 0 AND s.counted <> p_counts[o] THEN
+          NULL;
+        ELSIF s.evicted THEN
+          answers[o] := -1;
+        ELSE
+          s.expires := at + s.ttl * interval '1 microsecond';
+          answers[o] := s.ttl;
+          changed := true;
+        END IF;
+      END IF;
+      seats := seats || s;
     END LOOP;
+    IF changed THEN
+      l.seats := seats;
+      PERFORM @schema@.put(l);
+    END IF;
   END LOOP;
   RETURN answers;
+END $$;
+
+-- The same for clients before revision 4, which know of no -2.
+CREATE OR REPLACE FUNCTION @schema@.prolong(
+  p_namespace text, p_names text[], p_claims uuid[], p_counts bigint[]
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN @schema@.renew(p_namespace, p_names, p_claims, p_counts, 1500);
 END $$;
 
 -- Changes what a holder weighs (p_capacity not null) or says: {1} done, {2} busy, {0} gone.
@@ -316,15 +393,17 @@ DECLARE
   mine    int;
   holders int := 0;
   others  boolean := false;
+  i       int := 0;
 BEGIN
+  PERFORM @schema@.durable();
   SELECT * INTO l FROM @schema@.line WHERE namespace = p_namespace AND name = p_name FOR UPDATE;
   IF NOT FOUND THEN
     RETURN ARRAY[0::bigint];
   END IF;
   at := clock_timestamp();
   l := @schema@.settle(l, at, NULL);
-  FOR i IN 1 .. cardinality(l.seats) LOOP
-    s := l.seats[i];
+  FOREACH s IN ARRAY l.seats LOOP
+    i := i + 1;
     holders := holders + CASE WHEN s.counted > 0 THEN 1 ELSE 0 END;
     IF s.claim = p_claim THEN
       mine := i;
@@ -334,6 +413,7 @@ BEGIN
   END LOOP;
   s := l.seats[mine];
   IF mine IS NULL OR s.counted = 0 OR s.counted <> p_counted THEN
+    PERFORM @schema@.put(l);
     RETURN ARRAY[0::bigint];
   END IF;
   IF p_capacity IS NULL THEN
@@ -341,6 +421,7 @@ BEGIN
   ELSE
     IF others OR (holders > 1 AND s.capacity > 0
                   AND (p_capacity = 0 OR p_weight > s.weight)) THEN
+      PERFORM @schema@.put(l);
       RETURN ARRAY[2::bigint];
     END IF;
     s.weight := p_weight;
@@ -360,9 +441,12 @@ DECLARE
   l    @schema@.line;
   s    @schema@.seat;
   at   timestamptz;
+  i    int := 0;
   n    bigint := 0;
+  lowest bigint := @schema@.least_token();
   told text;
 BEGIN
+  PERFORM @schema@.durable();
   IF NOT p_doubt THEN
     -- The only one in its line: one statement that decides by the row alone.
     UPDATE @schema@.line SET seats = '{}'
@@ -374,9 +458,10 @@ BEGIN
     END IF;
     -- It has the whole line, and so has the next: one statement as well. "settle" would give the
     -- same grant; what has expired further behind is removed by it when its turn comes.
-    UPDATE @schema@.line SET token = token + 1, used = clock_timestamp(),
-        seats = ROW(seats[2].claim, seats[2].weight, 0, token + 1, seats[2].expires, seats[2].ttl,
-          seats[2].evicted, seats[2].mailbox, seats[2].owner, seats[2].value)::@schema@.seat
+    UPDATE @schema@.line SET token = greatest(token + 1, lowest), used = clock_timestamp(),
+        seats = ROW(seats[2].claim, seats[2].weight, 0, greatest(token + 1, lowest),
+          seats[2].expires, seats[2].ttl, seats[2].evicted, seats[2].mailbox, seats[2].owner,
+          seats[2].value)::@schema@.seat
           || seats[3 :]
      WHERE namespace = p_namespace AND name = p_name AND cardinality(seats) > 1
        AND seats[1].claim = p_claim AND seats[1].capacity = 0 AND seats[1].counted > 0
@@ -398,8 +483,8 @@ BEGIN
     END IF;
   END IF;
   at := clock_timestamp();
-  FOR i IN 1 .. cardinality(l.seats) LOOP
-    s := l.seats[i];
+  FOREACH s IN ARRAY l.seats LOOP
+    i := i + 1;
     IF s.claim = p_claim AND s.expires > at
        AND (p_counted = 0 OR s.counted IN (0, p_counted)) THEN
       l.seats := l.seats[: i - 1] || l.seats[i + 1 :];
@@ -408,11 +493,7 @@ BEGIN
     END IF;
   END LOOP;
   IF p_doubt OR (n = 0 AND p_counted = 0) THEN
-    INSERT INTO @schema@.departed (claim, until) VALUES (p_claim, at + interval '5 minutes')
-      ON CONFLICT (claim) DO UPDATE SET until = excluded.until;
-    DELETE FROM @schema@.departed WHERE claim = ANY (ARRAY(
-      SELECT claim FROM @schema@.departed WHERE until < at ORDER BY until LIMIT 8
-      FOR UPDATE SKIP LOCKED));
+    PERFORM @schema@.depart(p_claim, at);
     l.doubt := greatest(l.doubt, at + interval '5 minutes');
   ELSIF n = 0 THEN
     RETURN ARRAY[0::bigint];
@@ -429,14 +510,16 @@ DECLARE
   l  @schema@.line;
   s  @schema@.seat;
   at timestamptz;
+  i  int := 0;
 BEGIN
+  PERFORM @schema@.durable();
   SELECT * INTO l FROM @schema@.line WHERE namespace = p_namespace AND name = p_name FOR UPDATE;
   IF NOT FOUND THEN
     RETURN ARRAY[0::bigint];
   END IF;
   at := clock_timestamp();
-  FOR i IN 1 .. cardinality(l.seats) LOOP
-    s := l.seats[i];
+  FOREACH s IN ARRAY l.seats LOOP
+    i := i + 1;
     IF s.claim = p_claim AND s.expires > at THEN
       IF p_remove THEN
         l.seats := l.seats[: i - 1] || l.seats[i + 1 :];
@@ -452,4 +535,42 @@ BEGIN
     END IF;
   END LOOP;
   RETURN ARRAY[0::bigint];
+END $$;
+
+-- Gives a line of permits another capacity: {1} done, {0} no permits there, {2} readers
+-- (capacity p_readers) are there, {3, weight} a claim is too heavy.
+CREATE OR REPLACE FUNCTION @schema@.resize(
+  p_namespace text, p_name text, p_capacity bigint, p_readers bigint
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+  l     @schema@.line;
+  s     @schema@.seat;
+  seats @schema@.seat[] := '{}';
+  at    timestamptz;
+  parts boolean := false;
+BEGIN
+  PERFORM @schema@.durable();
+  SELECT * INTO l FROM @schema@.line WHERE namespace = p_namespace AND name = p_name FOR UPDATE;
+  IF NOT FOUND THEN
+    RETURN ARRAY[0::bigint];
+  END IF;
+  at := clock_timestamp();
+  FOREACH s IN ARRAY l.seats LOOP
+    CONTINUE WHEN s.expires <= at;
+    IF s.capacity = p_readers THEN
+      RETURN ARRAY[2::bigint];
+    ELSIF s.capacity > 0 AND s.weight > p_capacity THEN
+      RETURN ARRAY[3, s.weight];
+    ELSIF s.capacity > 0 THEN
+      parts := true;
+      s.capacity := p_capacity;
+    END IF;
+    seats := seats || s;
+  END LOOP;
+  IF NOT parts THEN
+    RETURN ARRAY[0::bigint];
+  END IF;
+  l.seats := seats;
+  PERFORM @schema@.put(@schema@.settle(l, at, NULL));
+  RETURN ARRAY[1::bigint];
 END $$;

@@ -23,9 +23,11 @@ pub(super) enum Verb {
     Amend,
     Leave,
     Evict,
+    Resize,
     SurveyPrefix,
     SurveyLine,
-    Fingerprint,
+    PrintPrefix,
+    PrintLine,
     ShedEnter,
     ShedRenew,
     ShedLeave,
@@ -34,16 +36,18 @@ pub(super) enum Verb {
     ShedRemove,
 }
 
-const VERBS: [Verb; 15] = [
+const VERBS: [Verb; 17] = [
     Verb::Enter,
     Verb::Place,
     Verb::Renew,
     Verb::Amend,
     Verb::Leave,
     Verb::Evict,
+    Verb::Resize,
     Verb::SurveyPrefix,
     Verb::SurveyLine,
-    Verb::Fingerprint,
+    Verb::PrintPrefix,
+    Verb::PrintLine,
     Verb::ShedEnter,
     Verb::ShedRenew,
     Verb::ShedLeave,
@@ -61,28 +65,52 @@ const SURVEY: &str = "SELECT l.name, replace(s.claim::text, '-', ''), s.weight, 
      WHERE l.namespace = $1 AND @which@ AND s.expires > clock_timestamp() \
      ORDER BY l.name COLLATE \"C\", s.place";
 
+/// Changes with every row that is written.
+const PRINT: &str = "SELECT count(*), coalesce(sum(hashtextextended(xmin::text || l.name, 0)\
+     ::numeric), 0)::text FROM @schema@.line l WHERE l.namespace = $1 AND @which@";
+
+/// Lines whose name is like `$2`; see [`like`].
+const BY_PREFIX: &str = "l.name LIKE $2";
+const BY_NAME: &str = "l.name = $2";
+
+/// A pattern for the names that begin with `prefix`. With the pattern known when the statement is
+/// planned, the server reads the part of an index that fits, whatever the database's collation.
+pub(super) fn like(prefix: &str) -> String {
+    let mut pattern = String::with_capacity(prefix.len() + 1);
+    for c in prefix.chars() {
+        if matches!(c, '%' | '_' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern.push('%');
+    pattern
+}
+
 impl Verb {
     fn sql(self) -> String {
         let survey = |which| SURVEY.replace("@which@", which);
+        let print = |which| PRINT.replace("@which@", which);
+        // A statement of ours waits for no row longer than we do. Said in the statement and for
+        // it alone: behind a pooler others use the same session.
+        let call = |function: &str| {
+            format!("SELECT set_config('lock_timeout', '@patience@', true), @schema@.{function}")
+        };
         match self {
-            Self::Enter => {
-                "SELECT @schema@.enter($1, $2, $3::text::uuid, $4, $5, $6, $7, $8, $9, $10)".into()
-            }
-            Self::Place => "SELECT @schema@.place($1, $2, $3::text::uuid)".into(),
-            Self::Renew => "SELECT @schema@.prolong($1, $2, $3::text[]::uuid[], $4)".into(),
-            Self::Amend => "SELECT @schema@.amend($1, $2, $3::text::uuid, $4, $5, $6, $7)".into(),
-            Self::Leave => "SELECT @schema@.leave($1, $2, $3::text::uuid, $4, $5)".into(),
-            Self::Evict => "SELECT @schema@.evict($1, $2, $3::text::uuid, $4)".into(),
-            Self::SurveyPrefix => survey("starts_with(l.name, $2)"),
-            Self::SurveyLine => survey("l.name = $2"),
-            // Changes with every row that is written.
-            Self::Fingerprint => "SELECT count(*), coalesce(sum(hashtextextended(xmin::text \
-                || name, 0)::numeric), 0)::text FROM @schema@.line \
-                WHERE namespace = $1 AND starts_with(name, $2)"
-                .into(),
-            Self::ShedEnter => "SELECT @schema@.shed_enter($1, $2, $3, $4)".into(),
-            Self::ShedRenew => "SELECT @schema@.shed_renew($1, $2, $3)".into(),
-            Self::ShedLeave => "SELECT @schema@.shed_leave($1, $2, $3, $4)".into(),
+            Self::Enter => call("enter($1, $2, $3::text::uuid, $4, $5, $6, $7, $8, $9, $10)"),
+            Self::Place => call("place($1, $2, $3::text::uuid)"),
+            Self::Renew => call("renew($1, $2, $3::text[]::uuid[], $4, $5)"),
+            Self::Amend => call("amend($1, $2, $3::text::uuid, $4, $5, $6, $7)"),
+            Self::Leave => call("leave($1, $2, $3::text::uuid, $4, $5)"),
+            Self::Evict => call("evict($1, $2, $3::text::uuid, $4)"),
+            Self::Resize => call("resize($1, $2, $3, $4)"),
+            Self::SurveyPrefix => survey(BY_PREFIX),
+            Self::SurveyLine => survey(BY_NAME),
+            Self::PrintPrefix => print(BY_PREFIX),
+            Self::PrintLine => print(BY_NAME),
+            Self::ShedEnter => call("shed_enter($1, $2, $3, $4)"),
+            Self::ShedRenew => call("shed_renew($1, $2, $3, $4)"),
+            Self::ShedLeave => call("shed_leave($1, $2, $3, $4)"),
             Self::ShedSurvey => "SELECT name, locked_by, (extract(epoch FROM lock_until \
                 - timezone('utc', clock_timestamp())) * 1000000)::bigint FROM shedlock \
                 WHERE CASE WHEN $2 THEN name = $1 ELSE starts_with(name, $1) END \
@@ -109,13 +137,25 @@ impl Verb {
         match self {
             Self::Enter => &[T, T, T, N, N, N, B, T, T, T],
             Self::Place => &[T, T, T],
-            Self::Renew => &[T, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
+            Self::Renew => &[
+                T,
+                Type::TEXT_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::INT8_ARRAY,
+                Type::INT4,
+            ],
             Self::Amend => &[T, T, T, N, N, N, T],
             Self::Leave => &[T, T, T, N, B],
             Self::Evict => &[T, T, T, B],
-            Self::SurveyPrefix | Self::SurveyLine | Self::Fingerprint => &[T, T],
+            Self::Resize => &[T, T, N, N],
+            Self::SurveyPrefix | Self::SurveyLine | Self::PrintPrefix | Self::PrintLine => &[T, T],
             Self::ShedEnter => &[T, T, N, T],
-            Self::ShedRenew => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
+            Self::ShedRenew => &[
+                Type::TEXT_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::INT8_ARRAY,
+                Type::INT4,
+            ],
             Self::ShedLeave => &[T, T, N, B],
             Self::ShedSurvey => &[T, B],
             Self::ShedMark | Self::ShedRemove => &[T, T],
@@ -127,8 +167,14 @@ impl Verb {
 pub(super) struct Statements([String; VERBS.len()]);
 
 impl Statements {
-    pub(super) fn of(schema: &str) -> Self {
-        Self(VERBS.map(|verb| verb.sql().replace("@schema@", schema)))
+    /// The SQL for a schema; statements wait for a row for three quarters of `timeout`.
+    pub(super) fn of(schema: &str, timeout: Duration) -> Self {
+        let patience = (timeout.as_millis() * 3 / 4).clamp(10, 60_000).to_string();
+        let fill = |sql: String| {
+            sql.replace("@schema@", schema)
+                .replace("@patience@", &patience)
+        };
+        Self(VERBS.map(|verb| fill(verb.sql())))
     }
 }
 
@@ -152,18 +198,6 @@ impl Session {
         }
     }
 
-    /// Makes the session one that waits for no lock and no answer longer than we do, and that
-    /// reads what is committed: the functions rest on it. Only where sessions are ours.
-    pub(super) async fn tune(&self, timeout: Duration) -> Result<(), tokio_postgres::Error> {
-        let millis = timeout.as_millis().max(10);
-        let sql = format!(
-            "SET statement_timeout = {millis}; SET lock_timeout = {}; \
-             SET default_transaction_isolation = 'read committed'",
-            millis * 3 / 4
-        );
-        self.client.batch_execute(&sql).await
-    }
-
     /// Asks, in one round trip once the statement is known.
     pub(super) async fn ask(
         &self,
@@ -172,7 +206,8 @@ impl Session {
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, tokio_postgres::Error> {
         let sql = &self.statements.0[verb as usize];
-        if between == Between::Pooler {
+        let planned_anew = matches!(verb, Verb::SurveyPrefix | Verb::PrintPrefix);
+        if between == Between::Pooler || planned_anew {
             let typed: Vec<_> = parameters
                 .iter()
                 .copied()

@@ -10,11 +10,14 @@ use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt, stream};
 use tokio::sync::OnceCell;
+use tokio::time::Instant;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use super::desk::Desk;
 use super::fault;
 use super::offer::CAPABILITY;
+use super::renew::{Round, Rows};
 use super::schema::first_cell;
 use super::session::Verb;
 use crate::core::capability::{Capability, Permits};
@@ -121,34 +124,6 @@ impl Shed {
         }
     }
 
-    async fn prolong(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
-        let tickets: Vec<&Ticket> = leases.iter().filter_map(|l| l.ticket.as_ref()).collect();
-        let names: Result<Vec<String>> =
-            tickets.iter().map(|t| self.key(t.name.as_str())).collect();
-        let names = names?;
-        let claims: Vec<String> = tickets.iter().map(|t| t.claim.to_string()).collect();
-        let count = |counted: u64| i64::try_from(counted).unwrap_or(i64::MAX);
-        let counts: Vec<i64> = tickets.iter().map(|t| count(t.counted)).collect();
-        let desk = self.desk().await?;
-        let sent = BootTime::now();
-        let answers = desk
-            .numbers("renew", Verb::ShedRenew, &[&names, &claims, &counts])
-            .await?;
-        let mut answers = answers.into_iter();
-        let renewals =
-            leases.iter().map(
-                |lease| match lease.ticket.as_ref().and_then(|_| answers.next()) {
-                    Some(-1) => Renewal::Evicted,
-                    Some(ttl) if ttl > 0 => Renewal::Held(Armed {
-                        sent,
-                        ttl: Duration::from_micros(ttl.unsigned_abs()),
-                    }),
-                    _ => Renewal::Lost,
-                },
-            );
-        Ok(renewals.collect())
-    }
-
     async fn leave(&self, ticket: &Ticket) -> Result<Left> {
         let key = self.key(ticket.name.as_str())?;
         let desk = self.desk().await?;
@@ -205,6 +180,25 @@ impl Shed {
     }
 }
 
+impl Rows for Shed {
+    async fn renew_rows(
+        &self,
+        tickets: &[&Ticket],
+        patience: i32,
+        by: Instant,
+    ) -> Result<Vec<i64>> {
+        let names: Result<Vec<String>> =
+            tickets.iter().map(|t| self.key(t.name.as_str())).collect();
+        let names = names?;
+        let claims: Vec<String> = tickets.iter().map(|t| t.claim.to_string()).collect();
+        let count = |counted: u64| i64::try_from(counted).unwrap_or(i64::MAX);
+        let counts: Vec<i64> = tickets.iter().map(|t| count(t.counted)).collect();
+        let parameters: &[&(dyn ToSql + Sync)] = &[&names, &claims, &counts, &patience];
+        // The table is there: what is renewed was entered.
+        self.desk.renewals(Verb::ShedRenew, parameters, by).await
+    }
+}
+
 /// Who `locked_by` is: one of ours, or what a ShedLock job calls itself.
 fn holder(locked_by: &str) -> ClaimReport {
     let mut words = locked_by.splitn(5, ' ');
@@ -255,17 +249,11 @@ impl Engine for ShedlockEngine {
         })
     }
 
-    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
         let shed = Arc::clone(&self.shed);
         Box::pin(async move {
-            shed.prolong(&leases).await.unwrap_or_else(|error| {
-                let unknown = |_| {
-                    let message = error.message().to_owned();
-                    let error = Error::new(Kind::Unreachable, "renew", message);
-                    Renewal::Unknown(error.maybe_applied())
-                };
-                leases.iter().map(unknown).collect()
-            })
+            let tickets = leases.iter().map(|lease| lease.ticket.as_ref()).collect();
+            Round::new(tickets, within).run(&*shed).await
         })
     }
 
@@ -332,8 +320,10 @@ impl Engine for ShedlockEngine {
         Box::pin(async move { shed.desk.check().await })
     }
 
-    fn key(&self, _ticket: &Ticket) -> Option<String> {
-        None
+    /// The row: table and name.
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        let name = self.shed.key(ticket.name.as_str()).ok()?;
+        Some(format!("shedlock/{name}"))
     }
 
     fn close(&self) -> BoxFuture<()> {

@@ -9,6 +9,7 @@ DECLARE
   at timestamp;
   n  bigint;
 BEGIN
+  PERFORM @schema@.durable();
   PERFORM pg_advisory_xact_lock(hashtextextended('palisade shed ' || p_name, 0));
   at := timezone('utc', clock_timestamp());
   PERFORM FROM @schema@.departed WHERE claim = p_claim::uuid AND until > clock_timestamp();
@@ -34,18 +35,36 @@ BEGIN
   RETURN CASE WHEN FOUND THEN ARRAY[1, n, p_ttl] ELSE ARRAY[0::bigint] END;
 END $$;
 
-CREATE OR REPLACE FUNCTION @schema@.shed_renew(p_names text[], p_claims text[], p_counts bigint[])
-RETURNS bigint[] LANGUAGE plpgsql AS $$
+-- As "renew" of our own lines.
+CREATE OR REPLACE FUNCTION @schema@.shed_renew(
+  p_names text[], p_claims text[], p_counts bigint[], p_patience int
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
   answers bigint[] := array_fill(0::bigint, ARRAY[cardinality(p_names)]);
   r       record;
   at      timestamp;
   k       bigint;
 BEGIN
+  PERFORM @schema@.durable();
+  IF p_patience > 0 THEN
+    PERFORM set_config('lock_timeout', p_patience::text, true);
+  END IF;
   FOR k IN SELECT o FROM unnest(p_names) WITH ORDINALITY AS u (n, o) ORDER BY n, o LOOP
-    SELECT locked_by, lock_until INTO r FROM shedlock WHERE name = p_names[k] FOR UPDATE;
+    IF p_patience > 0 THEN
+      SELECT locked_by, lock_until INTO r FROM shedlock WHERE name = p_names[k] FOR UPDATE;
+    ELSE
+      SELECT locked_by, lock_until INTO r FROM shedlock WHERE name = p_names[k]
+         FOR UPDATE SKIP LOCKED;
+    END IF;
+    IF NOT FOUND THEN
+      PERFORM FROM shedlock WHERE name = p_names[k];
+      IF FOUND THEN
+        answers[k] := -2;
+      END IF;
+      CONTINUE;
+    END IF;
     at := timezone('utc', clock_timestamp());
-    CONTINUE WHEN NOT FOUND OR r.lock_until <= at OR split_part(r.locked_by, ' ', 2) <> p_claims[k]
+    CONTINUE WHEN r.lock_until <= at OR split_part(r.locked_by, ' ', 2) <> p_claims[k]
       OR (p_counts[k] > 0 AND split_part(r.locked_by, ' ', 3) <> p_counts[k]::text);
     IF starts_with(r.locked_by, 'evicting ') THEN
       answers[k] := -1;
@@ -58,6 +77,13 @@ BEGIN
   RETURN answers;
 END $$;
 
+-- The same for clients before revision 4.
+CREATE OR REPLACE FUNCTION @schema@.shed_renew(p_names text[], p_claims text[], p_counts bigint[])
+RETURNS bigint[] LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN @schema@.shed_renew(p_names, p_claims, p_counts, 1500);
+END $$;
+
 CREATE OR REPLACE FUNCTION @schema@.shed_leave(
   p_name text, p_claim text, p_counted bigint, p_doubt boolean
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
@@ -65,6 +91,7 @@ DECLARE
   at timestamptz;
   n  bigint := 0;
 BEGIN
+  PERFORM @schema@.durable();
   PERFORM pg_advisory_xact_lock(hashtextextended('palisade shed ' || p_name, 0));
   at := clock_timestamp();
   UPDATE shedlock SET lock_until = timezone('utc', at)
@@ -76,8 +103,7 @@ BEGIN
     n := 1;
   END IF;
   IF p_doubt OR (n = 0 AND p_counted = 0) THEN
-    INSERT INTO @schema@.departed (claim, until) VALUES (p_claim::uuid, at + interval '5 minutes')
-      ON CONFLICT (claim) DO UPDATE SET until = excluded.until;
+    PERFORM @schema@.depart(p_claim::uuid, at);
   END IF;
   RETURN ARRAY[n];
 END $$;

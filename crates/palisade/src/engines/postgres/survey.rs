@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
 
 use super::check;
 use super::desk::Desk;
 use super::fault;
-use super::session::Verb;
+use super::session::{Verb, like};
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::engine::Eviction;
 use crate::core::error::Result;
@@ -23,8 +22,8 @@ type Read<T> = std::result::Result<T, tokio_postgres::Error>;
 impl Desk {
     pub(super) async fn survey(&self, scope: &Scope) -> Result<Vec<LineReport>> {
         let (verb, name) = match scope {
-            Scope::Prefix(prefix) => (Verb::SurveyPrefix, prefix.as_str()),
-            Scope::Line(name) => (Verb::SurveyLine, name.as_str()),
+            Scope::Prefix(prefix) => (Verb::SurveyPrefix, like(prefix)),
+            Scope::Line(name) => (Verb::SurveyLine, name.as_str().to_owned()),
         };
         let rows = self.ask("survey", verb, &[&self.namespace, &name]).await?;
         lines(&rows).or_else(|_| fault::unreadable("survey"))
@@ -32,12 +31,11 @@ impl Desk {
 
     /// What changes with every change in the scope.
     pub(super) async fn fingerprint(&self, scope: &Scope) -> Result<(i64, String)> {
-        let prefix = match scope {
-            Scope::Prefix(prefix) => prefix.as_str(),
-            Scope::Line(name) => name.as_str(),
+        let (verb, name) = match scope {
+            Scope::Prefix(prefix) => (Verb::PrintPrefix, like(prefix)),
+            Scope::Line(name) => (Verb::PrintLine, name.as_str().to_owned()),
         };
-        let parameters: &[&(dyn ToSql + Sync)] = &[&self.namespace, &prefix];
-        let rows = self.ask("watch", Verb::Fingerprint, parameters).await?;
+        let rows = self.ask("watch", verb, &[&self.namespace, &name]).await?;
         let Some(row) = rows.first() else {
             return fault::unreadable("watch");
         };
@@ -69,6 +67,7 @@ impl Desk {
             server: &self.server,
             schema: &self.schema,
             between: self.between(),
+            table: true,
             pushes: self.can_listen(),
             oldest: (120_000, "the functions are not tested there"),
             timeout: self.timeout,

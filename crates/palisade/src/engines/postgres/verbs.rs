@@ -1,20 +1,25 @@
 //! What a claim asks, each a statement: enter, wait, renew, amend, leave. The functions in the
 //! database decide; a push tells of a grant, or when to look.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
 
 use super::desk::Desk;
 use super::fault;
 use super::mail::Bell;
+use super::queue::{Next, Was};
+use super::renew::{Round, Rows};
 use super::session::Verb;
 use super::survey::from_ask;
-use crate::core::claim::Claim;
+use crate::core::claim::{Claim, READERS};
 use crate::core::clock::BootTime;
 use crate::core::engine::{Amended, Amendment, Entered, Left, Place, Renewal};
-use crate::core::error::Result;
+use crate::core::error::{Error, Kind, Outcome, Result};
 use crate::core::line::capacity_mismatch;
+use crate::core::name::Name;
 use crate::core::sync;
 use crate::core::ticket::{Armed, Lease, Ticket};
 
@@ -46,7 +51,34 @@ enum Standing {
 }
 
 impl Desk {
-    pub(super) async fn enter(&self, claim: &Claim) -> Result<Entered> {
+    pub(super) async fn enter(&self, claim: &Arc<Claim>) -> Result<Entered> {
+        if !claim.queue {
+            return self.enter_line(claim).await;
+        }
+        if !self.queue.admit(claim) {
+            return Ok(Entered::In {
+                ticket: Ticket::own(claim.name.clone(), claim.id),
+                armed: Armed {
+                    sent: BootTime::now(),
+                    ttl: claim.ttl,
+                },
+                place: Place::Waiting,
+            });
+        }
+        let entered = self.enter_line(claim).await;
+        match &entered {
+            Ok(Entered::In {
+                place: Place::Waiting,
+                ..
+            }) => self.queue.is_in_line(&claim.name, claim.id),
+            // It is asked again, or left.
+            Err(error) if error.outcome() == Outcome::MaybeApplied => {}
+            Ok(_) | Err(_) => self.queue.is_over(&claim.name, claim.id),
+        }
+        entered
+    }
+
+    async fn enter_line(&self, claim: &Claim) -> Result<Entered> {
         let (weight, capacity) = from_ask(claim.ask);
         let sent = BootTime::now();
         let answer = self
@@ -121,6 +153,30 @@ impl Desk {
     }
 
     pub(super) async fn wait(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
+        let mut next = self.queue.next(&ticket.name, ticket.claim);
+        if let Next::Stay(turn) = next {
+            let look = until.min(BootTime::now() + RECHECK);
+            tokio::select! {
+                () = turn.notified() => {}
+                () = sync::sleep_until(look) => {}
+            }
+            next = self.queue.next(&ticket.name, ticket.claim);
+        }
+        let place = match next {
+            Next::Stay(_) => return Ok(Place::Waiting),
+            Next::Enter(claim) => match self.enter(&claim).await? {
+                Entered::Busy => Place::Gone,
+                Entered::In { place, .. } => place,
+            },
+            Next::InLine => self.wait_in_line(ticket, until).await?,
+        };
+        if place != Place::Waiting {
+            self.queue.is_over(&ticket.name, ticket.claim);
+        }
+        Ok(place)
+    }
+
+    async fn wait_in_line(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
         // The bell hangs before the look, so that nothing rings unheard in between.
         let bell = self.mail().await?.map(|mail| mail.bell(ticket.claim));
         let (due, last) = match self.place(ticket).await? {
@@ -145,30 +201,14 @@ impl Desk {
         })
     }
 
-    pub(super) async fn prolong(&self, leases: &[Lease]) -> Result<Vec<Renewal>> {
-        let (mut names, mut claims, mut counts) = (Vec::new(), Vec::new(), Vec::new());
-        for ticket in leases.iter().filter_map(|lease| lease.ticket.as_ref()) {
-            names.push(ticket.name.as_str());
-            claims.push(ticket.claim.to_string());
-            counts.push(count(ticket.counted));
-        }
-        let sent = BootTime::now();
-        let parameters: &[&(dyn ToSql + Sync)] = &[&self.namespace, &names, &claims, &counts];
-        let answers = self.numbers("renew", Verb::Renew, parameters).await?;
-        let mut answers = answers.into_iter();
-        let renewals = leases.iter().map(|lease| {
-            // All tickets here have their own leases.
-            let answer = lease.ticket.as_ref().and_then(|_| answers.next());
-            match answer {
-                Some(-1) => Renewal::Evicted,
-                Some(ttl) if ttl > 0 => Renewal::Held(Armed {
-                    sent,
-                    ttl: of_micros(ttl),
-                }),
-                _ => Renewal::Lost,
-            }
+    pub(super) async fn renew(&self, leases: &[Lease], within: Duration) -> Vec<Renewal> {
+        let tickets = leases.iter().map(|lease| lease.ticket.as_ref()).collect();
+        let mut round = Round::new(tickets, within);
+        round.answer(|ticket| {
+            let armed = self.queue.armed(&ticket.name, ticket.claim)?;
+            Some(Renewal::Held(armed))
         });
-        Ok(renewals.collect())
+        round.run(self).await
     }
 
     pub(super) async fn amend(&self, ticket: &Ticket, amendment: Amendment) -> Result<Amended> {
@@ -202,7 +242,45 @@ impl Desk {
         }
     }
 
-    pub(super) async fn leave(&self, ticket: &Ticket) -> Result<Left> {
+    pub(super) async fn leave(&self, mut ticket: Ticket) -> Result<Left> {
+        match self.queue.leave(&ticket.name, ticket.claim) {
+            Was::Here => return Ok(Left::Done),
+            // Its enter may still be under way.
+            Was::Entering => ticket.in_doubt = true,
+            Was::Elsewhere => {}
+        }
+        let left = self.leave_line(&ticket).await?;
+        self.queue.is_over(&ticket.name, ticket.claim);
+        Ok(left)
+    }
+
+    pub(super) async fn resize(&self, name: &Name, capacity: u32) -> Result<bool> {
+        let answer = self
+            .numbers(
+                "resize",
+                Verb::Resize,
+                &[
+                    &self.namespace,
+                    &name.as_str(),
+                    &i64::from(capacity),
+                    &i64::from(READERS),
+                ],
+            )
+            .await?;
+        match *answer.as_slice() {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            [2] => Err(capacity_mismatch(READERS, capacity)),
+            [3, weight] => {
+                let message =
+                    format!("a claim in this line takes {weight} permits, more than {capacity}");
+                Err(Error::new(Kind::InvalidArgument, "resize", message))
+            }
+            _ => fault::unreadable("resize"),
+        }
+    }
+
+    async fn leave_line(&self, ticket: &Ticket) -> Result<Left> {
         let answer = self
             .numbers(
                 "leave",
@@ -221,6 +299,22 @@ impl Desk {
             [1] => Ok(Left::Done),
             _ => fault::unreadable("leave"),
         }
+    }
+}
+
+impl Rows for Desk {
+    async fn renew_rows(
+        &self,
+        tickets: &[&Ticket],
+        patience: i32,
+        by: Instant,
+    ) -> Result<Vec<i64>> {
+        let names: Vec<&str> = tickets.iter().map(|t| t.name.as_str()).collect();
+        let claims: Vec<String> = tickets.iter().map(|t| t.claim.to_string()).collect();
+        let counts: Vec<i64> = tickets.iter().map(|t| count(t.counted)).collect();
+        let parameters: &[&(dyn ToSql + Sync)] =
+            &[&self.namespace, &names, &claims, &counts, &patience];
+        self.renewals(Verb::Renew, parameters, by).await
     }
 }
 

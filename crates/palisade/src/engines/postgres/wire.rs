@@ -24,18 +24,31 @@ use tokio_postgres::{AsyncMessage, Connection, Error};
 
 use super::mail::Mail;
 
-/// A socket that can be moved to the reactor of another runtime.
+/// The most that a server may send after we have last sent something. The client library keeps a
+/// message until it has all of it, and a first byte too many makes it one of a gigabyte. A survey
+/// of 100,000 claims takes less.
+const LONGEST_ANSWER: u64 = 64 << 20;
+
+/// A socket that can be moved to the reactor of another runtime, and that ends when its server
+/// sends without end.
 #[derive(Clone)]
-pub(super) struct Socket(Arc<Mutex<Option<TcpStream>>>);
+pub(super) struct Socket {
+    stream: Arc<Mutex<Option<TcpStream>>>,
+    /// How much has come since we last sent something.
+    received: Arc<AtomicU64>,
+}
 
 impl Socket {
     pub(super) fn new(stream: TcpStream) -> Self {
-        Self(Arc::new(Mutex::new(Some(stream))))
+        Self {
+            stream: Arc::new(Mutex::new(Some(stream))),
+            received: Arc::default(),
+        }
     }
 
     /// Registers it with the runtime that this is called in.
     fn settle_here(&self) -> io::Result<()> {
-        let mut slot = self.0.lock();
+        let mut slot = self.stream.lock();
         if let Some(stream) = slot.take() {
             *slot = Some(TcpStream::from_std(stream.into_std()?)?);
         }
@@ -46,7 +59,7 @@ impl Socket {
         &self,
         io: impl FnOnce(Pin<&mut TcpStream>) -> Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
-        match self.0.lock().as_mut() {
+        match self.stream.lock().as_mut() {
             Some(stream) => io(Pin::new(stream)),
             // It could not be registered anywhere.
             None => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
@@ -60,7 +73,15 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.poll(|stream| stream.poll_read(cx, buffer))
+        let before = buffer.filled().len();
+        let read = self.poll(|stream| stream.poll_read(cx, buffer));
+        let more = u64::try_from(buffer.filled().len() - before).unwrap_or(u64::MAX);
+        let received = self.received.fetch_add(more, Ordering::Relaxed) + more;
+        if received > LONGEST_ANSWER {
+            let why = "the server sends more than any answer has";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, why)));
+        }
+        read
     }
 }
 
@@ -70,6 +91,7 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.received.store(0, Ordering::Relaxed);
         self.poll(|stream| stream.poll_write(cx, bytes))
     }
 

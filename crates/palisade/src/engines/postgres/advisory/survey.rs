@@ -237,6 +237,7 @@ impl Locks {
             server: &hall.server,
             schema: &hall.schema,
             between: Between::Nothing,
+            table: false,
             pushes: true,
             oldest: (
                 140_000,

@@ -16,7 +16,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::task::JoinHandle;
 
 use super::liveness;
-use super::watcher::Inner;
+use super::notify::Inner;
 
 /// The tasks that listen, by runtime; `None` for one that can't.
 #[derive(Default)]

@@ -14,17 +14,22 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::inotify;
 use tokio::sync::{Notify, mpsc};
 
-use super::ear::Ears;
+use super::boot::LINES;
+use super::keys;
 use super::liveness::{self, Hint, Liveness, Peer};
-use super::store::Shared;
+use super::wakeup::Ears;
 use crate::core::engine::Alarm;
+use crate::core::report::Scope;
 
 /// The epoll key of this process's own FIFO; no process has it as its id.
 const OWN: u64 = 0;
 /// The epoll key of the bell; no process has it as its id.
 const BELL: u64 = u64::MAX;
+/// The epoll key of what tells of changed lines; no process has it as its id.
+const LINES_CHANGED: u64 = u64::MAX - 1;
 
 /// See the module's text.
 pub(super) struct Watcher {
@@ -34,9 +39,11 @@ pub(super) struct Watcher {
 }
 
 pub(super) struct Inner {
-    shared: Arc<Shared>,
+    liveness: Arc<Liveness>,
     sleepers: Mutex<HashMap<u128, Vec<Arc<Notify>>>>,
     alarms: Mutex<Vec<mpsc::UnboundedSender<Alarm>>>,
+    /// Who wants to hear of changes of which lines.
+    scopes: Mutex<HashMap<u128, (Arc<str>, Scope)>>,
     poll: Mutex<Option<Poll>>,
     stopping: AtomicBool,
 }
@@ -48,6 +55,8 @@ struct Poll {
     /// How many sleep where hints are heard without the thread.
     hearing: usize,
     peers: HashMap<u64, PeerEnd>,
+    /// Tells of changes in the folder of lines, once somebody wants to hear of them.
+    lines: Option<Arc<OwnedFd>>,
 }
 
 /// A write end of another process's FIFO and who sleeps on it.
@@ -57,11 +66,12 @@ struct PeerEnd {
 }
 
 impl Watcher {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(liveness: Arc<Liveness>) -> Self {
         Self {
             inner: Arc::new(Inner {
-                shared,
+                liveness,
                 sleepers: Mutex::default(),
+                scopes: Mutex::default(),
                 alarms: Mutex::default(),
                 poll: Mutex::default(),
                 stopping: AtomicBool::new(false),
@@ -90,6 +100,31 @@ impl Watcher {
         }
     }
 
+    /// Rings whoever sleeps under `id` when a line in the scope changes. Says whether it can.
+    pub(super) fn watch_lines(&self, id: u128, namespace: &Arc<str>, scope: &Scope) -> bool {
+        let watched = (Arc::clone(namespace), scope.clone());
+        self.inner.scopes.lock().insert(id, watched);
+        let mut poll = self.inner.poll.lock();
+        let Some(poll) = poll.as_mut() else {
+            return false;
+        };
+        if poll.lines.is_none() {
+            poll.lines = self.inner.watch_folder(&poll.epoll).ok().map(Arc::new);
+        }
+        poll.lines.is_some()
+    }
+
+    /// Ends what [`Watcher::watch_lines`] began.
+    pub(super) fn unwatch_lines(&self, id: u128) {
+        let mut scopes = self.inner.scopes.lock();
+        scopes.remove(&id);
+        if scopes.is_empty()
+            && let Some(poll) = self.inner.poll.lock().as_mut()
+        {
+            poll.lines = None;
+        }
+    }
+
     /// Hands a hint to whom it concerns in this process.
     pub(super) fn hand(&self, hint: Hint) {
         self.inner.hand(hint);
@@ -109,7 +144,7 @@ impl Watcher {
         if thread.is_some() || self.inner.stopping.load(Ordering::Acquire) {
             return;
         }
-        let Ok(poll) = Poll::new(&self.inner.shared) else {
+        let Ok(poll) = Poll::new(&self.inner.liveness) else {
             return;
         };
         let epoll = Arc::clone(&poll.epoll);
@@ -138,7 +173,7 @@ impl Watcher {
 }
 
 impl Poll {
-    fn new(shared: &Shared) -> rustix::io::Result<Self> {
+    fn new(liveness: &Liveness) -> rustix::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(
@@ -148,12 +183,13 @@ impl Poll {
             epoll::EventFlags::IN,
         )?;
         let own = epoll::EventData::new_u64(OWN);
-        epoll::add(&epoll, shared.liveness.fifo(), own, epoll::EventFlags::IN)?;
+        epoll::add(&epoll, liveness.fifo(), own, epoll::EventFlags::IN)?;
         Ok(Self {
             epoll: Arc::new(epoll),
             bell: Arc::new(bell),
             hearing: 0,
             peers: HashMap::new(),
+            lines: None,
         })
     }
 
@@ -168,14 +204,24 @@ impl Poll {
 }
 
 impl Inner {
+    /// Lets the thread hear of every change in the folder of lines.
+    fn watch_folder(&self, epoll: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+        let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
+        let lines = inotify::init(flags)?;
+        let path = self.liveness.home.dir.path.join(LINES);
+        inotify::add_watch(&lines, path, inotify::WatchFlags::MODIFY)?;
+        let data = epoll::EventData::new_u64(LINES_CHANGED);
+        epoll::add(epoll, &lines, data, epoll::EventFlags::IN)?;
+        Ok(lines)
+    }
+
     pub(super) fn liveness(&self) -> &Liveness {
-        &self.shared.liveness
+        &self.liveness
     }
 
     pub(super) fn hand(&self, hint: Hint) {
         let id = match hint {
             Hint::Look(claim) => claim.0,
-            Hint::Changed(watch) => watch,
             Hint::Alarm(claim) => {
                 let alarm = Alarm::Lease(claim.into());
                 // A keeper that is gone takes no more alarms.
@@ -185,8 +231,33 @@ impl Inner {
                 claim.0
             }
         };
+        self.ring(id);
+    }
+
+    fn ring(&self, id: u128) {
         if let Some(sleepers) = self.sleepers.lock().get(&id) {
             sleepers.iter().for_each(|bell| bell.notify_one());
+        }
+    }
+
+    /// Rings whoever wants to hear of the lines that have changed.
+    fn lines_changed(&self) {
+        let lines = self
+            .poll
+            .lock()
+            .as_ref()
+            .and_then(|poll| poll.lines.clone());
+        let Some(lines) = lines else { return };
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&*lines, &mut buffer);
+        while let Ok(event) = events.next() {
+            let name = event.file_name().and_then(|name| name.to_str().ok());
+            let scopes = self.scopes.lock();
+            let concerned = scopes.iter().filter(|(_, (namespace, scope))| {
+                // Without a name, some were missed.
+                name.is_none_or(|name| keys::may_include(namespace, scope, name))
+            });
+            concerned.for_each(|(id, _)| self.ring(*id));
         }
     }
 
@@ -215,6 +286,7 @@ impl Inner {
             for event in &events {
                 match event.data.u64() {
                     BELL => {}
+                    LINES_CHANGED => self.lines_changed(),
                     OWN => {
                         let fifo = self.liveness().fifo();
                         let read = |buffer: &mut [u8]| Ok(rustix::io::read(fifo, buffer)?);
@@ -256,7 +328,7 @@ impl Sleeper {
         let Some(poll) = poll.as_mut() else { return };
         self.unmind(poll, processes);
         for &process in processes {
-            if process == self.inner.shared.liveness.process() {
+            if process == self.inner.liveness.process() {
                 continue;
             }
             if let Some(peer) = poll.peers.get_mut(&process) {
@@ -269,7 +341,7 @@ impl Sleeper {
                 }
                 continue;
             }
-            match liveness::open_to_watch(self.inner.shared.liveness.procs(), process) {
+            match liveness::open_to_watch(&self.inner.liveness.home.procs, process) {
                 Peer::Dead => self.bell.notify_one(),
                 Peer::Unknown => {}
                 Peer::Alive(end) => {

@@ -1,0 +1,133 @@
+//! Many who wait for one name, and rows that others keep locked.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use palisade::{BootTime, LossReason};
+use palisade_testkit::trial::until;
+use tokio::task::JoinSet;
+
+use super::{Psql, SOON, server, sql};
+
+const SEATS: &str = "SELECT cardinality(seats) FROM palisade.line WHERE name = 'crowd'";
+
+/// A crowd in one process costs neither the holder nor an unrelated lock anything, and is served.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_thousand_waiters_cost_nobody_a_lock() {
+    const CROWD: u32 = 2000;
+    let Some(server) = server() else { return };
+    // The timeout is for a busy machine; a renewal gives up after a sixth of the ttl.
+    let client = palisade::connect(&format!("{}?ttl=6s&timeout=20s", server.url()))
+        .await
+        .unwrap();
+    let lock = client.mutex("crowd").unwrap();
+    let hold = lock.lock().await.unwrap();
+    let other = client.mutex("other").unwrap().lock().await.unwrap();
+    let (inside, served) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let mut crowd = JoinSet::new();
+    for _ in 0..CROWD {
+        let (lock, inside, served) = (lock.clone(), Arc::clone(&inside), Arc::clone(&served));
+        crowd.spawn(async move {
+            let hold = lock.lock().await.unwrap();
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold it");
+            inside.fetch_sub(1, Ordering::SeqCst);
+            served.fetch_add(1, Ordering::SeqCst);
+            hold.release().await.unwrap();
+        });
+    }
+    let end = BootTime::now() + Duration::from_secs(15);
+    while !end.has_passed() {
+        assert!(hold.is_valid(), "the crowd took the lock from its holder");
+        assert!(other.is_valid(), "the crowd took an unrelated lock away");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let seats: u32 = sql(&server, SEATS)[0].parse().unwrap();
+    assert!((2..100).contains(&seats), "{seats} claims in the line");
+    assert_eq!(served.load(Ordering::SeqCst), 0);
+    hold.release().await.unwrap();
+    let all = tokio::time::timeout(SOON * 12, async {
+        while let Some(done) = crowd.join_next().await {
+            done.unwrap();
+        }
+    });
+    all.await.expect("not all were served");
+    assert_eq!(served.load(Ordering::SeqCst), CROWD);
+    assert!(other.is_valid(), "the crowd took an unrelated lock away");
+}
+
+/// Dropped while it waits, also before it is in the server's line, a claim leaves nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_that_goes_leaves_nothing() {
+    let Some(server) = server() else { return };
+    let client = palisade::connect(server.url()).await.unwrap();
+    let lock = client.mutex("crowd").unwrap();
+    let hold = lock.lock().await.unwrap();
+    let mut crowd = JoinSet::new();
+    for _ in 0..100 {
+        let lock = lock.clone();
+        crowd.spawn(async move { lock.lock().await.map(drop) });
+    }
+    until("a line", async || sql(&server, SEATS)[0] != "1").await;
+    crowd.shutdown().await;
+    until("the end of it", async || sql(&server, SEATS) == ["1"]).await;
+    hold.release().await.unwrap();
+    let next = tokio::time::timeout(SOON, lock.lock()).await.unwrap();
+    assert!(next.unwrap().is_valid());
+}
+
+/// However many claims a line has, a renewal of all of them writes its row once.
+#[tokio::test]
+async fn a_renewal_writes_each_row_once() {
+    let Some(server) = server() else { return };
+    let client = palisade::connect(server.url()).await.unwrap();
+    drop(client.mutex("x").unwrap().lock().await.unwrap());
+    let Some(mut psql) = Psql::open(&server) else {
+        return;
+    };
+    psql.ask(
+        "CREATE FUNCTION id(i int) RETURNS uuid LANGUAGE sql AS
+           $$ SELECT ('00000000-0000-0000-0000-' || lpad(i::text, 12, '0'))::uuid $$;
+         SELECT count(palisade.enter('palisade', 'crowd', id(i), 0, 0, 30000000, true, 'm', '{}', NULL))
+           FROM generate_series(1, 400) i;",
+    );
+    let rows = psql.ask(
+        "BEGIN;
+         SELECT pg_stat_get_xact_tuples_updated('palisade.line'::regclass) AS before \\gset
+         SELECT count(*) FROM unnest(palisade.renew('palisade',
+           ARRAY(SELECT 'crowd'::text FROM generate_series(1, 400)),
+           ARRAY(SELECT id(i) FROM generate_series(1, 400) i),
+           ARRAY(SELECT 0::bigint FROM generate_series(1, 400)), 0)) a WHERE a = 30000000;
+         SELECT pg_stat_get_xact_tuples_updated('palisade.line'::regclass) - :before;
+         COMMIT;",
+    );
+    assert_eq!(rows, ["400", "1"]);
+}
+
+/// Only the lease whose row is locked is unknown, and ends; the others live on.
+#[tokio::test]
+async fn a_row_that_another_locks_costs_its_own_lease_only() {
+    let Some(server) = server() else { return };
+    let Some(mut psql) = Psql::open(&server) else {
+        return;
+    };
+    let client = palisade::connect(&format!("{}?ttl=4s", server.url()))
+        .await
+        .unwrap();
+    let mut holds = Vec::new();
+    for name in ["a", "b", "c"] {
+        holds.push(client.mutex(name).unwrap().lock().await.unwrap());
+    }
+    psql.ask("BEGIN; SELECT 1 FROM palisade.line WHERE name = 'b' FOR UPDATE;");
+    let loss = tokio::time::timeout(SOON, holds[1].lost()).await.unwrap();
+    assert_eq!(loss.reason, LossReason::Expired);
+    let end = BootTime::now() + Duration::from_secs(8);
+    while !end.has_passed() {
+        assert!(holds[0].is_valid() && holds[2].is_valid(), "lost beside it");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    psql.ask("COMMIT;");
+    let lock = client.mutex("b").unwrap();
+    let again = tokio::time::timeout(SOON, lock.lock()).await.unwrap();
+    assert!(again.unwrap().token() > holds[1].token());
+}

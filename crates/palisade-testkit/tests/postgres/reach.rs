@@ -1,0 +1,69 @@
+//! Connections that go silent, and servers that send without end.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use palisade::{BootTime, Kind};
+use palisade_testkit::proxy::Proxies;
+
+use super::{SOON, server};
+
+/// The connections that there are go silent, new ones are fine: holds live on, waiters are served.
+#[tokio::test]
+async fn a_silent_connection_costs_no_lock() {
+    let Some(server) = server() else { return };
+    let proxies = Proxies::before(server.url()).unwrap();
+    let client = palisade::connect(&format!("{}?ttl=3s", proxies.url()))
+        .await
+        .unwrap();
+    let near = palisade::connect(server.url()).await.unwrap();
+    let busy = near.mutex("busy").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let lock = client.mutex("busy").unwrap();
+    let waiter = tokio::spawn(async move { lock.lock().await });
+    for _ in 0..3 {
+        proxies.silence();
+        let end = BootTime::now() + Duration::from_secs(4);
+        while !end.has_passed() {
+            assert!(hold.is_valid(), "lost with one connection");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    busy.release().await.unwrap();
+    let next = tokio::time::timeout(SOON * 2, waiter).await.unwrap();
+    assert!(next.unwrap().unwrap().is_valid());
+}
+
+/// What calls itself a server and sends without end is given up before it fills the memory.
+#[tokio::test]
+async fn a_server_that_floods_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let sent = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&sent);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut hello = [0; 8];
+            stream.read_exact(&mut hello).unwrap();
+            // The letter of a notice, and then a length of 1.1 GB.
+            let mut bytes = vec![b'A'; 1 << 20];
+            bytes[0] = b'N';
+            while stream.write_all(&bytes).is_ok() {
+                counter.fetch_add(1 << 20, Ordering::SeqCst);
+            }
+        }
+    });
+    let url = format!("postgres://palisade@{address}/postgres?connect_timeout=60s");
+    let client = palisade::connect(&url).await.unwrap();
+    let lock = client.mutex("x").unwrap();
+    let refused = tokio::time::timeout(SOON * 6, lock.try_lock())
+        .await
+        .unwrap();
+    assert_eq!(refused.unwrap_err().kind(), Kind::Unreachable);
+    let sent = sent.load(Ordering::SeqCst);
+    assert!(sent < 200 << 20, "{sent} bytes were taken");
+}

@@ -1,0 +1,259 @@
+//! `Home`: a directory that is a store of this boot.
+//!
+//! The file `boot` says of which layout, boot and time namespace the lines are, since absolute
+//! times of CLOCK_BOOTTIME and files that were never synced mean nothing in another. Making a
+//! store, taking over one of an earlier boot and joining it are one critical section: whoever
+//! comes out of it has its sign of life in a store of this boot.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, OFlags};
+
+use super::dir::{self, Dir, Identity, identity};
+use super::error::{config, unusable_dir};
+use super::line_file::LineFile;
+use super::liveness::{self, Liveness};
+use super::tokens::{self, CEILING, Tokens};
+use crate::core::error::{Error, Kind, Result};
+
+/// Layout 1 was a database in one file.
+const LAYOUT: u32 = 2;
+/// What says that a directory is a store.
+pub(super) const BOOT: &str = "boot";
+const NEW: &str = "boot.new";
+
+pub(super) const LINES: &str = "lines";
+pub(super) const PROCS: &str = "procs";
+pub(super) const LEASES: &str = "leases";
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Home {
+    pub(super) dir: Dir,
+    /// A file per line.
+    pub(super) lines: OwnedFd,
+    pub(super) lines_identity: Identity,
+    /// A sign of life per process.
+    pub(super) procs: OwnedFd,
+    /// A file of renewed leases per process.
+    pub(super) leases: OwnedFd,
+    pub(super) tokens: Tokens,
+}
+
+/// Makes `dir` a store of this boot where it is none, and joins it. Blocks for about `timeout` at
+/// the longest.
+///
+/// # Errors
+/// [`Kind::Config`] for a directory with foreign files or another layout, or one that processes of
+/// another time namespace use; [`Kind::Unusable`] for files that can't be read;
+/// [`Kind::Unreachable`] when a process that is stopped in it keeps its lock.
+pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
+    if read(&dir, BOOT)?.is_none() {
+        refuse_foreign(&dir)?;
+    }
+    let locked = dir.lock(timeout)?;
+    let now = Boot::current()?;
+    let found = match read(&dir, BOOT)? {
+        Some(text) => Some(Boot::parse(&dir, &text)?),
+        None => None,
+    };
+    let mut old = Vec::new();
+    let boot = match found {
+        Some(boot) if boot.id == now.id && boot.time_namespace == now.time_namespace => boot,
+        found => {
+            match &found {
+                Some(found) => refuse_living(&dir, found, &now)?,
+                None => refuse_foreign(&dir)?,
+            }
+            if found.is_some() {
+                old = put_away(&dir)?;
+            }
+            let ceiling = tokens::prepare(&dir, found.is_some())?;
+            let boot = Boot {
+                base: tokens::base(ceiling),
+                ..now
+            };
+            write(&dir, &boot)?;
+            boot
+        }
+    };
+    let lines = dir.folder(LINES)?;
+    let stat = rustix::fs::fstat(&lines).map_err(|errno| unusable_dir(&dir.path, errno))?;
+    let home = Home {
+        lines,
+        lines_identity: identity(&stat),
+        procs: dir.folder(PROCS)?,
+        leases: dir.folder(LEASES)?,
+        tokens: Tokens::open(&dir, boot.base)?,
+        dir,
+    };
+    let alone = liveness::sweep(&home);
+    if alone {
+        LineFile::remove_unfinished(&home.lines);
+    }
+    let liveness = Liveness::create(home, alone)?;
+    drop(locked);
+    for name in old {
+        // What belongs to others may stay: it is in nobody's way.
+        let _ = std::fs::remove_dir_all(liveness.home.dir.path.join(name));
+    }
+    Ok(liveness)
+}
+
+/// Refuses a directory with files of somebody else.
+fn refuse_foreign(dir: &Dir) -> Result<()> {
+    for name in dir.entries()? {
+        let ours = match name.as_str() {
+            "lock" | "fences" | CEILING | BOOT | NEW => true,
+            LINES | PROCS | LEASES => {
+                // Empty ones are what a process that was killed here left.
+                dir::names(dir.folder(&name)?).is_ok_and(|names| names.is_empty())
+            }
+            other => other.starts_with("raw-"),
+        };
+        if !ours {
+            return Err(config(format!(
+                "directory {} is not empty and no store of palisade (it has {name:?}); use an \
+                 empty or a new directory",
+                dir.path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Signs of life of another boot are dead by definition; but a container may have a boot id or a
+/// clock of its own, and then those of its processes are held.
+fn refuse_living(dir: &Dir, found: &Boot, now: &Boot) -> Result<()> {
+    let Ok(procs) = dir.folder(PROCS) else {
+        return Ok(());
+    };
+    if !liveness::any_alive(&procs) {
+        return Ok(());
+    }
+    let what = match found.id == now.id {
+        true => "another time namespace",
+        false => "another boot id (a container with its own, or another machine)",
+    };
+    Err(config(format!(
+        "directory {} is in use by processes of {what}; use another directory",
+        dir.path.display()
+    )))
+}
+
+/// Moves what is of another boot out of the way; returns where to, to be removed.
+fn put_away(dir: &Dir) -> Result<Vec<String>> {
+    let mut old: Vec<String> = dir.entries()?;
+    // What an earlier process could not finish.
+    old.retain(|name| name.starts_with("old-"));
+    for folder in [LINES, PROCS, LEASES] {
+        let to = format!("old-{folder}-{:016x}", rand::random::<u64>());
+        match rustix::fs::renameat(&dir.fd, folder, &dir.fd, &to) {
+            Ok(()) => old.push(to),
+            Err(rustix::io::Errno::NOENT) => {}
+            Err(errno) => return Err(unusable_dir(&dir.path, errno)),
+        }
+    }
+    Ok(old)
+}
+
+#[derive(Debug)]
+struct Boot {
+    id: String,
+    time_namespace: u64,
+    /// What the token clock adds to the time since the boot.
+    base: u64,
+}
+
+impl Boot {
+    fn current() -> Result<Self> {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(|error| {
+            config("the id of this boot can't be read; file: needs /proc").because(error)
+        })?;
+        Ok(Self {
+            id: id.trim().to_owned(),
+            // Kernels without time namespaces have no such file.
+            time_namespace: std::fs::metadata("/proc/self/ns/time").map_or(0, |file| file.ino()),
+            base: 0,
+        })
+    }
+
+    fn parse(dir: &Dir, text: &str) -> Result<Self> {
+        let mut lines = text.lines();
+        let layout = lines.next().and_then(|l| l.strip_prefix("palisade store "));
+        match layout.and_then(|layout| layout.parse::<u32>().ok()) {
+            Some(LAYOUT) => {}
+            Some(1) => {
+                return Err(config(format!(
+                    "directory {} was made by an older palisade; stop what uses it, then remove \
+                     its `boot`, `lines` and `procs`, and leave `ceiling`: tokens go on above it",
+                    dir.path.display()
+                )));
+            }
+            Some(other) => {
+                return Err(config(format!(
+                    "directory {} has layout {other}, this palisade knows {LAYOUT}; use the \
+                     version that made it, or another directory",
+                    dir.path.display()
+                )));
+            }
+            None => return Err(garbled(dir)),
+        }
+        let id = lines.next();
+        let mut number = || lines.next().and_then(|line| line.parse().ok());
+        match (id, number(), number()) {
+            (Some(id), Some(time_namespace), Some(base)) => Ok(Self {
+                id: id.to_owned(),
+                time_namespace,
+                base,
+            }),
+            _ => Err(garbled(dir)),
+        }
+    }
+}
+
+fn garbled(dir: &Dir) -> Error {
+    let message = format!(
+        "{} is garbled; stop what uses the store and remove it and the folder `lines`: tokens go \
+         on above `ceiling`",
+        dir.path.join(BOOT).display()
+    );
+    Error::new(Kind::Unusable, "connect", message)
+}
+
+fn read(dir: &Dir, name: &str) -> Result<Option<String>> {
+    let mut bytes = Vec::new();
+    match dir.open_file(&dir.fd, name, OFlags::RDONLY) {
+        Err(rustix::io::Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(unusable_dir(&dir.path, errno)),
+        Ok(file) => File::from(file)
+            .take(4096)
+            .read_to_end(&mut bytes)
+            .map_err(|error| unusable_dir(&dir.path, error))?,
+    };
+    Ok(Some(String::from_utf8(bytes).unwrap_or_default()))
+}
+
+/// Replaces the file `boot`: new file, sync, rename, sync of the directory.
+fn write(dir: &Dir, boot: &Boot) -> Result<()> {
+    let text = format!(
+        "palisade store {LAYOUT}\n{}\n{}\n{}\n",
+        boot.id, boot.time_namespace, boot.base
+    );
+    let write = || -> std::io::Result<()> {
+        // A leftover, or somebody's link.
+        let _ = rustix::fs::unlinkat(&dir.fd, NEW, AtFlags::empty());
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+        let mut out = File::from(dir.open_file(&dir.fd, NEW, flags)?);
+        out.write_all(text.as_bytes())?;
+        out.sync_all()?;
+        rustix::fs::renameat(&dir.fd, NEW, &dir.fd, BOOT)?;
+        rustix::fs::fsync(&dir.fd)?;
+        Ok(())
+    };
+    write().map_err(|error| unusable_dir(&dir.path, error))
+}

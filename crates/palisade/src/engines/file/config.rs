@@ -1,0 +1,107 @@
+//! What `connect` knows of this engine before it is opened, and what its URL says.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::error::config;
+use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
+use crate::core::card::{Card, Offer};
+use crate::core::error::Result;
+use crate::core::url::Url;
+
+/// The engine's own options.
+const OPTIONS: &[&str] = &["allow_network_fs", "shared"];
+
+pub(super) const CAPABILITY: Capability = Capability {
+    class: Class::B,
+    shared: true,
+    permits: Permits::Weighted,
+    resize: true,
+    fair: true,
+    waiters_visible: true,
+    tokens: Tokens::Durable,
+    early_loss: true,
+    detached: false,
+    ttl: TtlRange {
+        min: Duration::from_millis(100),
+        max: Duration::from_secs(24 * 60 * 60),
+        step: Duration::from_millis(1),
+    },
+    reentrant_session: false,
+};
+
+/// What `connect` knows of it.
+pub(crate) const OFFER: Offer = Offer {
+    card: Card {
+        name: "file",
+        schemes: &["file"],
+        needs: "a directory on a local disk; all processes of one user (or group) of one machine",
+        example: "file:",
+        capability: CAPABILITY,
+        options: OPTIONS,
+    },
+    open: |url, settings| Box::pin(async move { super::open(url, &settings).await }),
+    #[cfg(feature = "baseline")]
+    baseline: Some(|url, _| Box::pin(async move { super::baseline::open_baseline(url) })),
+};
+
+/// Who may take part in a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Audience {
+    /// The user who made it.
+    User,
+    /// The group of its directory.
+    Group,
+}
+
+/// What a URL says.
+#[derive(Debug, Clone)]
+pub(super) struct Config {
+    pub(super) path: PathBuf,
+    pub(super) audience: Audience,
+    pub(super) allow_network_fs: bool,
+}
+
+impl Config {
+    /// Takes everything out of a URL.
+    ///
+    /// # Errors
+    /// [`Kind::Config`](crate::Kind::Config) for what can't be used.
+    pub(super) fn from_url(mut url: Url) -> Result<Self> {
+        let allow_network_fs = url.take_flag("allow_network_fs")?;
+        let audience = match url.take("shared").as_deref() {
+            None => Audience::User,
+            Some("group") => Audience::Group,
+            Some(_) => return Err(config("option shared must be group, or be left out")),
+        };
+        url.finish(OPTIONS)?;
+        Ok(Self {
+            path: locate(&url)?,
+            audience,
+            allow_network_fs,
+        })
+    }
+}
+
+/// Where the URL says that the store is.
+fn locate(url: &Url) -> Result<PathBuf> {
+    if !url.hosts.is_empty() {
+        return Err(config(
+            "file: takes a directory, not a host; write file:/var/lib/locks",
+        ));
+    }
+    if !url.path.is_empty() {
+        return Ok(PathBuf::from(&url.path));
+    }
+    let absolute = |variable| {
+        std::env::var_os(variable)
+            .map(PathBuf::from)
+            .filter(|path: &PathBuf| path.is_absolute())
+    };
+    absolute("XDG_STATE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
+        .map(|state| state.join("palisade"))
+        .ok_or_else(|| {
+            config("no directory given, and neither XDG_STATE_HOME nor HOME is set; write file:/var/lib/locks")
+        })
+}

@@ -1,0 +1,187 @@
+//! `survey`, `watch` and `check`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::acquire::sleep_on;
+use super::config::Audience;
+use super::dir::{self, remote_fs};
+use super::error::{busy, file_failed};
+use super::keys;
+use super::line_file::LineFile;
+use super::notify::Sleeper;
+use super::store::{Store, Tried};
+use super::tx::{Sleep, Tx};
+use crate::core::clock::BootTime;
+use crate::core::error::Result;
+use crate::core::report::{Finding, LineReport, Scope, Severity};
+
+/// The lines in a scope, and what a watch of it sleeps on.
+pub(super) async fn survey(
+    store: &Arc<Store>,
+    namespace: &Arc<str>,
+    scope: &Scope,
+    timeout: Duration,
+) -> Result<(Vec<LineReport>, Sleep)> {
+    store.check_process("survey")?;
+    let home = store.home();
+    let files = match scope {
+        Scope::Line(name) => vec![keys::file_name(namespace, name.as_str())],
+        Scope::Prefix(_) => {
+            dir::names(&home.lines).map_err(|errno| file_failed("survey", &home.dir.path, errno))?
+        }
+    };
+    let mut reports = Vec::new();
+    let mut seats = Vec::new();
+    for file in files {
+        if !keys::may_include(namespace, scope, &file) {
+            continue;
+        }
+        let opened = LineFile::open(home, &file.as_str().into());
+        let path = || home.dir.path.join(super::boot::LINES).join(&file);
+        let opened = opened.map_err(|errno| file_failed("survey", &path(), errno))?;
+        let Some(file) = opened else { continue };
+        let mut look = |tx: &mut Tx<'_>, file: Option<&LineFile>| {
+            // Whether somebody can be granted is not asked here.
+            let _ = tx.settle_all();
+            if let Some(file) = file {
+                file.remove_if_empty(home, tx.state);
+            }
+            let ours = tx.state.namespace == **namespace && scope.includes(&tx.state.name);
+            if !ours || tx.state.line.seats.is_empty() {
+                return Ok(None);
+            }
+            let line = &tx.state.line;
+            let report = line.report(&tx.state.name, tx.now, super::line_file::Extra::who);
+            Ok(Some((report, line.seats.clone())))
+        };
+        let deadline = BootTime::now() + timeout;
+        let found = loop {
+            match store.try_change_file("survey", &file, None, &mut look)? {
+                Tried::Done(found) => break found,
+                Tried::Gone => break None,
+                Tried::Locked if deadline.has_passed() => {
+                    return Err(busy("survey", timeout, &file.path));
+                }
+                Tried::Locked => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        };
+        if let Some((report, mut of_line)) = found {
+            reports.push(report);
+            seats.append(&mut of_line);
+        }
+    }
+    reports.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok((reports, Sleep::on(seats.iter())))
+}
+
+/// A watch of a scope.
+pub(super) struct Watch {
+    pub(super) id: u128,
+    pub(super) store: Arc<Store>,
+    pub(super) namespace: Arc<str>,
+    pub(super) timeout: Duration,
+    pub(super) scope: Scope,
+    /// Who sleeps, and whether it hears of changes; if not it has to look.
+    pub(super) sleeper: Option<(Sleeper, bool)>,
+}
+
+/// How often a watch looks that can't hear of changes.
+const LOOK: Duration = Duration::from_secs(1);
+
+impl Watch {
+    /// Sleeps until something in the scope may have changed.
+    pub(super) async fn changed(&mut self) -> Result<()> {
+        let Some((sleeper, hears)) = &self.sleeper else {
+            let watcher = &self.store.watcher;
+            let sleeper = watcher.sleeper(self.id);
+            let hears = watcher.watch_lines(self.id, &self.namespace, &self.scope);
+            self.sleeper = Some((sleeper, hears));
+            // What changed before would be missed otherwise.
+            return Ok(());
+        };
+        let survey = survey(&self.store, &self.namespace, &self.scope, self.timeout);
+        let (_, sleep) = survey.await?;
+        let until = match hears {
+            true => BootTime::NEVER,
+            false => BootTime::now() + LOOK,
+        };
+        sleep_on(sleeper, &sleep, until).await;
+        Ok(())
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.store.watcher.unwatch_lines(self.id);
+    }
+}
+
+/// Findings about the directory.
+pub(super) fn check(store: &Store) -> Vec<Finding> {
+    let dir = &store.home().dir;
+    let mut findings = Vec::new();
+    let mut add = |severity, code, message: String, remedy: &str| {
+        findings.push(Finding {
+            severity,
+            code,
+            message,
+            remedy: remedy.to_owned(),
+        });
+    };
+    match dir.audience {
+        Audience::User => add(
+            Severity::Info,
+            "covers_user",
+            format!(
+                "the store covers the processes of one user (uid {}) of this machine",
+                rustix::process::geteuid().as_raw()
+            ),
+            "for several users, share a directory with shared=group",
+        ),
+        Audience::Group => add(
+            Severity::Info,
+            "covers_group",
+            format!(
+                "the store covers the processes of one group (gid {}) of this machine",
+                rustix::fs::fstat(&dir.fd).map_or(0, |stat| stat.st_gid)
+            ),
+            "whoever is in the group takes part, and can take locks away",
+        ),
+    }
+    if let Some(kind) = remote_fs(&dir.fd) {
+        add(
+            Severity::Danger,
+            "network_fs",
+            format!("the store is on {kind}: locks may not exclude"),
+            "move it to a local directory",
+        );
+    }
+    let Ok(stat) = rustix::fs::fstatfs(&dir.fd) else {
+        return findings;
+    };
+    match stat.f_type as u64 & 0xffff_ffff {
+        0x0102_1994 | 0x8584_58f6 => add(
+            Severity::Warning,
+            "memory_fs",
+            "the store is in memory: after a reboot tokens rest on the clock alone".into(),
+            "use a directory on disk if tokens must never go back",
+        ),
+        0x794c_7630 => add(
+            Severity::Info,
+            "overlay_fs",
+            "the store is inside a container's own layer: other containers don't see it".into(),
+            "mount a volume to share it",
+        ),
+        _ => {}
+    }
+    if stat.f_bavail.saturating_mul(stat.f_bsize as u64) < 16 << 20 {
+        add(
+            Severity::Warning,
+            "disk_almost_full",
+            "less than 16 MiB are free where the store is".into(),
+            "free some space",
+        );
+    }
+    findings
+}

@@ -1,0 +1,308 @@
+//! `Leases`: what this process has renewed, in a file of its own; and how others read it.
+//!
+//! A line says until when a claim lasts as it was entered. Renewals don't touch the line: they go
+//! to the slot of the claim in the file of its process, so that many are renewed by one write. A
+//! slot is read by others only when what the line says has passed.
+//!
+//! **An ended lease is never revived.** A process renews under an exclusive `flock` on its file,
+//! and only what has not ended by then; others look under a shared one. So what has ended when
+//! they look stays ended, and the owner is told at its next renewal.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::io::Errno;
+
+use super::boot::{Home, LEASES};
+use super::liveness::{Liveness, file_name};
+use crate::core::claim::ClaimId;
+use crate::core::clock::BootTime;
+
+/// A claim id (its lower half), when its lease ends, and whether it is marked for eviction.
+pub(super) const SLOT: usize = 24;
+
+/// How far ahead the first word of the file is moved: until when claims of this process may last.
+const AHEAD: Duration = Duration::from_secs(60);
+
+/// How often to try for a lock that others have for some microseconds.
+pub(super) const TRIES: u32 = 200;
+
+/// See the module's text.
+pub(super) struct Leases {
+    liveness: Arc<Liveness>,
+    pub(super) book: Mutex<Book>,
+}
+
+/// What this process knows of its own claims.
+#[derive(Default)]
+pub(super) struct Book {
+    pub(super) claims: HashMap<ClaimId, Mine>,
+    free: Vec<u32>,
+    slots: u32,
+    /// How long the file is.
+    reserved: u64,
+    /// What its first word says, in nanoseconds.
+    until: u64,
+}
+
+/// A claim of this process.
+pub(super) struct Mine {
+    /// The file of its line.
+    pub(super) file: Arc<str>,
+    pub(super) inode: u64,
+    pub(super) slot: u32,
+    pub(super) expires: BootTime,
+    pub(super) ttl: Duration,
+    /// 0 until it is known to be granted.
+    pub(super) counted: u64,
+}
+
+/// What a slot says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slot {
+    tag: u64,
+    pub(super) expires: BootTime,
+    pub(super) evicted: bool,
+}
+
+impl Slot {
+    pub(super) fn new(id: ClaimId, expires: BootTime, evicted: bool) -> Self {
+        Self {
+            tag: id.0 as u64,
+            expires,
+            evicted,
+        }
+    }
+
+    pub(super) fn is_of(&self, id: ClaimId) -> bool {
+        self.tag == id.0 as u64
+    }
+
+    pub(super) fn read(bytes: &[u8; SLOT]) -> Self {
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        Self {
+            tag: word(0),
+            expires: BootTime::from_nanos(word(8)),
+            evicted: word(16) != 0,
+        }
+    }
+
+    pub(super) fn write(&self, bytes: &mut [u8; SLOT]) {
+        bytes[..8].copy_from_slice(&self.tag.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.expires.as_nanos().to_le_bytes());
+        bytes[16..].copy_from_slice(&u64::from(self.evicted).to_le_bytes());
+    }
+}
+
+/// Where a slot is in the file.
+pub(super) fn offset(slot: u32) -> u64 {
+    (u64::from(slot) + 1) * SLOT as u64
+}
+
+/// Makes the file of a process, with room for its first claims.
+pub(super) fn create(home: &Home, process: u64) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+    let file = home
+        .dir
+        .open_file(&home.leases, &file_name(process), flags)?;
+    // A block is taken with its first byte.
+    match rustix::io::pwrite(&file, &[0; SLOT], 0)? {
+        SLOT => Ok(file),
+        _ => Err(Errno::NOSPC),
+    }
+}
+
+/// Whether all claims of a process have ended, as far as its file says.
+pub(super) fn all_ended(home: &Home, process: u64) -> bool {
+    let file = home
+        .dir
+        .open_file(&home.leases, &file_name(process), OFlags::RDONLY);
+    let mut until = [0; 8];
+    match file {
+        Ok(file) => match rustix::io::pread(&file, &mut until, 0) {
+            Ok(8) => BootTime::from_nanos(u64::from_le_bytes(until)).has_passed(),
+            _ => true,
+        },
+        Err(_) => true,
+    }
+}
+
+/// Takes a `flock` that others have for microseconds at a time. Says whether it was had.
+pub(super) fn lock_soon(file: impl AsFd, exclusive: bool) -> bool {
+    let how = match exclusive {
+        true => FlockOperation::NonBlockingLockExclusive,
+        false => FlockOperation::NonBlockingLockShared,
+    };
+    (0..TRIES).any(|_| {
+        let locked = rustix::fs::flock(&file, how).is_ok();
+        if !locked {
+            std::thread::yield_now();
+        }
+        locked
+    })
+}
+
+/// What the file of another process says of a claim.
+pub(super) enum Found {
+    /// It was renewed until then.
+    Until(BootTime),
+    /// It was not renewed.
+    Nothing,
+    /// Its process is at it just now, or is stopped in the middle of it; what it said before.
+    Busy(BootTime),
+    /// The file is not there, or can't be read.
+    Missing,
+}
+
+/// Looks a claim of another process up.
+pub(super) fn look_up(home: &Home, process: u64, slot: u32, id: ClaimId) -> Found {
+    let file = home
+        .dir
+        .open_file(&home.leases, &file_name(process), OFlags::RDONLY);
+    let Ok(file) = file else {
+        return Found::Missing;
+    };
+    let locked = lock_soon(&file, false);
+    let mut bytes = [0; SLOT];
+    let slot = match rustix::io::pread(&file, &mut bytes, offset(slot)) {
+        Ok(SLOT) => Some(Slot::read(&bytes)).filter(|slot| slot.is_of(id)),
+        Ok(_) => None,
+        Err(_) => return Found::Missing,
+    };
+    match slot {
+        slot if !locked => Found::Busy(slot.map_or(BootTime::PAST, |slot| slot.expires)),
+        Some(slot) => Found::Until(slot.expires),
+        None => Found::Nothing,
+    }
+}
+
+/// Tells the process of a claim that an operator takes it away: its renewals see it. `until` is
+/// what the line says.
+pub(super) fn mark(home: &Home, process: u64, slot: u32, id: ClaimId, until: BootTime) {
+    let file = home
+        .dir
+        .open_file(&home.leases, &file_name(process), OFlags::RDWR);
+    // Where that can't be written, the alarm and the line still tell.
+    let Ok(file) = file else { return };
+    if !lock_soon(&file, true) {
+        return;
+    }
+    let mut bytes = [0; SLOT];
+    let known = matches!(rustix::io::pread(&file, &mut bytes, offset(slot)), Ok(SLOT));
+    let found = Slot::read(&bytes);
+    let expires = match known && found.is_of(id) {
+        true if until != BootTime::PAST => found.expires,
+        _ => until,
+    };
+    Slot::new(id, expires, true).write(&mut bytes);
+    let _ = rustix::io::pwrite(&file, &bytes, offset(slot));
+}
+
+impl Leases {
+    pub(super) fn new(liveness: Arc<Liveness>) -> Self {
+        Self {
+            liveness,
+            book: Mutex::default(),
+        }
+    }
+
+    pub(super) fn file(&self) -> &OwnedFd {
+        &self.liveness.leases
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        let home = &self.liveness.home;
+        let folder = home.dir.path.join(LEASES);
+        folder.join(file_name(self.liveness.process()))
+    }
+
+    /// Whether the file is where it was made, in the directory that has the store's path.
+    pub(super) fn is_in_place(&self) -> bool {
+        let (named, own) = (
+            rustix::fs::lstat(&self.path()),
+            rustix::fs::fstat(self.file()),
+        );
+        match (named, own) {
+            (Ok(named), Ok(own)) => {
+                (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
+                    && own.st_size >= SLOT as i64
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes a slot for a claim that lasts until `expires`.
+    pub(super) fn reserve(&self, expires: BootTime) -> Result<u32, Errno> {
+        let mut book = self.book.lock();
+        if expires.as_nanos() > book.until {
+            let until = expires + AHEAD;
+            let bytes = until.as_nanos().to_le_bytes();
+            rustix::io::pwrite(self.file(), &bytes, 0)?;
+            book.until = until.as_nanos();
+        }
+        if let Some(slot) = book.free.pop() {
+            return Ok(slot);
+        }
+        let slot = book.slots;
+        let end = offset(slot) + SLOT as u64;
+        if end > book.reserved.max(4096) {
+            let length = (end * 2).next_multiple_of(4096);
+            rustix::fs::fallocate(self.file(), FallocateFlags::empty(), 0, length)?;
+            book.reserved = length;
+        }
+        book.slots += 1;
+        Ok(slot)
+    }
+
+    /// Gives a slot back that no claim has got.
+    pub(super) fn give_back(&self, slot: u32) {
+        self.book.lock().free.push(slot);
+    }
+
+    /// Remembers a claim that is in its line now.
+    pub(super) fn remember(&self, id: ClaimId, mine: Mine) {
+        let mut book = self.book.lock();
+        if let Some(before) = book.claims.insert(id, mine) {
+            book.free.push(before.slot);
+        }
+    }
+
+    /// Forgets a claim that is in no line any more.
+    pub(super) fn forget(&self, id: ClaimId) {
+        let mut book = self.book.lock();
+        book.forget(id);
+    }
+
+    /// Until when a claim of this process lasts.
+    pub(super) fn expires(&self, id: ClaimId) -> Option<BootTime> {
+        self.book.lock().claims.get(&id).map(|mine| mine.expires)
+    }
+
+    /// Learns of a grant.
+    pub(super) fn granted(&self, id: ClaimId, counted: u64) {
+        if let Some(mine) = self.book.lock().claims.get_mut(&id) {
+            mine.counted = counted;
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.book.lock().claims.is_empty()
+    }
+}
+
+impl Book {
+    pub(super) fn forget(&mut self, id: ClaimId) {
+        if let Some(mine) = self.claims.remove(&id) {
+            self.free.push(mine.slot);
+        }
+    }
+}

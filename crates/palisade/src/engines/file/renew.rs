@@ -1,0 +1,190 @@
+//! `renew`: many leases with one write to the file of this process, which no line is locked for.
+//!
+//! What a lease rests on is looked at each time: that the store is still in its directory, and
+//! the line in its file. Both are compared by inode, so that one that was put in its place is
+//! noticed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, FlockOperation};
+use rustix::io::Errno;
+
+use super::boot::LINES;
+use super::error::{busy, file_failed, file_gone, moved};
+use super::leases::{Book, SLOT, Slot, lock_soon, offset};
+use super::line_file::HEADER;
+use super::store::Store;
+use crate::core::clock::BootTime;
+use crate::core::engine::Renewal;
+use crate::core::error::Error;
+use crate::core::ticket::{Armed, Lease};
+
+/// Slots so near to each other are written together with what lies between.
+const GAP: u32 = 64;
+
+pub(super) async fn renew(store: Arc<Store>, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+    if let Err(error) = store.check_process("renew") {
+        return unknown(leases.len(), error);
+    }
+    if !store.leases.is_in_place() {
+        let dir = &store.home().dir.path;
+        return leases
+            .iter()
+            .map(|_| Renewal::Revoked(moved("renew", dir)))
+            .collect();
+    }
+    store.liveness.restore();
+    // Outside of the lock: this takes longest.
+    let mut renewals: Vec<Option<Renewal>> =
+        leases.iter().map(|lease| refuse(&store, lease)).collect();
+    let deadline = BootTime::now() + within;
+    let done = loop {
+        if let Some(done) = try_renew(&store, &leases, &mut renewals) {
+            break done;
+        }
+        if deadline.has_passed() {
+            return unknown(leases.len(), busy("renew", within, &store.leases.path()));
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    };
+    if let Err(errno) = done {
+        let error = file_failed("renew", &store.leases.path(), errno).maybe_applied();
+        return unknown(leases.len(), error);
+    }
+    renewals
+        .into_iter()
+        .map(|renewal| renewal.unwrap_or(Renewal::Lost))
+        .collect()
+}
+
+/// Why a lease can't be renewed, as far as that can be told without the lock.
+fn refuse(store: &Store, lease: &Lease) -> Option<Renewal> {
+    let Some(ticket) = &lease.ticket else {
+        // Tickets of this engine have their own leases: there is no such lease.
+        return Some(Renewal::Lost);
+    };
+    let (file, inode) = {
+        let book = store.leases.book.lock();
+        let mine = book.claims.get(&ticket.claim).filter(|mine| {
+            let known = ticket.counted != 0 && mine.counted != 0;
+            !known || ticket.counted == mine.counted
+        });
+        match mine {
+            Some(mine) if !mine.expires.has_passed() => (Arc::clone(&mine.file), mine.inode),
+            _ => return Some(Renewal::Lost),
+        }
+    };
+    let home = store.home();
+    let stat = rustix::fs::statat(&home.lines, &*file, AtFlags::SYMLINK_NOFOLLOW);
+    match stat {
+        Ok(stat) if stat.st_ino == inode && stat.st_size >= HEADER as i64 => None,
+        Ok(_) | Err(Errno::NOENT) => {
+            store.leases.forget(ticket.claim);
+            let path = home.dir.path.join(LINES).join(&*file);
+            Some(Renewal::Revoked(file_gone("renew", &path)))
+        }
+        // It can't be told, which is no reason to give up what lasts.
+        Err(_) => None,
+    }
+}
+
+/// Renews what is not refused; `None` when the lock of the file can't be had.
+fn try_renew(
+    store: &Store,
+    leases: &[Lease],
+    renewals: &mut [Option<Renewal>],
+) -> Option<Result<(), Errno>> {
+    // Before the lock of the file, which all threads of this process share.
+    let mut book = store.leases.book.lock();
+    if !lock_soon(store.leases.file(), true) {
+        return None;
+    }
+    let done = renew_locked(store, leases, &mut book, renewals);
+    // Unlocking an open file of ours can't fail.
+    let _ = rustix::fs::flock(store.leases.file(), FlockOperation::Unlock);
+    Some(done)
+}
+
+fn renew_locked(
+    store: &Store,
+    leases: &[Lease],
+    book: &mut Book,
+    renewals: &mut [Option<Renewal>],
+) -> Result<(), Errno> {
+    let sent = BootTime::now();
+    let mut due: Vec<(u32, usize)> = Vec::with_capacity(leases.len());
+    for (at, lease) in leases.iter().enumerate() {
+        if let (None, Some(ticket)) = (&renewals[at], &lease.ticket)
+            && let Some(mine) = book.claims.get(&ticket.claim)
+        {
+            due.push((mine.slot, at));
+        }
+    }
+    due.sort_unstable();
+    for run in due.chunk_by(|one, next| next.0 - one.0 <= GAP) {
+        renew_run(store, leases, sent, book, run, renewals)?;
+    }
+    Ok(())
+}
+
+/// Renews the leases of slots that are near to each other: one read, one write.
+fn renew_run(
+    store: &Store,
+    leases: &[Lease],
+    sent: BootTime,
+    book: &mut Book,
+    run: &[(u32, usize)],
+    renewals: &mut [Option<Renewal>],
+) -> Result<(), Errno> {
+    let (Some(first), Some(last)) = (run.first(), run.last()) else {
+        return Ok(());
+    };
+    let mut bytes = vec![[0; SLOT]; (last.0 - first.0 + 1) as usize];
+    let file = store.leases.file();
+    // Beyond the end of the file nothing was written yet: zeros.
+    rustix::io::pread(file, bytes.as_flattened_mut(), offset(first.0))?;
+    for (slot, at) in run {
+        let Some(ticket) = &leases[*at].ticket else {
+            continue;
+        };
+        let Some(mine) = book.claims.get(&ticket.claim) else {
+            continue;
+        };
+        let bytes = &mut bytes[(slot - first.0) as usize];
+        let found = Slot::read(bytes);
+        let ours = found.is_of(ticket.claim);
+        let renewal = if mine.expires <= sent || (ours && found.expires <= sent) {
+            Renewal::Lost
+        } else if ours && found.evicted {
+            Renewal::Evicted
+        } else {
+            Slot::new(ticket.claim, sent + mine.ttl, false).write(bytes);
+            let ttl = mine.ttl;
+            Renewal::Held(Armed { sent, ttl })
+        };
+        if matches!(renewal, Renewal::Lost) {
+            book.forget(ticket.claim);
+        }
+        renewals[*at] = Some(renewal);
+    }
+    let bytes = bytes.as_flattened();
+    if rustix::io::pwrite(file, bytes, offset(first.0))? != bytes.len() {
+        return Err(Errno::NOSPC);
+    }
+    // Only what others can read counts.
+    for (_, at) in run {
+        if let (Some(Renewal::Held(armed)), Some(ticket)) = (&renewals[*at], &leases[*at].ticket)
+            && let Some(mine) = book.claims.get_mut(&ticket.claim)
+        {
+            mine.expires = armed.sent + armed.ttl;
+        }
+    }
+    Ok(())
+}
+
+fn unknown(count: usize, error: Error) -> Vec<Renewal> {
+    std::iter::repeat_n(error, count)
+        .map(Renewal::Unknown)
+        .collect()
+}

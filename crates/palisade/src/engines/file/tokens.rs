@@ -1,0 +1,180 @@
+//! `Tokens`: the clock that tokens are taken from, and the synced bound that they stay below.
+//!
+//! A token is the greater of the line's last one plus 1 and the token clock: microseconds since
+//! the boot plus a base that is fixed once per boot, so that nobody can step it. The base puts the
+//! first token of a boot above the ceiling, and every token stays below it. The ceiling is
+//! overwritten in place, in two slots by turns, so that a full disk does not matter and a torn
+//! write leaves the other; a store without a readable one is not used.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, OFlags};
+use rustix::io::Errno;
+
+use super::dir::Dir;
+use super::error::{busy, file_failed, unusable_dir};
+use crate::core::clock::BootTime;
+use crate::core::error::{Error, Kind, Result};
+
+pub(super) const CEILING: &str = "ceiling";
+
+/// How far the ceiling is raised above the clock: tokens start so far ahead after a boot.
+const STEP: u64 = 10 * 60 * 1_000_000;
+/// How near to the ceiling it is raised.
+const NEAR: u64 = STEP / 10;
+/// Where the second slot is: in another sector.
+const SLOT: u64 = 512;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Tokens {
+    base: u64,
+    ceiling: AtomicU64,
+    file: Mutex<OwnedFd>,
+}
+
+/// Makes the ceiling of a new store; returns the ceiling of one that was there.
+///
+/// # Errors
+/// [`Kind::Unusable`] when a store that was there has none that can be read.
+pub(super) fn prepare(dir: &Dir, existed: bool) -> Result<u64> {
+    match dir.open_file(&dir.fd, CEILING, OFlags::RDWR) {
+        Ok(file) => read(&file).ok_or_else(|| unreadable(dir)),
+        Err(Errno::NOENT) if existed => Err(unreadable(dir)),
+        Err(Errno::NOENT) => {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+            let make = || {
+                let file = dir.open_file(&dir.fd, CEILING, flags)?;
+                write(&file, 0, 0)?;
+                write(&file, SLOT, 0)?;
+                rustix::fs::fsync(&dir.fd)
+            };
+            make().map_err(|errno| unusable_dir(&dir.path, errno))?;
+            Ok(0)
+        }
+        Err(errno) => Err(unusable_dir(&dir.path, errno)),
+    }
+}
+
+/// The base of a boot: the clock starts above the ceiling, and at the time of day.
+pub(super) fn base(ceiling: u64) -> u64 {
+    let today = SystemTime::now().duration_since(UNIX_EPOCH);
+    let micros = today.map_or(0, |since| since.as_micros() as u64);
+    micros.max(ceiling + 1).saturating_sub(since_boot())
+}
+
+fn since_boot() -> u64 {
+    BootTime::now().as_nanos() / 1000
+}
+
+impl Tokens {
+    pub(super) fn open(dir: &Dir, base: u64) -> Result<Self> {
+        let file = match dir.open_file(&dir.fd, CEILING, OFlags::RDWR) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return Err(unreadable(dir)),
+            Err(errno) => return Err(unusable_dir(&dir.path, errno)),
+        };
+        Ok(Self {
+            base,
+            ceiling: AtomicU64::new(read(&file).ok_or_else(|| unreadable(dir))?),
+            file: Mutex::new(file),
+        })
+    }
+
+    /// The token clock.
+    pub(super) fn now(&self) -> u64 {
+        self.base.saturating_add(since_boot())
+    }
+
+    /// Makes sure that the next grants stay below the ceiling.
+    ///
+    /// # Errors
+    /// [`Kind::Unusable`] when it can't be raised: nobody can be granted then.
+    pub(super) fn prepare_grant(&self, operation: &'static str, dir: &Dir) -> Result<()> {
+        if self.now() + NEAR <= self.ceiling.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let path = dir.path.join(CEILING);
+        let fail = |errno| file_failed(operation, &path, errno);
+        let file = self.file.lock();
+        lock(&file).map_err(|errno| match errno {
+            Errno::WOULDBLOCK => busy(operation, PATIENCE, &path),
+            errno => fail(errno),
+        })?;
+        let raise = || {
+            let Some(found) = read(&file) else {
+                return Err(unreadable(dir));
+            };
+            if self.now() + NEAR <= found {
+                return Ok(found);
+            }
+            let raised = self.now() + STEP;
+            let at = match slot(&file, 0) == Some(found) {
+                true => SLOT,
+                false => 0,
+            };
+            write(&file, at, raised).map_err(fail)?;
+            Ok(raised)
+        };
+        let raised = raise();
+        // Unlocking an open file of ours can't fail.
+        let _ = rustix::fs::flock(&*file, FlockOperation::Unlock);
+        self.ceiling.fetch_max(raised?, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+/// Raising takes a sync; one that takes longer hangs.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+fn lock(file: &OwnedFd) -> std::result::Result<(), Errno> {
+    let deadline = BootTime::now() + PATIENCE;
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK | Errno::INTR) if !deadline.has_passed() => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            done => return done,
+        }
+    }
+}
+
+fn read(file: &OwnedFd) -> Option<u64> {
+    slot(file, 0).max(slot(file, SLOT))
+}
+
+fn slot(file: &OwnedFd, at: u64) -> Option<u64> {
+    let mut bytes = [0; 64];
+    let length = rustix::io::pread(file, &mut bytes, at).ok()?;
+    let line = std::str::from_utf8(&bytes[..length]).ok()?.lines().next()?;
+    let (value, sum) = line.split_once(' ')?;
+    let sum = u64::from_str_radix(sum.trim_end_matches('\0'), 16).ok()?;
+    (sum == checksum(value)).then(|| value.parse().ok())?
+}
+
+fn write(file: &OwnedFd, at: u64, ceiling: u64) -> std::result::Result<(), Errno> {
+    let value = ceiling.to_string();
+    let line = format!("{value} {:016x}\n", checksum(&value));
+    match rustix::io::pwrite(file, line.as_bytes(), at)? == line.len() {
+        true => rustix::fs::fsync(file),
+        false => Err(Errno::NOSPC),
+    }
+}
+
+/// FNV-1a: tells a torn or edited line from a whole one.
+fn checksum(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+fn unreadable(dir: &Dir) -> Error {
+    let message = format!(
+        "{} is missing or garbled: tokens could go back; restore it, or use another directory",
+        dir.path.join(CEILING).display()
+    );
+    Error::new(Kind::Unusable, "connect", message)
+}

@@ -1,0 +1,256 @@
+//! `LocalQueue`: claims of this client that wait, and which of them are in the server's line.
+//!
+//! A line is one row, so that each claim in it makes every change of it dearer, and each waiting
+//! claim looks after its place. A line lets nobody overtake: a claim behind [`AHEAD`] waiting
+//! claims of its own client can't be granted before them. So it waits here, costs the server
+//! nothing, and enters when one of them has gone.
+//!
+//! Invariant: a claim is here, or it may be in the server's line; never both.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::core::claim::{Claim, ClaimId};
+use crate::core::clock::BootTime;
+use crate::core::name::Name;
+use crate::core::ticket::Armed;
+
+/// How many waiting claims of one client are in the server's line of one name.
+const AHEAD: usize = 16;
+
+/// The waiting claims of one client.
+#[derive(Default)]
+pub(super) struct LocalQueue(Mutex<HashMap<Name, Waiting>>);
+
+/// The waiting claims on one name.
+#[derive(Default)]
+struct Waiting {
+    there: HashMap<ClaimId, There>,
+    /// By when they came.
+    here: BTreeMap<u64, Here>,
+    /// Where they are in `here`.
+    numbers: HashMap<ClaimId, u64>,
+    last: u64,
+}
+
+/// A claim that may be in the server's line.
+enum There {
+    /// Its enter was sent at this time, and no answer is known.
+    Entering(Arc<Claim>, BootTime),
+    /// It waits there.
+    InLine,
+    /// It was left, and it is not known whether the server has heard it.
+    Leaving,
+}
+
+/// A claim that waits here, and what wakes it when it may enter.
+struct Here {
+    claim: Arc<Claim>,
+    turn: Arc<Notify>,
+}
+
+/// What a waiting claim does next.
+pub(super) enum Next {
+    /// It enters the server's line.
+    Enter(Arc<Claim>),
+    /// It waits here, until this tells.
+    Stay(Arc<Notify>),
+    /// It is in the server's line.
+    InLine,
+}
+
+/// Where a claim was when it was left.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Was {
+    Here,
+    Entering,
+    Elsewhere,
+}
+
+impl Waiting {
+    fn has_room(&self) -> bool {
+        let counts = |there: &&There| !matches!(there, There::Leaving);
+        self.there.values().filter(counts).count() < AHEAD
+    }
+
+    /// Wakes the first one here if it may enter.
+    fn wake_next(&self) {
+        if let Some((_, first)) = self.here.first_key_value()
+            && self.has_room()
+        {
+            first.turn.notify_one();
+        }
+    }
+
+    fn here(&self, claim: ClaimId) -> Option<&Here> {
+        self.here.get(self.numbers.get(&claim)?)
+    }
+
+    fn remove_here(&mut self, claim: ClaimId) -> Option<Here> {
+        self.here.remove(&self.numbers.remove(&claim)?)
+    }
+}
+
+impl LocalQueue {
+    fn with<T>(&self, name: &Name, act: impl FnOnce(&mut Waiting) -> T) -> T {
+        let mut lines = self.0.lock();
+        let waiting = lines.entry(name.clone()).or_default();
+        let answer = act(waiting);
+        waiting.wake_next();
+        if waiting.there.is_empty() && waiting.here.is_empty() {
+            lines.remove(name);
+        }
+        answer
+    }
+
+    /// Whether a claim is to enter the server's line now; else it waits here from now on.
+    pub(super) fn admit(&self, claim: &Arc<Claim>) -> bool {
+        self.with(&claim.name, |waiting| {
+            if waiting.there.contains_key(&claim.id) {
+                return true;
+            }
+            if waiting.here.is_empty() && waiting.has_room() {
+                let entering = There::Entering(Arc::clone(claim), BootTime::now());
+                waiting.there.insert(claim.id, entering);
+                return true;
+            }
+            if waiting.here(claim.id).is_none() {
+                let here = Here {
+                    claim: Arc::clone(claim),
+                    turn: Arc::default(),
+                };
+                waiting.last += 1;
+                waiting.numbers.insert(claim.id, waiting.last);
+                waiting.here.insert(waiting.last, here);
+            }
+            false
+        })
+    }
+
+    /// What a waiting claim does next. Whoever asks while there is room enters, so that one that
+    /// does not ask holds nobody up.
+    pub(super) fn next(&self, name: &Name, claim: ClaimId) -> Next {
+        self.with(name, |waiting| {
+            if let Some(There::Entering(claim, _)) = waiting.there.get(&claim) {
+                return Next::Enter(Arc::clone(claim));
+            }
+            if !waiting.has_room()
+                && let Some(here) = waiting.here(claim)
+            {
+                return Next::Stay(Arc::clone(&here.turn));
+            }
+            let Some(Here { claim, .. }) = waiting.remove_here(claim) else {
+                return Next::InLine;
+            };
+            let entering = There::Entering(Arc::clone(&claim), BootTime::now());
+            waiting.there.insert(claim.id, entering);
+            Next::Enter(claim)
+        })
+    }
+
+    /// Says that a claim waits in the server's line.
+    pub(super) fn is_in_line(&self, name: &Name, claim: ClaimId) {
+        self.with(name, |waiting| {
+            if let Some(there @ There::Entering(..)) = waiting.there.get_mut(&claim) {
+                *there = There::InLine;
+            }
+        });
+    }
+
+    /// Says that a claim does not wait any more.
+    pub(super) fn is_over(&self, name: &Name, claim: ClaimId) {
+        self.with(name, |waiting| waiting.there.remove(&claim));
+    }
+
+    /// Takes a claim out that is being left, and says where it was. One whose enter may be under
+    /// way is remembered until the server has heard that it was left ([`LocalQueue::is_over`]).
+    pub(super) fn leave(&self, name: &Name, claim: ClaimId) -> Was {
+        self.with(name, |waiting| {
+            if waiting.remove_here(claim).is_some() {
+                return Was::Here;
+            }
+            match waiting.there.get_mut(&claim) {
+                Some(there @ (There::Entering(..) | There::Leaving)) => {
+                    *there = There::Leaving;
+                    Was::Entering
+                }
+                Some(There::InLine) => {
+                    waiting.there.remove(&claim);
+                    Was::Elsewhere
+                }
+                None => Was::Elsewhere,
+            }
+        })
+    }
+
+    /// The lease of a claim that the server does not keep yet: renewed while it is here, and
+    /// counted from its enter while that is under way.
+    pub(super) fn armed(&self, name: &Name, claim: ClaimId) -> Option<Armed> {
+        self.with(name, |waiting| {
+            if let Some(There::Entering(claim, sent)) = waiting.there.get(&claim) {
+                let (sent, ttl) = (*sent, claim.ttl);
+                return Some(Armed { sent, ttl });
+            }
+            let (sent, ttl) = (BootTime::now(), waiting.here(claim)?.claim.ttl);
+            Some(Armed { sent, ttl })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::core::claim::Ask;
+    use crate::core::owner::Owner;
+
+    fn claim(name: &Name) -> Arc<Claim> {
+        Arc::new(Claim {
+            id: ClaimId::random(),
+            name: name.clone(),
+            ask: Ask::Whole,
+            ttl: Duration::from_secs(30),
+            queue: true,
+            owner: Owner::here("o", None),
+            value: None,
+            renewed: true,
+        })
+    }
+
+    #[tokio::test]
+    async fn a_crowd_waits_here_and_enters_one_by_one_in_its_order() {
+        let (queue, name) = (LocalQueue::default(), Name::new("n").unwrap());
+        let claims: Vec<_> = (0..AHEAD + 3).map(|_| claim(&name)).collect();
+        for (at, claim) in claims.iter().enumerate() {
+            assert_eq!(queue.admit(claim), at < AHEAD, "{at}");
+            // Asked again, nothing changes.
+            assert_eq!(queue.admit(claim), at < AHEAD, "{at}");
+        }
+        let [first, second, third] = [0, 1, 2].map(|at| claims[AHEAD + at].id);
+        let Next::Stay(turn) = queue.next(&name, second) else {
+            panic!("there is no room");
+        };
+        assert_eq!(queue.leave(&name, first), Was::Here);
+        queue.is_in_line(&name, claims[0].id);
+        assert!(queue.armed(&name, claims[0].id).is_none(), "the server's");
+        assert!(queue.armed(&name, third).is_some());
+        queue.is_over(&name, claims[0].id);
+        turn.notified().await;
+        assert!(matches!(queue.next(&name, second), Next::Enter(_)));
+        assert!(matches!(queue.next(&name, second), Next::Enter(_)));
+        assert!(matches!(queue.next(&name, third), Next::Stay(_)));
+        // Left while its enter is under way: it is in doubt until the server has heard of it, but
+        // in nobody's way.
+        assert_eq!(queue.leave(&name, second), Was::Entering);
+        assert_eq!(queue.leave(&name, second), Was::Entering);
+        assert!(matches!(queue.next(&name, third), Next::Enter(_)));
+        for claim in &claims {
+            queue.is_over(&name, claim.id);
+        }
+        assert!(queue.0.lock().is_empty(), "something is kept");
+    }
+}

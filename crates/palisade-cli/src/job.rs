@@ -15,6 +15,7 @@ use crate::child::{Child, Start};
 use crate::connect::{Place, Tries};
 use crate::exit::{Failure, Outcome, Verdict, told};
 use crate::guardian::{Guardian, Terms, grace};
+use crate::holder::owners_above;
 use crate::on_runtime;
 use crate::print::Printer;
 use crate::signals::{Endings, Signals, endings};
@@ -31,6 +32,9 @@ const NOTICE_AFTER: Duration = Duration::from_millis(100);
 
 /// Between two looks at who is in the way, when the engine did not answer the first.
 const NOTICE_AGAIN: Duration = Duration::from_secs(1);
+
+/// A hold is lost this soon after the guardian has killed a command, and then it is known why.
+const KNOWN_SOON: Duration = Duration::from_millis(250);
 
 /// An engine that does not answer must not keep an interrupted palisade from ending; the ttl
 /// removes what it could not.
@@ -159,12 +163,13 @@ impl Job {
 
     /// Says what a wait is for, if it takes long; returns when it would never end.
     async fn watch_the_wait(&self, client: &Client, patience: Patience) -> Failure {
+        let mut told = self.quiet;
+        tokio::time::sleep(NOTICE_AFTER).await;
         let mut ancestors = ancestors();
+        ancestors.extend(owners_above().await);
         if patience == Patience::NoWait {
             ancestors.clear();
         }
-        let mut told = self.quiet;
-        tokio::time::sleep(NOTICE_AFTER).await;
         while !told || !ancestors.is_empty() {
             let line = look(client, &self.name).await;
             let found = line.is_ok();
@@ -174,8 +179,8 @@ impl Job {
             {
                 let name = shown(self.name.as_str());
                 return Failure::Nested(format!(
-                    "{name} is held by the palisade that runs this one ({ancestor}): it would wait \
-                     for its own end. Use another name, or take the lock once"
+                    "{name} is held for what runs this palisade ({ancestor}): it would wait for \
+                     its own end. Use another name, or take the lock once"
                 ));
             }
             if !std::mem::replace(&mut told, true) {
@@ -258,9 +263,38 @@ impl Job {
         Ok(Outcome::Child(code))
     }
 
+    /// What was behind a loss, as far as it can be told.
+    pub(crate) async fn why(
+        &self,
+        client: &Client,
+        hold: &Hold,
+        reason: LossReason,
+    ) -> Option<String> {
+        // The guardian acts before the hold is lost: it may be a moment too early to know.
+        let soon = match reason {
+            LossReason::Expired => KNOWN_SOON,
+            _ => Duration::ZERO,
+        };
+        let loss = tokio::time::timeout(soon, hold.lost()).await.ok();
+        if let Some(why) = loss.as_ref().and_then(|loss| loss.why()) {
+            return Some(told(why));
+        }
+        // A command that ended when it was asked to has not used all of the time: the engine that
+        // did not renew is asked what is wrong with it.
+        if reason != LossReason::Expired || loss.is_some() {
+            return None;
+        }
+        let asked = tokio::time::timeout(FAREWELL, look(client, &self.name)).await;
+        match asked {
+            Ok(Ok(_)) => None,
+            Ok(Err(failure)) => Some(failure.to_string()),
+            Err(_) => Some("the engine does not answer".to_owned()),
+        }
+    }
+
     /// Lets go of what is lost: an eviction is over when its victim has left. Answers with what to
     /// say about it.
-    pub(crate) fn lost(&self, hold: Hold, reason: LossReason) -> String {
+    pub(crate) fn lost(&self, hold: Hold, reason: LossReason, behind: Option<String>) -> String {
         let token = hold.token();
         drop(hold);
         self.event(
@@ -271,12 +305,13 @@ impl Job {
             LossReason::Evicted => "an operator evicted it",
             _ => "it was taken away",
         };
+        let behind = behind.map_or_else(String::new, |behind| format!(" ({behind})"));
         let then = match self.command.is_empty() {
             true => "",
             false => "; the command was ended",
         };
         let name = shown(self.name.as_str());
-        format!("lost {name} (token {token}): {why}{then}")
+        format!("lost {name} (token {token}): {why}{behind}{then}")
     }
 
     fn complain(&self, error: &Error) {

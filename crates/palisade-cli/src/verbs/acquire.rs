@@ -37,6 +37,10 @@ pub(crate) struct Acquire {
     /// config file's, or 30s]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     ttl: Option<Duration>,
+    /// Refuse an engine, or settings of it, under which two could hold the lock or a token could go
+    /// back: exit code 77 [default: the config file's, or no]
+    #[arg(long)]
+    for_correctness: bool,
     /// Wait at most this long for the lock, or `forever` [default: the config file's, or forever]
     #[arg(long, value_name = "DURATION", value_parser = parse_wait)]
     wait: Option<Patience>,
@@ -69,7 +73,7 @@ pub(crate) struct Acquire {
 impl Acquire {
     pub(crate) fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
-        let place = Place::find(global)?;
+        let place = Place::find(global)?.demand(self.for_correctness);
         let shell = Shell::find(self.pid)?;
         let key = Key {
             shell,

@@ -109,7 +109,10 @@ impl Elect {
                     let lost = match term(&job, client, &hold, &mut guardian, &mut signals).await {
                         Ok(Term::Ended(code)) => return job.release(hold, code).await,
                         Ok(Term::Interrupted(signal)) => return resign(&job, hold, signal).await,
-                        Ok(Term::Lost(reason)) => job.lost(hold, reason),
+                        Ok(Term::Lost(reason)) => {
+                            let why = job.why(client, &hold, reason).await;
+                            job.lost(hold, reason, why)
+                        }
                         Err(failure) => {
                             let _ = tokio::time::timeout(FAREWELL, hold.release()).await;
                             return Err(failure);

@@ -163,7 +163,10 @@ async fn under_lock(
     };
     match run.await {
         Ok(End::Ended(code)) => job.release(hold, code).await,
-        Ok(End::Lost(reason)) => Err(Failure::Lost(job.lost(hold, reason))),
+        Ok(End::Lost(reason)) => {
+            let why = job.why(client, &hold, reason).await;
+            Err(Failure::Lost(job.lost(hold, reason, why)))
+        }
         ended => {
             let _ = tokio::time::timeout(FAREWELL, hold.release()).await;
             Err(ended.err().unwrap_or_else(unguarded))

@@ -82,6 +82,8 @@ fn a_child_whose_lock_can_not_be_renewed_is_asked_to_end_and_then_killed() {
     assert_eq!(output.status.code(), Some(76), "{output:?}");
     assert_eq!(json_error(&output)["code"], "lost");
     assert!(stderr(&output).contains("\"expired\""), "{output:?}");
+    let message = json_error(&output)["message"].to_string();
+    assert!(message.contains("not renewed in time ("), "why: {message}");
     assert!(
         asked.elapsed() > Duration::from_millis(100),
         "it had time to end"
@@ -117,6 +119,21 @@ fn a_child_that_ends_when_asked_has_lost_its_lock_all_the_same() {
     assert_eq!(running.line(), "asked");
     drop(gate);
     assert_eq!(running.code(), Some(76));
+}
+
+#[test]
+fn a_loss_says_why_also_when_the_command_did_not_take_all_of_its_time() {
+    let store = Store::new();
+    let script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.02; done";
+    let running = store.start("x", &["--ttl", "6s"], script);
+    let gate = hang(&store);
+    let output = running.end();
+    drop(gate);
+    assert_eq!(output.status.code(), Some(76), "{output:?}");
+    assert!(
+        stderr(&output).contains("not renewed in time ("),
+        "{output:?}"
+    );
 }
 
 /// A stopped process acts on no TERM.

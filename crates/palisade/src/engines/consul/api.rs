@@ -134,8 +134,8 @@ impl Api {
                 Err(broken(operation, &link.connection.base, &error))
             }
             Err(late) => {
-                // A renewal can't wait for a second one to be late.
-                if operation == "renew" {
+                // A renewal can't wait for a second one to be late, and a leave is sent again.
+                if matches!(operation, "renew" | "leave") {
                     self.links.broken(&link).await;
                 } else {
                     self.links.late(&link).await;

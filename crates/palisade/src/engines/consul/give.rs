@@ -15,7 +15,7 @@ use super::view::{Spot, View};
 use super::wire::{Op, Pair, session_id, session_text};
 use crate::core::claim::{Ask, ClaimId, Mode, READERS};
 use crate::core::engine::{Alarm, Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, Kind, Outcome, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::name::Name;
 use crate::core::ticket::{LeaseId, Ticket};
@@ -24,7 +24,21 @@ use crate::core::ticket::{LeaseId, Ticket};
 const TRIES: u32 = 64;
 
 impl ConsulEngine {
+    /// The connection may be dead while the agent is well: a leave that was not answered is sent
+    /// once more, over another one.
     pub(super) async fn do_leave(self: Arc<Self>, ticket: Ticket) -> Result<Left> {
+        let error = match self.leave_once(&ticket).await {
+            Err(error) if error.is_transient() => error,
+            left => return left,
+        };
+        match self.leave_once(&ticket).await {
+            // Gone since: the first copy did it.
+            Ok(Left::Absent) if error.outcome() == Outcome::MaybeApplied => Ok(Left::Done),
+            left => left,
+        }
+    }
+
+    async fn leave_once(&self, ticket: &Ticket) -> Result<Left> {
         let line = self.keys.line(&ticket.name)?;
         let seat = self.book.settled(ticket.claim, self.api.timeout).await;
         let (session, stage, ask) = match &seat {

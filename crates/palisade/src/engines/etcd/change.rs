@@ -13,7 +13,7 @@ use super::rpc::revision;
 use super::wire::{Op, PutRequest, RequestOp, TxnRequest};
 use crate::core::claim::{Ask, READERS};
 use crate::core::engine::{Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, Kind, Outcome, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::name::Name;
 use crate::core::ticket::Ticket;
@@ -48,7 +48,7 @@ impl Inner {
             success,
             failure: Vec::new(),
         };
-        let mut left = self.rpc.txn("leave", request.clone()).await?.succeeded;
+        let mut left = self.send_leave(&request).await?;
         let known = self.known.lock().get(&ticket.claim).cloned();
         // An own lease takes a late place with it.
         let shares = known.as_ref().is_some_and(|known| known.own.is_none());
@@ -56,7 +56,7 @@ impl Inner {
             let mut pauses = LATE.iter();
             while let Some(pause) = pauses.next().filter(|_| !left) {
                 tokio::time::sleep(*pause).await;
-                left = self.rpc.txn("leave", request.clone()).await?.succeeded;
+                left = self.send_leave(&request).await?;
             }
         }
         self.end_own(&ticket, known.as_ref()).await?;
@@ -71,6 +71,19 @@ impl Inner {
             self.pool.give(known.lease, prefix, key);
         }
         Ok(Left::Done)
+    }
+
+    /// Sends a leave, and says whether the place was there. The connection may be dead while the
+    /// server is well: what was not answered is sent once more, over another one. It compares the
+    /// incarnation, so that a second copy does no harm.
+    async fn send_leave(&self, request: &TxnRequest) -> Result<bool> {
+        let error = match self.rpc.txn("leave", request.clone()).await {
+            Err(error) if error.is_transient() => error,
+            answer => return answer.map(|answer| answer.succeeded),
+        };
+        let again = self.rpc.txn("leave", request.clone()).await?;
+        // Gone since: the first copy did it.
+        Ok(again.succeeded || error.outcome() == Outcome::MaybeApplied)
     }
 
     /// What removes a place, without its mark.

@@ -118,6 +118,7 @@ mod tests {
             owner: Owner::here("me", None),
             part: Some((2, 3)),
             value: None,
+            held: false,
         };
         for namespace in ["palisade", ""] {
             let keys = Keys::new(namespace).unwrap();
@@ -144,6 +145,7 @@ mod tests {
             owner: Owner::here("me", None),
             part: Some((4, 3)),
             value: None,
+            held: false,
         };
         assert_eq!(Record::read(&keys, &unsound.json()), None);
     }

@@ -156,8 +156,8 @@ impl Rpc {
                 Err(self.error(operation, &status))
             }
             Err(late) => {
-                // A renewal can't wait for a second one to be late.
-                if self.several || operation == "renew" {
+                // A renewal can't wait for a second one to be late, and a leave is sent again.
+                if self.several || matches!(operation, "renew" | "leave") {
                     self.links.broken(link).await;
                 } else {
                     self.links.late(link).await;

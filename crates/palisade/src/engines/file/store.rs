@@ -10,7 +10,6 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, getpid, getrlimit};
 
@@ -19,7 +18,7 @@ use super::dir::{Dir, Identity, identity};
 use super::error::{busy, damaged, file_failed, moved};
 use super::keys;
 use super::leases::Leases;
-use super::line_file::{LineFile, State, UNFINISHED};
+use super::line_file::{LineFile, State};
 use super::liveness::{self, Liveness, Peer};
 use super::notify::Watcher;
 use super::tx::{Hints, Tx};
@@ -143,9 +142,7 @@ impl Store {
         let home = self.home();
         let names = super::dir::names(&home.lines).unwrap_or_default();
         for name in names.into_iter().take(SWEPT) {
-            if name.starts_with(UNFINISHED) {
-                let _ = rustix::fs::unlinkat(&home.lines, &name, AtFlags::empty());
-            } else if let Ok(Some(file)) = LineFile::open(home, &name.into()) {
+            if let Ok(Some(file)) = LineFile::open(home, &name.into()) {
                 // One that can't be read is left to whoever asks for it.
                 let settle = &mut |tx: &mut Tx<'_>, _: Option<&LineFile>| tx.settle_all();
                 let _ = self.try_change_file("connect", &file, None, settle);
@@ -298,16 +295,17 @@ impl Store {
             }
         }
         let home = self.home();
+        // Another may make or remove it at the same moment; nobody is that quick many times.
         let open = || {
-            if let Some(file) = LineFile::open(home, name)? {
-                return Ok(Some(file));
+            for _ in 0..100 {
+                let opened = LineFile::open(home, name)?;
+                if opened.is_some() || missing == Missing::IsEmpty {
+                    return Ok(opened);
+                }
+                let state = State::empty(&line.namespace, line.name.as_str());
+                LineFile::create(home, name, state)?;
             }
-            if missing == Missing::IsEmpty {
-                return Ok(None);
-            }
-            let state = State::empty(&line.namespace, line.name.as_str());
-            LineFile::create(home, name, state)?;
-            LineFile::open(home, name)
+            Err(Errno::BUSY)
         };
         let opened = match open() {
             Err(Errno::MFILE | Errno::NFILE) => {
@@ -319,7 +317,7 @@ impl Store {
         let file = match opened {
             Ok(Some(file)) => Arc::new(file),
             Ok(None) if missing == Missing::IsEmpty => return Ok(None),
-            // It was made and is gone again, or there is no folder to make it in.
+            // There is no folder to make it in.
             Ok(None) | Err(Errno::NOENT) => return Err(moved(operation, &home.dir.path)),
             Err(errno) => {
                 let path = home.dir.path.join(boot::LINES).join(&**name);

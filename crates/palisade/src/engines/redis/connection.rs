@@ -17,7 +17,7 @@ use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
 use super::error::{fault, no_connection, no_login, no_tcp, no_tls};
-use super::hub::{Ear, Hub};
+use super::notify::{Ear, Hub};
 use super::scripts::{SOURCES, Script};
 use crate::core::error::{Error, Kind, Result};
 use crate::engines::remote::{Asked, Host, Login, Tls, refuses_ours};

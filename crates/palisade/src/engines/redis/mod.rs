@@ -14,10 +14,9 @@ mod client;
 mod config;
 mod connection;
 mod error;
-mod hub;
 mod inspect;
 mod keys;
-mod listen;
+mod notify;
 mod release;
 mod renew;
 mod scripts;
@@ -30,8 +29,8 @@ use futures_util::FutureExt;
 use self::client::Client;
 use self::config::Target;
 use self::connection::Connection;
-use self::hub::Hub;
 use self::keys::Keys;
+use self::notify::Hub;
 use crate::core::capability::Capability;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
@@ -123,7 +122,7 @@ impl Engine for RedisEngine {
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
-        listen::alarms(Arc::clone(&self.client))
+        notify::alarms(Arc::clone(&self.client))
     }
 
     fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
@@ -132,7 +131,7 @@ impl Engine for RedisEngine {
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        listen::changes(Arc::clone(&self.client), scope)
+        notify::changes(Arc::clone(&self.client), scope)
     }
 
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {

@@ -1,20 +1,28 @@
-//! `Hub`: where pushed messages go. Bells of waiting claims, alarms for the keeper.
+//! Notifications: bells of waiting claims, alarms for the keeper, changes for whoever watches.
 //!
-//! A connection's own task hands each push to the hub, so that no task of ours stands between a
+//! A connection's own task hands each push to the `Hub`, so that no task of ours stands between a
 //! message and its waiter. A push with a token above the line's last, as it was when the claim was
 //! told that it waits, is its grant; every other push is a hint, and whoever is woken looks. When
-//! a connection ends, everybody is woken, because messages of the gap are lost.
+//! a connection ends, everybody is woken, because messages of the gap are lost. Alarms come on the
+//! keeper's own connection; a watch has one of its own, which ends with it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::{Notify, broadcast, watch};
 
+use super::client::Client;
+use super::error::fault;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
-use crate::core::engine::Alarm;
+use crate::core::engine::{Alarm, BoxStream};
+use crate::core::error::{Error, Kind, Result};
+use crate::core::report::Scope;
 
 /// The receivers of one engine's messages.
 pub(super) struct Hub {
@@ -207,6 +215,165 @@ impl Drop for Ear {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// Between two tries to listen again: soon enough for an eviction to be told in time, rarely
+/// enough not to be a burden while the server is down.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Alarms of one client. Whenever listening begins, everything is looked after: what was said
+/// before was not heard.
+pub(super) fn alarms(client: Arc<Client>) -> BoxStream<Alarm> {
+    struct Listening {
+        heard: broadcast::Receiver<Alarm>,
+        over: Option<watch::Receiver<bool>>,
+    }
+    let listening = Listening {
+        heard: client.hub.alarms(),
+        over: None,
+    };
+    stream::unfold((client, listening), |(client, mut listening)| async move {
+        loop {
+            let Some(over) = &mut listening.over else {
+                match begin(&client).await {
+                    Ok(over) => {
+                        listening.over = Some(over);
+                        return Some((Alarm::All, (client, listening)));
+                    }
+                    Err(_) => tokio::time::sleep(PAUSE).await,
+                }
+                continue;
+            };
+            let alarm = tokio::select! {
+                () = ended(over) => None,
+                alarm = listening.heard.recv() => Some(alarm),
+            };
+            let alarm = match alarm {
+                None => {
+                    listening.over = None;
+                    continue;
+                }
+                Some(Ok(alarm)) => alarm,
+                Some(Err(broadcast::error::RecvError::Lagged(_))) => Alarm::All,
+                Some(Err(broadcast::error::RecvError::Closed)) => return None,
+            };
+            return Some((alarm, (client, listening)));
+        }
+    })
+    .boxed()
+}
+
+/// Waits until a connection is over.
+async fn ended(over: &mut watch::Receiver<bool>) {
+    // An error says that even the teller is gone.
+    let _ = over.wait_for(|over| *over).await;
+}
+
+async fn begin(client: &Client) -> Result<watch::Receiver<bool>> {
+    let link = client.link().await?;
+    let hear = link.connection.hear_alarms(&client.hub);
+    let heard = tokio::time::timeout(client.timeout, hear).await;
+    match heard {
+        Ok(Ok(())) => Ok(link.connection.over()),
+        Ok(Err(error)) => Err(error),
+        Err(_) => {
+            client.links.late(&link).await;
+            let message = "no answer in time";
+            Err(Error::new(Kind::Unreachable, "subscribe", message))
+        }
+    }
+}
+
+/// A watch's own connection; it ends when this is dropped.
+struct Watching {
+    _connection: MultiplexedConnection,
+    changed: Arc<Notify>,
+    over: Arc<Notify>,
+}
+
+/// Changes of the lines in `scope`, many as one.
+pub(super) fn changes(client: Arc<Client>, scope: Scope) -> BoxStream<Result<()>> {
+    let start = (client, scope, None::<Watching>, false);
+    stream::unfold(start, |(client, scope, watching, failed)| async move {
+        let Some(now) = watching else {
+            if failed {
+                tokio::time::sleep(PAUSE).await;
+            }
+            // Whatever happened before is not known: look.
+            return Some(match watch_changes(&client, &scope).await {
+                Ok(now) => (Ok(()), (client, scope, Some(now), false)),
+                Err(error) => (Err(error), (client, scope, None, true)),
+            });
+        };
+        let ended = tokio::select! {
+            biased;
+            () = now.changed.notified() => false,
+            () = now.over.notified() => true,
+        };
+        let (told, now) = match ended {
+            false => (Ok(()), Some(now)),
+            true => {
+                let message = "the connection broke";
+                (Err(Error::new(Kind::Unreachable, "watch", message)), None)
+            }
+        };
+        let failed = now.is_none();
+        Some((told, (client, scope, now, failed)))
+    })
+    .boxed()
+}
+
+/// Asks the server to tell of every change to keys of the lines in `scope`: the broadcasts that
+/// client-side caches live on. They cost nothing while nobody watches, and tell of what other
+/// tools do too.
+async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
+    let (changed, over) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (rings, ends) = (Arc::clone(&changed), Arc::clone(&over));
+    let mut track = redis::cmd("CLIENT");
+    track.arg("TRACKING").arg("ON").arg("BCAST");
+    let prefix = match scope {
+        Scope::Prefix(prefix) => prefix.as_str(),
+        Scope::Line(name) => name.as_str(),
+    };
+    for beginning in client.keys.beginnings(prefix) {
+        track.arg("PREFIX").arg(beginning);
+    }
+    let (keys, scope) = (client.keys.clone(), scope.clone());
+    let included = move |key: &Value| {
+        let Value::BulkString(key) = key else {
+            return false;
+        };
+        let key = String::from_utf8_lossy(key);
+        let name = match keys.name_of(&key) {
+            Some((name, _)) => Some(name),
+            None => keys.name(&key),
+        };
+        name.is_some_and(|name| scope.includes(name.as_str()))
+    };
+    let hear = move |push: PushInfo| match (&push.kind, push.data.first()) {
+        (PushKind::Disconnection, _) => ends.notify_one(),
+        (PushKind::Invalidate, Some(Value::Array(keys))) if !keys.iter().any(&included) => {}
+        // Some of them, or all that there were.
+        (PushKind::Invalidate, _) => rings.notify_one(),
+        _ => {}
+    };
+    let listen = async {
+        let (mut connection, _) = client.target.server.connect(hear).await?;
+        let tracked: redis::RedisResult<()> = track.query_async(&mut connection).await;
+        tracked.map_err(|error| fault("watch", &error))?;
+        Ok(connection)
+    };
+    let connection = tokio::time::timeout(client.links.connect_timeout(), listen)
+        .await
+        .unwrap_or_else(|_| {
+            let message = "no answer in time";
+            Err(Error::new(Kind::Unreachable, "watch", message))
+        })?;
+    Ok(Watching {
+        _connection: connection,
+        changed,
+        over,
+    })
 }
 
 #[cfg(test)]

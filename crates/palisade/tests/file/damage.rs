@@ -281,13 +281,16 @@ async fn a_holder_is_told_when_its_file_is_emptied_replaced_or_deleted() {
 /// The old holder is told why at its next renewal; nothing is granted in the old place.
 #[tokio::test]
 async fn a_store_moved_deleted_or_made_again_in_use_is_lost() {
-    for what in ["moved", "deleted", "made again"] {
+    for what in ["moved", "deleted", "made again", "without its lines"] {
         let outer = tempfile::tempdir().unwrap();
         let dir = outer.path().join("store");
         let engine = open(&dir).await;
         let held = hold(&engine, "a").await;
         match what {
             "moved" => std::fs::rename(&dir, outer.path().join("old")).unwrap(),
+            "without its lines" => {
+                std::fs::rename(dir.join("lines"), outer.path().join("old")).unwrap();
+            }
             _ => std::fs::remove_dir_all(&dir).unwrap(),
         }
         if what == "made again" {

@@ -44,6 +44,14 @@ pub(super) struct Home {
     pub(super) tokens: Tokens,
 }
 
+impl Home {
+    /// Whether the store's path still leads to the folder of lines that was joined.
+    pub(super) fn lines_are_in_place(&self) -> bool {
+        rustix::fs::lstat(self.dir.path.join(LINES))
+            .is_ok_and(|stat| identity(&stat) == self.lines_identity)
+    }
+}
+
 /// Makes `dir` a store of this boot where it is none, and joins it. Blocks for about `timeout` at
 /// the longest.
 ///

@@ -27,7 +27,7 @@ pub(super) async fn renew(store: Arc<Store>, leases: Vec<Lease>, within: Duratio
     if let Err(error) = store.check_process("renew") {
         return unknown(leases.len(), error);
     }
-    if !store.leases.is_in_place() {
+    if !store.leases.is_in_place() || !store.home().lines_are_in_place() {
         let dir = &store.home().dir.path;
         return leases
             .iter()

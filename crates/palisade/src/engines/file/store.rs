@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Resource, getpid, getrlimit};
 
 use super::boot::{self, Home};
-use super::dir::{Dir, Identity, identity};
+use super::dir::{Dir, Identity};
 use super::error::{busy, damaged, file_failed, moved};
 use super::keys;
 use super::leases::Leases;
@@ -271,11 +271,9 @@ impl Store {
     /// it was removed because nobody was in the line.
     fn file_has_gone(&self, operation: &'static str, file: &LineFile) -> Result<()> {
         self.files.lock().open.remove(&file.name);
-        let home = self.home();
-        let lines = rustix::fs::lstat(home.dir.path.join(boot::LINES));
-        match lines {
-            Ok(lines) if identity(&lines) == home.lines_identity => Ok(()),
-            _ => Err(moved(operation, &home.dir.path)),
+        match self.home().lines_are_in_place() {
+            true => Ok(()),
+            false => Err(moved(operation, &self.home().dir.path)),
         }
     }
 

@@ -81,11 +81,6 @@ impl Place {
         Ok(Url::parse(&self.url)?.take_duration("ttl")?)
     }
 
-    /// Connects, trying once. For a verb that changes something.
-    pub(crate) async fn connect(&self) -> Result<Client, Failure> {
-        Ok(palisade::connect(&self.url).await?)
-    }
-
     /// Connects for a look, trying once; `None` when there is nothing to look at, since no lock was
     /// ever taken in the embedded store. It is not made then.
     pub(crate) async fn connect_existing(&self) -> Result<Option<Client>, Failure> {

@@ -15,6 +15,7 @@ use crate::child::{Child, Start};
 use crate::connect::{Place, Tries};
 use crate::exit::{Failure, Outcome, Verdict, told};
 use crate::guardian::{Guardian, Terms, grace};
+use crate::holder::owners_above;
 use crate::on_runtime;
 use crate::print::Printer;
 use crate::signals::{Endings, Signals, endings};
@@ -162,12 +163,13 @@ impl Job {
 
     /// Says what a wait is for, if it takes long; returns when it would never end.
     async fn watch_the_wait(&self, client: &Client, patience: Patience) -> Failure {
+        let mut told = self.quiet;
+        tokio::time::sleep(NOTICE_AFTER).await;
         let mut ancestors = ancestors();
+        ancestors.extend(owners_above().await);
         if patience == Patience::NoWait {
             ancestors.clear();
         }
-        let mut told = self.quiet;
-        tokio::time::sleep(NOTICE_AFTER).await;
         while !told || !ancestors.is_empty() {
             let line = look(client, &self.name).await;
             let found = line.is_ok();
@@ -177,8 +179,8 @@ impl Job {
             {
                 let name = shown(self.name.as_str());
                 return Failure::Nested(format!(
-                    "{name} is held by the palisade that runs this one ({ancestor}): it would wait \
-                     for its own end. Use another name, or take the lock once"
+                    "{name} is held for what runs this palisade ({ancestor}): it would wait for \
+                     its own end. Use another name, or take the lock once"
                 ));
             }
             if !std::mem::replace(&mut told, true) {

@@ -5,6 +5,7 @@
 //!   blocking flock passed between two processes; where the scheduler puts them, which changes it
 //!   several times over (an idle core takes long to wake), and on one core;
 //! - 64 names: lock + release by 64 tasks, each with a name of its own, per lock;
+//! - renewal: of each of 10 000 held names;
 //! - start: a process that connects, locks, releases and ends, beside one that takes a flock.
 //!
 //! Machines are noisy: raw and ours take turns, and the medians are compared.
@@ -18,11 +19,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use palisade::BootTime;
+use palisade::core::engine::Renewal;
+use palisade::core::ticket::Lease;
 use rustix::fs::{FlockOperation, flock};
 
 const ROUNDS: usize = 40;
 const BATCH: usize = 500;
 const PASSES: usize = 400;
+const HELD: usize = 10_000;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -41,6 +45,7 @@ fn main() {
     names(dir.path());
     start(dir.path());
     hand_over(dir.path());
+    renewal(dir.path());
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -115,6 +120,48 @@ fn names(dir: &Path) {
         median(raw),
         median(ours),
     );
+}
+
+/// What the renewal of each of many held names costs, in time of a core.
+fn renewal(dir: &Path) {
+    let runtime = runtime();
+    let url = format!("file:{}?ttl=1h", dir.join("store").display());
+    let client = runtime.block_on(palisade::connect(&url)).unwrap();
+    let mut holds = Vec::new();
+    runtime.block_on(async {
+        for name in 0..HELD {
+            let mutex = client.mutex(format!("held-{name}")).unwrap();
+            holds.push(mutex.lock().await.unwrap());
+        }
+    });
+    let leases: Vec<Lease> = holds.iter().map(lease).collect();
+    let (mut raw, mut ours) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let raw_path = dir.join("raw");
+        raw.push(per_call(|| drop(File::create(&raw_path).unwrap())));
+        let leases = leases.clone();
+        let begin = Instant::now();
+        let renewed = client.engine().renew(leases, Duration::from_secs(2));
+        let renewed = runtime.block_on(renewed);
+        ours.push(begin.elapsed() / HELD as u32);
+        assert!(renewed.iter().all(|r| matches!(r, Renewal::Held(_))));
+    }
+    print(
+        "renewal, of 10000",
+        "open + close",
+        median(raw),
+        median(ours),
+    );
+    drop(holds);
+    runtime.block_on(client.end());
+}
+
+fn lease(hold: &palisade::Hold) -> Lease {
+    let ticket = hold.ticket();
+    Lease {
+        id: ticket.lease,
+        ticket: Some(ticket.clone()),
+    }
 }
 
 fn start(dir: &Path) {

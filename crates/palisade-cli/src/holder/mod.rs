@@ -12,7 +12,6 @@ mod shell;
 mod socket;
 
 use std::convert::Infallible;
-use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -27,8 +26,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::time::Instant;
 
 pub(crate) use self::shell::Shell;
-use self::socket::QUESTION;
 pub(crate) use self::socket::{Answer, Directory, Key, Listening};
+use self::socket::{RELEASE, WHO};
 use crate::connect::Place;
 use crate::exit::{self, Failure, Outcome, Verdict, told};
 use crate::guardian::{KILL_LEAD, Terms, grace, link, receive, send, signal_tree};
@@ -134,6 +133,18 @@ impl Holder {
     }
 }
 
+/// The owners of what was acquired for the ancestors of this process: it would wait for them in
+/// vain. None where the system has no thread to spare for the question.
+pub(crate) async fn owners_above() -> Vec<String> {
+    let (found, owners) = tokio::sync::oneshot::channel();
+    // Its own thread may wait: one that it asks may be this process, which answers meanwhile.
+    let ask = move || drop(found.send(socket::owners_above()));
+    match std::thread::Builder::new().spawn(ask) {
+        Ok(_) => owners.await.unwrap_or_default(),
+        Err(_) => Vec::new(),
+    }
+}
+
 /// Readable when the process at the other end has said something or ended.
 struct Watched(AsyncFd<OwnedFd>);
 
@@ -202,7 +213,7 @@ impl Task {
             // It says nothing before it has heard something, so this is its end.
             () = caller.readable() => return Ok(Outcome::Done),
             () = shell.readable() => return Err(self.shell_ended()),
-            never = refuse(&socket) => match never {},
+            never = refuse(&socket, client.owner()) => match never {},
             acquired = self.job.acquire(client, ready.patience) => acquired?,
         };
         let Some(hold) = acquired else {
@@ -219,6 +230,7 @@ impl Task {
         let _ = rustix::process::chdir("/");
         let mut keeping = Keeping {
             task: self,
+            owner: client.owner(),
             hold,
             grace: grace(self.job.ttl.unwrap_or_else(|| client.ttl())),
             not_before,
@@ -272,6 +284,7 @@ enum Over {
 /// A lock that is held while the shell goes on.
 struct Keeping<'a> {
     task: &'a Task,
+    owner: &'a str,
     hold: Hold,
     /// How long before the end of the lease the shell is asked to end.
     grace: Duration,
@@ -300,7 +313,7 @@ impl Keeping<'_> {
                 loss = self.hold.lost(), if self.lost.is_none() => self.lost = Some(loss),
                 () = shell.readable() => return Over::ShellEnded,
                 _ = endings.next() => return Over::Signal,
-                asker = asked(socket) => return Over::Asked(asker),
+                asker = asked(socket, self.owner) => return Over::Asked(asker),
                 () = pause(next.map(|(_, pause)| pause)) => {}
             }
         }
@@ -356,9 +369,9 @@ impl Keeping<'_> {
             Ok(()) => Answer::Released,
             Err(error) if error.kind() == Kind::Lost => {
                 let name = shown(job.name.as_str());
-                Answer::Lost(format!("lost {name} (token {token}): {}", error.message()))
+                Answer::Lost(format!("lost {name} (token {token}): {}", told(&error)))
             }
-            Err(error) => Answer::NotReleased(error.message().to_owned()),
+            Err(error) => Answer::NotReleased(told(&error)),
         }
     }
 }
@@ -370,27 +383,31 @@ async fn pause(time: Option<Duration>) {
     }
 }
 
-/// The next one that asks for the release.
-async fn asked(socket: &UnixListener) -> UnixStream {
+/// The next one that asks for the release. Whoever asks for the owner is told.
+async fn asked(socket: &UnixListener, owner: &str) -> UnixStream {
     loop {
         let Ok((mut asker, _)) = socket.accept().await else {
             // No descriptor is left for it, say.
             tokio::time::sleep(BREATH).await;
             continue;
         };
-        let mut question = [0; QUESTION.len()];
+        let mut question = *WHO;
         // Somebody who wants to know whether anyone is here asks nothing.
-        if asker.read_exact(&mut question).await.is_ok() && question == QUESTION {
+        if asker.read_exact(&mut question).await.is_err() {
+            continue;
+        }
+        if question == *RELEASE {
             tell(&mut asker, &Answer::Heard).await;
             return asker;
         }
+        tell(&mut asker, &Answer::Owner(owner.to_owned())).await;
     }
 }
 
 /// Answers whoever asks for the release of what is not held yet.
-async fn refuse(socket: &UnixListener) -> Infallible {
+async fn refuse(socket: &UnixListener, owner: &str) -> Infallible {
     loop {
-        tell(&mut asked(socket).await, &Answer::NotHeld).await;
+        tell(&mut asked(socket, owner).await, &Answer::NotHeld).await;
     }
 }
 

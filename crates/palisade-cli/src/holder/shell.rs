@@ -10,6 +10,7 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, getpid, getppid, pidfd_open};
 
+use crate::args::arguments;
 use crate::exit::Failure;
 
 /// A process, and no later one with the same number.
@@ -44,6 +45,18 @@ impl Shell {
         let pid = getpid();
         let born = Process::read(pid.as_raw_pid())?.born;
         Some(Self { pid, born })
+    }
+
+    /// The parent of this process, its parent, and so on.
+    pub(crate) fn above() -> Vec<Self> {
+        let next = |process: &Process| Process::read(process.parent);
+        let us = Process::read(getpid().as_raw_pid());
+        let above = std::iter::successors(us.as_ref().and_then(next), next);
+        let shells = above.filter_map(|Process { pid, born, .. }| {
+            let pid = Pid::from_raw(pid)?;
+            Some(Self { pid, born })
+        });
+        shells.collect()
     }
 
     /// A file that is readable when the process has ended; `None` when it has already.
@@ -134,7 +147,7 @@ fn is_shell(program: &Path) -> bool {
 fn calling() -> Option<Process> {
     use std::os::unix::ffi::OsStrExt;
     let mut ours = Vec::new();
-    for argument in std::env::args_os() {
+    for argument in arguments() {
         ours.extend_from_slice(argument.as_bytes());
         ours.push(0);
     }

@@ -9,7 +9,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +24,9 @@ use crate::view::shown;
 /// A process that does not say within this that it has heard the question is stopped or hangs.
 const HEARING: Duration = Duration::from_secs(10);
 
+/// The same, for a question that only improves a message.
+const GLANCE: Duration = Duration::from_millis(500);
+
 /// The directory of the user's sockets.
 #[derive(Clone)]
 pub(crate) struct Directory(Arc<OwnedFd>);
@@ -31,24 +34,24 @@ pub(crate) struct Directory(Arc<OwnedFd>);
 impl Directory {
     /// Opens it, and makes it if there is none.
     pub(crate) fn open() -> Result<Self, Failure> {
-        let path = place().ok_or_else(|| bad("there is no XDG_RUNTIME_DIR and no HOME".into()))?;
-        let named = |why: &dyn std::fmt::Display| {
-            let path = path.to_string_lossy();
-            bad(format!("{}: {why}", shown(&path)))
-        };
+        let path = place()?;
         let made = std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&path);
-        made.map_err(|error| named(&error))?;
+        made.map_err(|error| bad(&path, &error))?;
+        Self::existing(&path)
+    }
+
+    fn existing(path: &Path) -> Result<Self, Failure> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = open(&path, flags, Mode::empty()).map_err(|errno| named(&errno))?;
-        let stat = fstat(&opened).map_err(|errno| named(&errno))?;
+        let opened = open(path, flags, Mode::empty()).map_err(|errno| bad(path, &errno))?;
+        let stat = fstat(&opened).map_err(|errno| bad(path, &errno))?;
         let ours = stat.st_uid == rustix::process::geteuid().as_raw();
         let open_to_others = Mode::from_raw_mode(stat.st_mode).intersects(Mode::RWXG | Mode::RWXO);
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory if ours && !open_to_others => Ok(Self(Arc::new(opened))),
-            _ => Err(named(&"it must be yours, and closed to others (0700)")),
+            _ => Err(bad(path, &"it must be yours, and closed to others (0700)")),
         }
     }
 
@@ -111,6 +114,18 @@ impl Directory {
         files
     }
 
+    /// Who owns what the process that listens at `file` holds or waits for.
+    fn owner(&self, file: &str) -> Option<String> {
+        let mut socket = UnixStream::connect(self.path(file)).ok()?;
+        socket.set_read_timeout(Some(GLANCE)).ok()?;
+        socket.write_all(WHO).ok()?;
+        let line = BufReader::new(&socket).lines().next()?.ok()?;
+        match serde_json::from_str(&line) {
+            Ok(Answer::Owner(owner)) => Some(owner),
+            _ => None,
+        }
+    }
+
     /// Asks the process that listens at `file` to release its lock; `None` when it is gone.
     pub(crate) fn ask(&self, file: &str) -> io::Result<Option<Answer>> {
         let path = self.path(file);
@@ -127,7 +142,7 @@ impl Directory {
             }
             Err(error) => return Err(error),
         };
-        socket.write_all(QUESTION)?;
+        socket.write_all(RELEASE)?;
         socket.set_read_timeout(Some(HEARING))?;
         let mut answers = BufReader::new(&socket).lines();
         loop {
@@ -147,13 +162,28 @@ impl Directory {
     }
 }
 
-/// What `release` says.
-pub(super) const QUESTION: &[u8] = b"release\n";
+/// The owners of what was acquired for the ancestors of this process.
+pub(super) fn owners_above() -> Vec<String> {
+    let Some(directory) = place().and_then(|path| Directory::existing(&path)).ok() else {
+        return Vec::new();
+    };
+    let above = Shell::above();
+    let mut files = directory.files();
+    files.retain(|file| shell_of(file).is_some_and(|shell| above.contains(&shell)));
+    let owners = files.iter().filter_map(|file| directory.owner(file));
+    owners.collect()
+}
 
-/// What it hears, one line each.
+/// What a holder can be asked, in as many bytes each.
+pub(super) const RELEASE: &[u8; 8] = b"release\n";
+pub(super) const WHO: &[u8; 8] = b"whoisit\n";
+
+/// What it answers, one line each.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// The question has come; another answer follows.
+    /// Whose the lock is, held or not.
+    Owner(String),
+    /// The release is asked for; another answer follows.
     Heard,
     /// The lock is still waited for.
     NotHeld,
@@ -225,19 +255,24 @@ fn digest(text: &str) -> u64 {
     })
 }
 
-fn place() -> Option<PathBuf> {
+fn place() -> Result<PathBuf, Failure> {
     let folder = |name: &str| {
         let path = PathBuf::from(std::env::var_os(name)?);
         path.is_absolute().then_some(path)
     };
     if let Some(runtime) = folder("XDG_RUNTIME_DIR") {
-        return Some(runtime.join("palisade"));
+        return Ok(runtime.join("palisade"));
     }
     let state = folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")));
-    Some(state?.join("palisade-acquired"))
+    let state = state.ok_or_else(|| refusal("there is no XDG_RUNTIME_DIR and no HOME"))?;
+    Ok(state.join("palisade-acquired"))
 }
 
-fn bad(why: String) -> Failure {
+fn bad(path: &Path, why: &dyn std::fmt::Display) -> Failure {
+    refusal(&format!("{}: {why}", shown(&path.to_string_lossy())))
+}
+
+fn refusal(why: &str) -> Failure {
     let message = format!("no place for the locks of shells: {why}; set XDG_RUNTIME_DIR");
     Error::new(Kind::Config, "acquire", message).into()
 }

@@ -63,7 +63,9 @@ impl Release {
                 let why = format!("not released, it ends with its ttl: {why}");
                 Err(Error::new(Kind::Unreachable, "release", why).into())
             }
-            Some(Answer::NotHeld | Answer::Heard) => not_held(&self.name, shell, global),
+            Some(Answer::NotHeld | Answer::Heard | Answer::Owner(_)) => {
+                not_held(&self.name, shell, global)
+            }
             None => Err(Failure::Lost(format!(
                 "lost {}: the process that held it was killed",
                 shown(&self.name)

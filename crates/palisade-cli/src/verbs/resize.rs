@@ -37,9 +37,11 @@ struct Resized {
 impl Resize {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
-        let client = Place::find(global)?.connect().await?;
         let answer = Resized {
-            resized: client.resize(name.as_str(), self.capacity).await?,
+            resized: match Place::find(global)?.connect_existing().await? {
+                Some(client) => client.resize(name.as_str(), self.capacity).await?,
+                None => false,
+            },
             name: self.name,
             capacity: self.capacity,
         };

@@ -209,6 +209,38 @@ fn another_shell_can_not_release_it() {
     assert_eq!(stdout(&output), "child 1\ntold 0\n", "{output:?}");
 }
 
+/// Steps that are shells of their own, below one process.
+#[test]
+fn steps_hold_it_together_by_the_process_above_them() {
+    let store = Store::new();
+    let text = "sh -c 'palisade acquire -q x --pid $PPID; true'\n\
+                palisade show x >/dev/null; echo held $?\n\
+                sh -c 'palisade release x --pid $PPID; echo released $?; true'";
+    let output = finish(script(&store, "sh", text));
+    assert_eq!(stdout(&output), "held 0\nreleased 0\n", "{output:?}");
+    assert_nothing_left(&store);
+}
+
+/// A shell would wait for its own end.
+#[test]
+fn what_a_shell_has_acquired_is_not_waited_for_below_it() {
+    let store = Store::new();
+    let text = "palisade acquire -q x\n\
+                palisade run x -- true; echo $?\n\
+                sh -c 'palisade run x -- true; echo $?; palisade acquire x; echo $?; true'\n\
+                palisade run x --no-wait -q -- true; echo $?\n\
+                palisade run y -- true; echo $?";
+    let output = finish(script(&store, "sh", text));
+    assert_eq!(stdout(&output), "77\n77\n77\n75\n0\n", "{output:?}");
+    // Another's is.
+    let mut running = Running::start(script(&store, "sh", "palisade acquire x; read line"));
+    running.line();
+    let other = Running::start(store.palisade(&["run", "x", "--", "true"]));
+    until("it waits", || store.waiters() == 1);
+    running.write("go\n");
+    assert_eq!(other.code(), Some(0));
+}
+
 #[test]
 fn json_says_who_holds_it_and_for_whom() {
     let store = Store::new();
@@ -357,7 +389,7 @@ fn release_tells_of_a_loss() {
     for shell in shells() {
         for (ending, word) in [
             ("evict", "evicted"),
-            ("evict --force", "no longer knows it"),
+            ("evict --force", "taken away"),
             ("KILL", "killed"),
         ] {
             let store = Store::new();

@@ -19,7 +19,7 @@ fn a_lock_of_an_ancestor_is_refused_at_once() {
     let output = outer(&store, "a", &[], &run("a", "", "echo no"));
     assert_eq!(output.status.code(), Some(77), "{output:?}");
     assert!(
-        stderr(&output).contains("the palisade that runs this one"),
+        stderr(&output).contains("what runs this palisade"),
         "{output:?}"
     );
     assert!(output.stdout.is_empty(), "{output:?}");

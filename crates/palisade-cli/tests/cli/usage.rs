@@ -137,11 +137,30 @@ fn a_url_is_given_once() {
     let store = Store::new();
     for args in [
         &[
-            "--url", "file:a", "run", "x", "--url", "file:b", "--", "true",
+            "--url",
+            "file:/dev/null/a",
+            "run",
+            "x",
+            "--url",
+            "file:/dev/null/b",
+            "--",
+            "true",
         ][..],
-        &["--url=file:a", "ls", "--url=file:b"],
-        &["ls", "--url", "file:a", "--url", "file:b"],
-        &["bench", "--engine-url", "file:a", "--url", "file:b"],
+        &["--url=file:/dev/null/a", "ls", "--url=file:/dev/null/b"],
+        &[
+            "ls",
+            "--url",
+            "file:/dev/null/a",
+            "--url",
+            "file:/dev/null/b",
+        ],
+        &[
+            "bench",
+            "--engine-url",
+            "file:/dev/null/a",
+            "--url",
+            "file:/dev/null/b",
+        ],
     ] {
         refused(&store, args, 2, "twice");
     }

@@ -108,7 +108,10 @@ fn permits_are_counted_and_their_number_must_agree() {
         code(store.run("x", &["--permits", "2/3", "--no-wait"], "true")),
         Some(75)
     );
-    for other in [&["--permits", "1/4"][..], &["--shared"]] {
+    for other in [
+        &["--permits", "1/4", "--no-wait"][..],
+        &["--shared", "--wait", "200ms"],
+    ] {
         let args = [other, &["--json"]].concat();
         let output = finish_soon(store.run("x", &args, "true"));
         assert_eq!(output.status.code(), Some(77), "{output:?}");

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use palisade::core::clock::BootTime;
 use palisade::Kind;
+use palisade::core::clock::BootTime;
 use tokio::sync::watch;
 
 use super::bed::held;

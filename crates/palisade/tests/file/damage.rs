@@ -326,6 +326,8 @@ async fn nobody_is_dead_because_a_sign_of_life_was_deleted() {
     let entered = engine.enter(Arc::new(impatient("door"))).await.unwrap();
     assert!(matches!(entered, Entered::Busy), "{entered:?}");
     assert!(matches!(renew(&engine, &mine).await, Renewal::Held(_)));
+    let back = std::fs::read_dir(dir.path().join("procs")).unwrap().count();
+    assert_eq!(back, 1, "the sign of whoever renews is back");
     // What is taken afterwards holds too, for newcomers.
     let after = hold(&engine, "after").await;
     let third = Second::start(dir.path(), "try mine and after");

@@ -22,7 +22,7 @@ use palisade::core::ticket::Ticket;
 use palisade::core::url::Url;
 
 /// Longer than anything here takes, shorter than a person's patience.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 async fn try_open(dir: &Path, options: &str) -> Result<Arc<dyn Engine>> {
     let mut url = Url::parse(&format!("file:{}?{options}", dir.display()))?;

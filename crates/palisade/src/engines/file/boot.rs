@@ -15,6 +15,7 @@ use rustix::fs::{AtFlags, OFlags};
 
 use super::dir::{self, Dir, Identity, identity};
 use super::error::{config, unusable_dir};
+use super::line_file::LineFile;
 use super::liveness::{self, Liveness};
 use super::tokens::{self, CEILING, Tokens};
 use crate::core::error::{Error, Kind, Result};
@@ -91,6 +92,9 @@ pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
         dir,
     };
     let alone = liveness::sweep(&home);
+    if alone {
+        LineFile::remove_unfinished(&home.lines);
+    }
     let liveness = Liveness::create(home, alone)?;
     drop(locked);
     for name in old {

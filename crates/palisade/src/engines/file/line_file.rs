@@ -19,7 +19,7 @@ use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
 use super::boot::{Home, LINES};
-use super::dir::{Identity, identity};
+use super::dir::{self, Identity, identity};
 use super::error::{damaged, file_failed};
 use super::keys::checksum;
 use crate::core::claim::{Ask, Claim, ClaimId};
@@ -32,7 +32,7 @@ use crate::core::owner::Owner;
 pub(super) const HEADER: u64 = 128;
 const MAGIC: &str = "palisade line 1 seq ";
 /// What the name of a file begins with that is not a whole line yet.
-pub(super) const UNFINISHED: &str = ".new-";
+const UNFINISHED: &str = ".new-";
 /// What every local file system gives to the first byte of a file.
 const BLOCK: u64 = 4096;
 
@@ -273,6 +273,11 @@ fn read_header(bytes: &[u8]) -> Option<(u64, u64, u64, u64)> {
     Some((number()?, number()?, number()?, number()?))
 }
 
+/// Whether a file of this name is not a whole line yet.
+pub(super) fn is_unfinished(name: &str) -> bool {
+    name.starts_with(UNFINISHED)
+}
+
 /// See the module's text.
 pub(super) struct LineFile {
     /// Its name in the folder.
@@ -286,25 +291,15 @@ pub(super) struct LineFile {
 impl LineFile {
     /// Opens a line's file; `None` when there is none.
     pub(super) fn open(home: &Home, name: &Arc<str>) -> std::result::Result<Option<Self>, Errno> {
-        let fd = match home.dir.open_file(&home.lines, name, OFlags::RDWR) {
-            Err(Errno::NOENT) => return Ok(None),
-            opened => opened?,
-        };
-        let stat = rustix::fs::fstat(&fd)?;
-        Ok(Some(Self {
-            name: Arc::clone(name),
-            path: home.dir.path.join(LINES).join(&**name),
-            fd,
-            identity: identity(&stat),
-            state: Mutex::new(State {
-                reserved: u64::try_from(stat.st_size).unwrap_or(0),
-                ..State::default()
-            }),
-        }))
+        match home.dir.open_file(&home.lines, name, OFlags::RDWR) {
+            Err(Errno::NOENT) => Ok(None),
+            opened => Self::with(home, name, opened?).map(Some),
+        }
     }
 
     /// Makes the file of an empty line, whole: an empty file is never seen under its name. One
-    /// that is there already is as good.
+    /// that another has made meanwhile is as good. It is to be opened by its name: whoever watches
+    /// the folder is told the name that a file was opened by.
     pub(super) fn create(
         home: &Home,
         name: &str,
@@ -317,13 +312,37 @@ impl LineFile {
         let sum = sum(0, body.split_inclusive('\n'));
         let text = header(1, HEADER, body.len() as u64, sum) + &body;
         let made = write_all(&fd, text.as_bytes(), 0).and_then(|()| {
-            match rustix::fs::linkat(&home.lines, &new, &home.lines, name, AtFlags::empty()) {
-                Err(Errno::EXIST) => Ok(()),
-                done => done,
-            }
+            rustix::fs::linkat(&home.lines, &new, &home.lines, name, AtFlags::empty())
         });
         let _ = rustix::fs::unlinkat(&home.lines, &new, AtFlags::empty());
-        made
+        match made {
+            Err(Errno::EXIST) => Ok(()),
+            made => made,
+        }
+    }
+
+    fn with(home: &Home, name: &Arc<str>, fd: OwnedFd) -> std::result::Result<Self, Errno> {
+        let stat = rustix::fs::fstat(&fd)?;
+        Ok(Self {
+            name: Arc::clone(name),
+            path: home.dir.path.join(LINES).join(&**name),
+            fd,
+            identity: identity(&stat),
+            state: Mutex::new(State {
+                reserved: u64::try_from(stat.st_size).unwrap_or(0),
+                ..State::default()
+            }),
+        })
+    }
+
+    /// Removes what processes that were killed have left half made. Nobody else may be in the
+    /// store.
+    pub(super) fn remove_unfinished(lines: &OwnedFd) {
+        for name in dir::names(lines).unwrap_or_default() {
+            if is_unfinished(&name) {
+                let _ = rustix::fs::unlinkat(lines, name, AtFlags::empty());
+            }
+        }
     }
 
     /// Takes the line's lock if it can be had at once.

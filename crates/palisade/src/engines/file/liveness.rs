@@ -85,6 +85,8 @@ impl Liveness {
             // The umask may have taken what the group needs.
             rustix::fs::fchmod(&fifo, mode)?;
             rustix::fs::flock(&fifo, FlockOperation::NonBlockingLockExclusive)?;
+            let (procs, leases) = (&home.procs, &home.leases);
+            rustix::fs::linkat(procs, &name, leases, spare_name(process), AtFlags::empty())?;
             Ok((fifo, leases::create(&home, process)?))
         };
         let (fifo, leases) = make().map_err(|errno: Errno| {
@@ -119,6 +121,18 @@ impl Liveness {
         rustix::fs::openat(&self.home.procs, name, flags, Mode::empty())
     }
 
+    /// Puts the FIFO back if it was deleted, by a cleaner of old files, say. Without it nobody can
+    /// see that this process lives or dies, or wake it, and all goes by the ttl.
+    pub(super) fn restore(&self) {
+        let (procs, leases) = (&self.home.procs, &self.home.leases);
+        let name = file_name(self.process);
+        let found = rustix::fs::statat(procs, &name, AtFlags::SYMLINK_NOFOLLOW);
+        if matches!(found, Err(Errno::NOENT)) {
+            let spare = spare_name(self.process);
+            let _ = rustix::fs::linkat(leases, spare, procs, name, AtFlags::empty());
+        }
+    }
+
     /// Leaves the sign, which is that of a dead process then, when this is dropped: whoever waits
     /// behind claims that were left behind is served at once.
     pub(super) fn stay(&self) {
@@ -139,12 +153,18 @@ pub(super) fn file_name(process: u64) -> String {
     format!("{process:016x}")
 }
 
+/// Another name of the FIFO, in the folder of leases, to put it back from.
+fn spare_name(process: u64) -> String {
+    format!("{process:016x}.sign")
+}
+
 /// Removes the files of a process that is gone.
 fn remove(home: &Home, process: u64) {
     let name = file_name(process);
     // Left behind, they are swept by whoever joins the store next.
     let _ = rustix::fs::unlinkat(&home.procs, &name, AtFlags::empty());
     let _ = rustix::fs::unlinkat(&home.leases, &name, AtFlags::empty());
+    let _ = rustix::fs::unlinkat(&home.leases, spare_name(process), AtFlags::empty());
 }
 
 /// What became of opening a process's FIFO.

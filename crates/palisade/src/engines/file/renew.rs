@@ -25,7 +25,7 @@ const GAP: u32 = 64;
 
 pub(super) async fn renew(store: Arc<Store>, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
     if let Err(error) = store.check_process("renew") {
-        return unknown(leases.len(), &error);
+        return unknown(leases.len(), error);
     }
     if !store.leases.is_in_place() {
         let dir = &store.home().dir.path;
@@ -34,6 +34,7 @@ pub(super) async fn renew(store: Arc<Store>, leases: Vec<Lease>, within: Duratio
             .map(|_| Renewal::Revoked(moved("renew", dir)))
             .collect();
     }
+    store.liveness.restore();
     // Outside of the lock: this takes longest.
     let mut renewals: Vec<Option<Renewal>> =
         leases.iter().map(|lease| refuse(&store, lease)).collect();
@@ -43,13 +44,13 @@ pub(super) async fn renew(store: Arc<Store>, leases: Vec<Lease>, within: Duratio
             break done;
         }
         if deadline.has_passed() {
-            return unknown(leases.len(), &busy("renew", within, &store.leases.path()));
+            return unknown(leases.len(), busy("renew", within, &store.leases.path()));
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     };
     if let Err(errno) = done {
         let error = file_failed("renew", &store.leases.path(), errno).maybe_applied();
-        return unknown(leases.len(), &error);
+        return unknown(leases.len(), error);
     }
     renewals
         .into_iter()
@@ -182,9 +183,8 @@ fn renew_run(
     Ok(())
 }
 
-fn unknown(count: usize, error: &Error) -> Vec<Renewal> {
-    vec![error; count]
-        .into_iter()
-        .map(|error| Renewal::Unknown(error.clone()))
+fn unknown(count: usize, error: Error) -> Vec<Renewal> {
+    std::iter::repeat_n(error, count)
+        .map(Renewal::Unknown)
         .collect()
 }

@@ -10,7 +10,6 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, getpid, getrlimit};
 
@@ -19,7 +18,7 @@ use super::dir::{Dir, Identity, identity};
 use super::error::{busy, damaged, file_failed, moved};
 use super::keys;
 use super::leases::Leases;
-use super::line_file::{LineFile, State, UNFINISHED};
+use super::line_file::{LineFile, State, is_unfinished};
 use super::liveness::{self, Liveness, Peer};
 use super::notify::Watcher;
 use super::tx::{Hints, Tx};
@@ -142,10 +141,10 @@ impl Store {
     fn sweep(&self) {
         let home = self.home();
         let names = super::dir::names(&home.lines).unwrap_or_default();
-        for name in names.into_iter().take(SWEPT) {
-            if name.starts_with(UNFINISHED) {
-                let _ = rustix::fs::unlinkat(&home.lines, &name, AtFlags::empty());
-            } else if let Ok(Some(file)) = LineFile::open(home, &name.into()) {
+        // Somebody who has come meanwhile may be about to finish one.
+        let whole = names.into_iter().filter(|name| !is_unfinished(name));
+        for name in whole.take(SWEPT) {
+            if let Ok(Some(file)) = LineFile::open(home, &name.into()) {
                 // One that can't be read is left to whoever asks for it.
                 let settle = &mut |tx: &mut Tx<'_>, _: Option<&LineFile>| tx.settle_all();
                 let _ = self.try_change_file("connect", &file, None, settle);
@@ -250,8 +249,8 @@ impl Store {
         };
         file.load(operation, &mut locked.state)?;
         // The last one may leave wherever it is: nobody is granted after it.
-        let last = me.is_some() && locked.state.line.seats.len() == 1;
-        if !(last && operation == "leave") && !file.is_in_place() {
+        let last_leaves = operation == "leave" && locked.state.line.seats.len() == 1;
+        if !last_leaves && !file.is_in_place() {
             return Ok(Tried::Gone);
         }
         let mut tx = Tx::begin(self, operation, &mut locked.state);
@@ -273,7 +272,7 @@ impl Store {
     fn file_has_gone(&self, operation: &'static str, file: &LineFile) -> Result<()> {
         self.files.lock().open.remove(&file.name);
         let home = self.home();
-        let lines = rustix::fs::lstat(&home.dir.path.join(boot::LINES));
+        let lines = rustix::fs::lstat(home.dir.path.join(boot::LINES));
         match lines {
             Ok(lines) if identity(&lines) == home.lines_identity => Ok(()),
             _ => Err(moved(operation, &home.dir.path)),
@@ -298,16 +297,17 @@ impl Store {
             }
         }
         let home = self.home();
+        // Another may make or remove it at the same moment; nobody is that quick many times.
         let open = || {
-            if let Some(file) = LineFile::open(home, name)? {
-                return Ok(Some(file));
+            for _ in 0..100 {
+                let opened = LineFile::open(home, name)?;
+                if opened.is_some() || missing == Missing::IsEmpty {
+                    return Ok(opened);
+                }
+                let state = State::empty(&line.namespace, line.name.as_str());
+                LineFile::create(home, name, state)?;
             }
-            if missing == Missing::IsEmpty {
-                return Ok(None);
-            }
-            let state = State::empty(&line.namespace, line.name.as_str());
-            LineFile::create(home, name, state)?;
-            LineFile::open(home, name)
+            Err(Errno::BUSY)
         };
         let opened = match open() {
             Err(Errno::MFILE | Errno::NFILE) => {
@@ -319,7 +319,7 @@ impl Store {
         let file = match opened {
             Ok(Some(file)) => Arc::new(file),
             Ok(None) if missing == Missing::IsEmpty => return Ok(None),
-            // It was made and is gone again, or there is no folder to make it in.
+            // There is no folder to make it in.
             Ok(None) | Err(Errno::NOENT) => return Err(moved(operation, &home.dir.path)),
             Err(errno) => {
                 let path = home.dir.path.join(boot::LINES).join(&**name);

@@ -35,7 +35,7 @@ async fn a_pooler_is_found_out_and_waiters_are_served_without_a_push() {
     }
     let listen = pooler.nodes()[1].address();
     let listening = format!(
-        "{}?listen_url=postgres://palisade@{listen}/postgres",
+        "{}?listen_url=postgres://palisade%40{listen}/postgres",
         pooler.url()
     );
     let found = codes(&listening).await;

@@ -3,7 +3,6 @@
 
 use std::io;
 
-use rustls::CertificateError;
 use tokio_postgres::error::{DbError, SqlState};
 
 use super::pooler;
@@ -34,7 +33,7 @@ pub(super) fn why(host: &Host, error: tokio_postgres::Error) -> Error {
         return said(host, db);
     }
     if let Some(tls) = cause::<rustls::Error>(&error) {
-        return fail(Kind::Config, about_certificates(host, tls));
+        return fail(Kind::Config, about_tls(&host.to_string(), "postgres", tls));
     }
     let text = format!("{error}: {:?}", std::error::Error::source(&error));
     if text.contains("does not support TLS") {
@@ -101,17 +100,4 @@ fn said(host: &Host, db: &DbError) -> Error {
     }
     let message = format!("{host} refuses connections (SQLSTATE {})", code.code());
     fail(Kind::Unreachable, message)
-}
-
-fn about_certificates(host: &Host, error: &rustls::Error) -> String {
-    use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
-    match error {
-        rustls::Error::InvalidCertificate(Expired | ExpiredContext { .. }) => format!(
-            "the certificate of {host} has expired; renew it there, or set the clock of this machine"
-        ),
-        rustls::Error::InvalidCertificate(NotValidYet | NotValidYetContext { .. }) => format!(
-            "the certificate of {host} is not valid yet; is the clock of this machine right?"
-        ),
-        _ => about_tls(&host.to_string(), "postgres", error),
-    }
 }

@@ -228,8 +228,7 @@ fn it_survives_an_outage_and_says_so() {
     let url = format!("PALISADE_URL='{}?timeout=200ms'", store.url());
     let mut top = Top::start(&store, &url);
     top.shows("nightly");
-    let gate = std::fs::File::open(store.path("store/lock")).unwrap();
-    gate.lock().unwrap();
+    let gate = store.hang();
     let picture = top.shows("can't be reached since");
     assert!(picture.contains("nightly"), "{picture}");
     drop(gate);

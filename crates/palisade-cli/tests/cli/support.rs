@@ -364,7 +364,9 @@ pub(crate) fn kill(pid: u32, signal: &str) {
 }
 
 /// Whether a process runs: neither gone nor a zombie.
+#[track_caller]
 pub(crate) fn runs(pid: &str) -> bool {
+    assert!(!pid.is_empty(), "it has ended before it told its pid");
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat"));
     let state = |stat: &str| {
         stat.rsplit(") ")

@@ -22,8 +22,8 @@ const STYLES: Styles = Styles::styled()
 
 /// Distributed locks, the same everywhere.
 ///
-/// A lock has a name. It is kept by an engine, which a URL picks: without one, every process of
-/// this machine shares the locks.
+/// A lock has a name. It is kept by an engine, which a URL picks: without one, the processes of
+/// this user on this machine share the locks.
 #[derive(Debug, Parser)]
 #[command(
     name = "palisade",

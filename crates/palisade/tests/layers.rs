@@ -53,7 +53,7 @@ async fn until(mut done: impl FnMut() -> bool) {
 #[tokio::test]
 async fn everything_that_happens_is_counted_under_its_name() {
     LazyLock::force(&METRICS);
-    let client = palisade::connect("memory:metrics?ttl=150ms")
+    let client = palisade::connect("memory:metrics?ttl=900ms")
         .await
         .unwrap()
         .observed_by(Metrics);
@@ -78,12 +78,18 @@ async fn everything_that_happens_is_counted_under_its_name() {
     let name = Name::new("x").unwrap();
     client.evict(&name, None, true).await.unwrap();
     hold.lost().await;
+    // The holder is told first, and then those who watch.
+    until(|| {
+        recorded(&mut seen);
+        seen.contains_key("palisade_lost_total{engine=memory,reason=taken}")
+    })
+    .await;
     drop(hold);
     let permits = client.semaphore("s", 2).unwrap();
     permits.acquire().await.unwrap().release().await.unwrap();
     let other_capacity = client.semaphore("s", 3).unwrap();
     let _two = permits.acquire().await.unwrap();
-    other_capacity.acquire().await.unwrap_err();
+    other_capacity.try_acquire().await.unwrap_err();
 
     let fence = FenceMetrics(MemoryFence::default());
     fence.write(&name, Token(2), Vec::new()).await.unwrap();

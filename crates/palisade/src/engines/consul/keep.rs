@@ -125,8 +125,14 @@ impl ConsulEngine {
         }
         let suspicion = self.book.suspicion(lease.0);
         if let Some(suspicion) = suspicion {
-            found.extend(self.strangers(lease).await?);
-            self.book.cleared(lease.0, suspicion);
+            match self.strangers(lease).await {
+                // The next audit asks again.
+                Err(error) if error.is_transient() => {}
+                strangers => {
+                    found.extend(strangers.unwrap_or_default());
+                    self.book.cleared(lease.0, suspicion);
+                }
+            }
         }
         for (name, claim) in doubts {
             let line = self.keys.line(&name)?;
@@ -162,7 +168,7 @@ impl ConsulEngine {
 
     /// What the store has on a session and the book does not: a snapshot was restored from
     /// before it was left. Nobody else would ever remove it, since the session lives.
-    async fn strangers(&self, lease: LeaseId) -> Result<Vec<Audited>> {
+    async fn strangers(self: &Arc<Self>, lease: LeaseId) -> Result<Vec<Audited>> {
         let session = session_text(lease.0);
         let from = self.keys.beginning("");
         let seen = self.api.read("audit", &from, true, Read::Consistent);
@@ -191,7 +197,9 @@ impl ConsulEngine {
                 }
             }
         }
-        self.sweep_dead(&lines).await;
+        // Nobody waits for it.
+        let engine = Arc::clone(self);
+        tokio::spawn(async move { engine.sweep_dead(&lines).await });
         Ok(strangers)
     }
 

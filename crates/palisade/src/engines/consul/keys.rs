@@ -186,7 +186,7 @@ fn decode(text: &str) -> Option<String> {
     let mut decoded = parts.next()?.as_bytes().to_vec();
     for part in parts {
         decoded.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
-        decoded.extend_from_slice(part[2..].as_bytes());
+        decoded.extend_from_slice(&part.as_bytes()[2..]);
     }
     let decoded = String::from_utf8(decoded).ok()?;
     (encode(&decoded) == text).then_some(decoded)

@@ -87,7 +87,7 @@ impl Options {
         let encrypted = url.scheme == "consuls";
         if url.user.is_some() || url.password.is_some() {
             return Err(config(
-                "Consul has no users; give the ACL token by token_file=, or by CONSUL_HTTP_TOKEN",
+                "Consul has no users; pass the ACL token with token_file= or CONSUL_HTTP_TOKEN",
             ));
         }
         if !matches!(url.path.as_str(), "" | "/") {

@@ -15,8 +15,7 @@ use crate::engines::remote::{about_tls, cause};
 pub(super) const WHO: &str = "Consul";
 
 /// The message for a token that the servers don't have.
-pub(super) const UNKNOWN_TOKEN: &str =
-    "Consul does not know the ACL token; give one that exists by token_file= or CONSUL_HTTP_TOKEN";
+pub(super) const UNKNOWN_TOKEN: &str = "Consul does not know the ACL token; pass one that exists with token_file= or CONSUL_HTTP_TOKEN";
 
 /// Who asks, and what for.
 pub(super) struct Verdict {
@@ -108,7 +107,7 @@ pub(super) fn denied(operation: &'static str, has_token: bool) -> Error {
             "Consul denies it; give the ACL token key:write on the keys of the namespace and session:write on the agent's node"
         }
         false => {
-            "Consul denies it without an ACL token; give one by token_file= or CONSUL_HTTP_TOKEN, with key:write on the keys of the namespace and session:write on the agent's node"
+            "Consul denies it without an ACL token; pass one with token_file= or CONSUL_HTTP_TOKEN that has key:write on the keys of the namespace and session:write on the agent's node"
         }
     };
     Error::new(Kind::Denied, operation, message)

@@ -228,7 +228,7 @@ impl Leases {
     /// Whether the file is where it was made, in the directory that has the store's path.
     pub(super) fn is_in_place(&self) -> bool {
         let (named, own) = (
-            rustix::fs::lstat(&self.path()),
+            rustix::fs::lstat(self.path()),
             rustix::fs::fstat(self.file()),
         );
         match (named, own) {

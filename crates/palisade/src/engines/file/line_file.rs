@@ -273,6 +273,11 @@ fn read_header(bytes: &[u8]) -> Option<(u64, u64, u64, u64)> {
     Some((number()?, number()?, number()?, number()?))
 }
 
+/// Whether a file of this name is not a whole line yet.
+pub(super) fn is_unfinished(name: &str) -> bool {
+    name.starts_with(UNFINISHED)
+}
+
 /// See the module's text.
 pub(super) struct LineFile {
     /// Its name in the folder.
@@ -334,7 +339,7 @@ impl LineFile {
     /// store.
     pub(super) fn remove_unfinished(lines: &OwnedFd) {
         for name in dir::names(lines).unwrap_or_default() {
-            if name.starts_with(UNFINISHED) {
+            if is_unfinished(&name) {
                 let _ = rustix::fs::unlinkat(lines, name, AtFlags::empty());
             }
         }

@@ -18,7 +18,7 @@ use super::dir::{Dir, Identity, identity};
 use super::error::{busy, damaged, file_failed, moved};
 use super::keys;
 use super::leases::Leases;
-use super::line_file::{LineFile, State};
+use super::line_file::{LineFile, State, is_unfinished};
 use super::liveness::{self, Liveness, Peer};
 use super::notify::Watcher;
 use super::tx::{Hints, Tx};
@@ -141,7 +141,9 @@ impl Store {
     fn sweep(&self) {
         let home = self.home();
         let names = super::dir::names(&home.lines).unwrap_or_default();
-        for name in names.into_iter().take(SWEPT) {
+        // Somebody who has come meanwhile may be about to finish one.
+        let whole = names.into_iter().filter(|name| !is_unfinished(name));
+        for name in whole.take(SWEPT) {
             if let Ok(Some(file)) = LineFile::open(home, &name.into()) {
                 // One that can't be read is left to whoever asks for it.
                 let settle = &mut |tx: &mut Tx<'_>, _: Option<&LineFile>| tx.settle_all();
@@ -247,8 +249,8 @@ impl Store {
         };
         file.load(operation, &mut locked.state)?;
         // The last one may leave wherever it is: nobody is granted after it.
-        let last = me.is_some() && locked.state.line.seats.len() == 1;
-        if !(last && operation == "leave") && !file.is_in_place() {
+        let last_leaves = operation == "leave" && locked.state.line.seats.len() == 1;
+        if !last_leaves && !file.is_in_place() {
             return Ok(Tried::Gone);
         }
         let mut tx = Tx::begin(self, operation, &mut locked.state);
@@ -270,7 +272,7 @@ impl Store {
     fn file_has_gone(&self, operation: &'static str, file: &LineFile) -> Result<()> {
         self.files.lock().open.remove(&file.name);
         let home = self.home();
-        let lines = rustix::fs::lstat(&home.dir.path.join(boot::LINES));
+        let lines = rustix::fs::lstat(home.dir.path.join(boot::LINES));
         match lines {
             Ok(lines) if identity(&lines) == home.lines_identity => Ok(()),
             _ => Err(moved(operation, &home.dir.path)),

@@ -96,20 +96,20 @@ fn a_healthy_engine_is_0() {
 
 #[test]
 fn danger_is_1_with_its_remedy() {
-    let store = store();
-    health(&store, 0);
-    std::fs::set_permissions(store.path("store"), Permissions::from_mode(0o777)).unwrap();
-    let health = health(&store, 1);
+    let store = Store::new();
+    let output = finish(store.palisade(&["doctor", "--url", "memory:", "--json"]));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let health = contract::read(&stdout(&output), contract::HEALTH);
     assert_eq!(
-        health["findings"][0]["code"], "writable_by_others",
+        health["findings"][0]["code"], "excludes_nobody",
         "the worst comes first"
     );
     assert_eq!(health["findings"][0]["severity"], "danger");
-    let output = finish(store.palisade(&["doctor"]));
+    let output = finish(store.palisade(&["doctor", "--url", "memory:"]));
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let text = stdout(&output);
     assert!(
-        text.contains("danger writable_by_others") && text.contains("remedy: chmod 700"),
+        text.contains("danger excludes_nobody") && text.contains("remedy: use file:"),
         "{text}"
     );
 }

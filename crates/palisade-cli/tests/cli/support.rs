@@ -1,6 +1,7 @@
 //! A store of its own for each test, and palisade processes that are ended with the test.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
@@ -92,6 +93,26 @@ impl Store {
     pub(crate) fn waiters(&self) -> usize {
         let waiters = |line: &Value| line["waiters"].as_array().unwrap().len();
         self.lines().iter().map(waiters).sum()
+    }
+
+    /// Makes the store hang until the answer is dropped: every lock in it is taken.
+    pub(crate) fn hang(&self) -> Vec<File> {
+        if !self.path("store").exists() {
+            assert_eq!(code(self.run("first", &[], "true")), Some(0));
+        }
+        let inside = |folder: &str| {
+            let files = std::fs::read_dir(self.path("store").join(folder));
+            let files = files.unwrap().map(|file| file.unwrap().path());
+            files.filter(|file| file.extension().is_none())
+        };
+        let files = std::iter::once(self.path("store/lock"));
+        let files = files.chain(inside("lines")).chain(inside("leases"));
+        let locked = files.filter_map(|path| {
+            // Files come and go.
+            let file = File::open(path).ok()?;
+            file.lock().ok().map(|()| file)
+        });
+        locked.collect()
     }
 
     /// Fails unless the store shows no claim.
@@ -343,7 +364,9 @@ pub(crate) fn kill(pid: u32, signal: &str) {
 }
 
 /// Whether a process runs: neither gone nor a zombie.
+#[track_caller]
 pub(crate) fn runs(pid: &str) -> bool {
+    assert!(!pid.is_empty(), "it has ended before it told its pid");
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat"));
     let state = |stat: &str| {
         stat.rsplit(") ")

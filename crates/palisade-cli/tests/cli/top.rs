@@ -228,8 +228,7 @@ fn it_survives_an_outage_and_says_so() {
     let url = format!("PALISADE_URL='{}?timeout=200ms'", store.url());
     let mut top = Top::start(&store, &url);
     top.shows("nightly");
-    let gate = std::fs::File::open(store.path("store/lock")).unwrap();
-    gate.lock().unwrap();
+    let gate = store.hang();
     let picture = top.shows("can't be reached since");
     assert!(picture.contains("nightly"), "{picture}");
     drop(gate);
@@ -243,10 +242,12 @@ fn it_survives_an_outage_and_says_so() {
 #[test]
 fn an_engine_that_is_broken_ends_it_with_its_error() {
     let store = Store::new();
-    assert_eq!(code(store.run("first", &[], "true")), Some(0));
+    let _held = store.hold("nightly", &[]);
     let mut top = Top::start(&store, "");
-    top.shows("nobody holds");
-    std::fs::remove_dir_all(store.path("store")).unwrap();
+    top.shows("1 locks, 1 held");
+    for line in std::fs::read_dir(store.path("store/lines")).unwrap() {
+        std::fs::write(line.unwrap().path(), "something else").unwrap();
+    }
     let picture = top.gave_back(70);
     assert!(
         picture.contains("palisade: "),

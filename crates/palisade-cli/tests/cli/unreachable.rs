@@ -1,20 +1,8 @@
-//! An engine that does not answer. The embedded one is made to hang by holding the lock that
-//! orders its writers.
+//! An engine that does not answer. The embedded one is made to hang by holding all of its locks.
 
-use std::fs::File;
 use std::time::{Duration, Instant};
 
 use crate::support::*;
-
-/// Makes the store hang until the answer is dropped.
-fn hang(store: &Store) -> File {
-    if !store.path("store").exists() {
-        assert_eq!(code(store.run("first", &[], "true")), Some(0));
-    }
-    let gate = File::open(store.path("store/lock")).unwrap();
-    gate.lock().unwrap();
-    gate
-}
 
 /// palisade on this store, giving up on a request soon.
 fn hasty(store: &Store) -> String {
@@ -24,7 +12,7 @@ fn hasty(store: &Store) -> String {
 #[test]
 fn without_waiting_it_is_69_at_once() {
     let store = Store::new();
-    let gate = hang(&store);
+    let gate = store.hang();
     let url = hasty(&store);
     for args in [&["--no-wait"][..], &["--wait", "0s"]] {
         let args = [args, &["--json", "--url", &url]].concat();
@@ -40,7 +28,7 @@ fn without_waiting_it_is_69_at_once() {
 #[test]
 fn it_is_retried_while_patience_lasts() {
     let store = Store::new();
-    let gate = hang(&store);
+    let gate = store.hang();
     let url = hasty(&store);
     let began = Instant::now();
     let output = finish(store.run("x", &["--wait", "600ms", "--url", &url], "echo no"));
@@ -58,7 +46,7 @@ fn it_is_retried_while_patience_lasts() {
 #[test]
 fn a_signal_ends_the_wait_for_it() {
     let store = Store::new();
-    let gate = hang(&store);
+    let gate = store.hang();
     let mut waiting = Running::start(store.run("x", &["--url", &hasty(&store)], "echo no"));
     assert!(waiting.stderr_line().contains("waiting for the engine"));
     waiting.signal("TERM");
@@ -74,7 +62,7 @@ fn a_child_whose_lock_can_not_be_renewed_is_asked_to_end_and_then_killed() {
     let store = Store::new();
     let script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.02; done";
     let mut running = store.start("x", &["--ttl", "3s", "--json"], script);
-    let gate = hang(&store);
+    let gate = store.hang();
     assert_eq!(running.line(), "asked");
     let asked = Instant::now();
     let output = running.end();
@@ -97,7 +85,7 @@ fn a_child_is_killed_before_the_deadline() {
     let script = "trap '' TERM; echo $$; while :; do sleep 0.02; done";
     let mut running = Running::start(store.run("x", &["--ttl", "2s"], script));
     let child = running.line();
-    let gate = hang(&store);
+    let gate = store.hang();
     let hung = Instant::now();
     until("it is killed", || !runs(&child));
     // Nothing was renewed since, and the last tenth of the ttl is not the holder's.
@@ -115,7 +103,7 @@ fn a_child_that_ends_when_asked_has_lost_its_lock_all_the_same() {
     let store = Store::new();
     let script = "trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
     let mut running = store.start("x", &["--ttl", "3s"], script);
-    let gate = hang(&store);
+    let gate = store.hang();
     assert_eq!(running.line(), "asked");
     drop(gate);
     assert_eq!(running.code(), Some(76));
@@ -126,7 +114,7 @@ fn a_loss_says_why_also_when_the_command_did_not_take_all_of_its_time() {
     let store = Store::new();
     let script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.02; done";
     let running = store.start("x", &["--ttl", "6s"], script);
-    let gate = hang(&store);
+    let gate = store.hang();
     let output = running.end();
     drop(gate);
     assert_eq!(output.status.code(), Some(76), "{output:?}");
@@ -142,7 +130,7 @@ fn a_stopped_child_is_resumed_to_hear_that_it_must_end() {
     let store = Store::new();
     let script = "trap 'echo asked; exit 0' TERM; echo ready; kill -STOP $$; sleep 60";
     let mut running = store.start("x", &["--ttl", "3s"], script);
-    let gate = hang(&store);
+    let gate = store.hang();
     assert_eq!(running.line(), "asked");
     drop(gate);
     assert_eq!(running.code(), Some(76));
@@ -153,7 +141,7 @@ fn a_child_is_left_alone_when_the_engine_comes_back_in_time() {
     let store = Store::new();
     let mut running = store.hold("x", &["--ttl", "2s"]);
     for _ in 0..3 {
-        let gate = hang(&store);
+        let gate = store.hang();
         let hung = Instant::now();
         // It is asked 1.4 s after the last renewal at the earliest, and one is due 0.7 s after it.
         until("a renewal is missed", || {
@@ -171,7 +159,7 @@ fn a_release_that_fails_does_not_change_the_childs_code() {
     let store = Store::new();
     let url = hasty(&store);
     let mut running = store.start("x", &["--url", &url], "echo ready; cat >/dev/null; exit 6");
-    let gate = hang(&store);
+    let gate = store.hang();
     running.close_stdin();
     let output = running.end();
     assert_eq!(output.status.code(), Some(6), "{output:?}");

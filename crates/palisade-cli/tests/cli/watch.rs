@@ -85,8 +85,7 @@ fn a_watch_survives_an_outage() {
         let args = [args, &["--json", "--url", &url]].concat();
         let mut watch = Running::start(store.palisade(&args));
         watch.line();
-        let gate = std::fs::File::open(store.path("store/lock")).unwrap();
-        gate.lock().unwrap();
+        let gate = store.hang();
         let said: serde_json::Value = serde_json::from_str(&watch.stderr_line()).unwrap();
         assert_eq!(said["event"], "unreachable");
         drop(gate);

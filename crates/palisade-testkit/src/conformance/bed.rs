@@ -253,6 +253,7 @@ impl Bed {
             owner: Owner::here(self.0.client.owner(), None),
             value: None,
             renewed: true,
+            at_least: Duration::ZERO,
         }
     }
 

@@ -70,6 +70,7 @@ impl UnderTest {
             owner: Owner::here("model", None),
             value: None,
             renewed: true,
+            at_least: Duration::ZERO,
         })
     }
 

@@ -110,6 +110,7 @@ async fn an_own_lease_is_kept_alive_only_with_its_place() {
             owner: Owner::here("own", None),
             value: None,
             renewed: false,
+            at_least: Duration::ZERO,
         };
         match engine.enter(claim.into()).await.unwrap() {
             Entered::In { ticket, .. } => ticket,

@@ -60,6 +60,7 @@ async fn a_waiter_whose_lease_died_is_never_granted() {
         owner: Owner::here("waiter", None),
         value: None,
         renewed: true,
+        at_least: Duration::ZERO,
     };
     let other = palisade::connect(running.url()).await.unwrap();
     let Entered::In { ticket, place, .. } = other.engine().enter(claim.into()).await.unwrap()

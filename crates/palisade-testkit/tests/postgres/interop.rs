@@ -1,8 +1,9 @@
 //! Others who use the same locks: `pg_advisory_lock` from psql with the keys that are documented,
 //! sqlx's `PgAdvisoryLock`, and ShedLock's table.
 
+use palisade::core::claim::Ask;
 use palisade::core::report::Scope;
-use palisade::{Kind, Name};
+use palisade::{Kind, Name, Patience};
 use sqlx::postgres::PgAdvisoryLock;
 use sqlx::{Connection, Either, PgConnection};
 
@@ -248,4 +249,34 @@ async fn a_shedlock_job_and_palisade_exclude_each_other() {
         client.rwlock("r").unwrap().read().await.unwrap_err().kind(),
         Kind::Unsupported
     );
+}
+
+/// A job that ran once in its time does not run again when its host dies: the row says so.
+#[tokio::test]
+async fn a_minimum_hold_is_written_into_shedlocks_row() {
+    let Some(server) = server() else { return };
+    let url = format!("{}?namespace=&layout=shedlock&ttl=1s", server.url());
+    let client = palisade::connect(&url).await.unwrap();
+    let line = client.line("daily", Ask::Whole).unwrap();
+    let hour = std::time::Duration::from_secs(3600);
+    let hold = line.at_least(hour).acquire(Patience::NoWait).await;
+    let hold = hold.unwrap().unwrap();
+    let lasts = || {
+        let sql = sql(
+            &server,
+            "SELECT lock_until > timezone('utc', CURRENT_TIMESTAMP) + interval '55 minutes' \
+             FROM shedlock WHERE name = 'daily'",
+        );
+        sql == ["t"]
+    };
+    assert!(lasts(), "when it was taken");
+    // Renewals leave it as it is.
+    let end = palisade::BootTime::now() + std::time::Duration::from_millis(1500);
+    while !end.has_passed() {
+        assert!(hold.is_valid() && lasts(), "when it was renewed");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    let name = Name::new("daily").unwrap();
+    assert!(client.evict(&name, None, true).await.unwrap());
+    tokio::time::timeout(SOON, hold.lost()).await.unwrap();
 }

@@ -30,6 +30,7 @@ async fn enter(client: &Client, name: &str) -> (Ticket, Place) {
         owner: Owner::here(client.owner(), None),
         value: None,
         renewed: true,
+        at_least: Duration::ZERO,
     };
     match client.engine().enter(Arc::new(claim)).await.unwrap() {
         Entered::In { ticket, place, .. } => (ticket, place),

@@ -255,6 +255,7 @@ impl Request {
             owner: self.owner.asking_now(),
             value: self.value.clone(),
             renewed: self.renewed,
+            at_least: self.at_least,
         }
     }
 }

@@ -126,4 +126,7 @@ pub struct Claim {
     /// whose claims share leases gives it a lease of its own (see
     /// [`Ticket::has_own_lease`](super::ticket::Ticket::has_own_lease)).
     pub renewed: bool,
+    /// How long it is to be held at the least. The hold's owner sees to that while it lives; an
+    /// engine that can keeps the place as long though its owner dies (ShedLock's table).
+    pub at_least: Duration,
 }

@@ -26,6 +26,7 @@ fn claim(id: u128) -> Arc<Claim> {
         owner: Owner::here("test".to_owned(), None),
         value: None,
         renewed: true,
+        at_least: Duration::ZERO,
     })
 }
 

@@ -44,6 +44,7 @@ fn claim(name: &str, ask: Ask) -> Claim {
         owner: Owner::here("tester", None),
         value: None,
         renewed: true,
+        at_least: Duration::ZERO,
     }
 }
 

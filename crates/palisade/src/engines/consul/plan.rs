@@ -276,6 +276,7 @@ mod tests {
             ask: Ask::Whole,
             ttl: Duration::from_secs(1),
             renewed: true,
+            at_least: Duration::ZERO,
             queue: true,
             owner: Owner::here("me", None),
             value: None,

@@ -218,6 +218,7 @@ mod tests {
             owner: Owner::here("o", None),
             value: None,
             renewed: true,
+            at_least: Duration::ZERO,
         })
     }
 

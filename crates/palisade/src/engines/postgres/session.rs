@@ -108,7 +108,7 @@ impl Verb {
             Self::SurveyLine => survey(BY_NAME),
             Self::PrintPrefix => print(BY_PREFIX),
             Self::PrintLine => print(BY_NAME),
-            Self::ShedEnter => call("shed_enter($1, $2, $3, $4)"),
+            Self::ShedEnter => call("shed_enter($1, $2, $3, $4, $5)"),
             Self::ShedRenew => call("shed_renew($1, $2, $3, $4)"),
             Self::ShedLeave => call("shed_leave($1, $2, $3, $4)"),
             Self::ShedSurvey => "SELECT name, locked_by, (extract(epoch FROM lock_until \
@@ -149,7 +149,7 @@ impl Verb {
             Self::Evict => &[T, T, T, B],
             Self::Resize => &[T, T, N, N],
             Self::SurveyPrefix | Self::SurveyLine | Self::PrintPrefix | Self::PrintLine => &[T, T],
-            Self::ShedEnter => &[T, T, N, T],
+            Self::ShedEnter => &[T, T, N, T, N],
             Self::ShedRenew => &[
                 Type::TEXT_ARRAY,
                 Type::TEXT_ARRAY,

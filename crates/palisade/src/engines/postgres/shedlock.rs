@@ -99,11 +99,12 @@ impl Shed {
     async fn enter(&self, claim: &Claim) -> Result<Entered> {
         let key = self.key(claim.name.as_str())?;
         let desk = self.desk().await?;
-        let ttl = i64::try_from(claim.ttl.as_micros()).unwrap_or(i64::MAX);
+        let micros = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
+        let (ttl, least) = (micros(claim.ttl), micros(claim.at_least));
         let (id, owner) = (claim.id.to_string(), claim.owner.to_json());
         let sent = BootTime::now();
         let answer = desk
-            .numbers("enter", Verb::ShedEnter, &[&key, &id, &ttl, &owner])
+            .numbers("enter", Verb::ShedEnter, &[&key, &id, &ttl, &owner, &least])
             .await?;
         match *answer.as_slice() {
             [0] => Ok(Entered::Busy),

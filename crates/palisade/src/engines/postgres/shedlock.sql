@@ -1,8 +1,9 @@
 -- layout=shedlock: ShedLock's own table, which is not in this schema. "locked_by" of ours is
 -- palisade CLAIM TOKEN TTL OWNER; evicting instead of palisade when it is to be let go of.
 -- The lock of the transaction puts an enter and a leave of the same claim in order.
+-- The row is locked for p_least at the least, though its owner may die before.
 CREATE OR REPLACE FUNCTION @schema@.shed_enter(
-  p_name text, p_claim text, p_ttl bigint, p_owner text
+  p_name text, p_claim text, p_ttl bigint, p_owner text, p_least bigint
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
   r  record;
@@ -20,19 +21,27 @@ BEGIN
   IF FOUND AND r.lock_until > at THEN
     IF split_part(r.locked_by, ' ', 2) = p_claim THEN
       RETURN ARRAY[1, split_part(r.locked_by, ' ', 3)::bigint,
-        (extract(epoch FROM r.lock_until - at) * 1000000)::bigint];
+        least(p_ttl, (extract(epoch FROM r.lock_until - at) * 1000000)::bigint)];
     END IF;
     RETURN ARRAY[0::bigint];
   END IF;
   n := nextval('@schema@.token');
   INSERT INTO shedlock (name, lock_until, locked_at, locked_by)
-  VALUES (p_name, at + p_ttl * interval '1 microsecond', at,
+  VALUES (p_name, at + greatest(p_ttl, p_least) * interval '1 microsecond', at,
           left(concat_ws(' ', 'palisade', p_claim, n, p_ttl, p_owner), 255))
   ON CONFLICT (name) DO UPDATE
      SET lock_until = excluded.lock_until, locked_at = excluded.locked_at,
          locked_by = excluded.locked_by
    WHERE shedlock.lock_until <= at;
   RETURN CASE WHEN FOUND THEN ARRAY[1, n, p_ttl] ELSE ARRAY[0::bigint] END;
+END $$;
+
+-- The same for clients before revision 4.
+CREATE OR REPLACE FUNCTION @schema@.shed_enter(
+  p_name text, p_claim text, p_ttl bigint, p_owner text
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN @schema@.shed_enter(p_name, p_claim, p_ttl, p_owner, 0);
 END $$;
 
 -- As "renew" of our own lines.
@@ -70,7 +79,8 @@ BEGIN
       answers[k] := -1;
     ELSE
       answers[k] := split_part(r.locked_by, ' ', 4)::bigint;
-      UPDATE shedlock SET lock_until = at + answers[k] * interval '1 microsecond'
+      UPDATE shedlock
+         SET lock_until = greatest(lock_until, at + answers[k] * interval '1 microsecond')
        WHERE name = p_names[k];
     END IF;
   END LOOP;

@@ -6,6 +6,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use palisade::{BootTime, Hold, Loss};
 
 use crate::history::{Recorder, What};
@@ -37,11 +38,16 @@ pub(super) fn look(record: &Recorder, hold: &Hold) -> bool {
     let (token, claim) = id(hold);
     match valid {
         true => record.record_as_of(at, What::Valid { token, claim }),
-        false => record.record(What::Invalid {
-            token,
-            claim,
-            valid_until: known(deadline),
-        }),
+        false => {
+            // The keeper may have ended it before this look: then the loss knows since when.
+            let loss = || hold.lost().now_or_never();
+            let valid_until = known(deadline).or_else(|| known(loss()?.lease_ends));
+            record.record(What::Invalid {
+                token,
+                claim,
+                valid_until,
+            });
+        }
     }
     valid
 }

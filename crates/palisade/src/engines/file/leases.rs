@@ -186,15 +186,17 @@ pub(super) fn look_up(home: &Home, process: u64, slot: u32, id: ClaimId) -> Foun
 }
 
 /// Tells the process of a claim that an operator takes it away: its renewals see it. `until` is
-/// what the line says.
-pub(super) fn mark(home: &Home, process: u64, slot: u32, id: ClaimId, until: BootTime) {
+/// what the line says. Answers `false` when its file can't be written now: a process that is
+/// stopped in the middle of a renewal would go on renewing what was taken away.
+#[must_use]
+pub(super) fn mark(home: &Home, process: u64, slot: u32, id: ClaimId, until: BootTime) -> bool {
     let file = home
         .dir
         .open_file(&home.leases, &file_name(process), OFlags::RDWR);
-    // Where that can't be written, the alarm and the line still tell.
-    let Ok(file) = file else { return };
+    // Whose file is gone is told so at its next renewal.
+    let Ok(file) = file else { return true };
     if !lock_soon(&file, true) {
-        return;
+        return false;
     }
     let mut bytes = [0; SLOT];
     let known = matches!(rustix::io::pread(&file, &mut bytes, offset(slot)), Ok(SLOT));
@@ -204,7 +206,7 @@ pub(super) fn mark(home: &Home, process: u64, slot: u32, id: ClaimId, until: Boo
         _ => until,
     };
     Slot::new(id, expires, true).write(&mut bytes);
-    let _ = rustix::io::pwrite(&file, &bytes, offset(slot));
+    rustix::io::pwrite(&file, &bytes, offset(slot)) == Ok(SLOT)
 }
 
 impl Leases {
@@ -285,6 +287,11 @@ impl Leases {
     /// Until when a claim of this process lasts.
     pub(super) fn expires(&self, id: ClaimId) -> Option<BootTime> {
         self.book.lock().claims.get(&id).map(|mine| mine.expires)
+    }
+
+    /// What a claim of this process was counted as; 0 until it is known to be granted.
+    pub(super) fn counted(&self, id: ClaimId) -> Option<u64> {
+        self.book.lock().claims.get(&id).map(|mine| mine.counted)
     }
 
     /// Learns of a grant.

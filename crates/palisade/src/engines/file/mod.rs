@@ -171,7 +171,8 @@ impl Engine for FileEngine {
     }
 
     fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
-        Box::pin(renew::renew(Arc::clone(&self.store), leases, within))
+        let (store, namespace) = (Arc::clone(&self.store), Arc::clone(&self.namespace));
+        Box::pin(renew::renew(store, namespace, leases, within))
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::boot::LEASES;
+use super::error::busy;
 use super::leases;
-use super::liveness::Hint;
+use super::liveness::{Hint, file_name};
 use super::store::{LineName, Missing, Store};
 use super::tx::Tx;
 use crate::core::claim::ClaimId;
@@ -107,7 +109,11 @@ pub(super) async fn evict(
             Eviction::Remove => BootTime::PAST,
         };
         // Before the line says so: whoever finds one without the other ends it all the same.
-        leases::mark(store.home(), process, slot, id, until);
+        if !leases::mark(store.home(), process, slot, id, until) {
+            let home = store.home();
+            let file = home.dir.path.join(LEASES).join(file_name(process));
+            return Err(busy("evict", timeout, &file));
+        }
         match eviction {
             Eviction::Mark => tx.hint(process, Hint::Alarm(id)),
             Eviction::Remove => {

@@ -14,16 +14,22 @@ use super::boot::LINES;
 use super::error::{busy, file_failed, file_gone, moved};
 use super::leases::{Book, SLOT, Slot, lock_soon, offset};
 use super::line_file::HEADER;
-use super::store::Store;
+use super::store::{LineName, Missing, Store};
+use super::tx::Tx;
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
 use crate::core::error::Error;
-use crate::core::ticket::{Armed, Lease};
+use crate::core::ticket::{Armed, Lease, Ticket};
 
 /// Slots so near to each other are written together with what lies between.
 const GAP: u32 = 64;
 
-pub(super) async fn renew(store: Arc<Store>, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+pub(super) async fn renew(
+    store: Arc<Store>,
+    namespace: Arc<str>,
+    leases: Vec<Lease>,
+    within: Duration,
+) -> Vec<Renewal> {
     if let Err(error) = store.check_process("renew") {
         return unknown(leases.len(), error);
     }
@@ -35,6 +41,11 @@ pub(super) async fn renew(store: Arc<Store>, leases: Vec<Lease>, within: Duratio
             .collect();
     }
     store.liveness.restore();
+    for ticket in leases.iter().filter_map(|lease| lease.ticket.as_ref()) {
+        if ticket.counted != 0 && store.leases.counted(ticket.claim) == Some(0) {
+            learn_count(&store, &namespace, ticket, within).await;
+        }
+    }
     // Outside of the lock: this takes longest.
     let mut renewals: Vec<Option<Renewal>> =
         leases.iter().map(|lease| refuse(&store, lease)).collect();
@@ -56,6 +67,29 @@ pub(super) async fn renew(store: Arc<Store>, leases: Vec<Lease>, within: Duratio
         .into_iter()
         .map(|renewal| renewal.unwrap_or(Renewal::Lost))
         .collect()
+}
+
+/// Reads from the line what a claim was counted as that was granted while nobody here looked, so
+/// that another incarnation is not taken for it.
+async fn learn_count(store: &Store, namespace: &Arc<str>, ticket: &Ticket, within: Duration) {
+    let (claim, line) = (
+        ticket.claim,
+        LineName {
+            namespace: Arc::clone(namespace),
+            name: ticket.name.clone(),
+        },
+    );
+    let read = |tx: &mut Tx<'_>, _: Option<&_>| {
+        Ok(tx.state.line.seat(claim).map_or(0, |seat| seat.counted))
+    };
+    let found = (&line, Missing::IsEmpty);
+    // Where the line can't be read, the lease is all there is to go by.
+    if let Ok(counted) = store
+        .change("renew", within, found, Some(claim), read)
+        .await
+    {
+        store.leases.granted(claim, counted);
+    }
 }
 
 /// Why a lease can't be renewed, as far as that can be told without the lock.

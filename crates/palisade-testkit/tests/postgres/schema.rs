@@ -238,3 +238,24 @@ async fn looks_don_t_scan_the_table() {
     let more = count("seq_scan") - scans;
     assert!(more < 10, "the whole table was read {more} times");
 }
+
+/// Whoever makes it again locks tables that the others use by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_who_start_at_once_one_makes_the_schema() {
+    let Some(server) = server() else { return };
+    let url = format!("{}?schema=crowded&ttl=5s", server.url());
+    let starters = (0..20).map(|_| {
+        let url = url.clone();
+        tokio::spawn(async move {
+            let client = palisade::connect(&url).await.unwrap();
+            let hold = client.mutex("crowd").unwrap().lock().await.unwrap();
+            hold.release().await.unwrap();
+        })
+    });
+    for starter in starters.collect::<Vec<_>>() {
+        starter.await.unwrap();
+    }
+    let once = "SELECT n.xmin = p.xmin FROM pg_namespace n, pg_proc p \
+                WHERE n.nspname = 'crowded' AND p.oid = 'crowded.version()'::regprocedure";
+    assert_eq!(sql(&server, once), ["t"], "made again");
+}

@@ -95,7 +95,11 @@ impl Schema {
     /// fit.
     pub(super) async fn ensure(&self, client: &Client) -> Result<()> {
         let misfit = |message| Err(Error::new(Kind::Config, "connect", message));
-        match self.found(client, "version").await? {
+        let mut version = self.found(client, "version").await?;
+        if version.is_none() && !self.is_ours_to_make(client).await? {
+            version = self.found(client, "version").await?;
+        }
+        match version {
             None => {}
             Some(VERSION) => {
                 return match self.found(client, "revision").await? {
@@ -118,7 +122,7 @@ impl Schema {
         }
         let made = client.batch_execute(&self.sql()).await;
         let Err(error) = made else { return Ok(()) };
-        // The script's BEGIN is still open.
+        // The transaction is still open.
         let _ = client.batch_execute("ROLLBACK").await;
         match error.code().map(tokio_postgres::error::SqlState::code) {
             Some("42501") => Err(Error::new(
@@ -128,6 +132,26 @@ impl Schema {
             )),
             _ => Err(fault::reading("connect", &error)),
         }
+    }
+
+    /// Begins the transaction that makes it, alone, and says whether it is still to be made. Of
+    /// many who start at once one makes it: the script locks tables that the others use by then.
+    async fn is_ours_to_make(&self, client: &Client) -> Result<bool> {
+        let begin = self.fill(
+            "BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('palisade schema @schema@', 0)); \
+             SELECT to_regprocedure('@schema@.version()') IS NULL",
+        );
+        let failed = |error: tokio_postgres::Error| fault::reading("connect", &error);
+        let rows = client.simple_query(&begin).await.map_err(failed)?;
+        let missing = rows.iter().rev().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
+        });
+        if missing == Some("t") {
+            return Ok(true);
+        }
+        client.batch_execute("ROLLBACK").await.map_err(failed)?;
+        Ok(false)
     }
 
     /// The `what` (version, revision) that is there.

@@ -17,6 +17,13 @@ SELECT pg_advisory_xact_lock(hashtextextended('palisade schema @schema@', 0));
 
 CREATE SCHEMA IF NOT EXISTS @schema@;
 
+-- Clients that are at work lock a line before anything else: so does whoever upgrades beside them.
+DO $$ BEGIN
+  IF to_regclass('@schema@.line') IS NOT NULL THEN
+    LOCK TABLE @schema@.line IN ACCESS EXCLUSIVE MODE;
+  END IF;
+END $$;
+
 DO $$ BEGIN
   CREATE TYPE @schema@.seat AS (
     claim    uuid,

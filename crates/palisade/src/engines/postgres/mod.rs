@@ -68,9 +68,12 @@ fn plan(url: &mut Url, settings: &Settings) -> Result<Plan> {
         None => Schema::default(),
         Some(name) => Schema::new(&name)?,
     };
-    let listen = url
-        .take("listen_url")
-        .map(|text| listening(&text, settings));
+    let listen = url.take("listen_url").map(|text| {
+        listening(&text, settings).map_err(|error| {
+            let message = format!("option listen_url: {}", error.message());
+            Error::new(Kind::Config, "connect", message)
+        })
+    });
     Ok(Plan {
         between: Between::take(url)?,
         listen: listen.transpose()?,
@@ -83,7 +86,7 @@ fn plan(url: &mut Url, settings: &Settings) -> Result<Plan> {
 fn listening(text: &str, settings: &Settings) -> Result<Server> {
     let mut url = Url::parse(text)?;
     if !OFFER.card.schemes.contains(&url.scheme.as_str()) {
-        let message = "listen_url is a postgres:// URL of the server itself, %-encoded";
+        let message = "it is a postgres:// URL of the server itself, %-encoded";
         return Err(Error::new(Kind::Config, "connect", message));
     }
     let server = Server::take(&mut url, settings)?;
@@ -95,4 +98,26 @@ fn listening(text: &str, settings: &Settings) -> Result<Server> {
 struct PostgresEngine {
     desk: Arc<Desk>,
     shown: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_listen_url_is_named_and_not_repeated() {
+        for bad in [
+            "secret",
+            "redis%3A%2F%2Fsecret",
+            "postgres%3A%2F%2F%3Asecret%40",
+        ] {
+            let mut url = Url::parse(&format!("postgres://h/d?listen_url={bad}")).unwrap();
+            let settings = url.take_settings().unwrap();
+            let error = plan(&mut url, &settings).err().unwrap();
+            assert_eq!(error.kind(), Kind::Config);
+            let said = error.message();
+            assert!(said.starts_with("option listen_url: "), "{said}");
+            assert!(!said.contains("secret"), "{said}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 mod certificates;
 mod crew;
+mod names;
 mod tool;
 
 use std::future::Future;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 pub use certificates::{certificates, expired};
 pub use crew::{Belief, Crew};
+pub use names::{NASTY, every_nasty_name};
 pub use tool::Tool;
 
 /// Far more than anything takes that is due at once, also on a busy machine.

@@ -1,0 +1,67 @@
+//! Names that an engine may stumble over, and that it must keep apart all the same.
+
+use palisade::Client;
+use palisade::core::report::Scope;
+
+/// Names with everything that a path, a URL, JSON or Go's idea of a printable character could
+/// stumble over.
+pub const NASTY: &[&str] = &[
+    "a/b",
+    "/a",
+    "a/",
+    "a//b",
+    "a/../b",
+    ".",
+    "..",
+    ".lock",
+    "100%",
+    "%2F",
+    "%zz",
+    "a b",
+    " a ",
+    "a?b#c&d=e+f",
+    "\"quoted\\\"",
+    "<&>",
+    "{a}",
+    "ünï",
+    "e\u{301}",
+    "🔒",
+    "zero\u{200b}width",
+    "\u{202e}turned",
+    "👩\u{200d}🚀",
+    "no\u{a0}break",
+    "line\u{2028}end",
+    "private\u{e000}",
+    "not\u{378}assigned",
+    "\u{feff}marked",
+];
+
+/// Takes, shows and gives back a lock of every nasty name, beside one that is called nearly so.
+///
+/// # Panics
+/// When one does not.
+pub async fn every_nasty_name(client: &Client) {
+    for name in NASTY {
+        let mutex = client.mutex(*name).expect("a good name");
+        let hold = mutex
+            .lock()
+            .await
+            .unwrap_or_else(|error| panic!("{name:?}: {error}"));
+        assert!(
+            mutex.try_lock().await.expect("an answer").is_none(),
+            "{name:?} twice"
+        );
+        let scope = Scope::Line(hold.name().clone());
+        for scope in [scope, Scope::Prefix(String::new())] {
+            let lines = client.survey(scope).await.expect("lines");
+            let shown: Vec<&str> = lines.iter().map(|line| line.name.as_str()).collect();
+            assert_eq!(shown, [*name]);
+        }
+        hold.release().await.expect("a release");
+        let none = client
+            .survey(Scope::Prefix(String::new()))
+            .await
+            .expect("lines");
+        assert!(none.is_empty(), "{name:?} is still there: {none:?}");
+    }
+}

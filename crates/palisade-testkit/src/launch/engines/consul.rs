@@ -91,12 +91,21 @@ fn leader_of(port: u16) -> Result<Option<u16>, String> {
     }
 }
 
-/// Whether a write through this server is accepted.
+/// Whether a write through this server is accepted, and its sessions will be.
 fn writes(port: u16) -> Result<(), String> {
     match wire::http(port, "PUT", "/v1/kv/palisade-testkit-ready", "1")? {
-        (200, body) if body.trim() == "true" => Ok(()),
+        (200, body) if body.trim() == "true" => registered(port),
         // One that knows who may write, and that we may not.
         (403, body) if body.contains("Permission denied") => Ok(()),
         (status, body) => Err(format!("port {port}: write {status} {body}")),
+    }
+}
+
+/// Whether the agent has registered its node, which it does some time after a leader accepts
+/// writes. Until then it gives no session.
+fn registered(port: u16) -> Result<(), String> {
+    match wire::http(port, "GET", "/v1/catalog/nodes", "")? {
+        (200, body) if body.contains("\"Node\"") => Ok(()),
+        (status, body) => Err(format!("port {port}: nodes {status} {body}")),
     }
 }

@@ -77,12 +77,17 @@ impl Verdict {
                     "the agent knows no way to the datacenter that option datacenter names; see `consul catalog datacenters`",
                 )
             }
+            StatusCode::INTERNAL_SERVER_ERROR if says("Missing node registration") => error(
+                Kind::Unreachable,
+                "the agent has not registered its node yet (it has just started, or may not: give it an agent token)",
+            ),
             StatusCode::INTERNAL_SERVER_ERROR if says("No cluster leader") => Some((
                 unreachable(self.operation, "the Consul cluster has no leader"),
                 false,
             )),
             status if status.is_server_error() => {
-                let message = format!("Consul answers with status {}", status.as_u16());
+                let text: String = text.trim().chars().take(200).collect();
+                let message = format!("Consul answers with status {}: {text:?}", status.as_u16());
                 let error = unreachable(self.operation, &message);
                 Some((error.maybe_applied(), false))
             }

@@ -6,6 +6,7 @@ pub mod consul;
 pub mod etcd;
 #[cfg(feature = "file")]
 pub mod file;
+pub(crate) mod kit;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "postgres")]

@@ -1,11 +1,12 @@
-//! What goes over the wire to Consul: pairs, transactions, and what our own values look like.
+//! Consul's key-value pairs and transactions, and what our own values look like.
 //!
 //! The flags and the layout of the semaphore are those of Consul's own `api.Lock` and
 //! `api.Semaphore`, so that `consul lock` and palisade exclude each other on the same key.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use crate::core::claim::{Claim, ClaimId};
@@ -15,9 +16,12 @@ use crate::core::owner::Owner;
 pub(super) const LOCK: u64 = 0x2ddc_cbc0_58a5_0c18;
 /// The flags of the keys of a semaphore (`api.SemaphoreFlagValue`).
 pub(super) const SEMAPHORE: u64 = 0xe0f6_9a2b_aa41_4de0;
-/// The flags of a key that is the gate of readers: ours alone, so that Consul's own tools refuse
-/// the key instead of overwriting it.
+/// The flags of the gate of readers: ours alone, so that Consul's own tools refuse the key
+/// instead of overwriting it.
 pub(super) const READERS: u64 = 0x7061_6c69_7361_6465;
+
+/// The most operations that Consul takes in one transaction.
+pub(super) const MOST_OPS: usize = 64;
 
 /// A key and what is under it.
 #[derive(Debug, Clone, Deserialize)]
@@ -30,41 +34,24 @@ pub(super) struct Pair {
     #[serde(default)]
     value: Option<String>,
     #[serde(default)]
-    pub(super) session: Option<String>,
+    session: Option<String>,
     pub(super) modify_index: u64,
 }
 
 impl Pair {
     /// The session that has it locked.
     pub(super) fn holder(&self) -> Option<&str> {
-        self.session
-            .as_deref()
-            .filter(|session| !session.is_empty())
+        self.session.as_deref().filter(|id| !id.is_empty())
     }
 
     pub(super) fn bytes(&self) -> Vec<u8> {
-        self.value
-            .as_deref()
-            .and_then(base64_decode)
-            .unwrap_or_default()
+        let text = self.value.as_deref().unwrap_or_default();
+        STANDARD.decode(text).unwrap_or_default()
     }
 
-    /// Our record in it, if it is ours.
+    /// The record in it, if it is ours.
     pub(super) fn record(&self) -> Option<Record> {
         serde_json::from_slice(&self.bytes()).ok()
-    }
-
-    /// Our record, if it is that of `claim` and `session` has the key locked.
-    pub(super) fn of(&self, claim: ClaimId, session: &str) -> Option<Record> {
-        let record = self
-            .record()
-            .filter(|record| record.claim == claim.to_string())?;
-        (self.holder() == Some(session)).then_some(record)
-    }
-
-    /// What was counted for the claim whose record this is.
-    pub(super) fn counted(&self, record: &Record) -> u64 {
-        record.counted.unwrap_or(self.modify_index)
     }
 }
 
@@ -93,9 +80,9 @@ impl Record {
         }
     }
 
-    pub(super) fn to_json(&self) -> String {
-        // A struct of strings and numbers always serialises.
-        serde_json::to_string(self).unwrap_or_default()
+    /// The index of the grant of the claim whose record `pair` holds.
+    pub(super) fn granted_at(&self, pair: &Pair) -> u64 {
+        self.counted.unwrap_or(pair.modify_index)
     }
 }
 
@@ -122,7 +109,7 @@ pub(super) struct Op {
     kv: Kv,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct Kv {
     verb: &'static str,
@@ -138,16 +125,19 @@ struct Kv {
 }
 
 impl Op {
-    fn new(verb: &'static str, key: impl Into<String>) -> Self {
+    fn new(verb: &'static str, key: &str) -> Self {
+        let key = key.to_owned();
         let kv = Kv {
             verb,
-            key: key.into(),
-            value: None,
-            flags: None,
-            index: None,
-            session: None,
+            key,
+            ..Kv::default()
         };
         Self { kv }
+    }
+
+    fn with_session(mut self, session: &str) -> Self {
+        self.kv.session = Some(session.to_owned());
+        self
     }
 
     /// Checks that the key is as it was seen: absent, or written last at this index.
@@ -165,9 +155,7 @@ impl Op {
     }
 
     pub(super) fn check_session(key: &str, session: &str) -> Self {
-        let mut op = Self::new("check-session", key);
-        op.kv.session = Some(session.to_owned());
-        op
+        Self::new("check-session", key).with_session(session)
     }
 
     /// Checks that the key is there and that no session has it locked.
@@ -176,42 +164,59 @@ impl Op {
     }
 
     pub(super) fn lock(key: &str, session: &str, flags: u64, value: &str) -> Self {
-        let mut op = Self::set(key, flags, value);
+        let mut op = Self::set(key, flags, value).with_session(session);
         op.kv.verb = "lock";
-        op.kv.session = Some(session.to_owned());
         op
     }
 
+    /// Locks a key for a claim, whose record it holds then.
+    pub(super) fn claim(key: &str, session: &str, flags: u64, record: &Record) -> Self {
+        Self::lock(key, session, flags, &json(record))
+    }
+
     pub(super) fn unlock(key: &str, session: &str) -> Self {
-        let mut op = Self::new("unlock", key);
-        op.kv.session = Some(session.to_owned());
-        op
+        Self::new("unlock", key).with_session(session)
     }
 
     pub(super) fn set(key: &str, flags: u64, value: &str) -> Self {
         let mut op = Self::new("set", key);
         op.kv.flags = Some(flags);
-        op.kv.value = Some(base64_encode(value.as_bytes()));
+        op.kv.value = Some(STANDARD.encode(value));
         op
+    }
+
+    /// Writes the list of holders of a semaphore.
+    pub(super) fn list(key: &str, holders: Holders) -> Self {
+        let nonce = ClaimId::random().to_string();
+        Self::set(key, SEMAPHORE, &json(&Holders { nonce, ..holders }))
+    }
+
+    /// Writes the gate of readers. Consul leaves a key alone, index included, that is written
+    /// with the value it has, and then a writer would not see that a reader came.
+    pub(super) fn gate(key: &str) -> Self {
+        Self::set(key, READERS, &ClaimId::random().to_string())
     }
 
     pub(super) fn delete(key: &str) -> Self {
         Self::new("delete", key)
     }
 
-    /// Answers with all that is below the key then.
+    /// Answers with the key, and is refused when there is none.
+    pub(super) fn get(key: &str) -> Self {
+        Self::new("get", key)
+    }
+
+    /// Answers with all that is below the key.
     pub(super) fn get_tree(key: &str) -> Self {
         Self::new("get-tree", key)
     }
 }
 
 /// What a transaction answers.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
 pub(super) struct TxnAnswer {
-    #[serde(default)]
     pub(super) results: Option<Vec<TxnResult>>,
-    #[serde(default)]
     pub(super) errors: Option<Vec<TxnError>>,
 }
 
@@ -229,83 +234,28 @@ pub(super) struct TxnError {
     pub(super) what: String,
 }
 
+/// Structs of strings and numbers always serialise.
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
 /// How a session's id is written.
 pub(super) fn session_text(id: u128) -> String {
     let hex = format!("{id:032x}");
-    format!(
-        "{}-{}-{}-{}-{}",
+    let parts = [
         &hex[..8],
         &hex[8..12],
         &hex[12..16],
         &hex[16..20],
-        &hex[20..]
-    )
+        &hex[20..],
+    ];
+    parts.join("-")
 }
 
 /// Reads a session's id; `None` when it is none.
 pub(super) fn session_id(text: &str) -> Option<u128> {
-    let shaped = text.len() == 36 && text.bytes().filter(|byte| *byte == b'-').count() == 4;
-    let hex = text.replace('-', "");
-    (shaped && hex.len() == 32)
-        .then(|| u128::from_str_radix(&hex, 16).ok())
-        .flatten()
-}
-
-/// Writes a key as the path of a URL.
-pub(super) fn path(key: &str) -> String {
-    let mut path = String::with_capacity(key.len());
-    for byte in key.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'/' => {
-                path.push(char::from(byte));
-            }
-            other => {
-                // Writing to a string can't fail.
-                let _ = write!(path, "%{other:02X}");
-            }
-        }
-    }
-    path
-}
-
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-/// For tests of what reads it.
-#[cfg(test)]
-pub(super) fn base64(text: &str) -> String {
-    base64_encode(text.as_bytes())
-}
-
-fn base64_encode(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for at in 0..4 {
-            let digit = (bits >> (18 - 6 * at)) & 63;
-            text.push(match at <= chunk.len() {
-                true => char::from(ALPHABET[digit as usize]),
-                false => '=',
-            });
-        }
-    }
-    text
-}
-
-fn base64_decode(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut bits, mut count) = (0u32, 0);
-    for byte in text.bytes().filter(|byte| *byte != b'=') {
-        let digit = ALPHABET.iter().position(|letter| *letter == byte)?;
-        bits = bits << 6 | u32::try_from(digit).ok()?;
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            bytes.push((bits >> count) as u8);
-            bits &= (1 << count) - 1;
-        }
-    }
-    Some(bytes)
+    let id = u128::from_str_radix(&text.replace('-', ""), 16).ok()?;
+    (session_text(id) == text).then_some(id)
 }
 
 #[cfg(test)]
@@ -313,25 +263,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_goes_there_and_back() {
-        assert_eq!(base64_encode(b"hello"), "aGVsbG8=");
-        for length in 0..40_u8 {
-            let bytes: Vec<u8> = (0..length).map(|byte| byte.wrapping_mul(37)).collect();
-            assert_eq!(base64_decode(&base64_encode(&bytes)), Some(bytes));
-        }
-        assert_eq!(base64_decode("a!"), None);
-    }
-
-    #[test]
     fn session_ids_go_there_and_back() {
         let text = "908f61f1-c6d0-694b-bd48-93ec3cf46853";
         assert_eq!(session_id(text).map(session_text).as_deref(), Some(text));
-        for bad in [
-            "",
-            ".lock",
-            "908f61f1",
-            "908f61f1-c6d0-694b-bd48-93ec3cf4685x",
-        ] {
+        let bad = "908f61f1-c6d0-694b-bd48-93ec3cf4685x";
+        for bad in ["", ".lock", "908f61f1", bad] {
             assert_eq!(session_id(bad), None, "{bad}");
         }
     }

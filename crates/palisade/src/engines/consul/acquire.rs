@@ -21,7 +21,6 @@ use crate::core::error::{Error, Kind, Outcome, Result};
 use crate::core::ticket::{Armed, Ticket};
 use crate::engines::kit::cas::Retry;
 use crate::engines::kit::finish::finish;
-use crate::engines::remote::timed;
 
 /// A claim that does not wait tries again for this part of the time that one request may take:
 /// 50 ms by default.
@@ -108,19 +107,15 @@ pub(super) async fn enter(engine: &Arc<Consul>, claim: Arc<Claim>) -> Result<Ent
 
 /// Puts a claim on a session, which may have to be made first.
 async fn join(engine: &Consul, claim: &Arc<Claim>) -> Result<Member> {
-    if let Some(member) = engine.sessions.join(claim) {
-        return Ok(member);
-    }
-    // One makes a session at a time, so that many claims at once share what they can.
-    let making = timed("session", engine.client.timeout, engine.making.lock()).await;
-    let _making = making.map_err(super::error::not_applied)?;
-    if let Some(member) = engine.sessions.join(claim) {
-        return Ok(member);
-    }
-    let (sent, ttl) = (BootTime::now(), claim.ttl);
-    let settings = engine.session_settings(ttl);
-    let session = engine.client.create_session(&settings).await?;
-    Ok(engine.sessions.add(session, Armed { sent, ttl }, claim))
+    let find = || engine.sessions.join(claim);
+    let make = async {
+        let (sent, ttl) = (BootTime::now(), claim.ttl);
+        let settings = engine.session_settings(ttl);
+        let session = engine.client.create_session(&settings).await?;
+        Ok(engine.sessions.add(session, Armed { sent, ttl }, claim))
+    };
+    let timeout = engine.client.timeout;
+    engine.maker.find_or_make(timeout, find, make).await
 }
 
 fn entered(engine: &Consul, member: &Member, held: Option<u64>) -> Entered {

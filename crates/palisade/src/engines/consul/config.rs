@@ -177,7 +177,7 @@ async fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
         keys,
         sessions: Default::default(),
         flight: Default::default(),
-        making: Default::default(),
+        maker: Default::default(),
         alarms: broadcast::channel(64).0,
         capability,
         default_ttl,

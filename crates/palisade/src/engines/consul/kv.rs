@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::owner::Owner;
@@ -102,41 +103,21 @@ pub(super) struct Holders {
     pub(super) resized: bool,
 }
 
-/// One operation of a transaction.
+/// One operation of a transaction, as Consul reads it.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Op {
     #[serde(rename = "KV")]
-    kv: Kv,
-}
-
-#[derive(Debug, Clone, Default, Serialize)]
-#[serde(rename_all = "PascalCase")]
-struct Kv {
-    verb: &'static str,
-    key: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    value: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    flags: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    index: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    session: Option<String>,
+    kv: Value,
 }
 
 impl Op {
-    fn new(verb: &'static str, key: &str) -> Self {
-        let key = key.to_owned();
-        let kv = Kv {
-            verb,
-            key,
-            ..Kv::default()
-        };
+    fn new(verb: &str, key: &str) -> Self {
+        let kv = json!({ "Verb": verb, "Key": key });
         Self { kv }
     }
 
-    fn with_session(mut self, session: &str) -> Self {
-        self.kv.session = Some(session.to_owned());
+    fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.kv[field] = value.into();
         self
     }
 
@@ -149,13 +130,11 @@ impl Op {
     }
 
     pub(super) fn check_index(key: &str, index: u64) -> Self {
-        let mut op = Self::new("check-index", key);
-        op.kv.index = Some(index);
-        op
+        Self::new("check-index", key).with("Index", index)
     }
 
     pub(super) fn check_session(key: &str, session: &str) -> Self {
-        Self::new("check-session", key).with_session(session)
+        Self::new("check-session", key).with("Session", session)
     }
 
     /// Checks that the key is there and that no session has it locked.
@@ -163,32 +142,31 @@ impl Op {
         Self::check_session(key, "")
     }
 
+    pub(super) fn set(key: &str, flags: u64, value: &str) -> Self {
+        let value = STANDARD.encode(value);
+        Self::new("set", key)
+            .with("Flags", flags)
+            .with("Value", value)
+    }
+
     pub(super) fn lock(key: &str, session: &str, flags: u64, value: &str) -> Self {
-        let mut op = Self::set(key, flags, value).with_session(session);
-        op.kv.verb = "lock";
-        op
+        let op = Self::set(key, flags, value).with("Verb", "lock");
+        op.with("Session", session)
     }
 
     /// Locks a key for a claim, whose record it holds then.
     pub(super) fn claim(key: &str, session: &str, flags: u64, record: &Record) -> Self {
-        Self::lock(key, session, flags, &json(record))
+        Self::lock(key, session, flags, &text(record))
     }
 
     pub(super) fn unlock(key: &str, session: &str) -> Self {
-        Self::new("unlock", key).with_session(session)
-    }
-
-    pub(super) fn set(key: &str, flags: u64, value: &str) -> Self {
-        let mut op = Self::new("set", key);
-        op.kv.flags = Some(flags);
-        op.kv.value = Some(STANDARD.encode(value));
-        op
+        Self::new("unlock", key).with("Session", session)
     }
 
     /// Writes the list of holders of a semaphore.
-    pub(super) fn list(key: &str, holders: Holders) -> Self {
-        let nonce = ClaimId::random().to_string();
-        Self::set(key, SEMAPHORE, &json(&Holders { nonce, ..holders }))
+    pub(super) fn list(key: &str, mut list: Holders) -> Self {
+        list.nonce = ClaimId::random().to_string();
+        Self::set(key, SEMAPHORE, &text(&list))
     }
 
     /// Writes the gate of readers. Consul leaves a key alone, index included, that is written
@@ -235,7 +213,7 @@ pub(super) struct TxnError {
 }
 
 /// Structs of strings and numbers always serialise.
-fn json(value: &impl Serialize) -> String {
+fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 

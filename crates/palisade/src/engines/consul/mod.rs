@@ -27,7 +27,7 @@ mod snapshot;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Mutex, broadcast};
+use tokio::sync::broadcast;
 
 use self::client::{Client, SessionSettings};
 pub(crate) use self::config::OFFER;
@@ -39,13 +39,13 @@ use crate::core::capability::Capability;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
+use crate::engines::kit::shared_sessions::Maker;
 use crate::engines::kit::single_flight::SingleFlight;
 use crate::engines::remote::Host;
 
@@ -55,8 +55,7 @@ struct Consul {
     keys: Keys,
     sessions: Sessions,
     flight: SingleFlight,
-    /// One session is made at a time.
-    making: Mutex<()>,
+    maker: Maker,
     alarms: broadcast::Sender<Alarm>,
     capability: Capability,
     default_ttl: Duration,
@@ -94,62 +93,52 @@ impl Engine for ConsulEngine {
         self.0.shown.clone()
     }
 
-    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
-        let engine = Arc::clone(&self.0);
-        Box::pin(async move { acquire::enter(&engine, claim).await })
+    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
+        acquire::enter(&self.0, claim).await
     }
 
-    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
-        let engine = Arc::clone(&self.0);
-        Box::pin(async move { acquire::wait(&engine, ticket, until).await })
+    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
+        acquire::wait(&self.0, ticket, until).await
     }
 
-    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
-        let engine = Arc::clone(&self.0);
-        Box::pin(async move { renew::renew(&engine, &leases, within).await })
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+        renew::renew(&self.0, &leases, within).await
     }
 
-    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
-        let engine = Arc::clone(&self.0);
-        Box::pin(async move { release::amend(&engine, &ticket, &amendment).await })
+    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
+        release::amend(&self.0, &ticket, &amendment).await
     }
 
-    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
-        let engine = Arc::clone(&self.0);
-        Box::pin(async move { release::leave(&engine, &ticket).await })
+    async fn leave(&self, ticket: Ticket) -> Result<Left> {
+        release::leave(&self.0, &ticket).await
     }
 
-    fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
-        let engine = Arc::clone(&self.0);
-        Box::pin(async move { renew::audit(&engine, lease).await })
+    async fn audit(&self, lease: LeaseId) -> Result<Vec<Audited>> {
+        renew::audit(&self.0, lease).await
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
         notify::alarms(&self.0)
     }
 
-    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
-        let engine = Arc::clone(&self.0);
-        Box::pin(async move { inspect::survey(&engine, &scope).await })
+    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
+        inspect::survey(&self.0, &scope).await
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
         notify::watch(&self.0, scope)
     }
 
-    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
-        let engine = Arc::clone(&self.0);
-        Box::pin(async move { release::evict(&engine, &name, &id, eviction).await })
+    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
+        release::evict(&self.0, &name, &id, eviction).await
     }
 
-    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
-        let engine = Arc::clone(&self.0);
-        Box::pin(async move { release::resize(&engine, &name, capacity).await })
+    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
+        release::resize(&self.0, &name, capacity).await
     }
 
-    fn check(&self) -> BoxFuture<Result<Checkup>> {
-        let engine = Arc::clone(&self.0);
-        Box::pin(async move { inspect::check(&engine).await })
+    async fn check(&self) -> Result<Checkup> {
+        inspect::check(&self.0).await
     }
 
     fn key(&self, ticket: &Ticket) -> Option<String> {
@@ -160,15 +149,13 @@ impl Engine for ConsulEngine {
     }
 
     /// Ends all sessions, which releases whatever still hangs on them.
-    fn close(&self) -> BoxFuture<()> {
-        let engine = Arc::clone(&self.0);
-        Box::pin(async move {
-            let sessions = engine.sessions.close().into_iter().map(session_text);
-            let sessions: Vec<String> = sessions.collect();
-            let ends = sessions.iter().map(|id| engine.client.destroy_session(id));
-            // What can't be ended now ends by its ttl.
-            futures_util::future::join_all(ends).await;
-            engine.client.close();
-        })
+    async fn close(&self) {
+        let client = &self.0.client;
+        let sessions = self.0.sessions.close().into_iter().map(session_text);
+        let sessions: Vec<String> = sessions.collect();
+        let ends = sessions.iter().map(|id| client.destroy_session(id));
+        // What can't be ended now ends by its ttl.
+        futures_util::future::join_all(ends).await;
+        client.close();
     }
 }

@@ -5,4 +5,5 @@
 
 pub(crate) mod cas;
 pub(crate) mod finish;
+pub(crate) mod shared_sessions;
 pub(crate) mod single_flight;

@@ -2,8 +2,9 @@
 //! every lock, atomic and clock read. Everything is the library's own code but locks, threads and
 //! time; the engine is the one in memory.
 //!
-//! Run with `cargo test -p palisade --features shuttle --test orderings`. A failure prints a
+//! Run with `RUSTFLAGS="--cfg palisade_shuttle" cargo test -p palisade --test orderings`. A failure prints a
 //! schedule, but ids are random: run it again rather than replay it.
+#![cfg(palisade_shuttle)]
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code)]

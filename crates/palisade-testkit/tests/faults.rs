@@ -13,9 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use palisade_testkit::check::Invariant;
-use palisade_testkit::faults::{Cell, Fault, Report, Run, Workload, run};
-use palisade_testkit::subject::{self, SUBJECTS, Site, Subject};
+use palisade_testkit::engine::{EngineUnderTest, Site, chosen};
+use palisade_testkit::lab::check::Invariant;
+use palisade_testkit::lab::engines::ENGINES;
+use palisade_testkit::lab::faults::{Cell, Fault, Report, Run, Workload, run};
 use parking_lot::Mutex;
 
 /// How long a run lasts, and its leases.
@@ -28,8 +29,8 @@ fn times() -> (Duration, Duration) {
 
 fn main() -> ExitCode {
     let names = std::env::var("PALISADE_TEST_ENGINES").ok();
-    let subjects = match subject::chosen(SUBJECTS, names.as_deref()) {
-        Ok(subjects) => subjects,
+    let engines = match chosen(ENGINES, names.as_deref()) {
+        Ok(engines) => engines,
         Err(why) => {
             eprintln!("{why}");
             return ExitCode::from(2);
@@ -39,12 +40,12 @@ fn main() -> ExitCode {
     let seed = seed.map_or_else(rand::random, |seed| seed.parse().unwrap());
     let filled = Arc::new(Mutex::new(BTreeSet::new()));
     let mut trials = Vec::new();
-    for subject in &subjects {
+    for engine in &engines {
         for (&workload, &fault) in matrix() {
-            let (subject, filled) = (*subject, Arc::clone(&filled));
-            let name = cell_name(subject, workload, fault);
+            let (engine, filled) = (*engine, Arc::clone(&filled));
+            let name = cell_name(engine, workload, fault);
             trials.push(Trial::ignorable_test(name.clone(), move || {
-                let went = trial(subject, workload, fault, seed);
+                let went = trial(engine, workload, fault, seed);
                 filled.lock().insert(name);
                 went
             }));
@@ -64,8 +65,8 @@ fn main() -> ExitCode {
     let conclusion = libtest_mimic::run(&arguments, trials);
     let everything = conclusion.num_filtered_out == 0 && !arguments.list;
     if everything {
-        let cells = subjects.iter().flat_map(|subject| {
-            matrix().map(|(workload, fault)| cell_name(*subject, *workload, *fault))
+        let cells = engines.iter().flat_map(|engine| {
+            matrix().map(|(workload, fault)| cell_name(*engine, *workload, *fault))
         });
         let filled = filled.lock();
         let missing: Vec<String> = cells.filter(|cell| !filled.contains(cell)).collect();
@@ -82,8 +83,8 @@ fn matrix() -> impl Iterator<Item = (&'static Workload, &'static Fault)> {
     workloads.flat_map(|workload| Fault::ALL.iter().map(move |fault| (workload, fault)))
 }
 
-fn cell_name(subject: Subject, workload: Workload, fault: Fault) -> String {
-    format!("{}::{workload}/{fault}", subject.name)
+fn cell_name(engine: EngineUnderTest, workload: Workload, fault: Fault) -> String {
+    format!("{}::{workload}/{fault}", engine.name)
 }
 
 /// A lock that cells share, and that a cell takes alone which needs the machine to itself.
@@ -98,12 +99,12 @@ fn machine(fault: Fault) -> File {
 }
 
 fn trial(
-    subject: Subject,
+    engine: EngineUnderTest,
     workload: Workload,
     fault: Fault,
     seed: u64,
 ) -> Result<Completion, Failed> {
-    let (one, report) = went(subject, (subject.start)()?, workload, fault, seed)?;
+    let (one, report) = went(engine, (engine.start)()?, workload, fault, seed)?;
     if let Cell::NotApplicable(why) = &report.cell {
         return Ok(Completion::ignored_with(why.clone()));
     }
@@ -111,7 +112,7 @@ fn trial(
 }
 
 fn went(
-    subject: Subject,
+    engine: EngineUnderTest,
     site: Site,
     workload: Workload,
     fault: Fault,
@@ -120,7 +121,7 @@ fn went(
     let (time, ttl) = times();
     let keep = std::env::var_os("PALISADE_TEST_KEEP").map(PathBuf::from);
     let one = Run {
-        subject,
+        engine,
         site,
         workload,
         fault,
@@ -131,7 +132,7 @@ fn went(
         // Four cells and whatever else runs on the machine.
         slack: Duration::from_millis(400),
         program: env!("CARGO_BIN_EXE_palisade-testkit").into(),
-        keep: keep.map(|dir| dir.join(format!("{}-{workload}-{fault}", subject.name))),
+        keep: keep.map(|dir| dir.join(format!("{}-{workload}-{fault}", engine.name))),
     };
     let _machine = machine(fault);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -156,7 +157,7 @@ const NO_LOCK: &[(Workload, Invariant)] = &[
 ];
 
 fn no_lock(workload: Workload, invariant: Invariant, seed: u64) -> Result<(), Failed> {
-    let apart = Subject::new("apart", || Err("not started".into()));
+    let apart = EngineUnderTest::new("apart", || Err("not started".into()));
     let site = Site {
         processes: true,
         ..Site::new("memory:")

@@ -12,6 +12,7 @@ pub use driver::{Second, Taker, increment};
 use std::time::Duration;
 
 use palisade::core::claim::Ask;
+use palisade::core::clock::BootTime;
 use serde::{Deserialize, Serialize};
 
 /// What a second process is told to do.
@@ -61,6 +62,13 @@ pub struct Event {
     /// The reason of a loss, or what went wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
+}
+
+impl Event {
+    /// How long after `start` it happened.
+    pub fn since(&self, start: BootTime) -> Duration {
+        BootTime::from_nanos(self.at).saturating_since(start)
+    }
 }
 
 /// The kinds of event.

@@ -1,7 +1,7 @@
 //! One bad history per way to break an invariant, and the good one next to it.
 
-use palisade_testkit::check::Invariant as I;
-use palisade_testkit::history::{Answer, Event, Grip, What};
+use palisade_testkit::lab::check::Invariant as I;
+use palisade_testkit::lab::history::{Answer, Event, Grip, What};
 
 use crate::support::*;
 
@@ -59,8 +59,10 @@ fn an_overlap_behind_a_long_hold_is_found() {
         turn("b", 1, 2, [0, 20, 30]),
         turn("c", 1, 3, [0, 40, 50]),
     ]);
-    let verdict =
-        I::BelievedExclusion.check(&palisade_testkit::history::History::of(events), &params());
+    let verdict = I::BelievedExclusion.check(
+        &palisade_testkit::lab::history::History::of(events),
+        &params(),
+    );
     assert_eq!(verdict.violations().len(), 2, "{verdict}");
 }
 

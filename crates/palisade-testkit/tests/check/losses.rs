@@ -1,7 +1,7 @@
 //! Bad histories of losses, late releases and leaks, and the good ones next to them.
 
-use palisade_testkit::check::Invariant as I;
-use palisade_testkit::history::{Answer, Event, Released, What};
+use palisade_testkit::lab::check::Invariant as I;
+use palisade_testkit::lab::history::{Answer, Event, Released, What};
 
 use crate::support::*;
 

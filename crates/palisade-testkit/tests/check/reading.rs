@@ -1,12 +1,12 @@
 //! Histories survive being written by several processes, and a killed one among them.
 
 use palisade::BootTime;
-use palisade_testkit::check::{Invariant, Verdict};
-use palisade_testkit::history::{History, Recorder, What, timeline};
+use palisade_testkit::lab::check::{Invariant, Verdict};
+use palisade_testkit::lab::history::{History, Recorder, What, timeline};
 
 use crate::support::{ask, ev, held, release, turn};
 
-fn lines(events: Vec<palisade_testkit::history::Event>) -> String {
+fn lines(events: Vec<palisade_testkit::lab::history::Event>) -> String {
     History::of(events).to_lines()
 }
 

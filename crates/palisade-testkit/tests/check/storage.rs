@@ -1,7 +1,7 @@
 //! I1 and I5: what the storage took, against what it answered.
 
-use palisade_testkit::check::Invariant as I;
-use palisade_testkit::history::{Event, Kept, What, Written};
+use palisade_testkit::lab::check::Invariant as I;
+use palisade_testkit::lab::history::{Event, Kept, What, Written};
 
 use crate::support::*;
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use palisade_testkit::check::{Invariant, Params, Verdict};
-use palisade_testkit::history::{Answer, Event, Grip, History, Released, Shown, What};
+use palisade_testkit::lab::check::{Invariant, Params, Verdict};
+use palisade_testkit::lab::history::{Answer, Event, Grip, History, Released, Shown, What};
 
 pub(crate) const MS: u64 = 1_000_000;
 

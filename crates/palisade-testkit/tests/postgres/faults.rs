@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use palisade::{BootTime, LossReason};
-use palisade_testkit::proxy::{Protocol, Proxy, to_client};
-use palisade_testkit::trial::until;
+use palisade_testkit::lab::proxy::{Protocol, Proxy, to_client};
+use palisade_testkit::lab::trial::until;
 
 use super::{Psql, SOON, advisory, server, server_with, sql};
 

@@ -2,8 +2,8 @@
 
 use palisade::engines::postgres::Schema;
 use palisade::{Kind, Severity};
-use palisade_testkit::launch::Running;
-use palisade_testkit::trial::until;
+use palisade_testkit::lab::launch::Running;
+use palisade_testkit::lab::trial::until;
 
 use super::{Psql, server, server_with, sql};
 

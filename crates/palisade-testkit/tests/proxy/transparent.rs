@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use palisade_testkit::proxy::{Protocol, Proxy};
+use palisade_testkit::lab::proxy::{Protocol, Proxy};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 

@@ -176,7 +176,7 @@ async fn check_answers(fx: Fixture) {
     let client = fx.client();
     let checkup = soon("the findings", client.check()).await.unwrap();
     for finding in checkup.findings {
-        let parts = [&*finding.code, &*finding.message, &*finding.remedy];
+        let parts = [finding.code, &finding.message, &finding.remedy];
         assert!(parts.iter().all(|part| !part.is_empty()), "{finding:?}");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use palisade::core::capability::{Capability, Class};
 use palisade::core::claim::Ask;
 use palisade::core::report::{Scope, Severity};
-use palisade::{Client, Hold, Kind, Patience, Permits, Tokens};
+use palisade::{Client, Eviction, Hold, Kind, Patience, Permits, Tokens, Which};
 
 use super::fixture::{fails, free, granted};
 use super::{Fixture, NotApplicable, SOON, cases, needs, permits, soon, within};
@@ -49,10 +49,8 @@ pub(super) async fn is_refused(fx: &Fixture, ask: Ask) {
 
 async fn refuses(client: &Client, spy: &Spy, ask: Ask) {
     for patience in [Patience::NoWait, Patience::For(SOON), Patience::Forever] {
-        let answer = match client.line("refused", ask) {
-            Err(error) => Err(error),
-            Ok(line) => soon("the refusal", line.acquire(patience)).await,
-        };
+        let line = client.line("refused", ask);
+        let answer = soon("the refusal", line.acquire(patience)).await;
         let error = fails(answer, Kind::Unsupported);
         assert!(error.message().len() > 10, "no reason in {error}");
     }
@@ -64,13 +62,16 @@ async fn a_ttl_out_of_range_is_refused(fx: Fixture) {
     let range = fx.capability().ttl;
     let too_long = range.max + Duration::from_secs(1);
     for ttl in [Duration::ZERO, range.min / 2, too_long] {
-        let refused = client.mutex("ttl").unwrap().ttl(ttl);
-        fails(refused, Kind::InvalidArgument);
-    }
-    for ttl in [range.min, range.max] {
-        client.mutex("ttl").unwrap().ttl(ttl).unwrap();
+        let tried = client.mutex("ttl").ttl(ttl).try_lock().await;
+        fails(tried, Kind::InvalidArgument);
     }
     assert_eq!(spy.total(), 0, "requests made");
+    for ttl in [range.min, range.max] {
+        // The shortest may be over before anything can be done with it.
+        if let Err(error) = client.mutex("ttl").ttl(ttl).try_lock().await {
+            assert_eq!(error.kind(), Kind::Lost, "{error}");
+        }
+    }
 }
 
 async fn a_resize_that_cant_work_is_refused(fx: Fixture) {
@@ -92,7 +93,7 @@ async fn resize_grants_who_waits(fx: Fixture) {
     let client = fx.client();
     let resized = client.resize("permits", 2).await.unwrap();
     assert!(!resized, "permits of an empty line");
-    let semaphore = client.semaphore("permits", 1).unwrap();
+    let semaphore = client.semaphore("permits", 1);
     let first = semaphore.acquire().await.unwrap();
     let waiter = fx.queued("permits", 1, async move { semaphore.acquire().await });
     let waiter = waiter.await;
@@ -105,10 +106,13 @@ async fn resize_grants_who_waits(fx: Fixture) {
 async fn a_bad_name_is_refused(fx: Fixture) {
     let client = fx.client();
     for name in ["", "a\nb", "a\0b", &"x".repeat(256)] {
-        fails(client.mutex(name), Kind::InvalidName);
-        fails(client.rwlock(name), Kind::InvalidName);
-        fails(client.election(name), Kind::InvalidName);
-        fails(client.semaphore(name, 2), Kind::InvalidName);
+        fails(client.mutex(name).lock().await, Kind::InvalidName);
+        fails(client.rwlock(name).try_read().await, Kind::InvalidName);
+        let permit = client.semaphore(name, 2).try_acquire().await;
+        fails(permit, Kind::InvalidName);
+        fails(client.election(name).leader().await, Kind::InvalidName);
+        let both = client.multi_lock([name, "b"]).try_lock().await;
+        fails(both, Kind::InvalidName);
     }
 }
 
@@ -132,7 +136,7 @@ async fn what_the_engine_lacks_is_unsupported(fx: Fixture) {
     refuses(&client, &spy, permits(2, 3)).await;
     let (spy, client) = fx.spying(fx.engine(), poor(Permits::None));
     refuses(&client, &spy, permits(1, 3)).await;
-    drop(free(client.mutex("refused").unwrap().try_lock().await));
+    drop(free(client.mutex("refused").try_lock().await));
 }
 
 async fn correctness_goes_by_the_class_and_the_checkup(fx: Fixture) {
@@ -146,7 +150,7 @@ async fn correctness_goes_by_the_class_and_the_checkup(fx: Fixture) {
         Ok(client) => {
             assert!(fit, "class {class} passes for correctness");
             assert!(danger.is_none(), "passes for correctness with {danger:?}");
-            drop(free(client.mutex("correct").unwrap().try_lock().await));
+            drop(free(client.mutex("correct").try_lock().await));
         }
         Err(error) => {
             assert_eq!(error.kind(), Kind::NotForCorrectness, "{error}");
@@ -159,7 +163,7 @@ async fn correctness_goes_by_the_class_and_the_checkup(fx: Fixture) {
         }
     }
     let fast = fx.client().for_efficiency();
-    drop(free(fast.mutex("fast").unwrap().try_lock().await));
+    drop(free(fast.mutex("fast").try_lock().await));
 }
 
 async fn describe_is_scheme_and_host(fx: Fixture) {
@@ -184,7 +188,7 @@ async fn check_answers(fx: Fixture) {
 /// A hold of another client.
 async fn owned(fx: &Fixture, ttl: Duration) -> (Client, Hold) {
     let owner = fx.other_client().await;
-    let mutex = owner.mutex("evicted").unwrap().ttl(ttl).unwrap();
+    let mutex = owner.mutex("evicted").ttl(ttl);
     let hold = mutex.lock().await.unwrap();
     (owner, hold)
 }
@@ -192,7 +196,8 @@ async fn owned(fx: &Fixture, ttl: Duration) -> (Client, Hold) {
 async fn evict_waits_for_the_owner(fx: Fixture) {
     let (_owner, hold) = owned(&fx, fx.long_ttl()).await;
     let (operator, name) = (fx.client(), hold.name().clone());
-    let evict = tokio::spawn(async move { operator.evict(&name, None, false).await });
+    let evict =
+        tokio::spawn(async move { operator.evict(&name, Which::Holders, Eviction::Mark).await });
     soon("the loss", hold.lost()).await;
     let line = fx.line("evicted");
     assert_eq!(line.length().await, (1, 0), "before it let go");
@@ -208,7 +213,7 @@ async fn evict_ends_with_the_lease(fx: Fixture) {
     let (_owner, hold) = owned(&fx, ttl).await;
     // The owner keeps it, lost or not, and is not waited for beyond its lease.
     let operator = fx.client();
-    let evict = operator.evict(hold.name(), None, false);
+    let evict = operator.evict(hold.name(), Which::Holders, Eviction::Mark);
     assert!(within(ttl + SOON, "the eviction", evict).await.unwrap());
     assert!(!hold.is_valid(), "an evicted hold is valid");
     fx.line("evicted").until_empty().await;
@@ -224,7 +229,7 @@ async fn evict_by_id_takes_a_waiter(fx: Fixture) {
     let waiter = waiter.await;
     let id = fx.line("evicted").ids().await.1.remove(0);
     let operator = fx.client();
-    let evict = operator.evict(hold.name(), Some(&id), false);
+    let evict = operator.evict(hold.name(), Which::Claim(&id), Eviction::Mark);
     assert!(soon("the eviction", evict).await.unwrap());
     let ended = soon("the waiter's end", waiter).await.unwrap();
     fails(ended, Kind::Lost);
@@ -233,9 +238,9 @@ async fn evict_by_id_takes_a_waiter(fx: Fixture) {
 
 async fn evict_of_nothing_is_false(fx: Fixture) {
     let (client, name) = (fx.client(), fx.line("nothing").name);
-    for force in [false, true] {
-        for id in [None, Some("0")] {
-            assert!(!client.evict(&name, id, force).await.unwrap());
+    for how in [Eviction::Mark, Eviction::Remove] {
+        for which in [Which::Holders, Which::Claim("0")] {
+            assert!(!client.evict(&name, which, how).await.unwrap());
         }
     }
 }
@@ -243,7 +248,7 @@ async fn evict_of_nothing_is_false(fx: Fixture) {
 async fn dropped_clients_leave_nothing(fx: Fixture) {
     for round in 0..10 {
         let client = fx.other_client().await;
-        let hold = client.mutex(format!("round-{round}")).unwrap().lock().await;
+        let hold = client.mutex(format!("round-{round}")).lock().await;
         drop((client, hold.unwrap()));
     }
     let empty = async {

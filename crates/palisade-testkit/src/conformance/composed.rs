@@ -38,8 +38,8 @@ cases! { pub(super) CASES, "composed";
 }
 
 async fn a_downgrade_lets_readers_in(fx: Fixture) {
-    let lock = fx.client().rwlock("changed").unwrap();
-    let other = fx.other_client().await.rwlock("changed").unwrap();
+    let lock = fx.client().rwlock("changed");
+    let other = fx.other_client().await.rwlock("changed");
     let mut hold = lock.write().await.unwrap();
     let token = hold.token();
     let reading = other.clone();
@@ -53,7 +53,7 @@ async fn a_downgrade_lets_readers_in(fx: Fixture) {
 }
 
 async fn a_sole_reader_is_upgraded(fx: Fixture) {
-    let lock = fx.client().rwlock("changed").unwrap();
+    let lock = fx.client().rwlock("changed");
     let mut hold = lock.read().await.unwrap();
     let token = hold.token();
     assert!(hold.try_upgrade().await.unwrap(), "not upgraded");
@@ -64,13 +64,12 @@ async fn a_sole_reader_is_upgraded(fx: Fixture) {
 }
 
 async fn a_reader_among_others_is_not_upgraded(fx: Fixture) {
-    let lock = fx.client().rwlock("changed").unwrap();
+    let lock = fx.client().rwlock("changed");
     let mut hold = lock.read().await.unwrap();
     let other = fx
         .other_client()
         .await
         .rwlock("changed")
-        .unwrap()
         .read()
         .await
         .unwrap();
@@ -86,12 +85,12 @@ async fn a_reader_among_others_is_not_upgraded(fx: Fixture) {
 
 async fn multi_lock_is_all_or_nothing(fx: Fixture) {
     let (client, other) = (fx.client(), fx.other_client().await);
-    let b = other.mutex("b").unwrap().lock().await.unwrap();
-    let all = client.multi_lock(["c", "a", "b", "a"]).unwrap();
+    let b = other.mutex("b").lock().await.unwrap();
+    let all = client.multi_lock(["c", "a", "b", "a"]);
     taken(all.try_lock().await);
-    soon("the background releases", client.close()).await;
+    soon("the background releases", client.flush()).await;
     for name in ["a", "c"] {
-        let hold = free(other.mutex(name).unwrap().try_lock().await);
+        let hold = free(other.mutex(name).try_lock().await);
         hold.release().await.unwrap();
     }
     b.release().await.unwrap();
@@ -99,7 +98,7 @@ async fn multi_lock_is_all_or_nothing(fx: Fixture) {
     let names = holds.holds().iter().map(|hold| hold.name().as_str());
     assert_eq!(names.collect::<Vec<_>>(), ["a", "b", "c"]);
     for name in ["a", "b", "c"] {
-        taken(other.mutex(name).unwrap().try_lock().await);
+        taken(other.mutex(name).try_lock().await);
     }
     holds.release().await.unwrap();
 }
@@ -107,7 +106,7 @@ async fn multi_lock_is_all_or_nothing(fx: Fixture) {
 async fn multi_locks_in_any_order_do_not_deadlock(fx: Fixture) {
     let mut tasks = tokio::task::JoinSet::new();
     for names in [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]] {
-        let all = fx.other_client().await.multi_lock(names).unwrap();
+        let all = fx.other_client().await.multi_lock(names);
         tasks.spawn(async move {
             for _ in 0..5 {
                 all.lock().await.unwrap().release().await.unwrap();
@@ -119,20 +118,13 @@ async fn multi_locks_in_any_order_do_not_deadlock(fx: Fixture) {
 
 async fn a_multi_lock_given_up_leaves_no_claim(fx: Fixture) {
     let client = fx.client();
-    let _c = fx
-        .other_client()
-        .await
-        .mutex("c")
-        .unwrap()
-        .lock()
-        .await
-        .unwrap();
-    let all = client.multi_lock(["a", "b", "c"]).unwrap();
+    let _c = fx.other_client().await.mutex("c").lock().await.unwrap();
+    let all = client.multi_lock(["a", "b", "c"]);
     let given_up = all.lock_timeout(Duration::from_millis(150));
     taken(soon("the timeout", given_up).await);
     let dropped = tokio::time::timeout(Duration::from_millis(100), all.lock()).await;
     assert!(dropped.is_err(), "two holders");
-    soon("the background leaves", client.close()).await;
+    soon("the background leaves", client.flush()).await;
     for name in ["a", "b"] {
         fx.line(name).until_empty().await;
     }
@@ -142,7 +134,7 @@ async fn a_multi_lock_given_up_leaves_no_claim(fx: Fixture) {
 async fn lock_any_skips_the_locked(fx: Fixture) {
     let (client, other) = (fx.client(), fx.other_client().await);
     let names = ["a", "b", "c"];
-    let a = other.mutex("a").unwrap().lock().await.unwrap();
+    let a = other.mutex("a").lock().await.unwrap();
     let b = free(client.lock_any(names, Patience::NoWait).await);
     assert_eq!(b.name().as_str(), "b", "the first free one");
     let c = free(other.lock_any(names, Patience::NoWait).await);
@@ -157,8 +149,8 @@ async fn lock_any_skips_the_locked(fx: Fixture) {
 
 async fn lock_any_waits_for_whichever_comes(fx: Fixture) {
     let (client, other) = (fx.client(), fx.other_client().await);
-    let _a = other.mutex("a").unwrap().lock().await.unwrap();
-    let b = other.mutex("b").unwrap().lock().await.unwrap();
+    let _a = other.mutex("a").lock().await.unwrap();
+    let b = other.mutex("b").lock().await.unwrap();
     let waiting = client.clone();
     let any = async move { waiting.lock_any(["a", "b"], Patience::Forever).await };
     let any = fx.queued("b", 1, any).await;
@@ -168,17 +160,17 @@ async fn lock_any_waits_for_whichever_comes(fx: Fixture) {
     b.release().await.unwrap();
     let hold = granted(any).await.expect("a hold");
     assert_eq!(hold.name().as_str(), "b", "the one that came free");
-    soon("the background leaves", client.close()).await;
+    soon("the background leaves", client.flush()).await;
     assert_eq!(fx.line("a").length().await, (1, 0));
 }
 
 async fn reentry_has_the_same_token(fx: Fixture) {
-    let mine = fx.client().reentrant("again").unwrap();
+    let mine = fx.client().reentrant("again");
     let outer = mine.lock().await.unwrap();
     let inner = soon("the re-entry", mine.lock()).await.unwrap();
     assert_eq!(outer.token(), inner.token());
     assert_eq!(inner.depth(), 2);
-    taken(fx.client().reentrant("again").unwrap().try_lock().await);
+    taken(fx.client().reentrant("again").try_lock().await);
     inner.release().await.unwrap();
     taken(fx.mutex("again").try_lock().await);
     outer.release().await.unwrap();
@@ -197,7 +189,7 @@ impl Drop for Ended {
 async fn lead_ends_its_work_on_loss(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     let ttl = fx.short_ttl();
-    let election = client.election("chair").unwrap().ttl(ttl).unwrap();
+    let election = client.election("chair").ttl(ttl);
     let ended = Arc::new(AtomicBool::new(false));
     let work = Ended(Arc::clone(&ended));
     let lead = tokio::spawn(async move {
@@ -209,7 +201,7 @@ async fn lead_ends_its_work_on_loss(fx: Fixture) {
     });
     fx.line("chair").until_held().await;
     spy.lose_renewals(u32::MAX);
-    let next = fx.client().election("chair").unwrap();
+    let next = fx.client().election("chair");
     let next = within(ttl + SOON, "the next leader", next.campaign("two")).await;
     if fx.capability().early_loss {
         assert!(ended.load(Ordering::SeqCst), "two leaders at work");
@@ -220,8 +212,8 @@ async fn lead_ends_its_work_on_loss(fx: Fixture) {
 }
 
 async fn lead_resigns_after_its_work(fx: Fixture) {
-    let election = fx.client().election("chair").unwrap();
-    let other = fx.other_client().await.election("chair").unwrap();
+    let election = fx.client().election("chair");
+    let other = fx.other_client().await.election("chair");
     let work = election.lead("one", |leadership| async move {
         taken(other.try_campaign("two").await);
         assert!(leadership.is_valid(), "a leader at work is not valid");
@@ -234,11 +226,7 @@ async fn lead_resigns_after_its_work(fx: Fixture) {
 
 async fn at_least_is_kept(fx: Fixture) {
     let at_least = Duration::from_millis(400);
-    let request = fx
-        .client()
-        .line("kept", Ask::Whole)
-        .unwrap()
-        .at_least(at_least);
+    let request = fx.client().line("kept", Ask::Whole).at_least(at_least);
     let start = BootTime::now();
     let hold = free(request.acquire(Patience::NoWait).await);
     hold.release().await.unwrap();
@@ -247,7 +235,7 @@ async fn at_least_is_kept(fx: Fixture) {
     // Dropped, it is kept in the background.
     let start = BootTime::now();
     drop(free(request.acquire(Patience::NoWait).await));
-    let other = fx.other_client().await.mutex("kept").unwrap();
+    let other = fx.other_client().await.mutex("kept");
     drop(soon("the grant", other.lock()).await.unwrap());
     let took = BootTime::now().saturating_since(start);
     assert!(took >= at_least, "handed over after {took:?}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use palisade::{Election, Kind, Leader};
+use palisade::{Election, Eviction, Kind, Leader, Which};
 
 use super::fixture::{fails, free, granted, taken};
 use super::{Fixture, cases, needs, soon};
@@ -30,10 +30,7 @@ cases! { pub(super) CASES, "election";
 /// The same election through two clients.
 async fn pair(fx: &Fixture) -> (Election, Election) {
     let other = fx.other_client().await;
-    (
-        fx.client().election("chair").unwrap(),
-        other.election("chair").unwrap(),
-    )
+    (fx.client().election("chair"), other.election("chair"))
 }
 
 /// Who leads, which must be somebody.
@@ -81,14 +78,14 @@ async fn a_campaign_waits_for_its_turn(fx: Fixture) {
 }
 
 async fn campaign_timeout_is_none_in_time(fx: Fixture) {
-    let election = fx.client().election("chair").unwrap();
+    let election = fx.client().election("chair");
     let _leads = election.campaign("one").await.unwrap();
     let campaign = election.campaign_timeout("two", Duration::from_millis(150));
     taken(soon("the timeout", campaign).await);
 }
 
 async fn nobody_leads_at_first(fx: Fixture) {
-    let election = fx.client().election("chair").unwrap();
+    let election = fx.client().election("chair");
     assert_eq!(election.leader().await.unwrap(), None);
     election
         .campaign("one")
@@ -117,7 +114,7 @@ async fn the_leader_is_seen_by_all(fx: Fixture) {
 }
 
 async fn proclaim_replaces_the_value(fx: Fixture) {
-    let election = fx.client().election("chair").unwrap();
+    let election = fx.client().election("chair");
     let leads = election.campaign("one").await.unwrap();
     leads.proclaim("other").await.unwrap();
     assert_eq!(value(&election).await, "other");
@@ -128,7 +125,10 @@ async fn proclaim_replaces_the_value(fx: Fixture) {
 async fn a_former_leader_can_not_proclaim(fx: Fixture) {
     let (election, other) = pair(&fx).await;
     let leads = election.campaign("one").await.unwrap();
-    let evicted = fx.client().evict(&fx.line("chair").name, None, true).await;
+    let evicted = fx
+        .client()
+        .evict(&fx.line("chair").name, Which::Holders, Eviction::Remove)
+        .await;
     assert!(evicted.unwrap(), "a leader to evict");
     let _next = other.campaign("two").await.unwrap();
     fails(leads.proclaim("late").await, Kind::Lost);
@@ -153,7 +153,7 @@ async fn observe_shows_changes(fx: Fixture) {
 }
 
 async fn observe_begins_with_now(fx: Fixture) {
-    let election = fx.client().election("chair").unwrap();
+    let election = fx.client().election("chair");
     let _leads = election.campaign("one").await.unwrap();
     let mut seen = std::pin::pin!(election.observe());
     let first = soon("a look", seen.next()).await.expect("a look");

@@ -45,7 +45,7 @@ async fn marked_place_stays(fx: Fixture) {
 /// A hold of another client, with a ttl so long that only an alarm can tell of its end in time.
 async fn long_hold(fx: &Fixture, name: &str) -> (Client, Hold) {
     let holder = fx.other_client().await;
-    let mutex = holder.mutex(name).unwrap().ttl(fx.long_ttl()).unwrap();
+    let mutex = holder.mutex(name).ttl(fx.long_ttl());
     let hold = mutex.lock().await.unwrap();
     (holder, hold)
 }
@@ -78,7 +78,7 @@ async fn a_mark_before_the_answer_is_told_at_once(fx: Fixture) {
     let (spy, holder) = fx.spied_client().await;
     // Others see the claim in its line before its own client knows that it is there.
     spy.set_enters(Enters::ReplyDelayed(Duration::from_millis(300)));
-    let mutex = holder.mutex("early").unwrap().ttl(fx.long_ttl()).unwrap();
+    let mutex = holder.mutex("early").ttl(fx.long_ttl());
     let lock = tokio::spawn(async move { mutex.lock().await });
     let line = fx.line("early");
     let id = line.until_held().await.holders.remove(0).id;

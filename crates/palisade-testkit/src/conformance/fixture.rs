@@ -258,7 +258,7 @@ impl Fixture {
 
     /// A mutex of the fixture's own client.
     pub(crate) fn mutex(&self, name: &str) -> palisade::Mutex {
-        self.0.client.mutex(name).unwrap()
+        self.0.client.mutex(name)
     }
 
     /// The hold is valid and not lost for `time`.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use palisade::core::clock::BootTime;
-use palisade::{Client, Hold, Kind, LossReason};
+use palisade::{Client, Eviction, Hold, Kind, LossReason, Which};
 
 use super::fixture::{fails, free, taken};
 use super::{Fixture, SOON, cases, needs, soon, within};
@@ -42,7 +42,7 @@ async fn it_shows_the_token_of_the_survey(fx: Fixture) {
 
 async fn the_era_sits_above_the_count(fx: Fixture) {
     let later = fx.client_with("era", "3").await.unwrap();
-    let hold = later.mutex("era").unwrap().lock().await.unwrap();
+    let hold = later.mutex("era").lock().await.unwrap();
     let token = hold.token();
     assert_eq!(token.0 >> 56, 3, "the era");
     let counted = fx.line("era").shown().await.holders[0].counted;
@@ -56,7 +56,7 @@ async fn the_era_sits_above_the_count(fx: Fixture) {
 async fn it_is_valid_from_the_start(fx: Fixture) {
     let ttl = fx.long_ttl();
     let before = BootTime::now();
-    let hold = fx.mutex("valid").ttl(ttl).unwrap().lock().await.unwrap();
+    let hold = fx.mutex("valid").ttl(ttl).lock().await.unwrap();
     assert!(hold.is_valid());
     assert!(hold.remaining() > Duration::ZERO, "nothing remains");
     assert!(hold.remaining() < ttl, "more remains than the ttl");
@@ -88,13 +88,13 @@ async fn run_gives_the_result(fx: Fixture) {
 async fn run_is_cancelled_by_a_loss(fx: Fixture) {
     let client = fx.other_client().await;
     let ttl = fx.fit(fx.short_ttl() * 2);
-    let mutex = client.mutex("work").unwrap().ttl(ttl).unwrap();
+    let mutex = client.mutex("work").ttl(ttl);
     let hold = mutex.lock().await.unwrap();
     let work = hold.run(std::future::pending::<()>());
     let operator = fx.client();
     let (ended, evicted) = tokio::join!(
         within(ttl + SOON, "the cancellation", work),
-        operator.evict(hold.name(), None, true)
+        operator.evict(hold.name(), Which::Holders, Eviction::Remove)
     );
     assert!(evicted.unwrap(), "a holder to evict");
     fails(ended, Kind::Lost);
@@ -103,8 +103,11 @@ async fn run_is_cancelled_by_a_loss(fx: Fixture) {
 /// A hold of another client, which an operator has taken away.
 async fn evicted(fx: &Fixture, name: &str) -> (Client, Hold) {
     let client = fx.other_client().await;
-    let hold = client.mutex(name).unwrap().lock().await.unwrap();
-    let evicted = fx.client().evict(hold.name(), None, true).await;
+    let hold = client.mutex(name).lock().await.unwrap();
+    let evicted = fx
+        .client()
+        .evict(hold.name(), Which::Holders, Eviction::Remove)
+        .await;
     assert!(evicted.unwrap(), "a holder to evict");
     (client, hold)
 }
@@ -119,7 +122,7 @@ async fn run_of_a_lost_hold_does_nothing(fx: Fixture) {
 
 async fn lost_is_pending_while_held(fx: Fixture) {
     let ttl = fx.short_ttl();
-    let hold = fx.mutex("held").ttl(ttl).unwrap().lock().await.unwrap();
+    let hold = fx.mutex("held").ttl(ttl).lock().await.unwrap();
     fx.keeps(&hold, ttl * 2).await;
 }
 
@@ -146,7 +149,7 @@ async fn a_lost_hold_does_not_release_the_next(fx: Fixture) {
     let next = free(fx.mutex("lost").try_lock().await);
     assert!(next.token() > lost.token(), "the next token is not greater");
     drop(lost);
-    soon("the background leave", client.close()).await;
-    taken(client.mutex("lost").unwrap().try_lock().await);
+    soon("the background leave", client.flush()).await;
+    taken(client.mutex("lost").try_lock().await);
     next.release().await.unwrap();
 }

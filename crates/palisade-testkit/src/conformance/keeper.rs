@@ -47,7 +47,7 @@ cases! { pub(super) CASES, "keeper";
 
 async fn a_hold_outlives_its_ttl(fx: Fixture) {
     let ttl = fx.short_ttl();
-    let hold = fx.mutex("kept").ttl(ttl).unwrap().lock().await.unwrap();
+    let hold = fx.mutex("kept").ttl(ttl).lock().await.unwrap();
     let end = BootTime::now() + ttl * 3;
     while !end.has_passed() {
         assert!(hold.is_valid(), "lost");
@@ -71,14 +71,8 @@ async fn wait_on(fx: &Fixture, name: &str, time: Duration) {
 
 async fn a_waiter_outlives_its_ttl(fx: Fixture) {
     let ttl = fx.short_ttl();
-    let hold = fx.mutex("kept").ttl(ttl).unwrap().lock().await.unwrap();
-    let mutex = fx
-        .other_client()
-        .await
-        .mutex("kept")
-        .unwrap()
-        .ttl(ttl)
-        .unwrap();
+    let hold = fx.mutex("kept").ttl(ttl).lock().await.unwrap();
+    let mutex = fx.other_client().await.mutex("kept").ttl(ttl);
     let waiter = fx
         .queued("kept", 1, async move { mutex.lock().await })
         .await;
@@ -90,14 +84,7 @@ async fn a_waiter_outlives_its_ttl(fx: Fixture) {
 async fn two_unanswered_renewals_are_no_loss(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     let ttl = fx.fit(fx.short_ttl() * 5);
-    let hold = client
-        .mutex("kept")
-        .unwrap()
-        .ttl(ttl)
-        .unwrap()
-        .lock()
-        .await
-        .unwrap();
+    let hold = client.mutex("kept").ttl(ttl).lock().await.unwrap();
     spy.lose_renewals(2);
     within(ttl, "a third renewal", spy.called(Verb::Renew, 3)).await;
     fx.keeps(&hold, ttl * 3 / 2).await;
@@ -108,14 +95,7 @@ async fn two_unanswered_renewals_are_no_loss(fx: Fixture) {
 async fn hold_survives_a_dead_connection(fx: Fixture) {
     let (proxies, client) = fx.proxied_client().await;
     let ttl = fx.fit(Duration::from_secs(3));
-    let hold = client
-        .mutex("dead")
-        .unwrap()
-        .ttl(ttl)
-        .unwrap()
-        .lock()
-        .await
-        .unwrap();
+    let hold = client.mutex("dead").ttl(ttl).lock().await.unwrap();
     for _ in 0..2 {
         proxies.silence();
         fx.keeps(&hold, ttl * 3 / 2).await;
@@ -127,7 +107,7 @@ async fn hold_survives_a_dead_connection(fx: Fixture) {
 
 async fn a_blocked_runtime_costs_no_lease(fx: Fixture) {
     let ttl = fx.short_ttl();
-    let hold = fx.mutex("kept").ttl(ttl).unwrap().lock().await.unwrap();
+    let hold = fx.mutex("kept").ttl(ttl).lock().await.unwrap();
     // What a user's code does that forgets to await: every thread of this runtime is busy.
     let blocked = (0..8).map(|_| tokio::spawn(async move { std::thread::sleep(ttl * 2) }));
     let blocked: Vec<_> = blocked.collect();
@@ -140,30 +120,28 @@ async fn a_blocked_runtime_costs_no_lease(fx: Fixture) {
 }
 
 /// A claim without renewal; where holds live with their process or session it is refused.
-fn unrenewed(fx: &Fixture, name: &str) -> Option<Request> {
+async fn unrenewed(fx: &Fixture, name: &str) -> Option<Request> {
     let line = fx
         .client()
         .line(name, Whole)
-        .unwrap()
         .ttl(fx.short_ttl())
-        .unwrap();
-    let line = line.unrenewed();
+        .unrenewed();
     if fx.capability().detached {
-        return Some(line.unwrap());
+        return Some(line);
     }
-    fails(line, Kind::Unsupported);
+    fails(line.acquire(Patience::NoWait).await, Kind::Unsupported);
     None
 }
 
 async fn an_unrenewed_hold_ends_beside_one_that_lives(fx: Fixture) {
-    let Some(line) = unrenewed(&fx, "ending") else {
+    let Some(line) = unrenewed(&fx, "ending").await else {
         return;
     };
     let ttl = fx.short_ttl();
-    let kept = fx.mutex("kept").ttl(ttl).unwrap().lock().await.unwrap();
+    let kept = fx.mutex("kept").ttl(ttl).lock().await.unwrap();
     let asked = BootTime::now();
     let ending = free(line.acquire(Patience::Forever).await);
-    let mutex = fx.other_client().await.mutex("ending").unwrap();
+    let mutex = fx.other_client().await.mutex("ending");
     let waiter = tokio::spawn(async move { mutex.lock().await });
     let loss = within(ttl + SOON, "its end", ending.lost()).await;
     assert_eq!(loss.reason, LossReason::Expired);
@@ -183,7 +161,7 @@ async fn an_unrenewed_hold_ends_beside_one_that_lives(fx: Fixture) {
 }
 
 async fn an_unrenewed_claim_is_kept_while_it_waits(fx: Fixture) {
-    let Some(line) = unrenewed(&fx, "waits") else {
+    let Some(line) = unrenewed(&fx, "waits").await else {
         return;
     };
     let ttl = fx.short_ttl();
@@ -199,14 +177,7 @@ async fn an_unrenewed_claim_is_kept_while_it_waits(fx: Fixture) {
 async fn expiry_is_told_before_the_next_grant(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     let ttl = fx.short_ttl();
-    let hold = client
-        .mutex("expiry")
-        .unwrap()
-        .ttl(ttl)
-        .unwrap()
-        .lock()
-        .await
-        .unwrap();
+    let hold = client.mutex("expiry").ttl(ttl).lock().await.unwrap();
     spy.lose_renewals(u32::MAX);
     let mutex = fx.mutex("expiry");
     let waiter = tokio::spawn(async move { (mutex.lock().await.unwrap(), BootTime::now()) });
@@ -226,14 +197,7 @@ async fn expiry_is_told_before_the_next_grant(fx: Fixture) {
 async fn the_deadline_counts_from_the_last_answer(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     let ttl = fx.fit(fx.short_ttl() * 2);
-    let hold = client
-        .mutex("expiry")
-        .unwrap()
-        .ttl(ttl)
-        .unwrap()
-        .lock()
-        .await
-        .unwrap();
+    let hold = client.mutex("expiry").ttl(ttl).lock().await.unwrap();
     within(ttl, "a renewal", spy.called(Verb::Renew, 1)).await;
     spy.lose_renewals(u32::MAX);
     within(ttl + SOON, "the loss", hold.lost()).await;
@@ -252,7 +216,7 @@ async fn the_deadline_counts_from_the_last_answer(fx: Fixture) {
 async fn a_grant_that_comes_too_late_is_no_hold(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     let ttl = fx.short_ttl();
-    let line = client.line("late", Whole).unwrap().ttl(ttl).unwrap();
+    let line = client.line("late", Whole).ttl(ttl);
     // The answer says that it holds, but the lease has ended before the answer comes.
     spy.set_enters(Enters::ReplyDelayed(ttl));
     let late = within(ttl + SOON, "an answer", line.acquire(Patience::NoWait)).await;
@@ -267,14 +231,7 @@ async fn a_grant_that_comes_too_late_is_no_hold(fx: Fixture) {
 async fn no_renewal_after_a_release(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     let ttl = fx.short_ttl();
-    let hold = client
-        .mutex("released")
-        .unwrap()
-        .ttl(ttl)
-        .unwrap()
-        .lock()
-        .await
-        .unwrap();
+    let hold = client.mutex("released").ttl(ttl).lock().await.unwrap();
     within(ttl, "a renewal", spy.called(Verb::Renew, 1)).await;
     let claim = hold.claim().0;
     hold.release().await.unwrap();
@@ -292,10 +249,10 @@ async fn close_waits_for_background_releases(fx: Fixture) {
     let name = |index| format!("closed-{index}");
     let mut holds = Vec::new();
     for index in 0..20 {
-        holds.push(client.mutex(name(index)).unwrap().lock().await.unwrap());
+        holds.push(client.mutex(name(index)).lock().await.unwrap());
     }
     drop(holds);
-    soon("the close", client.close()).await;
+    soon("the close", client.flush()).await;
     for index in 0..20 {
         assert_eq!(fx.line(&name(index)).length().await, (0, 0));
     }
@@ -310,7 +267,7 @@ async fn a_hold_dropped_without_a_runtime_is_released(fx: Fixture) {
 async fn a_lost_answer_is_one_grant(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     spy.set_enters(Enters::ReplyLost);
-    let lock = client.mutex("lost").unwrap();
+    let lock = client.mutex("lost");
     let hold = free(soon("the grant", lock.lock_timeout(SOON)).await);
     let enters = spy.calls(Verb::Enter);
     assert!(enters.len() >= 2, "it was not asked again");
@@ -323,7 +280,7 @@ async fn a_lost_answer_is_one_grant(fx: Fixture) {
 async fn no_wait_says_that_it_may_be_applied(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     spy.set_enters(Enters::ReplyLost);
-    let line = client.line("lost", Whole).unwrap();
+    let line = client.line("lost", Whole);
     let answer = soon("an answer", line.acquire(Patience::NoWait)).await;
     let error = fails(answer, Kind::Unreachable);
     assert_eq!(error.outcome(), Outcome::MaybeApplied, "{error}");
@@ -335,7 +292,7 @@ async fn a_future_dropped_before_the_answer_leaves_nothing(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     spy.set_enters(Enters::Hang);
     for round in 1..=3 {
-        let mutex = client.mutex("hanging").unwrap();
+        let mutex = client.mutex("hanging");
         let lock = tokio::spawn(async move { mutex.lock().await });
         soon("the enter", spy.applied(round)).await;
         lock.abort();
@@ -347,12 +304,12 @@ async fn a_request_that_arrives_late_leaves_nothing(fx: Fixture) {
     fx.line("probe").held(Whole).await.must_own_lease();
     let (spy, client) = fx.spied_client().await;
     spy.set_enters(Enters::Late);
-    let mutex = client.mutex("late").unwrap();
+    let mutex = client.mutex("late");
     let lock = tokio::spawn(async move { mutex.lock().await });
     soon("the enter", spy.called(Verb::Enter, 1)).await;
     lock.abort();
     soon("the leave", spy.called(Verb::Leave, 1)).await;
-    soon("the background leave", client.close()).await;
+    soon("the background leave", client.flush()).await;
     spy.deliver();
     soon("the late enter", spy.applied(1)).await;
     assert_eq!(fx.line("late").length().await, (0, 0));

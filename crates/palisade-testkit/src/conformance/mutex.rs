@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use palisade::core::clock::BootTime;
-use palisade::{Client, Hold, Patience, Request, Result};
+use palisade::{Client, Hold, Patience, Request, Result, RwHold};
 
 use super::fixture::{free, granted, taken};
 use super::{Fixture, SOON, cases, needs, permits, soon, within};
@@ -27,7 +27,7 @@ impl Over {
     async fn prepare(self, fx: &Fixture) -> Vec<Hold> {
         let mut bystanders = Vec::new();
         for _ in 0..self.bystanders() {
-            let semaphore = fx.client().semaphore(NAME, 3).unwrap();
+            let semaphore = fx.client().semaphore(NAME, 3);
             bystanders.push(free(semaphore.try_acquire().await));
         }
         bystanders
@@ -43,33 +43,39 @@ impl Over {
             Self::Mutex | Self::WriteLock => palisade::Ask::Whole,
             Self::DrainedSemaphore => permits(1, 3),
         };
-        client.line(NAME, ask).unwrap()
+        client.line(NAME, ask)
     }
 
     async fn lock(self, client: &Client) -> Result<Hold> {
         match self {
-            Self::Mutex => client.mutex(NAME).unwrap().lock().await,
-            Self::DrainedSemaphore => client.semaphore(NAME, 3).unwrap().acquire().await,
-            Self::WriteLock => client.rwlock(NAME).unwrap().write().await,
+            Self::Mutex => client.mutex(NAME).lock().await,
+            Self::DrainedSemaphore => client.semaphore(NAME, 3).acquire().await,
+            Self::WriteLock => Ok(client.rwlock(NAME).write().await?.into_hold()),
         }
     }
 
     async fn try_lock(self, client: &Client) -> Result<Option<Hold>> {
         match self {
-            Self::Mutex => client.mutex(NAME).unwrap().try_lock().await,
-            Self::DrainedSemaphore => client.semaphore(NAME, 3).unwrap().try_acquire().await,
-            Self::WriteLock => client.rwlock(NAME).unwrap().try_write().await,
+            Self::Mutex => client.mutex(NAME).try_lock().await,
+            Self::DrainedSemaphore => client.semaphore(NAME, 3).try_acquire().await,
+            Self::WriteLock => {
+                let hold = client.rwlock(NAME).try_write().await?;
+                Ok(hold.map(RwHold::into_hold))
+            }
         }
     }
 
     async fn lock_timeout(self, client: &Client, wait: Duration) -> Result<Option<Hold>> {
         match self {
-            Self::Mutex => client.mutex(NAME).unwrap().lock_timeout(wait).await,
+            Self::Mutex => client.mutex(NAME).lock_timeout(wait).await,
             Self::DrainedSemaphore => {
-                let semaphore = client.semaphore(NAME, 3).unwrap();
+                let semaphore = client.semaphore(NAME, 3);
                 semaphore.acquire_timeout(wait).await
             }
-            Self::WriteLock => client.rwlock(NAME).unwrap().write_timeout(wait).await,
+            Self::WriteLock => {
+                let hold = client.rwlock(NAME).write_timeout(wait).await?;
+                Ok(hold.map(RwHold::into_hold))
+            }
         }
     }
 }
@@ -190,7 +196,7 @@ async fn drop_frees(fx: Fixture, over: Over) {
     let _bystanders = over.prepare(&fx).await;
     let client = fx.client();
     drop(over.lock(&client).await.unwrap());
-    soon("the background release", client.close()).await;
+    soon("the background release", client.flush()).await;
     drop(free(over.try_lock(&client).await));
 }
 
@@ -209,7 +215,7 @@ async fn a_hold_outlives_its_client(fx: Fixture, over: Over) {
     let _bystanders = over.prepare(&fx).await;
     let other = fx.other_client().await;
     let ttl = fx.short_ttl();
-    let request = over.request(&other).ttl(ttl).unwrap();
+    let request = over.request(&other).ttl(ttl);
     let hold = free(request.acquire(Patience::NoWait).await);
     drop((other, request));
     tokio::time::sleep(ttl * 3 / 2).await;
@@ -238,7 +244,7 @@ async fn timeout_is_none_in_time(fx: Fixture, over: Over) {
     let took = BootTime::now().saturating_since(start);
     assert!(took >= wait, "gave up after {took:?}");
     assert!(took < wait + Duration::from_secs(1), "only after {took:?}");
-    soon("the background leave", other.close()).await;
+    soon("the background leave", other.flush()).await;
     assert_eq!(fx.line(NAME).length().await.1, 0, "waiters left");
     hold.release().await.unwrap();
     drop(free(over.try_lock(&fx.client()).await));
@@ -271,7 +277,7 @@ async fn a_dropped_future_leaves_no_claim(fx: Fixture, over: Over) {
         let dropped = tokio::time::timeout(Duration::from_micros(micros), lock).await;
         assert!(dropped.is_err(), "two holders");
     }
-    soon("the background leaves", other.close()).await;
+    soon("the background leaves", other.flush()).await;
     let left = fx.line(NAME).until_waiting(0).await;
     assert_eq!(left.holders.len(), over.bystanders() + 1, "holders");
     hold.release().await.unwrap();

@@ -34,14 +34,7 @@ cases! { pub(super) CASES, "outage";
 async fn a_short_outage_is_no_loss(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     let ttl = fx.fit(fx.short_ttl() * 3);
-    let hold = client
-        .mutex("kept")
-        .unwrap()
-        .ttl(ttl)
-        .unwrap()
-        .lock()
-        .await
-        .unwrap();
+    let hold = client.mutex("kept").ttl(ttl).lock().await.unwrap();
     spy.set_cut(true);
     // Lasts until a renewal has failed.
     within(ttl, "a renewal", spy.called(Verb::Renew, 1)).await;
@@ -53,7 +46,7 @@ async fn a_short_outage_is_no_loss(fx: Fixture) {
 async fn a_waiter_keeps_its_place(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     let hold = fx.mutex("kept").lock().await.unwrap();
-    let mutex = client.mutex("kept").unwrap().ttl(fx.long_ttl()).unwrap();
+    let mutex = client.mutex("kept").ttl(fx.long_ttl());
     let waiter = fx
         .queued("kept", 1, async move { mutex.lock().await })
         .await;
@@ -71,14 +64,7 @@ async fn a_waiter_keeps_its_place(fx: Fixture) {
 async fn a_long_outage_is_told_by_the_deadline(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     let ttl = fx.short_ttl();
-    let hold = client
-        .mutex("lost")
-        .unwrap()
-        .ttl(ttl)
-        .unwrap()
-        .lock()
-        .await
-        .unwrap();
+    let hold = client.mutex("lost").ttl(ttl).lock().await.unwrap();
     let cut = BootTime::now();
     spy.set_cut(true);
     let loss = within(ttl + SOON, "the loss", hold.lost()).await;
@@ -92,7 +78,7 @@ async fn a_long_outage_is_told_by_the_deadline(fx: Fixture) {
 async fn no_wait_fails_at_once(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     spy.set_cut(true);
-    let mutex = client.mutex("cut").unwrap();
+    let mutex = client.mutex("cut");
     fails(soon("an answer", mutex.try_lock()).await, Kind::Unreachable);
     spy.set_cut(false);
     drop(free(mutex.try_lock().await));
@@ -101,7 +87,7 @@ async fn no_wait_fails_at_once(fx: Fixture) {
 async fn patience_outlasts_an_outage(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     spy.set_cut(true);
-    let mutex = client.mutex("cut").unwrap();
+    let mutex = client.mutex("cut");
     let acquire = tokio::spawn(async move { mutex.lock_timeout(SOON * 2).await });
     soon("a second try", spy.called(Verb::Enter, 2)).await;
     spy.set_cut(false);
@@ -113,7 +99,7 @@ async fn patience_ends_as_unreachable(fx: Fixture) {
     spy.set_cut(true);
     let wait = Duration::from_millis(300);
     let start = BootTime::now();
-    let lock = client.mutex("cut").unwrap();
+    let lock = client.mutex("cut");
     let answer = soon("an answer", lock.lock_timeout(wait)).await;
     let took = BootTime::now().saturating_since(start);
     // Not busy: nobody knows whether it is free.
@@ -131,7 +117,7 @@ async fn patience_is_a_bound_on_a_silent_engine(fx: Fixture) {
     spy.set_enters(Enters::Hang);
     let wait = Duration::from_millis(100);
     let start = BootTime::now();
-    let lock = client.mutex("silent").unwrap().ttl(fx.long_ttl()).unwrap();
+    let lock = client.mutex("silent").ttl(fx.long_ttl());
     let answer = soon("an answer", lock.lock_timeout(wait)).await;
     let took = BootTime::now().saturating_since(start);
     fails(answer, Kind::Unreachable);
@@ -142,7 +128,7 @@ async fn patience_is_a_bound_on_a_silent_engine(fx: Fixture) {
 
 async fn patience_is_a_bound_on_a_dead_connection(fx: Fixture) {
     let (proxies, client) = fx.proxied_client().await;
-    let lock = client.mutex("dead").unwrap().ttl(fx.long_ttl()).unwrap();
+    let lock = client.mutex("dead").ttl(fx.long_ttl());
     free(lock.try_lock().await).release().await.unwrap();
     proxies.silence();
     let wait = Duration::from_millis(100);
@@ -162,9 +148,7 @@ async fn a_release_is_done_later(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     let hold = client
         .mutex("left")
-        .unwrap()
         .ttl(fx.long_ttl())
-        .unwrap()
         .lock()
         .await
         .unwrap();
@@ -181,9 +165,7 @@ async fn a_drop_is_done_later(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     let hold = client
         .mutex("left")
-        .unwrap()
         .ttl(fx.long_ttl())
-        .unwrap()
         .lock()
         .await
         .unwrap();
@@ -194,5 +176,5 @@ async fn a_drop_is_done_later(fx: Fixture) {
     assert_eq!(line.length().await, (1, 0), "during the outage");
     spy.set_cut(false);
     line.until_empty().await;
-    soon("the close", client.close()).await;
+    soon("the close", client.flush()).await;
 }

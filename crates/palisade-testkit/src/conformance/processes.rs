@@ -86,7 +86,7 @@ async fn readers_of_other_processes_share(fx: Fixture) {
     };
     for mut taker in [fx.taker("shared", args), fx.taker("shared", args)] {
         taker.until(What::Held, SOON).await;
-        let lock = fx.client().rwlock("shared").unwrap();
+        let lock = fx.client().rwlock("shared");
         taken(lock.try_write().await);
         drop(free(lock.try_read().await));
     }
@@ -99,7 +99,7 @@ async fn permits_of_other_processes_count(fx: Fixture) {
     };
     let mut taker = fx.taker("permits", args);
     taker.until(What::Held, SOON).await;
-    let semaphore = fx.client().semaphore("permits", 2).unwrap();
+    let semaphore = fx.client().semaphore("permits", 2);
     let _one = free(semaphore.try_acquire().await);
     taken(semaphore.try_acquire().await);
 }

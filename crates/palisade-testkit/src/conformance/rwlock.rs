@@ -27,10 +27,7 @@ cases! { pub(super) CASES, "rwlock";
 /// The same lock through two clients.
 async fn pair(fx: &Fixture) -> (RwLock, RwLock) {
     let other = fx.other_client().await;
-    (
-        fx.client().rwlock("shared").unwrap(),
-        other.rwlock("shared").unwrap(),
-    )
+    (fx.client().rwlock("shared"), other.rwlock("shared"))
 }
 
 async fn readers_share(fx: Fixture) {
@@ -75,8 +72,8 @@ async fn a_writer_waits_for_every_reader(fx: Fixture) {
 }
 
 async fn a_writer_and_a_mutex_exclude_each_other(fx: Fixture) {
-    let lock = fx.client().rwlock("same").unwrap();
-    let mutex = fx.other_client().await.mutex("same").unwrap();
+    let lock = fx.client().rwlock("same");
+    let mutex = fx.other_client().await.mutex("same");
     let writer = lock.write().await.unwrap();
     taken(mutex.try_lock().await);
     writer.release().await.unwrap();
@@ -113,7 +110,7 @@ async fn a_writer_that_gives_up_lets_readers_in(fx: Fixture) {
 }
 
 async fn read_timeout_is_none_in_time(fx: Fixture) {
-    let lock = fx.client().rwlock("shared").unwrap();
+    let lock = fx.client().rwlock("shared");
     let _writer = lock.write().await.unwrap();
     let wait = lock.read_timeout(Duration::from_millis(150));
     taken(soon("the timeout", wait).await);

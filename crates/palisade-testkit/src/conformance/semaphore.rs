@@ -33,7 +33,7 @@ cases! { pub(super) CASES, "semaphore";
 /// The same permits through two clients.
 async fn pair(fx: &Fixture, capacity: u32) -> (Semaphore, Semaphore) {
     let (mine, other) = (fx.client(), fx.other_client().await);
-    let of = |client: palisade::Client| client.semaphore("permits", capacity).unwrap();
+    let of = |client: palisade::Client| client.semaphore("permits", capacity);
     (of(mine), of(other))
 }
 
@@ -83,7 +83,7 @@ async fn contention_stays_within_capacity(fx: Fixture) {
 }
 
 async fn many_permits_are_taken_at_once(fx: Fixture) {
-    let semaphore = fx.client().semaphore("permits", 5).unwrap();
+    let semaphore = fx.client().semaphore("permits", 5);
     let three = free(semaphore.try_acquire_many(3).await);
     taken(semaphore.try_acquire_many(3).await);
     let two = free(semaphore.try_acquire_many(2).await);
@@ -121,9 +121,10 @@ async fn the_light_wait_until_the_heavy_was_served(fx: Fixture) {
 async fn senseless_numbers_are_invalid(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     for capacity in [0, u32::MAX] {
-        fails(client.semaphore("permits", capacity), Kind::InvalidArgument);
+        let tried = client.semaphore("permits", capacity).try_acquire().await;
+        fails(tried, Kind::InvalidArgument);
     }
-    let semaphore = client.semaphore("permits", 3).unwrap();
+    let semaphore = client.semaphore("permits", 3);
     for permits in [0, 4] {
         let refused = semaphore.try_acquire_many(permits).await;
         fails(refused, Kind::InvalidArgument);
@@ -132,14 +133,8 @@ async fn senseless_numbers_are_invalid(fx: Fixture) {
 }
 
 async fn another_capacity_is_waited_for(fx: Fixture) {
-    let hold = fx
-        .client()
-        .semaphore("permits", 3)
-        .unwrap()
-        .acquire()
-        .await
-        .unwrap();
-    let other = fx.other_client().await.semaphore("permits", 2).unwrap();
+    let hold = fx.client().semaphore("permits", 3).acquire().await.unwrap();
+    let other = fx.other_client().await.semaphore("permits", 2);
     let wait = Duration::from_millis(150);
     let start = BootTime::now();
     let refused = soon("the refusal", other.try_acquire()).await;
@@ -154,7 +149,7 @@ async fn another_capacity_is_waited_for(fx: Fixture) {
 }
 
 async fn acquire_timeout_is_none_in_time(fx: Fixture) {
-    let semaphore = fx.client().semaphore("permits", 1).unwrap();
+    let semaphore = fx.client().semaphore("permits", 1);
     let _hold = semaphore.acquire().await.unwrap();
     let wait = semaphore.acquire_timeout(Duration::from_millis(150));
     taken(soon("the timeout", wait).await);

@@ -145,7 +145,7 @@ async fn namespaces_are_apart(fx: Fixture) {
     let line = fx.line("apart");
     line.held(Whole).await;
     let other = fx.client_of(&fx.site().fresh_url()).await.unwrap();
-    let _hold = free(other.mutex("apart").unwrap().try_lock().await);
+    let _hold = free(other.mutex("apart").try_lock().await);
     assert_eq!(line.length().await, (1, 0));
     let there = other.survey(Scope::Prefix(String::new())).await.unwrap();
     assert_eq!(there.len(), 1, "lines there");
@@ -176,7 +176,7 @@ async fn watch_tells_of_changes_by_another_client(fx: Fixture) {
     // Each round must be told of: hints of one round are drained before the next one begins.
     for round in 0..3 {
         let name = format!("watched-{round}");
-        let mutex = other.mutex(&name).unwrap();
+        let mutex = other.mutex(&name);
         let told = async {
             loop {
                 let change = changes.next().await;

@@ -10,13 +10,13 @@ use std::time::Duration;
 use palisade::core::capability::Capability;
 use palisade::core::claim::Claim;
 use palisade::core::clock::BootTime;
+use palisade::core::dyn_engine::{Layer, SharedEngine};
 use palisade::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Amended, Amendment, Audited, Entered, Eviction, Left, Place, Renewal,
 };
 use palisade::core::error::{Error, Kind, Result};
 use palisade::core::name::Name;
-use palisade::core::report::{Checkup, LineReport, Scope};
+use palisade::core::report::{LineReport, Scope};
 use palisade::core::ticket::{Lease, LeaseId, Ticket};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
@@ -72,7 +72,7 @@ pub enum Enters {
 
 /// An engine that is watched and disturbed. See the module's text.
 pub struct Spy {
-    inner: Arc<dyn Engine>,
+    inner: SharedEngine,
     capability: Capability,
     calls: Mutex<Vec<Call>>,
     enters: Mutex<Enters>,
@@ -85,13 +85,13 @@ pub struct Spy {
 
 impl Spy {
     /// Watches `inner` and disturbs nothing.
-    pub fn new(inner: Arc<dyn Engine>) -> Self {
+    pub fn new(inner: SharedEngine) -> Self {
         let capability = inner.capability();
         Self::with_capability(inner, capability)
     }
 
     /// Watches `inner` but claims to be able to do something else.
-    pub fn with_capability(inner: Arc<dyn Engine>, capability: Capability) -> Self {
+    pub fn with_capability(inner: SharedEngine, capability: Capability) -> Self {
         Self {
             inner,
             capability,
@@ -120,16 +120,17 @@ impl Spy {
         *self.cut.borrow()
     }
 
-    /// The request, or an error at once while the engine is cut off.
-    fn ask<T: Send + 'static>(
-        &self,
-        operation: &'static str,
-        request: impl FnOnce(&dyn Engine) -> BoxFuture<Result<T>>,
-    ) -> BoxFuture<Result<T>> {
-        match self.is_cut() {
-            true => Box::pin(async move { Err(unreachable(operation)) }),
-            false => request(&*self.inner),
+    /// Writes a call down, and fails at once while the engine is cut off.
+    fn ask(&self, verb: Verb, about: Option<u128>) -> Result<()> {
+        self.saw(verb, about);
+        if self.is_cut() {
+            return Err(unreachable());
         }
+        Ok(())
+    }
+
+    fn has_applied(&self) {
+        self.applied.send_modify(|count| *count += 1);
     }
 
     /// From here on, this happens to `enter`.
@@ -188,84 +189,66 @@ impl Spy {
     }
 }
 
-fn unreachable(operation: &'static str) -> Error {
-    Error::new(Kind::Unreachable, operation, "the engine is cut off")
+fn unreachable() -> Error {
+    Error::new(Kind::Unreachable, "request", "the engine is cut off")
 }
 
 fn lost(operation: &'static str) -> Error {
     Error::new(Kind::Unreachable, operation, "the answer was lost").maybe_applied()
 }
 
-impl Engine for Spy {
+impl Layer for Spy {
+    fn inner(&self) -> &SharedEngine {
+        &self.inner
+    }
+
     fn capability(&self) -> Capability {
         self.capability
     }
 
-    fn describe(&self) -> String {
-        self.inner.describe()
+    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
+        let once = |enters: Enters| matches!(enters, Enters::ReplyLost | Enters::ReplyDelayed(_));
+        let enters = *self.enters.lock();
+        if once(enters) {
+            self.set_enters(Enters::Answered);
+        }
+        self.ask(Verb::Enter, Some(claim.id.0))?;
+        if enters == Enters::Late {
+            let (gate, inner) = (Arc::clone(&self.late), Arc::clone(&self.inner));
+            let applied = self.applied.clone();
+            // A request on the wire does not know whether anyone still waits for its answer.
+            let arrival = tokio::spawn(async move {
+                if let Ok(permit) = gate.acquire().await {
+                    permit.forget();
+                }
+                let entered = inner.enter(claim).await;
+                applied.send_modify(|count| *count += 1);
+                entered
+            });
+            return arrival.await.unwrap_or_else(|_| Err(lost("enter")));
+        }
+        let entered = self.inner.enter(claim).await;
+        self.has_applied();
+        match enters {
+            Enters::Answered | Enters::Late => {}
+            Enters::ReplyLost => return entered.and_then(|_| Err(lost("enter"))),
+            Enters::ReplyDelayed(delay) => tokio::time::sleep(delay).await,
+            Enters::Hang => std::future::pending().await,
+        }
+        entered
     }
 
-    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
-        self.saw(Verb::Enter, Some(claim.id.0));
-        let enters = {
-            let mut enters = self.enters.lock();
-            match *enters {
-                Enters::ReplyLost | Enters::ReplyDelayed(_) => {
-                    std::mem::replace(&mut *enters, Enters::Answered)
-                }
-                other => other,
-            }
-        };
-        let applied = self.applied.clone();
-        let request = self.ask("enter", |engine| engine.enter(claim));
-        match enters {
-            Enters::Answered => request,
-            Enters::ReplyLost => Box::pin(async move {
-                request.await?;
-                applied.send_modify(|count| *count += 1);
-                Err(lost("enter"))
-            }),
-            Enters::ReplyDelayed(delay) => Box::pin(async move {
-                let entered = request.await;
-                applied.send_modify(|count| *count += 1);
-                tokio::time::sleep(delay).await;
-                entered
-            }),
-            Enters::Hang => Box::pin(async move {
-                request.await?;
-                applied.send_modify(|count| *count += 1);
-                std::future::pending().await
-            }),
-            Enters::Late => {
-                let gate = Arc::clone(&self.late);
-                // A request on the wire does not know whether anyone still waits for its answer.
-                let arrival = tokio::spawn(async move {
-                    if let Ok(permit) = gate.acquire().await {
-                        permit.forget();
-                    }
-                    let entered = request.await;
-                    applied.send_modify(|count| *count += 1);
-                    entered
-                });
-                Box::pin(async move { arrival.await.unwrap_or_else(|_| Err(lost("enter"))) })
-            }
+    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
+        self.saw(Verb::Wait, Some(ticket.claim.0));
+        let mut cut = self.cut.subscribe();
+        tokio::select! {
+            biased;
+            _ = cut.wait_for(|cut| *cut) => Err(unreachable()),
+            place = self.inner.wait(ticket, until) => place,
         }
     }
 
-    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
-        self.saw(Verb::Wait, Some(ticket.claim.0));
-        let place = self.inner.wait(ticket, until);
-        let mut cut = self.cut.subscribe();
-        Box::pin(async move {
-            tokio::select! {
-                biased;
-                _ = cut.wait_for(|cut| *cut) => Err(unreachable("wait")),
-                place = place => place,
-            }
-        })
-    }
-
-    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
         for lease in &leases {
             self.saw(Verb::Renew, Some(lease.id.0));
         }
@@ -279,58 +262,38 @@ impl Engine for Spy {
             .is_ok();
         if is_lost || self.is_cut() {
             let unknown = |_| Renewal::Unknown(lost("renew"));
-            return Box::pin(async move { leases.into_iter().map(unknown).collect() });
+            return leases.into_iter().map(unknown).collect();
         }
-        self.inner.renew(leases, within)
+        self.inner.renew(leases, within).await
     }
 
-    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
-        self.saw(Verb::Amend, Some(ticket.claim.0));
-        self.ask("amend", |engine| engine.amend(ticket, amendment))
+    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
+        self.ask(Verb::Amend, Some(ticket.claim.0))?;
+        self.inner.amend(ticket, amendment).await
     }
 
-    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
-        self.saw(Verb::Leave, Some(ticket.claim.0));
-        self.ask("leave", |engine| engine.leave(ticket))
+    async fn leave(&self, ticket: Ticket) -> Result<Left> {
+        self.ask(Verb::Leave, Some(ticket.claim.0))?;
+        self.inner.leave(ticket).await
     }
 
-    fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
-        self.saw(Verb::Audit, Some(lease.0));
-        self.ask("audit", |engine| engine.audit(lease))
+    async fn audit(&self, lease: LeaseId) -> Result<Vec<Audited>> {
+        self.ask(Verb::Audit, Some(lease.0))?;
+        self.inner.audit(lease).await
     }
 
-    fn alarms(&self) -> BoxStream<Alarm> {
-        self.inner.alarms()
+    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
+        self.ask(Verb::Survey, None)?;
+        self.inner.survey(scope).await
     }
 
-    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
-        self.saw(Verb::Survey, None);
-        self.ask("survey", |engine| engine.survey(scope))
+    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
+        self.ask(Verb::Evict, None)?;
+        self.inner.evict(name, id, eviction).await
     }
 
-    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        self.inner.watch(scope)
-    }
-
-    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
-        self.saw(Verb::Evict, None);
-        self.ask("evict", |engine| engine.evict(name, id, eviction))
-    }
-
-    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
-        self.saw(Verb::Resize, None);
-        self.ask("resize", |engine| engine.resize(name, capacity))
-    }
-
-    fn check(&self) -> BoxFuture<Result<Checkup>> {
-        self.inner.check()
-    }
-
-    fn key(&self, ticket: &Ticket) -> Option<String> {
-        self.inner.key(ticket)
-    }
-
-    fn close(&self) -> BoxFuture<()> {
-        self.inner.close()
+    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
+        self.ask(Verb::Resize, None)?;
+        self.inner.resize(name, capacity).await
     }
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use palisade::core::capability::Capability;
 use palisade::core::claim::{Ask, Claim, ClaimId};
 use palisade::core::clock::BootTime;
+use palisade::core::dyn_engine::SharedEngine;
 use palisade::core::engine::{Amended, Amendment, Engine, Entered, Eviction, Left, Place, Renewal};
 use palisade::core::name::Name;
 use palisade::core::owner::Owner;
@@ -170,7 +171,7 @@ impl Fixture {
     }
 
     /// The engine of the fixture's own client.
-    pub(crate) fn engine(&self) -> Arc<dyn Engine> {
+    pub(crate) fn engine(&self) -> SharedEngine {
         Arc::clone(self.0.client.engine())
     }
 
@@ -201,7 +202,7 @@ impl Fixture {
     /// A client through a spy that claims to be able to do something else.
     pub(crate) fn spying(
         &self,
-        engine: Arc<dyn Engine>,
+        engine: SharedEngine,
         capability: Capability,
     ) -> (Arc<Spy>, Client) {
         let spy = Arc::new(Spy::with_capability(engine, capability));
@@ -306,7 +307,7 @@ pub(crate) struct Line {
     pub(super) name: Name,
     owner: String,
     ttl: Duration,
-    engine: Arc<dyn Engine>,
+    engine: SharedEngine,
     fixture: Fixture,
 }
 
@@ -483,7 +484,7 @@ pub(super) struct Seat {
     pub(super) ticket: Ticket,
     pub(super) armed: Armed,
     pub(super) place: Place,
-    engine: Arc<dyn Engine>,
+    engine: SharedEngine,
 }
 
 impl Seat {

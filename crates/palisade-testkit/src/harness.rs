@@ -24,12 +24,16 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// The sites of a run, started when their first trial needs them. Each engine has its own lock:
 /// the start of one server does not hold up the trials of the others.
 #[derive(Default)]
-struct Sites(Mutex<HashMap<&'static str, Arc<Mutex<Started>>>>);
+pub struct Sites(Mutex<HashMap<&'static str, Arc<Mutex<Started>>>>);
 
 type Started = Option<Result<Site, String>>;
 
 impl Sites {
-    fn get(&self, engine: EngineUnderTest) -> Result<Site, String> {
+    /// The site of `engine`.
+    ///
+    /// # Errors
+    /// A sentence when it can't be started.
+    pub fn get(&self, engine: EngineUnderTest) -> Result<Site, String> {
         let slot = Arc::clone(self.0.lock().entry(engine.name).or_default());
         let mut site = slot.lock();
         site.get_or_insert_with(|| (engine.start)()).clone()

@@ -1,10 +1,11 @@
-//! An engine that keeps its lines in one JSON file: `json:/path/to/file`.
+//! An engine that keeps the lines of a namespace in one JSON file: `json:/path/to/folder`.
 //!
 //! A small engine for `docs/adding-an-engine.md`, not one to use. It polls where a real engine is
 //! told, and nothing of it survives a lost disk.
 
 mod store;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use palisade::core::line::{Line, Seat};
 use palisade::core::ticket::{Armed, Lease, LeaseId, Ticket};
 use palisade::{
     BootTime, Capability, Checkup, ClaimId, Class, Client, Error, Kind, LineReport, Name, Permits,
-    Result, Scope, Settings, Tokens, TtlRange, Url,
+    Result, Scope, Tokens, TtlRange, Url,
 };
 
 use store::{Extra, State, Store};
@@ -25,7 +26,7 @@ use store::{Extra, State, Store};
 /// How often the file is looked at by those who wait for a change of it.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A client of the file that the URL names.
+/// A client of the folder that the URL names.
 ///
 /// # Errors
 /// `Config` for a host, no path, or an option that it does not have.
@@ -34,27 +35,20 @@ pub async fn connect(url: &str) -> Result<Client> {
     let settings = url.take_settings()?;
     url.finish(&[])?;
     if !url.hosts.is_empty() || url.path.is_empty() {
-        let message = "json: takes the path of a file, as in json:/var/lib/locks.json";
+        let message = "json: takes the path of a folder, as in json:/var/lib/locks";
         return Err(Error::new(Kind::Config, "connect", message));
     }
-    Client::new(Arc::new(JsonEngine::new(&url, &settings)), &settings)
+    let file = format!("{}.json", settings.namespace);
+    let path = Path::new(&url.path).join(file);
+    let store = Store { path };
+    Client::new(Arc::new(JsonEngine { store }), &settings)
 }
 
 struct JsonEngine {
     store: Store,
-    namespace: String,
 }
 
 impl JsonEngine {
-    fn new(url: &Url, settings: &Settings) -> Self {
-        Self {
-            store: Store {
-                path: url.path.clone().into(),
-            },
-            namespace: settings.namespace.clone(),
-        }
-    }
-
     /// One verb on one line: atomic, and followed by a settled line.
     async fn change<T>(
         &self,
@@ -64,9 +58,9 @@ impl JsonEngine {
     ) -> Result<T> {
         let verb = |state: &mut State| {
             let now = BootTime::now();
-            let mut line = state.take(&self.namespace, name, now);
+            let mut line = state.take(name, now);
             let done = verb(state, &mut line, now);
-            state.put(&self.namespace, name, line, now);
+            state.put(name, line, now);
             done
         };
         self.store.change(operation, verb).await
@@ -77,7 +71,7 @@ impl JsonEngine {
         let first: Option<u64> = None;
         let look = move |(store, mut last): (Store, Option<u64>)| async move {
             loop {
-                match store.change("watch", |state| number(state)).await {
+                match store.read("watch").map(|state| number(&state)) {
                     Err(error) => return Some((Err(error), (store, last))),
                     Ok(now) if last.is_some_and(|last| last != now) => {
                         return Some((Ok(()), (store, Some(now))));
@@ -160,13 +154,14 @@ impl Engine for JsonEngine {
     }
 
     async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
+        let place = |line: &Line<Extra>| line.seat(ticket.claim).map_or(Place::Gone, Seat::place);
+        let name = ticket.name.as_str();
         loop {
-            let look = |_: &mut State, line: &mut Line<Extra>, _| {
-                line.seat(ticket.claim).map_or(Place::Gone, Seat::place)
-            };
-            let place = self.change("wait", ticket.name.as_str(), look).await?;
-            if place != Place::Waiting || until.has_passed() {
-                return Ok(place);
+            let line = self.store.read("wait")?.take(name, BootTime::now());
+            if place(&line) != Place::Waiting || until.has_passed() {
+                // A read decides nothing: what it saw must be so in the file.
+                let look = |_: &mut State, line: &mut Line<Extra>, _| place(line);
+                return self.change("wait", name, look).await;
             }
             tokio::time::sleep(LOOK.min(until.remaining())).await;
         }
@@ -234,13 +229,13 @@ impl Engine for JsonEngine {
     async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
         let survey = |state: &mut State| {
             let now = BootTime::now();
-            let names = state.names(&self.namespace).into_iter();
+            let names = state.names().into_iter();
             let names: Vec<String> = names.filter(|name| scope.includes(name)).collect();
             let reports = names.into_iter().map(|name| {
-                let line = state.take(&self.namespace, &name, now);
+                let line = state.take(&name, now);
                 let who = |extra: &Extra| (Some(extra.owner.clone()), extra.value.clone());
                 let report = line.report(&name, now, who);
-                state.put(&self.namespace, &name, line, now);
+                state.put(&name, line, now);
                 report
             });
             let shown = |report: &LineReport| !report.holders.is_empty();

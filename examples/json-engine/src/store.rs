@@ -1,4 +1,5 @@
-//! `Store`: all lines in one JSON file, changed under a lock and replaced by a rename.
+//! `Store`: the lines of a namespace in one JSON file, changed under a lock and replaced by a
+//! rename, so that it can be read without the lock.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -23,8 +24,7 @@ pub(crate) struct State {
     pub(crate) version: u64,
     /// Rises with every eviction.
     pub(crate) evictions: u64,
-    /// Lines by namespace and name.
-    lines: BTreeMap<String, BTreeMap<String, Vec<Record>>>,
+    lines: BTreeMap<String, Vec<Record>>,
     /// Claims that were left before they arrived, and until when that is remembered.
     tombstones: BTreeMap<String, u64>,
 }
@@ -85,20 +85,14 @@ impl Record {
 }
 
 impl State {
-    /// The names of the lines of a namespace.
-    pub(crate) fn names(&self, namespace: &str) -> Vec<String> {
-        let lines = self.lines.get(namespace);
-        lines
-            .into_iter()
-            .flat_map(|lines| lines.keys().cloned())
-            .collect()
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.lines.keys().cloned().collect()
     }
 
     /// Takes a line out, without claims whose lease has ended and with everyone granted who has
     /// come to the front. [`State::put`] puts it back.
-    pub(crate) fn take(&mut self, namespace: &str, name: &str, now: BootTime) -> Line<Extra> {
-        let lines = self.lines.entry(namespace.to_owned()).or_default();
-        let records = lines.remove(name).unwrap_or_default();
+    pub(crate) fn take(&mut self, name: &str, now: BootTime) -> Line<Extra> {
+        let records = self.lines.remove(name).unwrap_or_default();
         let seats = records.into_iter().filter_map(Record::seat).collect();
         let mut line = Line { seats };
         self.settle(&mut line, now);
@@ -115,21 +109,11 @@ impl State {
     }
 
     /// Settles a line and puts it back; an empty one is forgotten.
-    pub(crate) fn put(
-        &mut self,
-        namespace: &str,
-        name: &str,
-        mut line: Line<Extra>,
-        now: BootTime,
-    ) {
+    pub(crate) fn put(&mut self, name: &str, mut line: Line<Extra>, now: BootTime) {
         self.settle(&mut line, now);
         let records: Vec<Record> = line.seats.into_iter().map(Record::of).collect();
-        let lines = self.lines.entry(namespace.to_owned()).or_default();
         if !records.is_empty() {
-            lines.insert(name.to_owned(), records);
-        }
-        if lines.is_empty() {
-            self.lines.remove(namespace);
+            self.lines.insert(name.to_owned(), records);
         }
     }
 
@@ -153,26 +137,19 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Reads the file, lets `change` change what it says, and replaces it if that did something.
+    /// Lets `change` change what the file says, and replaces it if that did something.
     pub(crate) async fn change<T>(
         &self,
         operation: &'static str,
         change: impl FnOnce(&mut State) -> T,
     ) -> Result<T> {
-        let failed = |error: io::Error| {
-            let message = format!("{}: {error}", self.path.display());
-            Error::new(Kind::Unreachable, operation, message)
-        };
+        let failed = |error| self.unreachable(operation, error);
         let _lock = self.lock().await.map_err(failed)?;
-        let before = self.read().map_err(failed)?;
-        let mut state: State = if before.is_empty() {
-            State::default()
-        } else {
-            serde_json::from_slice(&before).map_err(|error| failed(error.into()))?
-        };
+        let mut state = self.read(operation)?;
+        let before = serde_json::to_vec(&state).map_err(|error| failed(error.into()))?;
         let done = change(&mut state);
-        let unchanged = serde_json::to_vec(&state).map_err(|error| failed(error.into()))?;
-        if unchanged != before {
+        let after = serde_json::to_vec(&state).map_err(|error| failed(error.into()))?;
+        if after != before {
             state.version += 1;
             let after = serde_json::to_vec(&state).map_err(|error| failed(error.into()))?;
             let new = self.path.with_extension("new");
@@ -183,11 +160,19 @@ impl Store {
         Ok(done)
     }
 
-    fn read(&self) -> io::Result<Vec<u8>> {
-        match std::fs::read(&self.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            read => read,
-        }
+    /// What the file says; nothing before the first change.
+    pub(crate) fn read(&self, operation: &'static str) -> Result<State> {
+        let state = match std::fs::read(&self.path) {
+            Ok(json) => serde_json::from_slice(&json).map_err(io::Error::from),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(State::default()),
+            Err(error) => Err(error),
+        };
+        state.map_err(|error| self.unreachable(operation, error))
+    }
+
+    fn unreachable(&self, operation: &'static str, error: io::Error) -> Error {
+        let message = format!("{}: {error}", self.path.display());
+        Error::new(Kind::Unreachable, operation, message)
     }
 
     /// The lock of a file beside it, given back when it is dropped or its process dies.

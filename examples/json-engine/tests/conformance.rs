@@ -12,13 +12,13 @@ fn main() -> ExitCode {
     ])
 }
 
-/// A file of this run, which ends with it.
+/// A folder of this run, which ends with it.
 fn start() -> Result<Site, String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let site = Site {
         // Other processes reach it through the same URL.
         processes: true,
-        ..Site::new(format!("json:{}/lines.json", folder.path().display()))
+        ..Site::new(format!("json:{}", folder.path().display()))
     };
     Ok(site.keeping(folder))
 }

@@ -66,9 +66,10 @@ impl JsonEngine {
         self.store.change(operation, verb).await
     }
 
-    /// Yields once `number` of the file has changed since it was last looked at.
+    /// Yields when `number` of the file has changed since it was last looked at.
     fn changes(&self, number: fn(&State) -> u64) -> BoxStream<Result<()>> {
-        let first: Option<u64> = None;
+        // Now, and not when the stream is first asked: changes until then count.
+        let first = self.store.read("watch").ok().map(|state| number(&state));
         let look = move |(store, mut last): (Store, Option<u64>)| async move {
             loop {
                 match store.read("watch").map(|state| number(&state)) {

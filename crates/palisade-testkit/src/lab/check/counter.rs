@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::index::Index;
-use super::{Verdict, Violation};
+use super::{Params, Verdict, Violation};
 use crate::lab::history::{What, Written};
 
 struct Write {
@@ -16,7 +16,7 @@ struct Write {
 }
 
 /// I5: no update is lost, none is made up, none is there twice.
-pub(super) fn no_lost_update(index: &Index<'_>) -> Verdict {
+pub(super) fn no_lost_update(index: &Index<'_>, _: &Params) -> Verdict {
     let mut writes: BTreeMap<(&str, u64), Write> = BTreeMap::new();
     let mut violations = Vec::new();
     let mut stored: HashMap<&str, u64> = HashMap::new();

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::index::{Held, Index, Window};
-use super::{Verdict, Violation, ms};
+use super::{Params, Verdict, Violation, ms};
 use crate::lab::history::Grip;
 
 /// The spans in which each hold of `name` was believed in by a process that ran.
@@ -36,7 +36,7 @@ fn involved(holds: &[&Held<'_>]) -> Vec<usize> {
 }
 
 /// I2: exclusive holds never overlap.
-pub(super) fn believed(index: &Index<'_>) -> Verdict {
+pub(super) fn believed(index: &Index<'_>, _: &Params) -> Verdict {
     let mut violations = Vec::new();
     for name in index.names() {
         let mut latest: Option<(Window, usize)> = None;
@@ -69,7 +69,7 @@ pub(super) fn believed(index: &Index<'_>) -> Verdict {
 }
 
 /// I3: the weights held at once fit into the capacity; a writer excludes readers and permits.
-pub(super) fn capacity(index: &Index<'_>) -> Verdict {
+pub(super) fn capacity(index: &Index<'_>, _: &Params) -> Verdict {
     let mut violations = Vec::new();
     for name in index.names() {
         let mut capacities: Vec<u32> = index

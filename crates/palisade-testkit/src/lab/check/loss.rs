@@ -103,7 +103,7 @@ pub(super) fn early(index: &Index<'_>, params: &Params) -> Verdict {
 }
 
 /// I10: the release of a hold that was replaced says so, and changes nothing for its successor.
-pub(super) fn foreign_release(index: &Index<'_>) -> Verdict {
+pub(super) fn foreign_release(index: &Index<'_>, _: &Params) -> Verdict {
     let mut violations = Vec::new();
     for hold in &index.holds {
         let (Some(release), Some(next)) = (hold.release, successor(index, hold)) else {

@@ -26,106 +26,70 @@ use std::time::Duration;
 
 use crate::lab::history::History;
 
-/// What must be true of a history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Invariant {
-    /// I1: the storage never accepts a lower token after a higher one.
-    FencedExclusion,
-    /// I2: two exclusive holds never both believe.
-    BelievedExclusion,
-    /// I3: held weights fit into the capacity; a writer excludes readers.
-    Capacity,
-    /// I4: a later grant has a greater token.
-    TokenOrder,
-    /// I5: no acknowledged write is lost, none is made up.
-    NoLostUpdate,
-    /// I5: the fenced register is linearizable.
-    Linearizable,
-    /// I6: what a dead holder leaves behind is gone in time.
-    BoundedLeak,
-    /// I7: every acquire ends by its deadline, every release wakes the next.
-    Progress,
-    /// I8: a fair engine grants in the order of its line.
-    Fifo,
-    /// I9: a holder turns invalid before another is granted.
-    EarlyLoss,
-    /// I10: a late release changes nothing for the next holder.
-    NoForeignRelease,
-    /// I11: an error hides no hold; one claim is granted once.
-    HonestUnknown,
-    /// I12: a dropped acquire leaves nothing behind.
-    CancelSafety,
-    /// I13: one leader per term, terms rise, the old one's work ends first.
-    Election,
-    /// F4: nothing is lost without a reason.
-    NoSpuriousLoss,
+macro_rules! invariants {
+    ($($(#[$doc:meta])* $name:ident: $label:literal by $checker:path,)+) => {
+        /// What must be true of a history.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Invariant {
+            $($(#[$doc])* $name,)+
+        }
+
+        impl Invariant {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name),+];
+
+            /// Its number and words.
+            pub const fn label(self) -> &'static str {
+                match self {
+                    $(Self::$name => $label,)+
+                }
+            }
+
+            /// Judges a history.
+            pub fn check(self, history: &History, params: &Params) -> Verdict {
+                let checker: fn(&Index<'_>, &Params) -> Verdict = match self {
+                    $(Self::$name => $checker,)+
+                };
+                match Index::new(history) {
+                    Ok(index) => checker(&index, params),
+                    Err(why) => Verdict::Undecided(why),
+                }
+            }
+        }
+    };
 }
 
-impl Invariant {
-    /// All of them.
-    pub const ALL: &[Self] = &[
-        Self::FencedExclusion,
-        Self::BelievedExclusion,
-        Self::Capacity,
-        Self::TokenOrder,
-        Self::NoLostUpdate,
-        Self::Linearizable,
-        Self::BoundedLeak,
-        Self::Progress,
-        Self::Fifo,
-        Self::EarlyLoss,
-        Self::NoForeignRelease,
-        Self::HonestUnknown,
-        Self::CancelSafety,
-        Self::Election,
-        Self::NoSpuriousLoss,
-    ];
-
-    /// Its number and words.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::FencedExclusion => "I1 fenced exclusion",
-            Self::BelievedExclusion => "I2 believed exclusion",
-            Self::Capacity => "I3 capacity",
-            Self::TokenOrder => "I4 token order",
-            Self::NoLostUpdate => "I5 no lost update",
-            Self::Linearizable => "I5 linearizable",
-            Self::BoundedLeak => "I6 bounded leak",
-            Self::Progress => "I7 progress",
-            Self::Fifo => "I8 first come, first served",
-            Self::EarlyLoss => "I9 early loss",
-            Self::NoForeignRelease => "I10 no foreign release",
-            Self::HonestUnknown => "I11 honest unknown",
-            Self::CancelSafety => "I12 cancel safety",
-            Self::Election => "I13 election",
-            Self::NoSpuriousLoss => "F4 no spurious loss",
-        }
-    }
-
-    /// Judges a history.
-    pub fn check(self, history: &History, params: &Params) -> Verdict {
-        let index = match Index::new(history) {
-            Ok(index) => index,
-            Err(why) => return Verdict::Undecided(why),
-        };
-        match self {
-            Self::FencedExclusion => tokens::fenced(&index),
-            Self::BelievedExclusion => exclusion::believed(&index),
-            Self::Capacity => exclusion::capacity(&index),
-            Self::TokenOrder => tokens::order(&index),
-            Self::NoLostUpdate => counter::no_lost_update(&index),
-            Self::Linearizable => register::linearizable(&index, params),
-            Self::BoundedLeak => progress::bounded_leak(&index, params),
-            Self::Progress => progress::progress(&index, params),
-            Self::Fifo => order::fifo(&index),
-            Self::EarlyLoss => loss::early(&index, params),
-            Self::NoForeignRelease => loss::foreign_release(&index),
-            Self::HonestUnknown => leaks::honest_unknown(&index, params),
-            Self::CancelSafety => leaks::cancel_safety(&index, params),
-            Self::Election => tokens::election(&index, params),
-            Self::NoSpuriousLoss => loss::spurious(&index, params),
-        }
-    }
+invariants! {
+    /// I1: the storage never accepts a lower token after a higher one.
+    FencedExclusion: "I1 fenced exclusion" by tokens::fenced,
+    /// I2: two exclusive holds never both believe.
+    BelievedExclusion: "I2 believed exclusion" by exclusion::believed,
+    /// I3: held weights fit into the capacity; a writer excludes readers.
+    Capacity: "I3 capacity" by exclusion::capacity,
+    /// I4: a later grant has a greater token.
+    TokenOrder: "I4 token order" by tokens::order,
+    /// I5: no acknowledged write is lost, none is made up.
+    NoLostUpdate: "I5 no lost update" by counter::no_lost_update,
+    /// I5: the fenced register is linearizable.
+    Linearizable: "I5 linearizable" by register::linearizable,
+    /// I6: what a dead holder leaves behind is gone in time.
+    BoundedLeak: "I6 bounded leak" by progress::bounded_leak,
+    /// I7: every acquire ends by its deadline, every release wakes the next.
+    Progress: "I7 progress" by progress::progress,
+    /// I8: a fair engine grants in the order of its line.
+    Fifo: "I8 first come, first served" by order::fifo,
+    /// I9: a holder turns invalid before another is granted.
+    EarlyLoss: "I9 early loss" by loss::early,
+    /// I10: a late release changes nothing for the next holder.
+    NoForeignRelease: "I10 no foreign release" by loss::foreign_release,
+    /// I11: an error hides no hold; one claim is granted once.
+    HonestUnknown: "I11 honest unknown" by leaks::honest_unknown,
+    /// I12: a dropped acquire leaves nothing behind.
+    CancelSafety: "I12 cancel safety" by leaks::cancel_safety,
+    /// I13: one leader per term, terms rise, the old one's work ends first.
+    Election: "I13 election" by tokens::election,
+    /// F4: nothing is lost without a reason.
+    NoSpuriousLoss: "F4 no spurious loss" by loss::spurious,
 }
 
 impl fmt::Display for Invariant {

@@ -8,11 +8,11 @@
 use std::collections::HashMap;
 
 use super::index::{Held, Index};
-use super::{Verdict, Violation};
+use super::{Params, Verdict, Violation};
 use crate::lab::history::What;
 
 /// I8: first come, first served.
-pub(super) fn fifo(index: &Index<'_>) -> Verdict {
+pub(super) fn fifo(index: &Index<'_>, _: &Params) -> Verdict {
     let mut violations = Vec::new();
     let granted: HashMap<&str, &Held<'_>> =
         index.holds.iter().map(|hold| (hold.claim, hold)).collect();

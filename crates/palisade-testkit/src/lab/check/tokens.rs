@@ -9,7 +9,7 @@ use crate::lab::history::{What, Written};
 /// I4: of two grants the one that was asked for after the other was answered has the greater
 /// token, and no two exclusive grants share one. Permits and readers are not compared with each
 /// other: they are not fenced.
-pub(super) fn order(index: &Index<'_>) -> Verdict {
+pub(super) fn order(index: &Index<'_>, _: &Params) -> Verdict {
     let mut violations = Vec::new();
     for name in index.names() {
         let holds: Vec<&Held<'_>> = index.holds_of(name).collect();
@@ -60,7 +60,7 @@ pub(super) fn order(index: &Index<'_>) -> Verdict {
 
 /// I1: accepted tokens never go down. By the answers in real-time order, and by the storage's own
 /// record at the end.
-pub(super) fn fenced(index: &Index<'_>) -> Verdict {
+pub(super) fn fenced(index: &Index<'_>, _: &Params) -> Verdict {
     let events = &index.history.events;
     let mut violations = Vec::new();
     let mut calls: HashMap<(&str, u64), (usize, u64)> = HashMap::new();

@@ -16,8 +16,8 @@ pub(crate) struct Part {
     name: &'static str,
     /// The environment variable that names it.
     variable: &'static str,
-    /// Looks where it is when installed.
-    look: fn() -> Option<PathBuf>,
+    /// Looks where it is when installed; without it, on `PATH` by its name.
+    look: Option<fn() -> Option<PathBuf>>,
     source: Source,
 }
 
@@ -38,17 +38,26 @@ enum Source {
     },
 }
 
-pub(crate) const REDIS: Part = Part {
-    name: "redis-server",
-    variable: "PALISADE_TEST_REDIS",
-    look: || on_path("redis-server"),
-    source: Source::Packages(&["redis-server"]),
-};
+/// A program of the distribution's packages.
+const fn packaged(
+    name: &'static str,
+    variable: &'static str,
+    packages: &'static [&'static str],
+) -> Part {
+    Part {
+        name,
+        variable,
+        look: None,
+        source: Source::Packages(packages),
+    }
+}
+
+pub(crate) const REDIS: Part = packaged("redis-server", "PALISADE_TEST_REDIS", &["redis-server"]);
 
 pub(crate) const VALKEY: Part = Part {
     name: "valkey-server",
     variable: "PALISADE_TEST_VALKEY",
-    look: || on_path("valkey-server"),
+    look: None,
     // The later suite's package wants a newer libc. In this one the server is a tool: it goes by
     // the name that it is called with.
     source: Source::Suite {
@@ -60,24 +69,14 @@ pub(crate) const VALKEY: Part = Part {
     },
 };
 
-pub(crate) const ETCD: Part = Part {
-    name: "etcd",
-    variable: "PALISADE_TEST_ETCD",
-    look: || on_path("etcd"),
-    source: Source::Packages(&["etcd-server"]),
-};
+pub(crate) const ETCD: Part = packaged("etcd", "PALISADE_TEST_ETCD", &["etcd-server"]);
 
-pub(crate) const ETCDCTL: Part = Part {
-    name: "etcdctl",
-    variable: "PALISADE_TEST_ETCDCTL",
-    look: || on_path("etcdctl"),
-    source: Source::Packages(&["etcd-client"]),
-};
+pub(crate) const ETCDCTL: Part = packaged("etcdctl", "PALISADE_TEST_ETCDCTL", &["etcd-client"]);
 
 pub(crate) const ETCD35: Part = Part {
     name: "etcd 3.5",
     variable: "PALISADE_TEST_ETCD35",
-    look: || None,
+    look: Some(|| None),
     source: Source::Suite {
         suite: "trixie",
         package: "etcd-server",
@@ -90,20 +89,20 @@ pub(crate) const ETCD35: Part = Part {
 pub(crate) const ZOOKEEPER: Part = Part {
     name: "zookeeper.jar and java",
     variable: "PALISADE_TEST_ZOOKEEPER",
-    look: || {
+    look: Some(|| {
         let jars = ["zookeeper.jar", "slf4j-simple.jar"];
         let jars = jars.map(|jar| Path::new("/usr/share/java").join(jar));
         on_path("java")?;
         let there = jars.iter().all(|jar| jar.exists());
         there.then(|| PathBuf::from(jars.map(|jar| jar.display().to_string()).join(":")))
-    },
+    }),
     source: Source::Packages(&["libzookeeper-java", "libslf4j-java", "default-jre-headless"]),
 };
 
 pub(crate) const CONSUL: Part = Part {
     name: "consul",
     variable: "PALISADE_TEST_CONSUL",
-    look: || on_path("consul"),
+    look: None,
     source: Source::Suite {
         suite: "bullseye",
         package: "consul",
@@ -116,7 +115,7 @@ pub(crate) const CONSUL: Part = Part {
 pub(crate) const POSTGRES: Part = Part {
     name: "PostgreSQL",
     variable: "PALISADE_TEST_POSTGRES_BIN",
-    look: || {
+    look: Some(|| {
         let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter();
         let installed = versions
             .flatten()
@@ -126,24 +125,14 @@ pub(crate) const POSTGRES: Part = Part {
             .filter(|bin| bin.join("postgres").exists())
             .max_by_key(|bin| version(bin));
         newest.or_else(|| on_path("postgres")?.parent().map(Path::to_owned))
-    },
+    }),
     source: Source::Packages(&["postgresql"]),
 };
 
-pub(crate) const PGBOUNCER: Part = Part {
-    name: "pgbouncer",
-    variable: "PALISADE_TEST_PGBOUNCER",
-    look: || on_path("pgbouncer"),
-    source: Source::Packages(&["pgbouncer"]),
-};
+pub(crate) const PGBOUNCER: Part = packaged("pgbouncer", "PALISADE_TEST_PGBOUNCER", &["pgbouncer"]);
 
 /// Not an engine: what makes packets vanish.
-pub(crate) const IPTABLES: Part = Part {
-    name: "iptables",
-    variable: "PALISADE_TEST_IPTABLES",
-    look: || on_path("iptables"),
-    source: Source::Packages(&["iptables"]),
-};
+pub(crate) const IPTABLES: Part = packaged("iptables", "PALISADE_TEST_IPTABLES", &["iptables"]);
 
 /// What was found or refused.
 static KNOWN: Mutex<Option<HashMap<&'static str, Result<PathBuf, String>>>> = Mutex::new(None);
@@ -191,7 +180,8 @@ impl Part {
     }
 
     fn present(&self) -> Option<PathBuf> {
-        (self.look)().or_else(|| match self.source {
+        let found = self.look.map_or_else(|| on_path(self.name), |look| look());
+        found.or_else(|| match self.source {
             Source::Packages(_) => None,
             Source::Suite {
                 suite,

@@ -94,6 +94,18 @@ impl Node {
         Ok(node)
     }
 
+    /// The same, started.
+    pub(super) fn started(
+        engine: &Path,
+        name: &str,
+        port: u16,
+        spec: Spec,
+    ) -> Result<Self, String> {
+        let node = Self::new(engine, name, port, spec)?;
+        node.spawn()?;
+        Ok(node)
+    }
+
     /// The port that clients connect to, on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port

@@ -61,9 +61,7 @@ pub(in super::super) fn start(
                 Box::new(move || leader_of(client).map(drop)),
             )
         };
-        let node = Node::new(folder, &format!("n{index}"), client, spec)?;
-        node.spawn()?;
-        nodes.push(node);
+        nodes.push(Node::started(folder, &format!("n{index}"), client, spec)?);
     }
     Ok(Parts {
         url: format!("consul://{}", addresses(&nodes)),

@@ -63,9 +63,7 @@ pub(in super::super) fn start(
             rejoin: (count > 1).then(|| Box::new(rejoin) as Rejoin),
             ..Spec::new(&part.get()?, answers)
         };
-        let node = Node::new(folder, &name, client, spec)?;
-        node.spawn()?;
-        nodes.push(node);
+        nodes.push(Node::started(folder, &name, client, spec)?);
     }
     Ok(Parts {
         url: format!("etcd://{}", addresses(&nodes)),

@@ -121,9 +121,7 @@ fn started(folder: &Path, name: &str, settings: &[&str], make: Make) -> Result<N
         after_kill: Some(remove_segment),
         ..Spec::new(&bin.join("postgres"), Box::new(move || selects(port)))
     };
-    let node = Node::new(folder, name, port, spec)?;
-    node.spawn()?;
-    Ok(node)
+    Node::started(folder, name, port, spec)
 }
 
 fn make_databases(bin: &Path, user: Option<User>, folder: &Path) -> Result<(), String> {

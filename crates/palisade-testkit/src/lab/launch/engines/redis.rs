@@ -45,9 +45,7 @@ pub(super) fn server(
     settings: &[&str],
 ) -> Result<Node, String> {
     let port = ports::free()?;
-    let node = Node::new(folder, name, port, spec(part, port, settings)?)?;
-    node.spawn()?;
-    Ok(node)
+    Node::started(folder, name, port, spec(part, port, settings)?)
 }
 
 /// A server that keeps its configuration in a file, where Sentinel's changes to it survive.

@@ -38,9 +38,7 @@ pub(in super::super) fn sentinel(folder: &Path, settings: &[&str]) -> Result<Par
             }),
             ..Spec::new(&REDIS.get()?, Box::new(move || ping(port)))
         };
-        let node = Node::new(folder, &format!("s{index}"), port, spec)?;
-        node.spawn()?;
-        nodes.push(node);
+        nodes.push(Node::started(folder, &format!("s{index}"), port, spec)?);
     }
     Ok(Parts {
         url: format!(

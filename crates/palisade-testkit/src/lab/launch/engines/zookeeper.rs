@@ -58,9 +58,7 @@ pub(in super::super) fn start(
             }),
             ..Spec::new(&java, Box::new(move || alone(client)))
         };
-        let node = Node::new(folder, &format!("n{index}"), client, spec)?;
-        node.spawn()?;
-        nodes.push(node);
+        nodes.push(Node::started(folder, &format!("n{index}"), client, spec)?);
     }
     Ok(Parts {
         url: format!("zookeeper://{}", addresses(&nodes)),

@@ -13,7 +13,7 @@ use rustix::time::Timespec;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
-use crate::connect::Place;
+use crate::connect::Target;
 use crate::exit::Failure;
 use crate::view::LineView;
 
@@ -30,9 +30,9 @@ const READER_CHECK: Duration = Duration::from_millis(500);
 pub(crate) type Seen = Result<Vec<LineView>, Failure>;
 
 /// Connects for looking; an embedded store that is not there yet is waited for, and not made.
-pub(crate) async fn connect(place: &Place) -> Result<Client, Failure> {
+pub(crate) async fn connect(target: &Target) -> Result<Client, Failure> {
     loop {
-        if let Some(client) = place.connect_existing().await? {
+        if let Some(client) = target.connect_existing().await? {
             return Ok(client);
         }
         sleep(RECHECK).await;
@@ -43,9 +43,9 @@ pub(crate) async fn connect(place: &Place) -> Result<Client, Failure> {
 ///
 /// # Errors
 /// When the engine can't be connected to at first.
-pub(crate) async fn feed(place: Place, scope: Scope) -> Result<mpsc::Receiver<Seen>, Failure> {
+pub(crate) async fn feed(target: Target, scope: Scope) -> Result<mpsc::Receiver<Seen>, Failure> {
     let (sender, receiver) = mpsc::channel(1);
-    let existing = place.connect_existing().await?;
+    let existing = target.connect_existing().await?;
     tokio::spawn(async move {
         let client = match existing {
             Some(client) => client,
@@ -53,7 +53,7 @@ pub(crate) async fn feed(place: Place, scope: Scope) -> Result<mpsc::Receiver<Se
                 if sender.send(Ok(Vec::new())).await.is_err() {
                     return;
                 }
-                match connect(&place).await {
+                match connect(&target).await {
                     Ok(client) => client,
                     Err(failure) => return drop(sender.send(Err(failure)).await),
                 }

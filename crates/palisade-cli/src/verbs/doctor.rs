@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::abilities::{Abilities, meaning};
 use crate::args::Global;
-use crate::connect::Place;
+use crate::connect::Target;
 use crate::exit::{Failure, Outcome, Verdict};
 use crate::view::shown;
 
@@ -49,15 +49,15 @@ struct FindingView {
 
 impl Doctor {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
-        let place = Place::find(global)?;
-        let client = place.connect_existing().await?;
+        let target = Target::find(global)?;
+        let client = target.connect_existing().await?;
         let mut checkup = match &client {
             Some(client) => client.check().await?,
             None => Checkup::default(),
         };
         checkup
             .findings
-            .extend(of_the_command(&place, client.is_none())?);
+            .extend(of_the_command(&target, client.is_none())?);
         checkup
             .findings
             .sort_by_key(|finding| std::cmp::Reverse(finding.severity));
@@ -67,7 +67,7 @@ impl Doctor {
                 let round_trip = round_trip(client).await?;
                 (client.describe(), client.capability(), Some(round_trip))
             }
-            None => (place.shown()?, place.card()?.capability, None),
+            None => (target.shown()?, target.card()?.capability, None),
         };
         let health = Health {
             engine,
@@ -101,7 +101,7 @@ impl Doctor {
 }
 
 /// What the engine itself can't know: how the command uses it.
-fn of_the_command(place: &Place, absent: bool) -> Result<Vec<Finding>, Failure> {
+fn of_the_command(target: &Target, absent: bool) -> Result<Vec<Finding>, Failure> {
     let mut findings = Vec::new();
     if absent {
         findings.push(Finding {
@@ -111,7 +111,7 @@ fn of_the_command(place: &Place, absent: bool) -> Result<Vec<Finding>, Failure> 
             remedy: "nothing; look again when a lock was taken".into(),
         });
     }
-    if place.is_private()? {
+    if target.is_private()? {
         findings.push(Finding {
             severity: Severity::Danger,
             code: "excludes_nobody",
@@ -121,7 +121,7 @@ fn of_the_command(place: &Place, absent: bool) -> Result<Vec<Finding>, Failure> 
             remedy: "use file: for the processes of this machine, or a server".into(),
         });
     }
-    if let Some(message) = place.exposed() {
+    if let Some(message) = target.exposed() {
         findings.push(Finding {
             severity: Severity::Warning,
             code: "exposed_password",

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::show::look;
 use crate::args::Global;
-use crate::connect::Place;
+use crate::connect::Target;
 use crate::exit::{Outcome, Verdict};
 use crate::view::{ClaimView, shown};
 
@@ -39,7 +39,7 @@ struct Evicted {
 impl Evict {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
-        let Some(client) = Place::find(global)?.connect_existing().await? else {
+        let Some(client) = Target::find(global)?.connect_existing().await? else {
             let nothing = Evicted {
                 name: self.name,
                 forced: self.force,

@@ -9,7 +9,7 @@ use palisade::{Name, Token};
 use serde::Serialize;
 
 use crate::args::Global;
-use crate::connect::Place;
+use crate::connect::Target;
 use crate::exit::{Failure, Outcome, Verdict};
 use crate::view::shown;
 
@@ -75,8 +75,8 @@ impl Fence {
 impl Check {
     async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
-        let place = Place::find(global)?;
-        let fence = palisade::open_fence(place.url())?;
+        let target = Target::find(global)?;
+        let fence = palisade::open_fence(target.url())?;
         let (stale, highest) = self.judge(&fence, &name).await?;
         let answer = Answer {
             name: self.name,

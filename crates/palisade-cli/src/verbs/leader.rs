@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::args::Global;
-use crate::connect::Place;
+use crate::connect::Target;
 use crate::exit::{Failure, Outcome, Verdict, told};
 use crate::live::{connect, reader_gone};
 use crate::print::Printer;
@@ -47,23 +47,23 @@ struct Leading {
 impl Leader {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
-        let place = Place::find(global)?;
+        let target = Target::find(global)?;
         let printer = global.printer();
         if self.watch {
-            let client = match place.connect_existing().await? {
+            let client = match target.connect_existing().await? {
                 Some(client) => client,
                 None => {
                     show(name.as_str(), None, printer)?;
                     tokio::select! {
                         () = reader_gone() => return Ok(Outcome::Done),
-                        client = connect(&place) => client?,
+                        client = connect(&target) => client?,
                     }
                 }
             };
             let election = client.election(name.as_str())?;
             return watch(name.as_str(), &election, printer).await;
         }
-        let leader = match place.connect_existing().await? {
+        let leader = match target.connect_existing().await? {
             Some(client) => client.election(name.as_str())?.leader().await?,
             None => None,
         };

@@ -7,7 +7,7 @@ use palisade::Name;
 use serde::Serialize;
 
 use crate::args::Global;
-use crate::connect::Place;
+use crate::connect::Target;
 use crate::exit::{Outcome, Verdict};
 use crate::view::shown;
 
@@ -38,7 +38,7 @@ impl Resize {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
         let answer = Resized {
-            resized: match Place::find(global)?.connect_existing().await? {
+            resized: match Target::find(global)?.connect_existing().await? {
                 Some(client) => client.resize(name.as_str(), self.capacity).await?,
                 None => false,
             },

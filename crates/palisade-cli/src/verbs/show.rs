@@ -3,7 +3,7 @@
 use palisade::{Client, Name, Scope};
 
 use crate::args::Global;
-use crate::connect::Place;
+use crate::connect::Target;
 use crate::exit::{Failure, Outcome, Verdict};
 use crate::print;
 use crate::view::{LineView, shown};
@@ -19,7 +19,7 @@ pub(crate) struct Show {
 impl Show {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
-        let line = match Place::find(global)?.connect_existing().await? {
+        let line = match Target::find(global)?.connect_existing().await? {
             Some(client) => look(&client, &name).await?,
             None => None,
         };

@@ -106,7 +106,7 @@ fn a_lock_spans_commands_however_it_is_taken() {
             );
             let text = text.replace("set -eu; ", "");
             let output = finish(script(&store, shell, &text));
-            let said = stdout(&output);
+            let said = output.out();
             let lines: Vec<_> = said.lines().collect();
             assert_eq!(lines.len(), 6, "{shell}: {form}: {output:?}");
             let shown = contract::read(lines[3], contract::LINE);
@@ -140,10 +140,7 @@ fn the_end_of_the_shell_releases_whatever_ends_it() {
         let store = Store::new();
         let text = "palisade acquire x -q && palisade acquire y -q && palisade release y";
         let output = finish(script(&store, shell, text));
-        assert_eq!(
-            (output.status.code(), stderr(&output)),
-            (Some(0), String::new())
-        );
+        output.is(0).silent();
         assert_nothing_left(&store);
     }
 }
@@ -193,8 +190,8 @@ fn a_shell_has_a_lock_once_and_may_have_others() {
     );
     let output = finish(script(&store, "sh", &text));
     let said = "again 2\ny 0\nelsewhere 0\nreleased 0\nreleased 0\nno 1\nanew 0\n";
-    assert_eq!(stdout(&output), said, "{output:?}");
-    let errors = stderr(&output);
+    assert_eq!(output.out(), said, "{output:?}");
+    let errors = output.err();
     assert!(errors.contains("has acquired x already"), "{errors}");
     assert!(errors.contains("x is not held for this shell"), "{errors}");
     assert_nothing_left(&store);
@@ -206,7 +203,7 @@ fn another_shell_can_not_release_it() {
     let text = "palisade acquire x -q; sh -c 'palisade release x; echo child $?'; \
                 sh -c \"palisade release x --pid $$; echo told \\$?\"; true";
     let output = finish(script(&store, "sh", text));
-    assert_eq!(stdout(&output), "child 1\ntold 0\n", "{output:?}");
+    assert_eq!(output.out(), "child 1\ntold 0\n", "{output:?}");
 }
 
 /// Steps that are shells of their own, below one process.
@@ -217,7 +214,7 @@ fn steps_hold_it_together_by_the_process_above_them() {
                 palisade show x >/dev/null; echo held $?\n\
                 sh -c 'palisade release x --pid $PPID; echo released $?; true'";
     let output = finish(script(&store, "sh", text));
-    assert_eq!(stdout(&output), "held 0\nreleased 0\n", "{output:?}");
+    assert_eq!(output.out(), "held 0\nreleased 0\n", "{output:?}");
     assert_nothing_left(&store);
 }
 
@@ -231,11 +228,11 @@ fn what_a_shell_has_acquired_is_not_waited_for_below_it() {
                 palisade run x --no-wait -q -- true; echo $?\n\
                 palisade run y -- true; echo $?";
     let output = finish(script(&store, "sh", text));
-    assert_eq!(stdout(&output), "77\n77\n77\n75\n0\n", "{output:?}");
+    assert_eq!(output.out(), "77\n77\n77\n75\n0\n", "{output:?}");
     // Another's is.
     let mut running = Running::start(script(&store, "sh", "palisade acquire x; read line"));
     running.line();
-    let other = Running::start(store.palisade(&["run", "x", "--", "true"]));
+    let other = Running::start(store.palisade("run x -- true"));
     until("it waits", || store.waiters() == 1);
     running.write("go\n");
     assert_eq!(other.code(), Some(0));
@@ -247,7 +244,7 @@ fn json_says_who_holds_it_and_for_whom() {
     let text = "palisade acquire x --json --permits 2/3; echo $$; palisade release x --json; \
                 palisade release x --json; true";
     let output = finish(script(&store, "sh", text));
-    let said = stdout(&output);
+    let said = output.out();
     let lines: Vec<_> = said.lines().collect();
     let held = contract::read(lines[0], HELD);
     assert_eq!(
@@ -257,7 +254,7 @@ fn json_says_who_holds_it_and_for_whom() {
     assert_ne!(held["holder"], held["shell"]);
     assert_eq!(contract::read(lines[2], RELEASED)["released"], true);
     assert_eq!(contract::read(lines[3], RELEASED)["released"], false);
-    for line in stderr(&output).lines() {
+    for line in output.err().lines() {
         let event: Value = serde_json::from_str(line).unwrap();
         contract::read(line, contract::event(event["event"].as_str().unwrap()));
     }
@@ -282,30 +279,23 @@ fn what_can_not_be_acquired_is_said_at_once_with_the_codes_of_run() {
     ] {
         let text = format!("palisade acquire {args}; echo $?; true");
         let output = finish(script(&store, "sh", &text));
-        assert_eq!(
-            stdout(&output),
-            format!("{expected}\n"),
-            "{args} {output:?}"
-        );
-        let said = stderr(&output);
+        assert_eq!(output.out(), format!("{expected}\n"), "{args} {output:?}");
+        let said = output.err();
         assert!(
             said.contains(word) && !said.contains("hunter2"),
             "{args} {said}"
         );
         let text = format!("palisade acquire {args} --json; true");
         let output = finish(script(&store, "sh", &text));
-        assert!(json_error(&output)["code"].is_string(), "{args} {output:?}");
-        assert_eq!(stdout(&output), "", "{args}");
+        assert!(output.error()["code"].is_string(), "{args} {output:?}");
+        assert_eq!(output.out(), "", "{args}");
     }
     let output = finish(script(
         &store,
         "sh",
         "palisade acquire x -q --no-wait; echo $?; true",
     ));
-    assert_eq!(
-        (stdout(&output), stderr(&output)),
-        ("75\n".into(), String::new())
-    );
+    assert_eq!((output.out(), output.err()), ("75\n".into(), String::new()));
     drop(held);
     assert_nothing_left(&store);
 }
@@ -320,7 +310,7 @@ fn a_token_that_can_not_be_printed_is_a_failure() {
         let output = into_closed_pipe(script(&store, "sh", text));
         let code = std::fs::read_to_string(store.path("code")).unwrap();
         assert_eq!(code, "74\n", "{output:?}");
-        assert!(stderr(&output).contains("can't write"), "{output:?}");
+        output.says("can't write");
         assert_nothing_left(&store);
     }
     // Nothing is printed, so nothing fails.
@@ -400,15 +390,15 @@ fn release_tells_of_a_loss() {
             if ending == "KILL" {
                 kill(holder_pid(&store), ending);
             } else {
-                let mut evict = store.palisade(&["evict", "x"]);
+                let mut evict = store.palisade("evict x");
                 evict.args(ending.split(' ').skip(1));
                 assert_eq!(code(evict), Some(0));
             }
             until("it is free", || store.lines().is_empty());
             running.write("go\n");
             let output = running.end();
-            assert_eq!(stdout(&output), "76\n1\n", "{ending} {output:?}");
-            assert!(stderr(&output).contains(word), "{ending} {output:?}");
+            assert_eq!(output.out(), "76\n1\n", "{ending} {output:?}");
+            assert!(output.err().contains(word), "{ending} {output:?}");
         }
     }
 }
@@ -431,7 +421,7 @@ fn a_lost_lock_ends_the_shell_and_what_it_runs() {
             );
             let mut running = Running::start(script(&store, shell, &text));
             let child = running.line();
-            let evicted = code(store.palisade(&["evict", "x", "--force"]));
+            let evicted = store.code("evict x --force");
             assert_eq!(evicted, Some(0));
             let output = running.end();
             assert!(
@@ -439,8 +429,8 @@ fn a_lost_lock_ends_the_shell_and_what_it_runs() {
                 "{option} {output:?}"
             );
             if ends == [None] {
-                assert_eq!(output.status.code(), Some(3), "{output:?}");
-                assert_eq!(stdout(&output), "told\n");
+                output.is(3);
+                assert_eq!(output.out(), "told\n");
             }
             until("its command ended", || !runs(&child));
             assert_nothing_left(&store);
@@ -476,13 +466,13 @@ fn at_least_holds_back_the_release() {
     let text = "palisade acquire x -q --at-least 1s; palisade release x; echo $?; true";
     let began = Instant::now();
     let output = finish(script(&store, "sh", text));
-    assert_eq!(stdout(&output), "0\n", "{output:?}");
+    assert_eq!(output.out(), "0\n", "{output:?}");
     assert!(began.elapsed() >= Duration::from_secs(1));
     // Also when the shell does not wait for it.
     let text = "palisade acquire x -q --at-least 60s";
     let text = format!("{text}; palisade show x --json");
     let output = finish(script(&store, "sh", &text));
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    output.is(0);
     assert_eq!(store.lines().len(), 1);
     // TERM cuts it short.
     kill(holder_pid(&store), "TERM");
@@ -496,8 +486,8 @@ fn a_place_that_is_not_ours_alone_is_refused() {
     let refused = |what: &str| {
         let text = "palisade acquire x; echo $?; palisade release x; echo $?; true";
         let output = finish(script(&store, "sh", text));
-        assert_eq!(stdout(&output), "78\n78\n", "{what} {output:?}");
-        assert!(stderr(&output).contains("XDG_RUNTIME_DIR"), "{output:?}");
+        assert_eq!(output.out(), "78\n78\n", "{what} {output:?}");
+        output.says("XDG_RUNTIME_DIR");
         store.assert_empty();
     };
     std::fs::create_dir_all(&run).unwrap();
@@ -516,9 +506,6 @@ fn a_place_that_is_not_ours_alone_is_refused() {
     command.env_remove("XDG_RUNTIME_DIR");
     command.env("XDG_STATE_HOME", store.path("state"));
     let output = finish(command);
-    assert_eq!(
-        (output.status.code(), stderr(&output)),
-        (Some(0), String::new())
-    );
+    output.is(0).silent();
     assert!(store.path("state/palisade-acquired").exists());
 }

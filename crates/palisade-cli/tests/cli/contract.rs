@@ -21,6 +21,8 @@ pub(crate) enum Is {
     Maybe(&'static Is),
     List(&'static Is),
     Object(&'static [(&'static str, Is)]),
+    /// An object with one key more.
+    With(&'static Is, &'static str, &'static Is),
 }
 
 use Is::*;
@@ -40,19 +42,8 @@ const HOLDER: Is = Object(&[
     ("expires_in_ms", Maybe(&Number)),
 ]);
 
-const WAITER: Is = Object(&[
-    ("id", Text),
-    ("owner", Maybe(&Text)),
-    ("host", Maybe(&Text)),
-    ("pid", Maybe(&Number)),
-    ("label", Maybe(&Text)),
-    ("weight", Number),
-    ("mode", MODE),
-    ("token", Maybe(&Digits)),
-    ("since", Maybe(&Time)),
-    ("expires_in_ms", Maybe(&Number)),
-    ("position", Number),
-]);
+/// A holder's keys, and its place in line.
+const WAITER: Is = With(&HOLDER, "position", &Number);
 
 pub(crate) const LINE: Is = Object(&[
     ("name", Text),
@@ -254,7 +245,7 @@ pub(crate) fn breach(value: &Value, is: Is, at: &str) -> Option<String> {
             .is_some_and(|text| text.parse::<u64>().is_ok()),
         Time => value
             .as_str()
-            .is_some_and(|text| text.parse::<jiff::Timestamp>().is_ok()),
+            .is_some_and(|text| humantime::parse_rfc3339(text).is_ok()),
         OneOf(words) => value.as_str().is_some_and(|word| words.contains(&word)),
         Maybe(_) if value.is_null() => true,
         Maybe(is) => return breach(value, *is, at),
@@ -264,6 +255,13 @@ pub(crate) fn breach(value: &Value, is: Is, at: &str) -> Option<String> {
             };
             let mut items = items.iter().enumerate();
             return items.find_map(|(nr, item)| breach(item, *is, &format!("{at}[{nr}]")));
+        }
+        With(is, key, more) => {
+            let mut value = value.clone();
+            let position = value.as_object_mut().and_then(|object| object.remove(key));
+            let position = position.unwrap_or_default();
+            let wrong = breach(&position, *more, &format!("{at}.{key}"));
+            return wrong.or_else(|| breach(&value, *is, at));
         }
         Object(keys) => {
             let Some(object) = value.as_object() else {

@@ -7,7 +7,7 @@ use std::io::{self, IsTerminal};
 use palisade::Scope;
 
 use crate::args::Global;
-use crate::connect::Place;
+use crate::connect::Target;
 use crate::exit::{Outcome, Verdict};
 use crate::live::look;
 use crate::print;
@@ -29,12 +29,12 @@ pub(crate) struct Ls {
 
 impl Ls {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
-        let place = Place::find(global)?;
+        let target = Target::find(global)?;
         let scope = Scope::Prefix(self.prefix);
         if self.watch {
-            return watch::watch(place, scope, global.printer()).await;
+            return watch::watch(target, scope, global.printer()).await;
         }
-        let lines = match place.connect_existing().await? {
+        let lines = match target.connect_existing().await? {
             Some(client) => look(&client, &scope).await?,
             None => Vec::new(),
         };

@@ -132,15 +132,15 @@ impl Job {
         })
     }
 
-    fn request(&self, client: &Client) -> Result<Request, Failure> {
-        let mut request = client.line(self.name.as_str(), self.ask)?;
+    fn request(&self, client: &Client) -> Request {
+        let mut request = client.line(self.name.as_str(), self.ask);
         if let Some(ttl) = self.ttl {
-            request = request.ttl(ttl)?;
+            request = request.ttl(ttl);
         }
-        Ok(match &self.value {
+        match &self.value {
             Some(value) => request.value(value.clone()),
             None => request,
-        })
+        }
     }
 
     /// The ttl of its hold.
@@ -331,7 +331,7 @@ impl Connected {
     /// Dropping it leaves the line.
     pub(crate) async fn acquire(&mut self) -> Result<Acquired<'_>, Failure> {
         let (job, client) = (&self.job, &self.client);
-        let request = job.request(client)?;
+        let request = job.request(client);
         let asked = Instant::now();
         let acquired = tokio::select! {
             biased;
@@ -466,7 +466,7 @@ impl Connected {
     /// Leaves nothing behind in the engine: what was left to the background is done.
     pub(crate) async fn close(self) {
         drop(self.guardian);
-        let _ = tokio::time::timeout(FAREWELL, self.client.end()).await;
+        let _ = tokio::time::timeout(FAREWELL, self.client.close()).await;
     }
 }
 

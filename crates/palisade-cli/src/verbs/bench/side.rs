@@ -55,7 +55,7 @@ impl Side {
     pub(super) async fn cycle(&self, name: &str) -> Result<(), Failure> {
         let cycle = async {
             match self {
-                Self::Palisade(client) => client.mutex(name)?.lock().await?.release().await,
+                Self::Palisade(client) => client.mutex(name).lock().await?.release().await,
                 Self::Raw(baseline) => baseline.cycle(name.to_owned()).await,
             }
         };
@@ -66,7 +66,7 @@ impl Side {
     pub(super) async fn take(&self, name: &str) -> Result<Taken, Failure> {
         let take = async {
             Ok::<_, Error>(match self {
-                Self::Palisade(client) => Taken::Hold(client.mutex(name)?.lock().await?),
+                Self::Palisade(client) => Taken::Hold(client.mutex(name).lock().await?),
                 Self::Raw(baseline) => {
                     baseline.take(name.to_owned()).await?;
                     Taken::Raw(Arc::clone(baseline), name.to_owned())
@@ -143,7 +143,7 @@ impl Cleanup {
                 let _ = baseline.take(name).await;
             }
             for client in clients {
-                client.end().await;
+                client.close().await;
             }
         };
         let _ = tokio::time::timeout(FAREWELL, clean).await;

@@ -64,7 +64,7 @@ pub(super) async fn deposit(told: &str) -> Verdict {
     let amount: u64 = amount.parse().map_err(|_| wrong())?;
     let account = Account(Path::new(dir));
     let client = palisade::connect(&crate::config::url(None)?).await?;
-    let hold = client.mutex(LOCK)?.lock().await?;
+    let hold = client.mutex(LOCK).lock().await?;
     let (Some(plain), Some(fenced)) = account.read().await? else {
         return Err(Failure::Defect("the account is damaged".into()));
     };

@@ -217,7 +217,7 @@ async fn play(ttl: Duration, mut story: Story) -> Result<End, Failure> {
     hears(&mut first, "valid false").await?;
     story.first("looks at its hold, and sees that it is lost".into())?;
     ends(first).await?;
-    let _ = tokio::time::timeout(FAREWELL, client.end()).await;
+    let _ = tokio::time::timeout(FAREWELL, client.close()).await;
 
     let (unfenced, fenced) = account.read().await?;
     Ok(End {

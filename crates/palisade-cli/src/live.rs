@@ -10,11 +10,13 @@ use futures_util::StreamExt;
 use palisade::{Client, Scope};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
+use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use crate::connect::Target;
-use crate::exit::Failure;
+use crate::exit::{Failure, told};
+use crate::print::Printer;
 use crate::view::LineView;
 
 /// Between two looks, at the most.
@@ -74,6 +76,45 @@ pub(crate) async fn feed(target: Target, scope: Scope) -> Result<mpsc::Receiver<
         }
     });
     Ok(receiver)
+}
+
+/// Watches an engine that may be out of reach for a while, which is told once.
+pub(crate) struct Outages<'a> {
+    printer: Printer,
+    name: Option<&'a str>,
+    pub(crate) out: bool,
+}
+
+impl<'a> Outages<'a> {
+    pub(crate) fn new(printer: Printer, name: Option<&'a str>) -> Self {
+        let out = false;
+        Self { printer, name, out }
+    }
+
+    /// What was seen; `None` while the engine can't be reached.
+    pub(crate) fn see<T>(
+        &mut self,
+        seen: Option<Result<T, Failure>>,
+    ) -> Result<Option<T>, Failure> {
+        let seen = seen.ok_or_else(|| Failure::Defect("the watch has ended".into()))?;
+        let error = match seen {
+            Err(Failure::Library(error)) if error.is_transient() => error,
+            seen => {
+                self.out = false;
+                return seen.map(Some);
+            }
+        };
+        if !std::mem::replace(&mut self.out, true) {
+            let message = told(&error);
+            let mut event = json!({"event": "unreachable", "message": message});
+            if let Some(name) = self.name {
+                event["name"] = name.into();
+            }
+            self.printer
+                .event(event, || Some(format!("waiting for the engine: {message}")));
+        }
+        Ok(None)
+    }
 }
 
 /// The lines of `scope`.

@@ -41,20 +41,19 @@ pub(crate) fn candidates() -> Vec<PathBuf> {
     if let Some(path) = variable("PALISADE_CONFIG") {
         return vec![path];
     }
-    let user = [
-        variable("XDG_CONFIG_HOME").filter(|path| path.is_absolute()),
-        variable("HOME")
-            .filter(|path| path.is_absolute())
-            .map(|home| home.join(".config")),
+    let folder = |name| variable(name).filter(|path| path.is_absolute());
+    let folders = [
+        folder("XDG_CONFIG_HOME"),
+        folder("HOME").map(|home| home.join(".config")),
     ];
-    let mut candidates: Vec<_> = user.into_iter().flatten().collect();
+    let mut candidates: Vec<_> = folders.into_iter().flatten().collect();
     candidates.dedup();
-    let mut candidates: Vec<_> = candidates
-        .into_iter()
-        .map(|folder| folder.join("palisade/config.toml"))
-        .collect();
-    candidates.push(PathBuf::from(SYSTEM));
+    let file = |folder: PathBuf| folder.join("palisade/config.toml");
     candidates
+        .into_iter()
+        .map(file)
+        .chain([PathBuf::from(SYSTEM)])
+        .collect()
 }
 
 fn variable(name: &str) -> Option<PathBuf> {
@@ -76,13 +75,7 @@ pub(super) fn read(needs: bool) -> Result<(Option<PathBuf>, Values), Failure> {
                 let mode = file.metadata().map_or(0, |data| data.permissions().mode());
                 let mut values = text(file, &path).and_then(|text| parse(&text, &path))?;
                 let url = values.url.as_deref().map(Url::parse);
-                let secret = matches!(
-                    url,
-                    Some(Ok(Url {
-                        password: Some(_),
-                        ..
-                    }))
-                );
+                let secret = url.is_some_and(|url| url.is_ok_and(|url| url.password.is_some()));
                 values.exposed = secret && mode & 0o044 != 0;
                 return Ok((Some(path), values));
             }

@@ -15,7 +15,7 @@ use serde::Serialize;
 use self::needs::{NEEDS, Need};
 use crate::abilities::meaning;
 use crate::args::Global;
-use crate::exit::{Failure, Outcome, Verdict};
+use crate::exit::{Failure, Verdict};
 
 /// What engines are made for, whether or not this build has them; and other names for them.
 const KNOWN: &[(&str, &[&str])] = &[
@@ -93,11 +93,8 @@ impl Guide {
             self.ask()?;
         }
         let answer = decide(&self.need, &self.have, &palisade::cards());
-        global.printer().answer(&answer, Answer::text)?;
-        Ok(match answer.advice {
-            Some(_) => Outcome::Done,
-            None => Outcome::No,
-        })
+        let found = answer.advice.is_some();
+        global.printer().reply(&answer, Answer::text, found)
     }
 
     /// Asks the person at the terminal.
@@ -105,8 +102,7 @@ impl Guide {
         let needs = format!("What must the lock do?\n{}", needs::list());
         self.need = ask(&needs, "needs, by comma", parse_need)?;
         if self.have.is_empty() {
-            let names: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
-            let have = format!("\nWhat is there already?\n  {}\n", names.join(", "));
+            let have = format!("\nWhat is there already?\n  {}\n", known().join(", "));
             self.have = ask(&have, "names, by comma, or Enter for nothing", parse_have)?;
         }
         if self.need.is_empty() {
@@ -151,24 +147,19 @@ fn parse_need(word: &str) -> Result<&'static Need, String> {
 
 fn parse_have(word: &str) -> Result<&'static str, String> {
     let lower = word.to_lowercase();
-    let found = KNOWN
-        .iter()
-        .find(|(name, others)| *name == lower || others.contains(&&*lower));
-    let found = found.map(|(name, _)| *name);
-    // An engine that the list forgot is known by its card.
-    let cards = || {
-        palisade::cards()
-            .into_iter()
-            .map(|card| card.name)
-            .find(|name| *name == lower)
-    };
-    found.or_else(cards).ok_or_else(|| {
-        let mut names: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
-        names.extend(palisade::cards().iter().map(|card| card.name));
-        names.sort_unstable();
-        names.dedup();
-        unknown(word, names)
-    })
+    let alias = KNOWN.iter().find(|(_, others)| others.contains(&&*lower));
+    let named = || known().into_iter().find(|name| *name == lower);
+    let found = alias.map(|(name, _)| *name).or_else(named);
+    found.ok_or_else(|| unknown(word, known()))
+}
+
+/// The names of engines, those of this build included.
+fn known() -> Vec<&'static str> {
+    let mut names: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
+    names.extend(palisade::cards().iter().map(|card| card.name));
+    names.sort_unstable();
+    names.dedup();
+    names
 }
 
 fn unknown(word: &str, known: Vec<&'static str>) -> String {
@@ -194,9 +185,7 @@ fn decide(needs: &[&'static Need], have: &[&'static str], cards: &[Card]) -> Ans
     let there = |card: &Card| have.is_empty() || named(card) || !needs::has_hosts(card);
     let unmet = |card: &Card| -> Vec<String> {
         let unmet = needs.iter().filter(|need| !(need.fits)(card));
-        unmet
-            .map(|need| format!("{}: {}", need.word, (need.why)(card)))
-            .collect()
+        unmet.map(|need| need.says(card)).collect()
     };
     let mut ranked: Vec<&Card> = cards.iter().collect();
     ranked.sort_by_key(|card| {
@@ -204,50 +193,34 @@ fn decide(needs: &[&'static Need], have: &[&'static str], cards: &[Card]) -> Ans
         let durable = card.capability.tokens == Tokens::Durable;
         // Nobody is sent to install a server without a need for it.
         let extra = have.is_empty() && needs::has_hosts(card);
-        (
-            !fits,
-            !there(card),
-            !named(card),
-            extra,
-            card.capability.class,
-            !durable,
-        )
+        let class = card.capability.class;
+        (!fits, !there(card), !named(card), extra, class, !durable)
     });
     let chosen = ranked
         .first()
-        .copied()
         .filter(|card| unmet(card).is_empty() && there(card));
-    let others = ranked
-        .iter()
-        .filter(|card| Some(card.name) != chosen.map(|chosen| chosen.name));
+    let other = |card: &&Card| {
+        let mut why = unmet(card);
+        let fits = why.is_empty();
+        let class = card.capability.class;
+        match (fits, there(card)) {
+            (true, false) => why.push(format!("would need {}", card.needs)),
+            (true, true) => why.push(format!("class {class}: {}", meaning(class))),
+            (false, _) => {}
+        }
+        let engine = card.name;
+        Other { engine, fits, why }
+    };
+    let lacks = |have: &&&str| !cards.iter().any(|card| is_of(card, have));
     Answer {
         needs: needs.iter().map(|need| need.word).collect(),
         have: have.to_vec(),
-        lacking: have
-            .iter()
-            .copied()
-            .filter(|have| !cards.iter().any(|card| is_of(card, have)))
-            .collect(),
+        lacking: have.iter().filter(lacks).copied().collect(),
         advice: chosen.map(|card| Advice::new(card, needs)),
-        others: others
-            .map(|card| {
-                let mut why = unmet(card);
-                let fits = why.is_empty();
-                if fits && !there(card) {
-                    why.push(format!("would need {}", card.needs));
-                } else if fits {
-                    why.push(format!(
-                        "class {}: {}",
-                        card.capability.class,
-                        meaning(card.capability.class)
-                    ));
-                }
-                Other {
-                    engine: card.name,
-                    fits,
-                    why,
-                }
-            })
+        others: ranked
+            .iter()
+            .skip(usize::from(chosen.is_some()))
+            .map(other)
             .collect(),
     }
 }
@@ -271,10 +244,7 @@ impl Advice {
             }
         };
         let class = capability.class;
-        let mut why: Vec<String> = needs
-            .iter()
-            .map(|need| format!("{}: {}", need.word, (need.why)(card)))
-            .collect();
+        let mut why: Vec<String> = needs.iter().map(|need| need.says(card)).collect();
         why.push(format!("class {class}: {}", meaning(class)));
         why.push(match leads {
             true => format!("ttl {shown}: a leader that is cut off is replaced after it"),
@@ -295,35 +265,26 @@ impl Advice {
 
 impl Answer {
     fn text(&self) -> String {
-        let mut text = String::new();
-        match &self.advice {
-            Some(advice) => {
-                let Advice {
-                    engine,
-                    url,
-                    requires,
-                    ..
-                } = advice;
-                text.push_str(&format!("Use {engine}: {requires}.\n\n  {url}\n\n"));
-                for why in &advice.why {
-                    text.push_str(&format!("- {why}\n"));
-                }
-                text.push_str(&format!(
-                    "\nTry it: palisade run my-lock --url '{url}' -- true\n"
-                ));
+        let mut text = match &self.advice {
+            Some(Advice {
+                engine,
+                url,
+                requires,
+                why,
+                ..
+            }) => {
+                let why: String = why.iter().map(|why| format!("- {why}\n")).collect();
+                let run = format!("palisade run my-lock --url '{url}' -- true");
+                format!("Use {engine}: {requires}.\n\n  {url}\n\n{why}\nTry it: {run}\n")
             }
-            None => text.push_str("No engine of this build does all of that with what there is.\n"),
-        }
+            None => "No engine of this build does all of that with what there is.\n".to_owned(),
+        };
         if !self.others.is_empty() {
             text.push_str("\nThe others:\n");
         }
-        for other in &self.others {
-            let fits = if other.fits { "would do" } else { "no" };
-            text.push_str(&format!(
-                "- {} ({fits}): {}\n",
-                other.engine,
-                other.why.join("; ")
-            ));
+        for Other { engine, fits, why } in &self.others {
+            let fits = if *fits { "would do" } else { "no" };
+            text.push_str(&format!("- {engine} ({fits}): {}\n", why.join("; ")));
         }
         for lacking in &self.lacking {
             text.push_str(&format!(

@@ -14,6 +14,13 @@ pub(super) struct Need {
     pub(super) why: fn(&Card) -> String,
 }
 
+impl Need {
+    /// What a card says about it, with its name.
+    pub(super) fn says(&self, card: &Card) -> String {
+        format!("{}: {}", self.word, (self.why)(card))
+    }
+}
+
 pub(super) const NEEDS: &[Need] = &[
     Need {
         word: "correctness",

@@ -8,9 +8,10 @@ use palisade::Scope;
 
 use crate::args::Global;
 use crate::connect::Target;
-use crate::exit::{Outcome, Verdict};
+use crate::exit::Verdict;
 use crate::live::look;
 use crate::print;
+use crate::view::LineView;
 
 /// List locks: who holds them and who waits
 #[derive(Debug, clap::Args)]
@@ -38,14 +39,12 @@ impl Ls {
             Some(client) => look(&client, &scope).await?,
             None => Vec::new(),
         };
-        global
-            .printer()
-            .answer(&lines, |lines| match lines.is_empty() {
-                // For people: a program that reads rows wants none.
-                true if io::stdout().is_terminal() => "no locks are held\n".to_owned(),
-                true => String::new(),
-                false => print::table(lines),
-            })?;
-        Ok(Outcome::Done)
+        let text = |lines: &Vec<LineView>| match lines.is_empty() {
+            // For people: a program that reads rows wants none.
+            true if io::stdout().is_terminal() => "no locks are held\n".to_owned(),
+            true => String::new(),
+            false => print::table(lines),
+        };
+        global.printer().reply(&lines, text, true)
     }
 }

@@ -9,12 +9,11 @@ use std::io::{self, IsTerminal, Write};
 
 use anstream::ColorChoice;
 use palisade::Scope;
-use serde_json::json;
 
 use crate::connect::Target;
-use crate::exit::{Failure, Outcome, Verdict, told};
+use crate::exit::{Outcome, Verdict};
 use crate::json;
-use crate::live::{feed, reader_gone};
+use crate::live::{Outages, feed, reader_gone};
 use crate::print::{self, Printer};
 use crate::view::LineView;
 
@@ -30,28 +29,15 @@ pub(super) async fn watch(target: Target, scope: Scope, printer: Printer) -> Ver
     };
     let mut seen = feed(target, scope).await?;
     let mut gone = std::pin::pin!(reader_gone());
-    let mut outage = false;
+    let mut outages = Outages::new(printer, None);
     loop {
         let lines = tokio::select! {
             () = &mut gone => return Ok(Outcome::Done),
             lines = seen.recv() => lines,
         };
-        match lines {
-            Some(Ok(lines)) => {
-                outage = false;
-                shown.show(lines)?;
-            }
-            Some(Err(Failure::Library(error))) if error.is_transient() => {
-                if !std::mem::replace(&mut outage, true) {
-                    shown.forget();
-                    let message = told(&error);
-                    printer.event(json!({"event": "unreachable", "message": message}), || {
-                        Some(format!("waiting for the engine: {message}"))
-                    });
-                }
-            }
-            Some(Err(failure)) => return Err(failure),
-            None => return Err(Failure::Defect("the watch has ended".into())),
+        match outages.see(lines)? {
+            Some(lines) => shown.show(lines)?,
+            None => shown.forget(),
         }
     }
 }

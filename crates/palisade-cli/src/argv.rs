@@ -24,8 +24,8 @@ pub(crate) fn hide_passwords(printer: Printer) {
     if secret.iter().all(Option::is_none) || overwrite(arguments, &secret).is_ok() {
         return;
     }
-    let message = "the URL's password can be read in the list of processes; put it into a file \
-                   and name that with password_file=";
+    let message = "the password in the URL is visible in the list of processes; put it into a \
+                   file and pass password_file=";
     printer.event(
         json!({"event": "visible_password", "message": message}),
         || Some(message.to_owned()),

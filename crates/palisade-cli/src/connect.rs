@@ -53,7 +53,7 @@ impl Target {
         let scheme = Url::parse(&self.url)?.scheme;
         let mut cards = palisade::cards().into_iter();
         let card = cards.find(|card| card.schemes.contains(&scheme.as_str()));
-        card.ok_or_else(|| Failure::Defect("an engine without its card".into()))
+        card.ok_or_else(|| Failure::Defect("no engine is registered for this scheme (bug)".into()))
     }
 
     /// Whether its locks are those of one process, so that two commands never meet there.

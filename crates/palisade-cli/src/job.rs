@@ -166,8 +166,8 @@ impl Job {
             {
                 let name = shown(self.name.as_str());
                 return Failure::Nested(format!(
-                    "{name} is held for what runs this palisade ({ancestor}): it would wait for \
-                     its own end. Use another name, or take the lock once"
+                    "{name} is held for an ancestor of this process ({ancestor}), so waiting for it \
+                     would never end; use another name, or take the lock only once"
                 ));
             }
             if !std::mem::replace(&mut told, true) {
@@ -449,7 +449,7 @@ impl Connected {
                 loss = hold.lost() => return End::Lost(loss.reason),
                 () = tokio::time::sleep_until(until) => {}
                 event = self.signals.next() => match event {
-                    // Was meant for a command that is there no more.
+                    // It was meant for the command, which has ended.
                     Event::Ending(Signal::USR1 | Signal::USR2) => {}
                     Event::Ending(_) => break,
                     Event::Stop => terminal::stop(terminal::Stop::Us),
@@ -523,7 +523,7 @@ impl Ended<'_> {
                 let message = told(&error);
                 job.printer.event(
                     json!({"event": "not_released", "name": job.name.as_str(), "message": message}),
-                    || Some(format!("not released, it ends with its ttl: {message}")),
+                    || Some(format!("not released; it ends with its ttl: {message}")),
                 );
             }
         }

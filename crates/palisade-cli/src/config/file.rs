@@ -80,7 +80,7 @@ pub(super) fn read(needs: bool) -> Result<(Option<PathBuf>, Values), Failure> {
                 return Ok((Some(path), values));
             }
             Err(error) if asked_for && error.kind() == ErrorKind::NotFound => {
-                let why = "PALISADE_CONFIG names it, and it is not there";
+                let why = "PALISADE_CONFIG names it, but it is not there";
                 return Err(bad_file(&path, why));
             }
             Err(error)

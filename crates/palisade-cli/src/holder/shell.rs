@@ -34,7 +34,7 @@ impl Shell {
             .and_then(Self::of);
         shell.ok_or_else(|| match pid {
             Some(pid) => Failure::Usage(format!("there is no process {pid}")),
-            None => Failure::Start("can't find the calling shell in /proc; give --pid $$".into()),
+            None => Failure::Start("can't find the calling shell in /proc; pass --pid $$".into()),
         })
     }
 

@@ -126,9 +126,7 @@ fn ask<T>(
         let mut line = String::new();
         let length = std::io::stdin().lock().read_line(&mut line);
         if length.map_err(|error| Failure::Usage(format!("can't read the answer: {error}")))? == 0 {
-            return Err(Failure::Usage(
-                "no answer; say it with --need and --have".into(),
-            ));
+            return Err(Failure::Usage("no answer; use --need and --have".into()));
         }
         let words = line
             .split([',', ' ', '\n', '\t'])

@@ -40,7 +40,7 @@ impl Release {
             let (name, url) = (&name, target.url());
             let meant = Key { shell, name, url }.file();
             if found.len() > 1 && !found.contains(&meant) {
-                let why = "held on several engines: say which one with --url, as acquire was told";
+                let why = "held on several engines; pass the --url that acquire was given";
                 return Err(Failure::Usage(why.into()));
             }
             found.retain(|file| *file == meant);
@@ -59,7 +59,7 @@ impl Release {
             }
             Some(Answer::Lost(why)) => Err(Failure::Lost(why)),
             Some(Answer::NotReleased(why)) => {
-                let why = format!("not released, it ends with its ttl: {why}");
+                let why = format!("not released; it ends with its ttl: {why}");
                 Err(Error::new(Kind::Unreachable, "release", why).into())
             }
             Some(Answer::NotHeld | Answer::Heard | Answer::Owner(_)) => {

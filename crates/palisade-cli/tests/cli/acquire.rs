@@ -52,6 +52,12 @@ pub(crate) fn script(store: &Store, shell: &str, text: &str) -> Command {
     command
 }
 
+/// Runs a script of `sh` to its end.
+#[track_caller]
+fn sh(store: &Store, text: &str) -> Ran {
+    finish(script(store, "sh", text))
+}
+
 /// Nothing is held, and nothing is left where holders are found.
 #[track_caller]
 fn assert_nothing_left(store: &Store) {
@@ -188,7 +194,7 @@ fn a_shell_has_a_lock_once_and_may_have_others() {
          for n in 1 2 3 4 5 6; do palisade acquire x -q && palisade release x || echo $n $?; done\n\
          echo anew $?"
     );
-    let output = finish(script(&store, "sh", &text));
+    let output = sh(&store, &text);
     let said = "again 2\ny 0\nelsewhere 0\nreleased 0\nreleased 0\nno 1\nanew 0\n";
     assert_eq!(output.out(), said, "{output:?}");
     let errors = output.err();
@@ -202,8 +208,7 @@ fn another_shell_can_not_release_it() {
     let store = Store::new();
     let text = "palisade acquire x -q; sh -c 'palisade release x; echo child $?'; \
                 sh -c \"palisade release x --pid $$; echo told \\$?\"; true";
-    let output = finish(script(&store, "sh", text));
-    assert_eq!(output.out(), "child 1\ntold 0\n", "{output:?}");
+    sh(&store, text).wrote("child 1\ntold 0\n");
 }
 
 /// Steps that are shells of their own, below one process.
@@ -213,8 +218,7 @@ fn steps_hold_it_together_by_the_process_above_them() {
     let text = "sh -c 'palisade acquire -q x --pid $PPID; true'\n\
                 palisade show x >/dev/null; echo held $?\n\
                 sh -c 'palisade release x --pid $PPID; echo released $?; true'";
-    let output = finish(script(&store, "sh", text));
-    assert_eq!(output.out(), "held 0\nreleased 0\n", "{output:?}");
+    sh(&store, text).wrote("held 0\nreleased 0\n");
     assert_nothing_left(&store);
 }
 
@@ -227,8 +231,7 @@ fn what_a_shell_has_acquired_is_not_waited_for_below_it() {
                 sh -c 'palisade run x -- true; echo $?; palisade acquire x; echo $?; true'\n\
                 palisade run x --no-wait -q -- true; echo $?\n\
                 palisade run y -- true; echo $?";
-    let output = finish(script(&store, "sh", text));
-    assert_eq!(output.out(), "77\n77\n77\n75\n0\n", "{output:?}");
+    sh(&store, text).wrote("77\n77\n77\n75\n0\n");
     // Another's is.
     let mut running = Running::start(script(&store, "sh", "palisade acquire x; read line"));
     running.line();
@@ -243,7 +246,7 @@ fn json_says_who_holds_it_and_for_whom() {
     let store = Store::new();
     let text = "palisade acquire x --json --permits 2/3; echo $$; palisade release x --json; \
                 palisade release x --json; true";
-    let output = finish(script(&store, "sh", text));
+    let output = sh(&store, text);
     let said = output.out();
     let lines: Vec<_> = said.lines().collect();
     let held = contract::read(lines[0], HELD);
@@ -277,25 +280,16 @@ fn what_can_not_be_acquired_is_said_at_once_with_the_codes_of_run() {
         ("y --permits 2/1", 2, "permits"),
         (&format!("y --no-wait --url redis://{address}"), 69, ""),
     ] {
-        let text = format!("palisade acquire {args}; echo $?; true");
-        let output = finish(script(&store, "sh", &text));
-        assert_eq!(output.out(), format!("{expected}\n"), "{args} {output:?}");
-        let said = output.err();
-        assert!(
-            said.contains(word) && !said.contains("hunter2"),
-            "{args} {said}"
-        );
-        let text = format!("palisade acquire {args} --json; true");
-        let output = finish(script(&store, "sh", &text));
-        assert!(output.error()["code"].is_string(), "{args} {output:?}");
-        assert_eq!(output.out(), "", "{args}");
+        let output = sh(&store, &format!("palisade acquire {args}; echo $?; true"));
+        output.wrote(&format!("{expected}\n")).says(word);
+        assert!(!output.err().contains("hunter2"), "{output:?}");
+        sh(&store, &format!("palisade acquire {args} --json; true"))
+            .wrote("")
+            .error();
     }
-    let output = finish(script(
-        &store,
-        "sh",
-        "palisade acquire x -q --no-wait; echo $?; true",
-    ));
-    assert_eq!((output.out(), output.err()), ("75\n".into(), String::new()));
+    sh(&store, "palisade acquire x -q --no-wait; echo $?; true")
+        .wrote("75\n")
+        .silent();
     drop(held);
     assert_nothing_left(&store);
 }
@@ -465,13 +459,12 @@ fn at_least_holds_back_the_release() {
     let store = Store::new();
     let text = "palisade acquire x -q --at-least 1s; palisade release x; echo $?; true";
     let began = Instant::now();
-    let output = finish(script(&store, "sh", text));
-    assert_eq!(output.out(), "0\n", "{output:?}");
+    sh(&store, text).wrote("0\n");
     assert!(began.elapsed() >= Duration::from_secs(1));
     // Also when the shell does not wait for it.
     let text = "palisade acquire x -q --at-least 60s";
     let text = format!("{text}; palisade show x --json");
-    let output = finish(script(&store, "sh", &text));
+    let output = sh(&store, &text);
     output.is(0);
     assert_eq!(store.lines().len(), 1);
     // TERM cuts it short.
@@ -485,7 +478,7 @@ fn a_place_that_is_not_ours_alone_is_refused() {
     let run = store.path("run/palisade");
     let refused = |what: &str| {
         let text = "palisade acquire x; echo $?; palisade release x; echo $?; true";
-        let output = finish(script(&store, "sh", text));
+        let output = sh(&store, text);
         assert_eq!(output.out(), "78\n78\n", "{what} {output:?}");
         output.says("XDG_RUNTIME_DIR");
         store.assert_empty();

@@ -18,7 +18,7 @@ fn command(store: &Store, outer: &str, script: &str) -> std::process::Command {
 fn a_lock_of_an_ancestor_is_refused_at_once() {
     let store = Store::new();
     let output = nested(&store, "a", "run a -- echo no");
-    output.is(77).says("what runs this palisade").wrote("");
+    output.is(77).says("an ancestor of this process").wrote("");
     // Two levels down, quietly, in JSON, by another spelling of the store, and in an election.
     let spelt = format!("--url file:{}/.", store.path("store").display());
     for inner in [

@@ -265,7 +265,9 @@ fn an_engine_that_is_broken_ends_it_with_its_error() {
 #[cfg(debug_assertions)]
 fn a_panic_gives_the_terminal_back_before_it_is_reported() {
     let store = Store::new();
-    let top = Top::start(&store, "PALISADE_TEST_PANIC=1");
+    // What it draws before may be gone before it is seen.
+    let line = format!("set -m; {}", script("PALISADE_TEST_PANIC=1"));
+    let top = Top::of(Session::start(&store, &line));
     let picture = top.gave_back(101);
     assert!(
         picture.contains("panicked"),

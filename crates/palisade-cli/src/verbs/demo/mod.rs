@@ -238,7 +238,7 @@ async fn hears(worker: &mut Worker, beginning: &str) -> Result<String, Failure> 
         .map(|rest| rest.trim().to_owned());
     rest.ok_or_else(|| {
         Failure::Defect(format!(
-            "a worker was to say {beginning:?} and said {line:?}"
+            "expected {beginning:?} from a worker, got {line:?} (bug)"
         ))
     })
 }

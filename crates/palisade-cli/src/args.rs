@@ -249,21 +249,6 @@ mod tests {
     }
 
     #[test]
-    fn what_flock_takes_is_explained() {
-        let tip = |argument, verb| tip(argument, [OsString::from(verb)].into_iter());
-        for (argument, word) in [
-            ("-n", "--no-wait"),
-            ("-w", "--wait 10s"),
-            ("-s", "--shared"),
-            ("true", "palisade run NAME -- CMD"),
-        ] {
-            assert!(tip(argument, "run").unwrap().contains(word));
-        }
-        assert_eq!(tip("-n", "ls"), None);
-        assert_eq!(tip("--frobnicate", "run"), None);
-    }
-
-    #[test]
     fn swapped_letters_are_seen_through() {
         let meant = |words: &[&str]| {
             let args = words.iter().map(OsString::from);

@@ -199,14 +199,4 @@ mod tests {
         let mut read = Url::parse(&both).unwrap();
         assert_eq!(read.take("label").as_deref(), Some("a&b é"));
     }
-
-    #[test]
-    fn waits() {
-        use std::time::Duration;
-        assert_eq!(parse_wait("forever"), Ok(Patience::Forever));
-        assert_eq!(parse_wait("0s"), Ok(Patience::NoWait));
-        let five = Patience::For(Duration::from_secs(5));
-        assert_eq!(parse_wait("5s"), Ok(five));
-        assert!(parse_wait("for ever").is_err());
-    }
 }

@@ -128,18 +128,3 @@ fn parse_token(text: &str) -> Result<Token, String> {
     let token = text.parse().ok().filter(|_| digits).map(Token);
     token.ok_or_else(|| "a token is a whole number, as PALISADE_TOKEN has it".to_owned())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_are_whole_numbers() {
-        assert_eq!(parse_token("0"), Ok(Token(0)));
-        let greatest = u64::MAX.to_string();
-        assert_eq!(parse_token(&greatest), Ok(Token(u64::MAX)));
-        for bad in ["", "+1", "-1", "1.0", "0x1", " 1", "18446744073709551616"] {
-            assert!(parse_token(bad).is_err(), "{bad:?}");
-        }
-    }
-}

@@ -8,21 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::contract::{self, Is};
+use crate::contract::{self, HELD, RELEASED};
 use crate::redis::Redis;
 use crate::support::*;
-
-pub(crate) const HELD: Is = Is::Object(&[
-    ("name", Is::Text),
-    ("token", Is::Digits),
-    ("owner", Is::Text),
-    ("engine", Is::Text),
-    ("key", Is::Maybe(&Is::Text)),
-    ("shell", Is::Number),
-    ("holder", Is::Number),
-]);
-
-const RELEASED: Is = Is::Object(&[("name", Is::Text), ("released", Is::Bool)]);
 
 /// The shells that scripts are written for, those that are here.
 fn shells() -> Vec<&'static str> {

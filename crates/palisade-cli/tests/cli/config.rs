@@ -163,7 +163,13 @@ fn a_bad_file_is_refused_by_every_verb_that_reads_it() {
     for (text, word) in [
         ("urll = 'redis://me:hunter2@h'", "did you mean url?"),
         ("[profiles.x]\nurl = 'hunter2'", "unknown key profiles"),
+        (
+            "bananas = 'hunter2'",
+            "it takes url, ttl, wait, label, for_correctness",
+        ),
         ("url = 'file:'\nhunter2", "line 2 is not valid TOML"),
+        ("url = 'a'\nurl = 'hunter2'", "line 2"),
+        ("url = hunter2", "line 1"),
         ("ttl = 5", "ttl must be text"),
         ("ttl = 'hunter2'", "ttl: "),
         ("wait = 'hunter2'", "wait: "),

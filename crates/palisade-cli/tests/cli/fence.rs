@@ -108,6 +108,8 @@ fn what_can_not_be_checked_is_refused() {
         (&["x", "1", "--url", &unknown], 78, "ttl"),
         (&["x", "-1"], 2, "-1"),
         (&["x", "1.5"], 2, "whole number"),
+        (&["x", "+1"], 2, "whole number"),
+        (&["x", "0x1"], 2, "whole number"),
         (&["x", ""], 2, "whole number"),
         (&["x", "18446744073709551616"], 2, "whole number"),
         (&["", "1"], 2, "empty"),

@@ -1,15 +1,9 @@
 //! `palisade resize` and `PALISADE_KEY`, on the engines that have them.
 
-use crate::acquire::{HELD, script};
-use crate::contract::{self, Is};
+use crate::acquire::script;
+use crate::contract::{self, HELD, RESIZED};
 use crate::redis::Redis;
 use crate::support::*;
-
-const RESIZED: Is = Is::Object(&[
-    ("name", Is::Text),
-    ("capacity", Is::Number),
-    ("resized", Is::Bool),
-]);
 
 /// The embedded engine and, where there is one, a Redis server.
 fn urls(store: &Store) -> (Option<Redis>, Vec<String>) {

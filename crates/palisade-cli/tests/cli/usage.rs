@@ -52,6 +52,7 @@ fn durations() {
             ("=5", "unit"),
             ("=", "--"),
             ("=5parsecs", "units"),
+            ("=0x5s", ""),
             ("=99999999999999999999s", "too large"),
             ("=999999999999999999d", "too large"),
             (" -5s", ""),
@@ -138,7 +139,8 @@ fn what_flock_takes_gets_a_tip_that_works() {
 #[test]
 fn flags() {
     let store = Store::new();
-    for permits in ["0/1", "2/1", "1", "1/4294967295", "-1/2", "x/y", ""] {
+    let bad = "0/1,2/1,1,/,1/,/4,1/4294967295,1/4294967296,-1/2,+1/4,x/y,1/4/2,";
+    for permits in bad.split(',') {
         refused(
             &store,
             &format!("run x --permits={permits} -- true"),
@@ -146,6 +148,8 @@ fn flags() {
             "permits",
         );
     }
+    let most = "run x --permits 4294967294/4294967294 -- true";
+    store.ran(most).is(0);
     for (args, word) in [
         ("run x --wait 1s --no-wait -- true", "--no-wait"),
         ("run x --shared --permits 1/2 -- true", "--permits"),

@@ -61,7 +61,7 @@ impl Doctor {
             None => (
                 Checkup::default(),
                 target.shown()?,
-                target.card()?.capability,
+                target.info()?.capability,
                 None,
             ),
         };

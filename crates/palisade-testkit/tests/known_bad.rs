@@ -3,7 +3,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,10 +16,11 @@ use palisade::core::engine::{
 };
 use palisade::core::error::Result;
 use palisade::core::report::{LineReport, Scope};
-use palisade::core::ticket::{Armed, Lease, Ticket};
+use palisade::core::ticket::{Lease, LeaseStart, Ticket};
 use palisade::core::url::Url;
-use palisade_testkit::conformance::{self, Bed, Verdict};
-use palisade_testkit::subject::{Site, Subject};
+use palisade_testkit::conformance::Verdict;
+use palisade_testkit::engine::{EngineUnderTest, Site};
+use palisade_testkit::harness;
 
 /// What an engine does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,8 +142,8 @@ impl Layer for Flawed {
                 if self.has(Flaw::ArmedAfterTheReply) {
                     armed = late(armed);
                 }
-                if let (Flaw::RandomTokens, Place::Held { counted }) = (self.flaw, &mut place) {
-                    *counted = u64::from(rand::random::<u32>()) + 1;
+                if let (Flaw::RandomTokens, Place::Held { sequence }) = (self.flaw, &mut place) {
+                    *sequence = u64::from(rand::random::<u32>()) + 1;
                 }
                 Entered::In {
                     ticket,
@@ -164,7 +164,7 @@ impl Layer for Flawed {
             }
             Flaw::PushIsGrant => {
                 inner.wait(ticket, until).await?;
-                Ok(Place::Held { counted: 1 })
+                Ok(Place::Held { sequence: 1 })
             }
             Flaw::SleepsWhenGone => match inner.wait(ticket, until).await? {
                 Place::Gone => {
@@ -178,7 +178,7 @@ impl Layer for Flawed {
     }
 
     async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
-        let now = Armed {
+        let now = LeaseStart {
             sent: BootTime::now(),
             ttl: Duration::from_secs(1),
         };
@@ -249,8 +249,8 @@ fn is_in(line: &LineReport, id: &str) -> bool {
         .any(|claim| claim.id == id)
 }
 
-fn late(armed: Armed) -> Armed {
-    Armed {
+fn late(armed: LeaseStart) -> LeaseStart {
+    LeaseStart {
         sent: armed.sent + Duration::from_millis(100),
         ..armed
     }
@@ -272,27 +272,9 @@ fn connect(url: String) -> BoxFuture<Result<Client>> {
     })
 }
 
-fn verdict(flaw: Flaw, name: &str) -> Verdict {
-    let subject = Subject {
-        connect,
-        ..Subject::new("flawed", || Err("not started".into()))
-    };
-    let case = conformance::all()
-        .into_iter()
-        .find(|case| case.name == name);
-    let case = case.unwrap_or_else(|| panic!("no case is called {name}"));
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let verdict = runtime.block_on(async {
-        let site = Site::new(format!("memory:?label={flaw:?}"));
-        let bed = Bed::new(subject, site, PathBuf::new(), Arc::default())
-            .await
-            .unwrap();
-        let limit = Duration::from_secs(20);
-        let run = tokio::time::timeout(limit, conformance::run(&case, bed)).await;
-        run.unwrap_or_else(|_| Verdict::Failed("hangs".into()))
-    });
-    runtime.shutdown_background();
-    verdict
+fn verdict(flaw: Flaw, case: &str) -> Verdict {
+    let engine = EngineUnderTest::new("flawed", || Err("not started".into())).connecting(connect);
+    harness::try_case(engine, Site::new(format!("memory:?label={flaw:?}")), case)
 }
 
 #[test]

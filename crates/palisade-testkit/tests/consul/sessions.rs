@@ -6,8 +6,8 @@ use std::time::Duration;
 use palisade::core::claim::Ask;
 use palisade::core::report::Scope;
 use palisade::{BootTime, Kind, LossReason, Patience};
-use palisade_testkit::launch::Running;
-use palisade_testkit::proxy::{Direction, Protocol, Proxy, to_engine};
+use palisade_testkit::lab::launch::Running;
+use palisade_testkit::lab::proxy::{Direction, Protocol, Proxy, to_engine};
 
 use crate::util::{connected, consul, destroy, get, holder, keys, soon, until};
 
@@ -231,7 +231,7 @@ async fn a_lost_reply_is_one_grant() {
         .await
         .unwrap();
     assert_eq!(line[0].holders.len(), 1);
-    assert_eq!(line[0].holders[0].counted, Some(hold.token().0));
+    assert_eq!(line[0].holders[0].sequence, Some(hold.token().0));
     hold.release().await.unwrap();
 
     // The same without a second try: the lock does not stay.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use palisade::core::engine::Renewal;
 use palisade::core::ticket::{Lease, Ticket};
 use palisade::{Hold, Kind, LossReason};
-use palisade_testkit::launch::{self, wire};
-use palisade_testkit::trial::certificates;
+use palisade_testkit::lab::launch::{self, wire};
+use palisade_testkit::lab::trial::certificates;
 
 use super::support::{Server, line, mutex, soon};
 
@@ -57,13 +57,10 @@ async fn a_key_of_another_type_is_never_free() {
 
 fn lease(hold: &Hold) -> Lease {
     let ticket = Ticket {
-        counted: hold.token().0,
+        sequence: hold.token().0,
         ..Ticket::own(hold.name().clone(), hold.claim())
     };
-    Lease {
-        id: ticket.lease,
-        ticket: Some(ticket),
-    }
+    Lease::in_a_test(&ticket)
 }
 
 /// After another tool has taken the key our renewals are lost, and the foreign lock is not touched.

@@ -18,7 +18,7 @@ use crate::core::claim::{Ask, Claim, Mode};
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
 use crate::core::error::{Error, Kind, Outcome, Result};
-use crate::core::ticket::{Armed, Ticket};
+use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::kit::cas::Retry;
 use crate::engines::kit::finish::finish;
 
@@ -57,7 +57,7 @@ pub(super) async fn enter(engine: &Arc<Consul>, claim: Arc<Claim>) -> Result<Ent
         None => join(engine, &claim).await?,
         Some(member) if member.stage == Stage::Waiting => member,
         Some(member) => match stands(engine, &line, &member).await? {
-            Place::Held { counted } => return Ok(entered(engine, &member, Some(counted))),
+            Place::Held { sequence } => return Ok(entered(engine, &member, Some(sequence))),
             Place::Waiting => member,
             // Its lock was taken away, or the write may still come: a new session.
             Place::Gone => {
@@ -75,7 +75,7 @@ pub(super) async fn enter(engine: &Arc<Consul>, claim: Arc<Claim>) -> Result<Ent
         tried = first_try(engine, &line, &member).await;
     }
     match tried {
-        Ok(Tried::Held(counted)) => Ok(entered(engine, &member, Some(counted))),
+        Ok(Tried::Held(sequence)) => Ok(entered(engine, &member, Some(sequence))),
         Ok(Tried::Behind | Tried::Delayed) if claim.queue => {
             sessions.change(claim.id, |member| member.waited = true);
             Ok(entered(engine, &member, None))
@@ -112,7 +112,9 @@ async fn join(engine: &Consul, claim: &Arc<Claim>) -> Result<Member> {
         let (sent, ttl) = (BootTime::now(), claim.ttl);
         let settings = engine.session_settings(ttl);
         let session = engine.client.create_session(&settings).await?;
-        Ok(engine.sessions.add(session, Armed { sent, ttl }, claim))
+        Ok(engine
+            .sessions
+            .add(session, LeaseStart { sent, ttl }, claim))
     };
     let timeout = engine.client.timeout;
     engine.maker.find_or_make(timeout, find, make).await
@@ -120,18 +122,18 @@ async fn join(engine: &Consul, claim: &Arc<Claim>) -> Result<Member> {
 
 fn entered(engine: &Consul, member: &Member, held: Option<u64>) -> Entered {
     // A session that has ended meanwhile is over at once.
-    let armed = engine.sessions.armed(member.session).unwrap_or(Armed {
+    let armed = engine.sessions.armed(member.session).unwrap_or(LeaseStart {
         sent: BootTime::PAST,
         ttl: member.claim.ttl,
     });
-    let counted = held.unwrap_or(0);
+    let sequence = held.unwrap_or(0);
     Entered::In {
         ticket: Ticket {
-            counted,
+            sequence,
             ..member.ticket()
         },
         armed,
-        place: held.map_or(Place::Waiting, |counted| Place::Held { counted }),
+        place: held.map_or(Place::Waiting, |sequence| Place::Held { sequence }),
     }
 }
 
@@ -142,15 +144,15 @@ async fn stands(engine: &Consul, line: &Line, member: &Member) -> Result<Place> 
     let Some(found) = snapshot.find(claim.id, &member.session_text()) else {
         return Ok(Place::Gone);
     };
-    let Some(counted) = found.held() else {
+    let Some(sequence) = found.held() else {
         engine.sessions.closed(claim.id, found.index);
         return Ok(Place::Waiting);
     };
     engine
         .sessions
-        .settle(claim.id, Stage::Held(counted), false);
+        .settle(claim.id, Stage::Held(sequence), false);
     engine.sessions.tell(claim.id);
-    Ok(Place::Held { counted })
+    Ok(Place::Held { sequence })
 }
 
 async fn first_try(engine: &Arc<Consul>, line: &Line, member: &Member) -> Result<Tried> {
@@ -206,9 +208,9 @@ async fn attempt(
             Begun::Settled => {
                 let settled = engine.sessions.settled(claim.id, engine.client.timeout);
                 match settled.await.map(|member| member.stage) {
-                    Some(Stage::Held(counted)) => {
+                    Some(Stage::Held(sequence)) => {
                         engine.sessions.tell(claim.id);
-                        return Ok(Tried::Held(counted));
+                        return Ok(Tried::Held(sequence));
                     }
                     Some(Stage::Waiting) if retry.again().await => continue,
                     Some(_) => return Ok(Tried::Behind),
@@ -238,7 +240,7 @@ async fn attempt(
         match write(engine, &snapshot.line, ops, spot, members).await? {
             Committed::Done(_) if spot == Spot::Gate => {}
             Committed::Done(_) => match engine.sessions.tell(claim.id) {
-                Some(counted) => return Ok(Tried::Held(counted)),
+                Some(sequence) => return Ok(Tried::Held(sequence)),
                 None => return Ok(Tried::Left),
             },
             Committed::Refused(errors) => {
@@ -317,8 +319,8 @@ pub(super) async fn wait(engine: &Arc<Consul>, ticket: Ticket, until: BootTime) 
             return Ok(Place::Gone);
         };
         if member.stage != Stage::Waiting {
-            if let Some(counted) = sessions.tell(claim) {
-                return Ok(Place::Held { counted });
+            if let Some(sequence) = sessions.tell(claim) {
+                return Ok(Place::Held { sequence });
             }
             // Gone: taken away; or not applied yet, and then its session is spoilt for this
             // name and another claim is needed.
@@ -340,7 +342,7 @@ pub(super) async fn wait(engine: &Arc<Consul>, ticket: Ticket, until: BootTime) 
             tried = try_when_free(engine, &line, &member, until) => tried?,
         };
         match tried {
-            Some(Tried::Held(counted)) => return Ok(Place::Held { counted }),
+            Some(Tried::Held(sequence)) => return Ok(Place::Held { sequence }),
             Some(Tried::SessionEnded) => {
                 sessions.ended(member.session);
                 return Ok(Place::Gone);

@@ -149,13 +149,13 @@ fn report(name: &Name, snapshot: &Snapshot, marked: &HashSet<String>) -> LineRep
         let amended = snapshot.line.value(&id);
         let amended = snapshot.tree.iter().find(|pair| pair.key == amended);
         let amended = amended.map(|pair| String::from_utf8_lossy(&pair.bytes()).into_owned());
-        let counted = record.as_ref().map(|record| record.granted_at(pair));
+        let sequence = record.as_ref().map(|record| record.granted_at(pair));
         ClaimReport {
             evicted: marked.contains(&id),
             id,
             value: amended.or_else(|| record.as_ref()?.value.clone()),
             ask,
-            counted: Some(counted.unwrap_or(pair.modify_index)),
+            sequence: Some(sequence.unwrap_or(pair.modify_index)),
             // Renewals leave no trace in the store: this is how long it can last without another.
             expires_in: record
                 .as_ref()
@@ -178,7 +178,7 @@ fn report(name: &Name, snapshot: &Snapshot, marked: &HashSet<String>) -> LineRep
         };
         holders.push(claim(pair, session, record, ask));
     }
-    holders.sort_by_key(|holder| holder.counted);
+    holders.sort_by_key(|holder| holder.sequence);
     let reads = holders.iter().any(|holder| holder.ask == Ask::READ);
     LineReport {
         name: name.to_string(),

@@ -66,8 +66,8 @@ pub(super) struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) value: Option<String>,
     /// The index of the grant, where the key was written again since.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) counted: Option<u64>,
+    #[serde(default, rename = "counted", skip_serializing_if = "Option::is_none")]
+    pub(super) sequence: Option<u64>,
 }
 
 impl Record {
@@ -77,13 +77,13 @@ impl Record {
             owner: claim.owner.clone(),
             ttl: u64::try_from(claim.ttl.as_millis()).unwrap_or(u64::MAX),
             value: claim.value.clone(),
-            counted: None,
+            sequence: None,
         }
     }
 
     /// The index of the grant of the claim whose record `pair` holds.
     pub(super) fn granted_at(&self, pair: &Pair) -> u64 {
-        self.counted.unwrap_or(pair.modify_index)
+        self.sequence.unwrap_or(pair.modify_index)
     }
 }
 
@@ -248,6 +248,16 @@ mod tests {
         for bad in ["", ".lock", "908f61f1", bad] {
             assert_eq!(session_id(bad), None, "{bad}");
         }
+    }
+
+    /// Clients of other versions read it.
+    #[test]
+    fn a_record_keeps_the_names_of_its_fields() {
+        let owner = serde_json::to_value(Owner::here("me", None)).unwrap();
+        let stored = json!({ "claim": "7", "owner": owner, "ttl": 9, "value": "v", "counted": 5 });
+        let record: Record = serde_json::from_value(stored.clone()).unwrap();
+        assert_eq!(record.sequence, Some(5));
+        assert_eq!(serde_json::to_value(&record).unwrap(), stored);
     }
 
     #[test]

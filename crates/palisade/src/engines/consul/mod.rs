@@ -30,7 +30,7 @@ use std::time::Duration;
 use tokio::sync::broadcast;
 
 use self::client::{Client, SessionSettings};
-pub(crate) use self::config::OFFER;
+pub(crate) use self::config::FACTORY;
 use self::keys::Keys;
 use self::kv::session_text;
 use self::sessions::Sessions;

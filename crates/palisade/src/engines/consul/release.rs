@@ -1,6 +1,6 @@
 //! `leave`, `amend`, and an operator's `resize` and `evict`.
 //!
-//! Every write is guarded by the index that was counted or read, so that a late one changes
+//! Every write is guarded by the sequence or by the index that was read, so that a late one changes
 //! nothing. What a leave finds out about an unanswered write is told to the sessions.
 
 use super::Consul;
@@ -41,7 +41,7 @@ async fn leave_once(engine: &Consul, ticket: &Ticket) -> Result<Left> {
         // The audit names the session on which it found a write that nobody waited for.
         None => {
             let session = session_text(ticket.lease.0);
-            let place = (claim, ticket.counted);
+            let place = (claim, ticket.sequence);
             take_out(engine, &line, Mode::Exclusive, place, &session).await?
         }
         Some(member) => {
@@ -51,7 +51,7 @@ async fn leave_once(engine: &Consul, ticket: &Ticket) -> Result<Left> {
                     open_gate(engine, &line, &member).await?;
                     true
                 }
-                Stage::Held(held) if ticket.counted != 0 && ticket.counted != held => {
+                Stage::Held(held) if ticket.sequence != 0 && ticket.sequence != held => {
                     return Ok(Left::Absent);
                 }
                 Stage::Held(held) => {
@@ -59,11 +59,11 @@ async fn leave_once(engine: &Consul, ticket: &Ticket) -> Result<Left> {
                         || take_out(engine, &line, mode, (claim, held), &session).await?
                 }
                 Stage::Trying | Stage::Unknown => {
-                    let place = (claim, ticket.counted);
+                    let place = (claim, ticket.sequence);
                     let there = take_out(engine, &line, mode, place, &session).await?;
                     if there {
                         // The write has arrived, though its answer has not: nothing is in doubt.
-                        sessions.settle(claim, Stage::Held(ticket.counted), false);
+                        sessions.settle(claim, Stage::Held(ticket.sequence), false);
                     }
                     there
                 }
@@ -92,11 +92,11 @@ async fn open_gate(engine: &Consul, line: &Line, member: &Member) -> Result<()> 
 }
 
 /// Gives a place up in one request that only a change of its own key can refuse.
-async fn let_go(engine: &Consul, line: &Line, member: &Member, counted: u64) -> Result<bool> {
+async fn let_go(engine: &Consul, line: &Line, member: &Member, sequence: u64) -> Result<bool> {
     let (claim, session) = (member.claim.id, member.session_text());
     let (spot, id) = (Spot::of(member.claim.ask), claim.to_string());
     // The index is that of our own lock, so that deleting the key can't take another's.
-    let mut ops = remove(spot, counted, line, claim, &session);
+    let mut ops = remove(spot, sequence, line, claim, &session);
     // Every operation costs the servers time. A claim that was marked and does not know it yet
     // leaves its mark to whoever wrote it.
     if member.evicted {
@@ -143,7 +143,7 @@ async fn take_out(
     engine: &Consul,
     line: &Line,
     mode: Mode,
-    (claim, counted): (ClaimId, u64),
+    (claim, sequence): (ClaimId, u64),
     session: &str,
 ) -> Result<bool> {
     let (id, mut retry) = (claim.to_string(), Retry::many());
@@ -153,7 +153,7 @@ async fn take_out(
             sweep(engine, &snapshot, &id).await?;
             return Ok(false);
         };
-        if counted != 0 && counted != found.counted {
+        if sequence != 0 && sequence != found.sequence {
             return Ok(false);
         }
         let mut ops = remove(found.spot, found.index, line, claim, session);
@@ -200,11 +200,11 @@ pub(super) async fn amend(
     loop {
         let snapshot = Snapshot::read(&engine.client, &line, Mode::Exclusive).await?;
         let held = snapshot.find(claim, &session);
-        let Some(held) = held.filter(|held| held.counted == ticket.counted) else {
+        let Some(held) = held.filter(|held| held.sequence == ticket.sequence) else {
             return Ok(Amended::Gone);
         };
         let mut record = held.record;
-        record.counted = Some(held.counted);
+        record.sequence = Some(held.sequence);
         let ops = match (amendment, held.spot) {
             (Amendment::Value(value), spot) => {
                 engine

@@ -105,25 +105,25 @@ pub(super) async fn audit(engine: &Arc<Consul>, lease: LeaseId) -> Result<Vec<Au
         }
     }
     for (name, claim) in doubts {
-        if let Some(counted) = find(engine, &name, claim, &session).await? {
-            found.push(audited(lease, name, claim, counted));
+        if let Some(sequence) = find(engine, &name, claim, &session).await? {
+            found.push(audited(lease, name, claim, sequence));
         }
     }
     Ok(found)
 }
 
-/// What was counted for a claim, if the store has it on this session.
+/// The sequence of a claim, if the store has it on this session.
 async fn find(engine: &Consul, name: &Name, claim: ClaimId, session: &str) -> Result<Option<u64>> {
     let line = engine.keys.line(name)?;
     let snapshot = Snapshot::read(&engine.client, &line, Mode::Exclusive).await?;
-    Ok(snapshot.find(claim, session).map(|found| found.counted))
+    Ok(snapshot.find(claim, session).map(|found| found.sequence))
 }
 
-fn audited(lease: LeaseId, name: Name, claim: ClaimId, counted: u64) -> Audited {
+fn audited(lease: LeaseId, name: Name, claim: ClaimId, sequence: u64) -> Audited {
     Audited {
         ticket: Ticket {
             lease,
-            counted,
+            sequence,
             ..Ticket::own(name, claim)
         },
         evicted: false,
@@ -147,7 +147,7 @@ async fn strangers(engine: &Arc<Consul>, lease: LeaseId) -> Result<Vec<Audited>>
             if member.is_none_or(|member| member.session != lease.0)
                 && let Some(found) = snapshot.find(claim, &session)
             {
-                strangers.push(audited(lease, name.clone(), claim, found.counted));
+                strangers.push(audited(lease, name.clone(), claim, found.sequence));
             }
         }
     }

@@ -16,7 +16,7 @@ use super::snapshot::Watch;
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::name::Name;
-use crate::core::ticket::{Armed, LeaseId, Ticket};
+use crate::core::ticket::{LeaseId, LeaseStart, Ticket};
 
 /// How far a claim is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(super) enum Stage {
     Trying,
     /// Such a write was not answered, and may still arrive.
     Unknown,
-    /// It holds, and this was counted.
+    /// It holds, with this sequence.
     Held(u64),
 }
 
@@ -86,8 +86,8 @@ impl Member {
     pub(super) fn ticket(&self) -> Ticket {
         Ticket {
             lease: LeaseId(self.session),
-            counted: match self.stage {
-                Stage::Held(counted) => counted,
+            sequence: match self.stage {
+                Stage::Held(sequence) => sequence,
                 Stage::Waiting | Stage::Trying | Stage::Unknown => 0,
             },
             ..Ticket::own(self.claim.name.clone(), self.claim.id)
@@ -106,7 +106,7 @@ pub(super) enum Begun {
 }
 
 struct Session {
-    armed: Armed,
+    armed: LeaseStart,
     /// The names that claims of this client are on with it.
     names: HashSet<Name>,
     /// The names on which a write of it may still arrive, and for which claim.
@@ -169,7 +169,7 @@ impl Sessions {
     }
 
     /// Adds a session, and puts the claim on it that it was made for.
-    pub(super) fn add(&self, id: u128, armed: Armed, claim: &Arc<Claim>) -> Member {
+    pub(super) fn add(&self, id: u128, armed: LeaseStart, claim: &Arc<Claim>) -> Member {
         let mut state = self.0.lock();
         let session = Session {
             armed,
@@ -238,16 +238,16 @@ impl Sessions {
         self.settle(claim, Stage::Waiting, false);
     }
 
-    /// What was counted for a claim that holds and was not told; once.
+    /// The sequence of a claim that holds and was not told; once.
     pub(super) fn tell(&self, claim: ClaimId) -> Option<u64> {
         match self.0.lock().members.get_mut(&claim)? {
             Member {
-                stage: Stage::Held(counted),
+                stage: Stage::Held(sequence),
                 told,
                 ..
             } if !*told => {
                 *told = true;
-                Some(*counted)
+                Some(*sequence)
             }
             _ => None,
         }
@@ -299,7 +299,7 @@ impl Sessions {
         }
     }
 
-    pub(super) fn armed(&self, session: u128) -> Option<Armed> {
+    pub(super) fn armed(&self, session: u128) -> Option<LeaseStart> {
         let state = self.0.lock();
         state.sessions.get(&session).map(|session| session.armed)
     }
@@ -311,11 +311,11 @@ impl Sessions {
     }
 
     /// Says that a session was renewed.
-    pub(super) fn renewed(&self, session: u128, sent: BootTime) -> Option<Armed> {
+    pub(super) fn renewed(&self, session: u128, sent: BootTime) -> Option<LeaseStart> {
         let mut state = self.0.lock();
         let armed = &mut state.sessions.get_mut(&session)?.armed;
         armed.sent = armed.sent.max(sent);
-        Some(Armed { sent, ..*armed })
+        Some(LeaseStart { sent, ..*armed })
     }
 
     /// Says that a session is over.

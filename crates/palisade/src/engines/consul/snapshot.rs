@@ -88,16 +88,16 @@ impl Spot {
 #[derive(Debug, Clone)]
 pub(super) struct Found {
     pub(super) spot: Spot,
-    pub(super) counted: u64,
+    pub(super) sequence: u64,
     /// When its key was written last.
     pub(super) index: u64,
     pub(super) record: Record,
 }
 
 impl Found {
-    /// What was counted, if it holds.
+    /// Its sequence, if it holds.
     pub(super) fn held(&self) -> Option<u64> {
-        (self.spot != Spot::Gate).then_some(self.counted)
+        (self.spot != Spot::Gate).then_some(self.sequence)
     }
 }
 
@@ -223,7 +223,7 @@ impl Snapshot {
             };
             counts.then(|| Found {
                 spot,
-                counted: record.granted_at(pair),
+                sequence: record.granted_at(pair),
                 index: pair.modify_index,
                 record,
             })
@@ -349,7 +349,7 @@ impl Snapshot {
     }
 
     /// Guarded by the gate being open, not by its index, so that readers don't refuse each other.
-    /// Each writes the gate, so that whoever counted on an index of it is refused.
+    /// Each writes the gate, so that whoever sequence on an index of it is refused.
     fn take_read(&self, members: &[Member]) -> Vec<Op> {
         let lock = &self.line.lock;
         let open = match &self.lock {

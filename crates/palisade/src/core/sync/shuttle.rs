@@ -1,0 +1,101 @@
+//! What `tests/orderings.rs` runs with: shuttle's threads, locks and atomics, and a clock that
+//! stands still until the test advances it.
+
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use ::shuttle::sync::MutexGuard;
+use ::shuttle::sync::atomic::Ordering;
+use futures_util::future::{Either, select};
+
+pub(crate) use ::shuttle::sync::atomic::AtomicU64;
+
+use crate::core::clock::BootTime;
+
+/// A mutex with the face of the real one.
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(::shuttle::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(::shuttle::sync::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+::shuttle::lazy_static! {
+    /// Starts anew with every execution, and not at the deadline that has always passed.
+    static ref CLOCK: AtomicU64 = AtomicU64::new(1_000_000_000);
+    /// Never held while another thread could go on, so it need not be shuttle's.
+    static ref SLEEPERS: parking_lot::Mutex<Vec<Waker>> = parking_lot::Mutex::default();
+}
+
+/// Reads the clock, which is a point at which another thread may go on.
+pub(crate) fn nanos() -> u64 {
+    CLOCK.load(Ordering::SeqCst)
+}
+
+pub(super) fn advance(by: Duration) {
+    CLOCK.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
+    let sleepers = std::mem::take(&mut *SLEEPERS.lock());
+    sleepers.into_iter().for_each(Waker::wake);
+}
+
+pub(crate) fn sleep_until(until: BootTime) -> Sleep {
+    Sleep(until)
+}
+
+pub(crate) struct Sleep(BootTime);
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        // In line for the next advance before the look, or it could be missed.
+        SLEEPERS.lock().push(context.waker().clone());
+        match self.0.has_passed() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    }
+}
+
+pub(crate) async fn timeout<T>(limit: Duration, task: impl Future<Output = T>) -> Result<T, ()> {
+    match select(pin!(task), sleep_until(BootTime::now() + limit)).await {
+        Either::Left((done, _)) => Ok(done),
+        Either::Right(_) => Err(()),
+    }
+}
+
+/// Stands for the runtime, of which nothing is needed.
+pub(crate) struct Runtime;
+
+impl Runtime {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self)
+    }
+
+    pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
+        call()
+    }
+
+    pub(crate) fn spawn(
+        self,
+        name: &str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> io::Result<()> {
+        let run = move || ::shuttle::future::block_on(task);
+        ::shuttle::thread::Builder::new()
+            .name(name.into())
+            .spawn(run)?;
+        Ok(())
+    }
+}

@@ -1,55 +1,48 @@
 //! `etcd://` — lines kept in an etcd cluster, beside Go's `concurrency` package.
 //!
 //! A place is a key on a lease; the lowest create revision holds, and is the token. All places of
-//! a client share one lease per ttl, which the keeper keeps alive. Taking a place and giving it
-//! up are one transaction each; waiting is a watch on the nearest one ahead.
+//! a client share one lease per ttl, which the keeper renews. Taking a place and leaving it are
+//! one transaction each; waiting is a watch on the nearest one ahead.
 //!
-//! `keys` and `record` are the layout, `queue` reads a line and asks the core who holds, `rpc`,
-//! `endpoints` and `watching` talk to a member, `enter`, `wait`, `change`, `survey`,
-//! `audit` and `hints` are the verbs.
+//! `acquire`, `release`, `renew`, `notify` and `inspect` are the verbs; `keys` is the layout,
+//! `snapshot` a line as read, `leases` what places hang on; `client` makes the calls, `txn` and
+//! `proto` are what they say, `watch` and `transport` how they travel.
 
-mod audit;
+mod acquire;
 #[cfg(feature = "baseline")]
 mod baseline;
-mod book;
-mod change;
-mod check;
+mod client;
 mod condition;
-mod endpoints;
-mod enter;
-mod hints;
+mod config;
+mod error;
+mod inspect;
 mod keys;
 mod leases;
-mod offer;
-mod ops;
-mod own;
-mod pool;
-mod queue;
-mod record;
-mod rpc;
-mod survey;
+mod notify;
+mod proto;
+mod release;
+mod renew;
+mod snapshot;
 mod transport;
-mod wait;
-mod watching;
-mod wire;
+mod txn;
+mod watch;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::broadcast;
+use tokio::sync::{OnceCell, broadcast};
 
 pub use condition::{Condition, EtcdHold};
-pub(crate) use offer::OFFER;
+pub(crate) use config::OFFER;
 
-use self::endpoints::Endpoints;
-use self::enter::Known;
+use self::acquire::Known;
+use self::client::Client;
 use self::keys::Keys;
 use self::leases::Leases;
-use self::pool::Pool;
-use self::rpc::Rpc;
+use self::proto::RequestOp;
+use self::transport::Endpoints;
 use crate::core::capability::Capability;
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
@@ -61,11 +54,6 @@ use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
-use crate::core::url::{Settings, Url};
-use crate::engines::remote::{Host, Links, Login, Tls};
-
-/// The port of etcd's clients.
-const PORT: u16 = 2379;
 
 /// A client of a cluster.
 struct EtcdEngine(Arc<Inner>);
@@ -73,62 +61,37 @@ struct EtcdEngine(Arc<Inner>);
 /// What the verbs share.
 struct Inner {
     keys: Keys,
-    rpc: Rpc,
+    client: Client,
     endpoints: Arc<Endpoints>,
-    encrypted: bool,
     shown: String,
     leases: Leases,
     /// The claims of this client, from their enter to their leave.
     known: Mutex<HashMap<ClaimId, Known>>,
-    /// Keys to be used again.
-    pool: Pool,
-    /// Whether the user was seen to have the rights that locks need.
-    allowed: AtomicBool,
+    /// Set when the user was seen to have the rights that locks need.
+    allowed: OnceCell<()>,
     alarms: broadcast::Sender<Alarm>,
 }
 
-/// Opens what the URL names, and sees that a member of it answers.
-///
-/// # Errors
-/// [`Kind::Config`](crate::Kind::Config) for hosts, options or certificates that can't be used;
-/// [`Kind::Unreachable`](crate::Kind::Unreachable) when no member answers;
-/// [`Kind::Denied`](crate::Kind::Denied) when the login is refused.
-async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
-    let inner = Inner::new(url, settings)?;
-    inner.rpc.links.get().await?;
-    Ok(Arc::new(EtcdEngine(Arc::new(inner))))
-}
-
 impl Inner {
-    fn new(mut url: Url, settings: &Settings) -> Result<Self> {
-        let encrypted = url.scheme == "etcds";
-        let login = Login::take(&mut url)?;
-        let tls = Tls::take(&mut url, encrypted)?;
-        url.finish(offer::OPTIONS)?;
-        offer::refuse_path(&url)?;
-        let hosts = Host::all(&url, PORT)?;
-        let (several, logs_in) = (hosts.len() > 1, login.user.is_some());
-        let limit = settings.connect_timeout;
-        let endpoints = Arc::new(Endpoints::new(hosts, tls, login, limit)?);
-        let members = Arc::clone(&endpoints);
-        let connect = move || -> BoxFuture<_> { Box::pin(Arc::clone(&members).connect()) };
-        Ok(Self {
-            keys: Keys::new(&settings.namespace)?,
-            rpc: Rpc {
-                links: Links::new(limit, connect),
-                timeout: settings.timeout,
-                several,
-                logs_in,
-            },
-            endpoints,
-            encrypted,
-            shown: url.shown(),
-            leases: Leases::default(),
-            known: Mutex::default(),
-            pool: Pool::default(),
-            allowed: AtomicBool::new(false),
-            alarms: broadcast::channel(64).0,
-        })
+    /// The key of a ticket: its own, or that of an enter that was never answered.
+    fn key_of(&self, ticket: &Ticket) -> Option<Arc<str>> {
+        // Not made of the claim's id: it may be one that was used before.
+        let known = || Some(Arc::clone(&self.known.lock().get(&ticket.claim)?.key));
+        ticket.native.clone().or_else(known)
+    }
+
+    /// What removes a place, without its mark.
+    fn deletes(&self, key: &[u8]) -> Vec<RequestOp> {
+        let mut deletes = vec![txn::delete(key)];
+        if self.keys.shared_with_others() {
+            deletes.push(txn::delete(keys::owner_key(key)));
+        }
+        deletes
+    }
+
+    fn alarm(&self, alarm: Alarm) {
+        // Nobody listens before the first claim.
+        let _ = self.alarms.send(alarm);
     }
 }
 
@@ -143,7 +106,7 @@ impl EtcdEngine {
 
 impl Engine for EtcdEngine {
     fn capability(&self) -> Capability {
-        offer::CAPABILITY
+        config::CAPABILITY
     }
 
     fn describe(&self) -> String {
@@ -151,51 +114,51 @@ impl Engine for EtcdEngine {
     }
 
     fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
-        self.run(|inner| async move { inner.enter(claim).await })
+        self.run(|inner| async move { acquire::enter(&inner, &claim).await })
     }
 
     fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
-        self.run(|inner| async move { inner.wait(ticket, until).await })
+        self.run(move |inner| async move { acquire::wait(&inner, &ticket, until).await })
     }
 
     fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
-        self.run(move |inner| async move { inner.keep(leases, within).await })
+        self.run(move |inner| async move { renew::renew(&inner, &leases, within).await })
     }
 
     fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
-        self.run(|inner| async move { inner.amend(ticket, amendment).await })
+        self.run(|inner| async move { release::amend(&inner, &ticket, amendment).await })
     }
 
     fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
-        self.run(|inner| async move { inner.leave(ticket).await })
+        self.run(|inner| async move { release::leave(&inner, &ticket).await })
     }
 
     fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
-        self.run(|inner| async move { inner.audit(lease).await })
+        self.run(move |inner| async move { renew::audit(&inner, lease).await })
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
-        hints::alarms(Arc::clone(&self.0))
+        notify::alarms(Arc::clone(&self.0))
     }
 
     fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
-        self.run(|inner| async move { inner.survey(scope).await })
+        self.run(|inner| async move { inspect::survey(&inner, &scope).await })
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        hints::watch(Arc::clone(&self.0), scope)
+        notify::watch(Arc::clone(&self.0), &scope)
     }
 
     fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
-        self.run(|inner| async move { inner.evict(name, id, eviction).await })
+        self.run(move |inner| async move { release::evict(&inner, &name, &id, eviction).await })
     }
 
     fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
-        self.run(move |inner| async move { inner.resize(name, capacity).await })
+        self.run(move |inner| async move { release::resize(&inner, &name, capacity).await })
     }
 
     fn check(&self) -> BoxFuture<Result<Checkup>> {
-        self.run(|inner| async move { inner.check().await })
+        self.run(|inner| async move { inspect::check(&inner).await })
     }
 
     fn key(&self, ticket: &Ticket) -> Option<String> {
@@ -204,12 +167,8 @@ impl Engine for EtcdEngine {
 
     fn close(&self) -> BoxFuture<()> {
         self.run(|inner| async move {
-            inner.leases.revoke_all(&inner.rpc).await;
-            inner.rpc.links.close();
+            inner.leases.revoke_all(&inner.client).await;
+            inner.client.links.close();
         })
     }
 }
-
-/// The longest ttl: far less than etcd takes, and as much as anyone should wait for a machine
-/// that is lost.
-const LONGEST_TTL: Duration = Duration::from_secs(24 * 60 * 60);

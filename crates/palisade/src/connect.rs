@@ -16,7 +16,7 @@ use crate::fence::FileFence;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
 /// let palisade = palisade::connect("memory:?ttl=10s").await?;
-/// assert!(palisade.mutex("x")?.try_lock().await?.is_some());
+/// assert!(palisade.mutex("x").try_lock().await?.is_some());
 /// # Ok(()) }
 /// ```
 ///

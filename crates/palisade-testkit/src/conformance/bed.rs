@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use palisade::Client;
 use palisade::core::capability::Capability;
 use palisade::core::claim::{Ask, Claim, ClaimId};
 use palisade::core::clock::BootTime;
@@ -15,7 +16,6 @@ use palisade::core::owner::Owner;
 use palisade::core::report::{LineReport, Scope};
 use palisade::core::ticket::{Armed, Lease, Ticket};
 use palisade::core::url::{Settings, Url};
-use palisade::{Client, Hold};
 use parking_lot::Mutex;
 
 use super::Failure;
@@ -391,7 +391,7 @@ pub(crate) async fn granted_on(
 }
 
 /// The hold, or a failure that says it was busy.
-pub(crate) fn held(hold: Option<Hold>) -> Result<Hold, Failure> {
+pub(crate) fn held<H>(hold: Option<H>) -> Result<H, Failure> {
     hold.ok_or_else(|| Failure::new("a free lock is busy"))
 }
 

@@ -24,7 +24,7 @@ async fn a_hand_over_does_not_wait_for_the_sync_loop() {
     for _ in 0..2 {
         let client = palisade::connect(running.url()).await.unwrap();
         tasks.spawn(async move {
-            let mutex = client.mutex("quick").unwrap();
+            let mutex = client.mutex("quick");
             for _ in 0..GRANTS / 2 {
                 mutex.lock().await.unwrap().release().await.unwrap();
             }
@@ -49,7 +49,7 @@ async fn a_waiter_whose_lease_died_is_never_granted() {
         return;
     };
     let client = palisade::connect(running.url()).await.unwrap();
-    let hold = client.mutex("line").unwrap().lock().await.unwrap();
+    let hold = client.mutex("line").lock().await.unwrap();
     // Nobody keeps this one's lease alive: it has another ttl than the hold's.
     let claim = Claim {
         id: ClaimId::random(),

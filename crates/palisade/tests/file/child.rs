@@ -184,10 +184,10 @@ async fn act() {
             let run = async {
                 let client = prepared.connect().await?;
                 let name = format!("name-{}", std::process::id() % 3);
-                let held = client.mutex(name)?.lock().await?;
+                let held = client.mutex(name).lock().await?;
                 held.release().await?;
                 drop(prepared);
-                client.end().await;
+                client.close().await;
                 Ok::<(), palisade::Error>(())
             };
             match run.await {

@@ -268,22 +268,21 @@ async fn a_client_that_ends_leaves_nothing_behind() {
     let client = palisade::connect(&url).await.unwrap();
     client
         .mutex("door")
-        .unwrap()
         .lock()
         .await
         .unwrap()
         .release()
         .await
         .unwrap();
-    drop(client.mutex("door").unwrap().lock().await.unwrap());
+    drop(client.mutex("door").lock().await.unwrap());
     assert_eq!(signs(), 1);
-    client.end().await;
+    client.close().await;
     assert_eq!(signs(), 0);
 
     // One that is still in use stays.
     let client = palisade::connect(&url).await.unwrap();
-    let hold = client.mutex("door").unwrap().lock().await.unwrap();
-    client.end().await;
+    let hold = client.mutex("door").lock().await.unwrap();
+    client.close().await;
     assert!(hold.is_valid() && signs() == 1);
 }
 

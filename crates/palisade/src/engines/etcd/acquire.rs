@@ -143,7 +143,7 @@ async fn check_rights(engine: &Inner) -> Result<()> {
     if engine.keys.shared_with_others() {
         operations.push(txn::delete(keys::OWNERS));
     }
-    match engine.client.txn("enter", txn::plain(operations)).await {
+    match engine.client.call("enter", txn::plain(operations)).await {
         Ok(_) => Ok(()),
         Err(error) if error.message() == NO_RIGHT => {
             let message = "etcd denies this user the prefix .palisade/, without which locks can \
@@ -177,7 +177,7 @@ impl Entry<'_> {
         let found = self
             .engine
             .client
-            .range("enter", txn::all(self.prefix))
+            .call("enter", txn::all(self.prefix))
             .await?;
         let line = self.line(found.kvs, revision(&found.header));
         if line.find(self.key.as_bytes()).is_some() {
@@ -222,7 +222,7 @@ impl Entry<'_> {
             success,
             failure: vec![txn::read(txn::all(self.prefix))],
         };
-        let answer = self.engine.client.txn("enter", request).await?;
+        let answer = self.engine.client.call("enter", request).await?;
         let (taken, seen) = (answer.succeeded, revision(&answer.header));
         let found = txn::found(answer).next().unwrap_or_default();
         if taken && found.len() == 1 {
@@ -258,7 +258,7 @@ impl Entry<'_> {
     async fn give_back(&self) -> Result<()> {
         let exists = vec![txn::exists(self.key.as_bytes())];
         let given = txn::only_if(exists, self.engine.deletes(self.key.as_bytes()));
-        let given = self.engine.client.txn("enter", given).await;
+        let given = self.engine.client.call("enter", given).await;
         // Without an answer the place may still be there.
         given.map(drop).map_err(Error::maybe_applied)
     }
@@ -395,8 +395,8 @@ impl Waiter<'_> {
         };
         let client = &self.engine.client;
         let found = match link {
-            Some(link) => client.range_over(link, "wait", range).await?,
-            None => client.range("wait", range).await?,
+            Some(link) => client.call_over(link, "wait", range).await?,
+            None => client.call("wait", range).await?,
         };
         let seen = revision(&found.header);
         let line = Snapshot::new(&self.engine.keys, self.prefix, found.kvs, seen);

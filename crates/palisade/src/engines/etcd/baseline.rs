@@ -77,14 +77,14 @@ impl Raw {
                 txn::read(txn::youngest_two(prefix)),
             ],
         );
-        let locked = client.txn("raw", lock).await?;
+        let locked = client.call("raw", lock).await?;
         if !locked.succeeded {
             let message = "the key is in use; give every task its own";
             return Err(Error::new(Kind::InvalidArgument, "raw", message));
         }
         let created = txn::created_at(key.as_bytes(), revision(&locked.header));
         let unlock = txn::only_if(vec![created], vec![txn::delete(key)]);
-        client.txn("raw", unlock).await.map(drop)
+        client.call("raw", unlock).await.map(drop)
     }
 
     async fn take(&self, key: &str) -> Result<()> {
@@ -97,7 +97,7 @@ impl Raw {
         loop {
             let exists = vec![txn::exists(key.as_bytes())];
             let take = txn::only_if(exists, vec![txn::delete(key)]);
-            let taken = self.inner.client.txn("raw", take).await?;
+            let taken = self.inner.client.call("raw", take).await?;
             if taken.succeeded {
                 return Ok(());
             }
@@ -117,7 +117,7 @@ impl Raw {
         let give = vec![txn::put(key, Vec::new(), self.lease().await?)];
         self.inner
             .client
-            .txn("raw", txn::plain(give))
+            .call("raw", txn::plain(give))
             .await
             .map(drop)
     }

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use parking_lot::Mutex;
-use prost::Message;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
@@ -17,9 +16,7 @@ use tonic_prost::ProstCodec;
 
 use super::error;
 use super::keys;
-use super::proto::{
-    Header, LeaseRequest, LeaseResponse, RangeRequest, RangeResponse, TxnRequest, TxnResponse,
-};
+use super::proto::{Call, Header, LeaseKeepAliveRequest, LeaseResponse};
 use super::txn;
 use super::watch::{Range, Watch, Watcher};
 use crate::core::error::{Error, Kind, Result};
@@ -27,9 +24,6 @@ use crate::engines::remote::{Link, Links, timed};
 
 /// The largest answer that is taken: a survey of very many lines.
 const LARGEST: usize = 64 << 20;
-
-const RANGE: &str = "/etcdserverpb.KV/Range";
-const TXN: &str = "/etcdserverpb.KV/Txn";
 
 /// A connection to one member.
 #[derive(Clone)]
@@ -58,36 +52,23 @@ impl Connection {
     }
 
     /// One request, one answer.
-    pub(super) async fn call<Q, A>(
-        &self,
-        path: &'static str,
-        message: Q,
-    ) -> std::result::Result<A, Status>
-    where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
-    {
+    pub(super) async fn call<C: Call>(&self, message: C) -> std::result::Result<C::Answer, Status> {
         let mut grpc = self.grpc.clone();
         grpc.ready().await.map_err(error::not_sent)?;
-        let path = PathAndQuery::from_static(path);
-        let answer = grpc.unary(self.request(message), path, ProstCodec::<Q, A>::default());
+        let path = PathAndQuery::from_static(C::PATH);
+        let answer = grpc.unary(self.request(message), path, ProstCodec::default());
         Ok(answer.await?.into_inner())
     }
 
     /// A stream of requests and one of answers.
-    pub(super) async fn stream<Q, A>(
+    pub(super) async fn stream<C: Call>(
         &self,
-        path: &'static str,
-        requests: impl Stream<Item = Q> + Send + 'static,
-    ) -> std::result::Result<Streaming<A>, Status>
-    where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
-    {
+        requests: impl Stream<Item = C> + Send + 'static,
+    ) -> std::result::Result<Streaming<C::Answer>, Status> {
         let mut grpc = self.grpc.clone();
         grpc.ready().await.map_err(error::not_sent)?;
-        let path = PathAndQuery::from_static(path);
-        let answers = grpc.streaming(self.request(requests), path, ProstCodec::<Q, A>::default());
+        let path = PathAndQuery::from_static(C::PATH);
+        let answers = grpc.streaming(self.request(requests), path, ProstCodec::default());
         Ok(answers.await?.into_inner())
     }
 
@@ -117,47 +98,25 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// One request to whichever member answers.
-    pub(super) async fn call<Q, A>(
+    /// Asks whichever member answers.
+    pub(super) async fn call<C: Call>(
         &self,
         operation: &'static str,
-        path: &'static str,
-        message: Q,
-    ) -> Result<A>
-    where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
-    {
+        message: C,
+    ) -> Result<C::Answer> {
         let link = self.links.get().await?;
-        let called = link.connection.call(path, message);
-        self.judged(operation, &link, called).await
-    }
-
-    pub(super) async fn range(
-        &self,
-        operation: &'static str,
-        request: RangeRequest,
-    ) -> Result<RangeResponse> {
-        self.call(operation, RANGE, request).await
+        self.call_over(&link, operation, message).await
     }
 
     /// Asks the member that `link` leads to, and no other.
-    pub(super) async fn range_over(
+    pub(super) async fn call_over<C: Call>(
         &self,
         link: &Link<Connection>,
         operation: &'static str,
-        request: RangeRequest,
-    ) -> Result<RangeResponse> {
-        let called = link.connection.call(RANGE, request);
+        message: C,
+    ) -> Result<C::Answer> {
+        let called = link.connection.call(message);
         self.judged(operation, link, called).await
-    }
-
-    pub(super) async fn txn(
-        &self,
-        operation: &'static str,
-        request: TxnRequest,
-    ) -> Result<TxnResponse> {
-        self.call(operation, TXN, request).await
     }
 
     /// Keeps leases alive: all on one stream of their own, so that no late answer to an earlier
@@ -165,19 +124,18 @@ impl Client {
     /// came, and with the header of a write that a majority confirmed afterwards.
     pub(super) async fn keep_alive(&self, leases: &[i64]) -> Result<(Vec<LeaseResponse>, Header)> {
         let link = self.links.get().await?;
-        let request = |&id| LeaseRequest { id, keys: false };
-        let requests: Vec<LeaseRequest> = leases.iter().map(request).collect();
+        let requests = leases.iter().map(|&id| LeaseKeepAliveRequest { id });
+        let requests: Vec<LeaseKeepAliveRequest> = requests.collect();
         let called = async {
             let requests = futures_util::stream::iter(requests);
-            let path = "/etcdserverpb.Lease/LeaseKeepAlive";
-            let mut answers = link.connection.stream(path, requests).await?;
+            let mut answers = link.connection.stream(requests).await?;
             let mut answered = Vec::new();
             while let Some(answer) = answers.next().await {
                 answered.push(answer?);
             }
             // A write, though of nothing: reads are known to be stale while leaders change.
             let nothing = txn::plain(vec![txn::delete(keys::NOTHING)]);
-            let confirmed: TxnResponse = link.connection.call(TXN, nothing).await?;
+            let confirmed = link.connection.call(nothing).await?;
             Ok((answered, confirmed.header.unwrap_or_default()))
         };
         self.judged("renew", &link, called).await

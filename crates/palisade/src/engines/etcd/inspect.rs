@@ -10,8 +10,7 @@ use super::config::CAPABILITY;
 use super::keys;
 use super::leases::{self, seconds};
 use super::proto::{
-    AlarmResponse, CORRUPT, Empty, KeyValue, LeaseRequest, LeaseTimeToLiveResponse, NO_SPACE,
-    RangeRequest, StatusResponse,
+    AlarmRequest, CORRUPT, KeyValue, LeaseTimeToLiveRequest, NO_SPACE, RangeRequest, StatusRequest,
 };
 use super::snapshot::{self, Place, Snapshot};
 use super::txn;
@@ -39,7 +38,7 @@ pub(super) async fn survey(engine: &Inner, scope: &Scope) -> Result<Vec<LineRepo
                 keys_only: true,
                 ..txn::all(&format!("{}{prefix}", keys::OWNERS))
             };
-            let ours = engine.client.range("survey", ours).await?.kvs;
+            let ours = engine.client.call("survey", ours).await?.kvs;
             let name = |kv: &KeyValue| {
                 let key = kv.key.strip_prefix(keys::OWNERS.as_bytes())?;
                 Some(keys.parse(key)?.0)
@@ -102,10 +101,8 @@ async fn remaining<'a>(
         return HashMap::new();
     }
     let ask = |id: i64| async move {
-        let path = "/etcdserverpb.Lease/LeaseTimeToLive";
-        let request = LeaseRequest { id, keys: false };
-        let answer = engine.client.call("survey", path, request).await;
-        let answer: LeaseTimeToLiveResponse = answer.ok()?;
+        let request = LeaseTimeToLiveRequest { id, keys: false };
+        let answer = engine.client.call("survey", request).await.ok()?;
         // etcd says whole seconds, rounded down.
         let ttl = (answer.ttl + 1).min(answer.granted_ttl);
         (answer.ttl >= 0).then(|| (id, seconds(ttl)))
@@ -116,8 +113,7 @@ async fn remaining<'a>(
 
 /// What is known to be unsafe or in the way about this cluster.
 pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
-    let path = "/etcdserverpb.Maintenance/Status";
-    let status: StatusResponse = engine.client.call("check", path, Empty {}).await?;
+    let status = engine.client.call("check", StatusRequest {}).await?;
     let mut findings = Vec::new();
     findings.extend(of_version(&status.version));
     if status.leader == 0 {
@@ -166,8 +162,7 @@ fn finding(
 }
 
 async fn alarms_raised(engine: &Inner) -> Result<Vec<Finding>> {
-    let path = "/etcdserverpb.Maintenance/Alarm";
-    let answer: AlarmResponse = match engine.client.call("check", path, Empty {}).await {
+    let answer = match engine.client.call("check", AlarmRequest {}).await {
         Ok(answer) => answer,
         // Only an operator's role may ask; then an operator has to look.
         Err(error) if error.kind() == Kind::Denied => return Ok(Vec::new()),

@@ -21,7 +21,7 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use super::client::Client;
 use super::keys;
-use super::proto::{Empty, Header, LeaseGrantRequest, LeaseRequest, LeaseResponse};
+use super::proto::{Header, LeaseGrantRequest, LeaseRevokeRequest};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::ticket::{Armed, LeaseId, Ticket};
@@ -118,8 +118,7 @@ impl Leases {
             id: rand::random_range(1..i64::MAX),
         };
         let (before, sent) = (self.history(), BootTime::now());
-        let path = "/etcdserverpb.Lease/LeaseGrant";
-        let granted: Result<LeaseResponse> = client.call("enter", path, request).await;
+        let granted = client.call("enter", request).await;
         // Not "maybe applied": the lease may be there, but no place was asked for yet.
         let granted =
             granted.map_err(|error| Error::new(error.kind(), "enter", error.message()))?;
@@ -215,11 +214,9 @@ impl Leases {
 
 /// Gives a lease back, with whatever hangs on it. One that has ended is no error.
 pub(super) async fn revoke(client: &Client, operation: &'static str, id: i64) -> Result<()> {
-    let path = "/etcdserverpb.Lease/LeaseRevoke";
-    let request = LeaseRequest { id, keys: false };
-    match client.call(operation, path, request).await {
+    match client.call(operation, LeaseRevokeRequest { id }).await {
         Err(error) if error.kind() == Kind::Lost => Ok(()),
-        answer => answer.map(|Empty {}| ()),
+        answer => answer.map(drop),
     }
 }
 

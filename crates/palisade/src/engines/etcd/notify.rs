@@ -96,7 +96,7 @@ async fn marks_ours(engine: &Inner, marks: &Follow) -> bool {
         keys_only: true,
         ..txn::all(&marks.prefix)
     };
-    let Ok(found) = engine.client.range("evict", range).await else {
+    let Ok(found) = engine.client.call("evict", range).await else {
         return true;
     };
     let mut marked = found.kvs.iter().filter_map(|kv| {

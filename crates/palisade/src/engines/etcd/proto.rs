@@ -1,4 +1,4 @@
-//! The messages of etcd's gRPC API that the engine uses, written by hand with prost's derive, so
+//! The messages of etcd's gRPC API that the engine uses, written by hand for prost's derive, so
 //! that nobody who builds palisade needs `protoc`.
 //!
 //! Field numbers are those of etcd's `rpc.proto` and `kv.proto` (Apache-2.0, the etcd authors),
@@ -7,28 +7,212 @@
 
 use prost::Message;
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Header {
-    #[prost(uint64, tag = "1")]
-    pub cluster_id: u64,
-    #[prost(int64, tag = "3")]
-    pub revision: i64,
-    #[prost(uint64, tag = "4")]
-    pub raft_term: u64,
+/// Declares messages as a `.proto` file does: the type on the wire, the field, its number.
+macro_rules! messages {
+    ($($(#[$about:meta])* $message:ident {
+        $($(#[$what:meta])* [$($wire:tt)*] $field:ident: $type:ty = $number:tt;)*
+    })*) => {$(
+        $(#[$about])*
+        #[derive(Clone, PartialEq, Message)]
+        pub(super) struct $message {
+            $($(#[$what])* #[prost($($wire)*, tag = $number)] pub $field: $type,)*
+        }
+    )*};
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct KeyValue {
-    #[prost(bytes = "vec", tag = "1")]
-    pub key: Vec<u8>,
-    #[prost(int64, tag = "2")]
-    pub create_revision: i64,
-    #[prost(int64, tag = "3")]
-    pub mod_revision: i64,
-    #[prost(bytes = "vec", tag = "5")]
-    pub value: Vec<u8>,
-    #[prost(int64, tag = "6")]
-    pub lease: i64,
+messages! {
+    Header {
+        [uint64] cluster_id: u64 = "1";
+        [int64] revision: i64 = "3";
+        [uint64] raft_term: u64 = "4";
+    }
+
+    KeyValue {
+        [bytes = "vec"] key: Vec<u8> = "1";
+        [int64] create_revision: i64 = "2";
+        [int64] mod_revision: i64 = "3";
+        [bytes = "vec"] value: Vec<u8> = "5";
+        [int64] lease: i64 = "6";
+    }
+
+    RangeRequest {
+        [bytes = "vec"] key: Vec<u8> = "1";
+        [bytes = "vec"] range_end: Vec<u8> = "2";
+        [int64] limit: i64 = "3";
+        [int32] sort_order: i32 = "5";
+        [int32] sort_target: i32 = "6";
+        /// Answered by the member that is asked, without asking the others.
+        [bool] serializable: bool = "7";
+        [bool] keys_only: bool = "8";
+        [int64] max_create_revision: i64 = "13";
+    }
+
+    RangeResponse {
+        [message, optional] header: Option<Header> = "1";
+        [message, repeated] kvs: Vec<KeyValue> = "2";
+    }
+
+    PutRequest {
+        [bytes = "vec"] key: Vec<u8> = "1";
+        [bytes = "vec"] value: Vec<u8> = "2";
+        [int64] lease: i64 = "3";
+    }
+
+    DeleteRangeRequest {
+        [bytes = "vec"] key: Vec<u8> = "1";
+    }
+
+    /// One of the three.
+    RequestOp {
+        [message, optional] range: Option<RangeRequest> = "1";
+        [message, optional] put: Option<PutRequest> = "2";
+        [message, optional] delete: Option<DeleteRangeRequest> = "3";
+    }
+
+    ResponseOp {
+        [message, optional] range: Option<RangeResponse> = "1";
+    }
+
+    Compare {
+        [int32] result: i32 = "1";
+        [int32] target: i32 = "2";
+        [bytes = "vec"] key: Vec<u8> = "3";
+        /// With the target `CREATE`.
+        [int64, optional] create_revision: Option<i64> = "5";
+        /// With the target `MODIFY`.
+        [int64, optional] mod_revision: Option<i64> = "6";
+        [bytes = "vec"] range_end: Vec<u8> = "64";
+    }
+
+    TxnRequest {
+        [message, repeated] compare: Vec<Compare> = "1";
+        [message, repeated] success: Vec<RequestOp> = "2";
+        [message, repeated] failure: Vec<RequestOp> = "3";
+    }
+
+    TxnResponse {
+        [message, optional] header: Option<Header> = "1";
+        [bool] succeeded: bool = "2";
+        [message, repeated] responses: Vec<ResponseOp> = "3";
+    }
+
+    LeaseGrantRequest {
+        [int64] ttl: i64 = "1";
+        [int64] id: i64 = "2";
+    }
+
+    LeaseKeepAliveRequest {
+        [int64] id: i64 = "1";
+    }
+
+    LeaseRevokeRequest {
+        [int64] id: i64 = "1";
+    }
+
+    LeaseTimeToLiveRequest {
+        [int64] id: i64 = "1";
+        [bool] keys: bool = "2";
+    }
+
+    /// The answer to a grant and to a keepalive.
+    LeaseResponse {
+        [message, optional] header: Option<Header> = "1";
+        [int64] id: i64 = "2";
+        [int64] ttl: i64 = "3";
+    }
+
+    LeaseRevokeResponse {}
+
+    LeaseTimeToLiveResponse {
+        [int64] ttl: i64 = "3";
+        [int64] granted_ttl: i64 = "4";
+        [bytes = "vec", repeated] keys: Vec<Vec<u8>> = "5";
+    }
+
+    /// One of the two.
+    WatchRequest {
+        [message, optional] create: Option<WatchCreateRequest> = "1";
+        [message, optional] cancel: Option<WatchCancelRequest> = "2";
+    }
+
+    WatchCreateRequest {
+        [bytes = "vec"] key: Vec<u8> = "1";
+        [bytes = "vec"] range_end: Vec<u8> = "2";
+        [int32, repeated] filters: Vec<i32> = "5";
+        /// Chosen by us, so that a watch is known before its answer: 3.4 and newer.
+        [int64] watch_id: i64 = "7";
+    }
+
+    WatchCancelRequest {
+        [int64] watch_id: i64 = "1";
+    }
+
+    WatchResponse {
+        [message, optional] header: Option<Header> = "1";
+        [int64] watch_id: i64 = "2";
+        [bool] created: bool = "3";
+        [bool] canceled: bool = "4";
+        [message, repeated] events: Vec<Event> = "11";
+    }
+
+    Event {
+        [message, optional] kv: Option<KeyValue> = "2";
+    }
+
+    AuthenticateRequest {
+        [string] name: String = "1";
+        [string] password: String = "2";
+    }
+
+    AuthenticateResponse {
+        [string] token: String = "2";
+    }
+
+    StatusRequest {}
+
+    StatusResponse {
+        [string] version: String = "2";
+        [uint64] leader: u64 = "4";
+    }
+
+    /// Without fields it asks which alarms are raised.
+    AlarmRequest {}
+
+    AlarmResponse {
+        [message, repeated] alarms: Vec<AlarmMember> = "2";
+    }
+
+    AlarmMember {
+        [int32] alarm: i32 = "2";
+    }
+}
+
+/// A message that one call of etcd takes.
+pub(super) trait Call: Message + 'static {
+    const PATH: &'static str;
+    type Answer: Message + Default + 'static;
+}
+
+macro_rules! calls {
+    ($($request:ident: $path:literal -> $answer:ident;)*) => {$(
+        impl Call for $request {
+            const PATH: &'static str = concat!("/etcdserverpb.", $path);
+            type Answer = $answer;
+        }
+    )*};
+}
+
+calls! {
+    AlarmRequest: "Maintenance/Alarm" -> AlarmResponse;
+    AuthenticateRequest: "Auth/Authenticate" -> AuthenticateResponse;
+    LeaseGrantRequest: "Lease/LeaseGrant" -> LeaseResponse;
+    LeaseKeepAliveRequest: "Lease/LeaseKeepAlive" -> LeaseResponse;
+    LeaseRevokeRequest: "Lease/LeaseRevoke" -> LeaseRevokeResponse;
+    LeaseTimeToLiveRequest: "Lease/LeaseTimeToLive" -> LeaseTimeToLiveResponse;
+    RangeRequest: "KV/Range" -> RangeResponse;
+    StatusRequest: "Maintenance/Status" -> StatusResponse;
+    TxnRequest: "KV/Txn" -> TxnResponse;
+    WatchRequest: "Watch/Watch" -> WatchResponse;
 }
 
 /// `RangeRequest.sort_order`.
@@ -36,69 +220,6 @@ pub(super) const ASCEND: i32 = 1;
 pub(super) const DESCEND: i32 = 2;
 /// `RangeRequest.sort_target`: the create revision.
 pub(super) const BY_CREATE: i32 = 2;
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct RangeRequest {
-    #[prost(bytes = "vec", tag = "1")]
-    pub key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub range_end: Vec<u8>,
-    #[prost(int64, tag = "3")]
-    pub limit: i64,
-    #[prost(int32, tag = "5")]
-    pub sort_order: i32,
-    #[prost(int32, tag = "6")]
-    pub sort_target: i32,
-    /// Answered by the member that is asked, without asking the others.
-    #[prost(bool, tag = "7")]
-    pub serializable: bool,
-    #[prost(bool, tag = "8")]
-    pub keys_only: bool,
-    #[prost(int64, tag = "13")]
-    pub max_create_revision: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct RangeResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<Header>,
-    #[prost(message, repeated, tag = "2")]
-    pub kvs: Vec<KeyValue>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct PutRequest {
-    #[prost(bytes = "vec", tag = "1")]
-    pub key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub value: Vec<u8>,
-    #[prost(int64, tag = "3")]
-    pub lease: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct DeleteRangeRequest {
-    #[prost(bytes = "vec", tag = "1")]
-    pub key: Vec<u8>,
-}
-
-/// One of the three.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct RequestOp {
-    #[prost(message, optional, tag = "1")]
-    pub range: Option<RangeRequest>,
-    #[prost(message, optional, tag = "2")]
-    pub put: Option<PutRequest>,
-    #[prost(message, optional, tag = "3")]
-    pub delete: Option<DeleteRangeRequest>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct ResponseOp {
-    #[prost(message, optional, tag = "1")]
-    pub range: Option<RangeResponse>,
-}
-
 /// `Compare.result`.
 pub(super) const EQUAL: i32 = 0;
 pub(super) const GREATER: i32 = 1;
@@ -106,171 +227,8 @@ pub(super) const LESS: i32 = 2;
 /// `Compare.target`.
 pub(super) const CREATE: i32 = 1;
 pub(super) const MODIFY: i32 = 2;
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Compare {
-    #[prost(int32, tag = "1")]
-    pub result: i32,
-    #[prost(int32, tag = "2")]
-    pub target: i32,
-    #[prost(bytes = "vec", tag = "3")]
-    pub key: Vec<u8>,
-    /// With the target `CREATE`.
-    #[prost(int64, optional, tag = "5")]
-    pub create_revision: Option<i64>,
-    /// With the target `MODIFY`.
-    #[prost(int64, optional, tag = "6")]
-    pub mod_revision: Option<i64>,
-    #[prost(bytes = "vec", tag = "64")]
-    pub range_end: Vec<u8>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct TxnRequest {
-    #[prost(message, repeated, tag = "1")]
-    pub compare: Vec<Compare>,
-    #[prost(message, repeated, tag = "2")]
-    pub success: Vec<RequestOp>,
-    #[prost(message, repeated, tag = "3")]
-    pub failure: Vec<RequestOp>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct TxnResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<Header>,
-    #[prost(bool, tag = "2")]
-    pub succeeded: bool,
-    #[prost(message, repeated, tag = "3")]
-    pub responses: Vec<ResponseOp>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct LeaseGrantRequest {
-    #[prost(int64, tag = "1")]
-    pub ttl: i64,
-    #[prost(int64, tag = "2")]
-    pub id: i64,
-}
-
-/// To keep alive, to revoke, and, with `keys`, to list.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct LeaseRequest {
-    #[prost(int64, tag = "1")]
-    pub id: i64,
-    #[prost(bool, tag = "2")]
-    pub keys: bool,
-}
-
-/// The answer to a grant and to a keepalive.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct LeaseResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<Header>,
-    #[prost(int64, tag = "2")]
-    pub id: i64,
-    #[prost(int64, tag = "3")]
-    pub ttl: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct LeaseTimeToLiveResponse {
-    #[prost(int64, tag = "3")]
-    pub ttl: i64,
-    #[prost(int64, tag = "4")]
-    pub granted_ttl: i64,
-    #[prost(bytes = "vec", repeated, tag = "5")]
-    pub keys: Vec<Vec<u8>>,
-}
-
-/// One of the two.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct WatchRequest {
-    #[prost(message, optional, tag = "1")]
-    pub create: Option<WatchCreateRequest>,
-    #[prost(message, optional, tag = "2")]
-    pub cancel: Option<WatchCancelRequest>,
-}
-
 /// `WatchCreateRequest.filters`: no puts.
 pub(super) const NO_PUT: i32 = 0;
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct WatchCreateRequest {
-    #[prost(bytes = "vec", tag = "1")]
-    pub key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub range_end: Vec<u8>,
-    #[prost(int32, repeated, tag = "5")]
-    pub filters: Vec<i32>,
-    /// Chosen by us, so that a watch is known before its answer: 3.4 and newer.
-    #[prost(int64, tag = "7")]
-    pub watch_id: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct WatchCancelRequest {
-    #[prost(int64, tag = "1")]
-    pub watch_id: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct WatchResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<Header>,
-    #[prost(int64, tag = "2")]
-    pub watch_id: i64,
-    #[prost(bool, tag = "3")]
-    pub created: bool,
-    #[prost(bool, tag = "4")]
-    pub canceled: bool,
-    #[prost(message, repeated, tag = "11")]
-    pub events: Vec<Event>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Event {
-    #[prost(message, optional, tag = "2")]
-    pub kv: Option<KeyValue>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct AuthenticateRequest {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(string, tag = "2")]
-    pub password: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct AuthenticateResponse {
-    #[prost(string, tag = "2")]
-    pub token: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Empty {}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct StatusResponse {
-    #[prost(string, tag = "2")]
-    pub version: String,
-    #[prost(uint64, tag = "4")]
-    pub leader: u64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct AlarmResponse {
-    #[prost(message, repeated, tag = "2")]
-    pub alarms: Vec<AlarmMember>,
-}
-
 /// `AlarmMember.alarm`: the quota is used up; the members' data differ.
 pub(super) const NO_SPACE: i32 = 1;
 pub(super) const CORRUPT: i32 = 2;
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct AlarmMember {
-    #[prost(int32, tag = "2")]
-    pub alarm: i32,
-}

@@ -81,11 +81,11 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
 /// server is well: what was not answered is sent once more, over another one. It compares the
 /// incarnation, so that a second copy does no harm.
 async fn send_leave(engine: &Inner, request: &TxnRequest) -> Result<bool> {
-    let error = match engine.client.txn("leave", request.clone()).await {
+    let error = match engine.client.call("leave", request.clone()).await {
         Err(error) if error.is_transient() => error,
         answer => return answer.map(|answer| answer.succeeded),
     };
-    let again = engine.client.txn("leave", request.clone()).await?;
+    let again = engine.client.call("leave", request.clone()).await?;
     // Gone since: the first copy did it.
     Ok(again.succeeded || error.outcome() == Outcome::MaybeApplied)
 }
@@ -111,7 +111,7 @@ async fn change<T>(
             Step::Write(compare, success, answer) => (compare, success, answer),
         };
         let request = txn::only_if(compare, success);
-        match engine.client.txn(operation, request).await {
+        match engine.client.call(operation, request).await {
             Ok(done) if done.succeeded => return Ok(answer),
             Ok(_) => {}
             // A lease ended meanwhile, and the keys on it.

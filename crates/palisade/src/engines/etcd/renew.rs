@@ -10,7 +10,7 @@ use super::Inner;
 use super::acquire::Known;
 use super::keys::{self, Record};
 use super::leases::{number, own_lease, seconds};
-use super::proto::{LeaseRequest, LeaseTimeToLiveResponse};
+use super::proto::LeaseTimeToLiveRequest;
 use super::txn;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
@@ -86,7 +86,7 @@ async fn verdict(engine: &Inner, lease: &Lease) -> Option<Renewal> {
     };
     let keys = [key.as_bytes().to_vec(), keys::mark_key(key.as_bytes())];
     let reads = keys.iter().map(|key| txn::read(txn::one(key))).collect();
-    let mut found = match engine.client.txn("renew", txn::plain(reads)).await {
+    let mut found = match engine.client.call("renew", txn::plain(reads)).await {
         Ok(answer) => txn::found(answer),
         Err(error) => return Some(Renewal::Unknown(error)),
     };
@@ -161,9 +161,8 @@ fn unconfirmed() -> Renewal {
 /// key that was left since the list was made is not there, or is another place.
 pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>> {
     let id = number(lease);
-    let path = "/etcdserverpb.Lease/LeaseTimeToLive";
-    let request = LeaseRequest { id, keys: true };
-    let answer: LeaseTimeToLiveResponse = engine.client.call("audit", path, request).await?;
+    let request = LeaseTimeToLiveRequest { id, keys: true };
+    let answer = engine.client.call("audit", request).await?;
     if answer.ttl < 0 {
         let message = "the lease has ended; its renewal will say so";
         return Err(Error::new(Kind::Lost, "audit", message));
@@ -174,7 +173,7 @@ pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>
     let mut places: Vec<(Vec<u8>, ClaimId, i64)> = Vec::new();
     for (claim, known) in known_on(engine, id) {
         let key = known.key.as_bytes();
-        let read = async || engine.client.range("audit", txn::one(key)).await;
+        let read = async || engine.client.call("audit", txn::one(key)).await;
         if listed.remove(key) || known.created != 0 && !read().await?.kvs.is_empty() {
             places.push((key.to_vec(), claim, known.created));
         }
@@ -185,12 +184,7 @@ pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>
         let Some((_, named)) = parsed.and_then(|(_, rest)| keys::ours(rest)) else {
             continue;
         };
-        let kv = engine
-            .client
-            .range("audit", txn::one(&key))
-            .await?
-            .kvs
-            .pop();
+        let kv = engine.client.call("audit", txn::one(&key)).await?.kvs.pop();
         if let Some(kv) = kv.filter(|kv| kv.lease == id) {
             let record = Record::read(&engine.keys, &kv.value);
             let told = record.and_then(|record| record.id.parse().ok());
@@ -217,7 +211,7 @@ pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>
             .take(MOST_SWEPT)
             .map(txn::delete)
             .collect();
-        let _ = engine.client.txn("audit", txn::plain(sweep)).await;
+        let _ = engine.client.call("audit", txn::plain(sweep)).await;
     }
     Ok(found)
 }

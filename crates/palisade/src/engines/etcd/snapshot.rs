@@ -168,7 +168,7 @@ impl Found {
         if engine.keys.shared_with_others() {
             reads.push(under(keys::OWNERS));
         }
-        let answer = engine.client.txn(operation, txn::plain(reads)).await?;
+        let answer = engine.client.call(operation, txn::plain(reads)).await?;
         let revision = revision(&answer.header);
         let mut found = txn::found(answer);
         let mut next = || found.next().unwrap_or_default();

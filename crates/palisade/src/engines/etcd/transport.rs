@@ -19,14 +19,14 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tonic::Code;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
 
 use super::client::Connection;
-use super::proto::{AuthenticateRequest, AuthenticateResponse, Empty, StatusResponse};
+use super::proto::{AuthenticateRequest, AuthenticateResponse, StatusRequest, StatusResponse};
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, Kind, Result};
 use crate::engines::remote::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours};
@@ -183,10 +183,7 @@ impl Endpoints {
     async fn first_calls(&self, channel: Channel, host: &Host) -> Result<Connection> {
         let token = self.log_in(channel.clone(), host).await?;
         let connection = Connection::new(channel, token);
-        let path = "/etcdserverpb.Maintenance/Status";
-        let status: std::result::Result<StatusResponse, Status> =
-            connection.call(path, Empty {}).await;
-        let status = match status {
+        let status = match connection.call(StatusRequest {}).await {
             Ok(StatusResponse { leader: 0, .. }) => {
                 let message = format!("{host} knows no leader of its cluster");
                 return Err(unreachable(message));
@@ -220,9 +217,7 @@ impl Endpoints {
         let password = login.password.unwrap_or_default();
         let is_empty = password.is_empty();
         let request = AuthenticateRequest { name, password };
-        let path = "/etcdserverpb.Auth/Authenticate";
-        let answer = Connection::new(channel, None).call(path, request).await;
-        let status: Status = match answer {
+        let status = match Connection::new(channel, None).call(request).await {
             Ok(AuthenticateResponse { token }) => {
                 let token = token.parse();
                 let token = token.map_err(|_| unreachable(format!("{host} sent no login")))?;

@@ -20,7 +20,7 @@ use tokio::task::AbortHandle;
 
 use super::client::{Connection, revision};
 use super::keys::prefix_range;
-use super::proto::{NO_PUT, WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse};
+use super::proto::{NO_PUT, WatchCancelRequest, WatchCreateRequest, WatchRequest};
 
 /// How many watches are kept that nobody listens to.
 const MOST_IDLE: usize = 16;
@@ -165,13 +165,11 @@ impl Reader {
         let requests = stream::unfold(asked, |mut asked| async move {
             asked.recv().await.map(|request| (request, asked))
         });
-        let path = "/etcdserverpb.Watch/Watch";
-        let Ok(mut answers) = connection.stream(path, requests).await else {
+        let Ok(mut answers) = connection.stream(requests).await else {
             return;
         };
         drop(connection);
         while let Some(Ok(answer)) = answers.next().await {
-            let answer: WatchResponse = answer;
             let events = answer.events.iter().filter_map(|event| event.kv.as_ref());
             let last = events.map(|kv| kv.mod_revision).max();
             let useless = match last {

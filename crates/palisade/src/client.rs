@@ -10,6 +10,7 @@ use crate::core::acquire::Request;
 use crate::core::capability::{Capability, Class, Tokens};
 use crate::core::claim::{Ask, READERS};
 use crate::core::clock::BootTime;
+use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{Engine, Eviction, cannot_resize};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::events::Observer;
@@ -40,7 +41,7 @@ impl Client {
     ///
     /// # Errors
     /// [`Kind::Config`] when `settings` ask for a ttl that the engine can't keep.
-    pub fn new(engine: Arc<dyn Engine>, settings: &Settings) -> Result<Self> {
+    pub fn new(engine: SharedEngine, settings: &Settings) -> Result<Self> {
         let capability = engine.capability();
         let ttl = match settings.ttl {
             None => capability.default_ttl(),
@@ -62,7 +63,7 @@ impl Client {
     }
 
     /// The engine itself.
-    pub fn engine(&self) -> &Arc<dyn Engine> {
+    pub fn engine(&self) -> &SharedEngine {
         self.keeper.engine()
     }
 
@@ -104,6 +105,16 @@ impl Client {
     pub fn observed_by(self, observer: impl Observer) -> Self {
         self.keeper.observers().add(Arc::new(observer));
         self
+    }
+
+    /// Lays a layer over the engine: `client.layer(layers::Traced::over)`. Clones and holds from
+    /// before go on without it.
+    #[must_use]
+    pub fn layer<E: Engine>(self, layer: impl FnOnce(SharedEngine) -> E) -> Self {
+        Self {
+            keeper: Arc::new(self.keeper.layered(layer)),
+            ..self
+        }
     }
 
     /// Asks for tokens that can't go back, because data depends on them. Looks at the engine as

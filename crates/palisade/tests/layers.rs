@@ -11,7 +11,7 @@ use std::time::Duration;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use palisade::fence::{Fence, MemoryFence};
 use palisade::layers::{FenceMetrics, Metrics, Trace, Traced};
-use palisade::{Client, Name, Settings, Token, Url};
+use palisade::{Name, Token};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
@@ -177,13 +177,11 @@ async fn every_verb_is_a_span_and_a_loss_is_a_warning() {
     let subscriber = tracing_subscriber::registry().with(lines.clone());
     tracing::subscriber::set_global_default(subscriber).unwrap();
 
-    let plain = palisade::connect("memory:trace").await.unwrap();
-    let engine = Traced::over(Arc::clone(plain.engine()));
-    let settings: Settings = Url::parse("memory:?ttl=150ms&label=hunter2")
+    let client = palisade::connect("memory:trace?ttl=150ms&label=hunter2")
+        .await
         .unwrap()
-        .take_settings()
-        .unwrap();
-    let client = Client::new(engine, &settings).unwrap().observed_by(Trace);
+        .observed_by(Trace)
+        .layer(Traced::over);
     let election = client.election("x");
     let elected = election.campaign("hunter2").await.unwrap();
     elected.proclaim("hunter2 again").await.unwrap();

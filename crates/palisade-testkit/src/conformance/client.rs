@@ -164,13 +164,13 @@ async fn what_the_engine_lacks_is_unsupported(bed: Bed) -> Check {
     let mut poor = bed.capability();
     poor.shared = false;
     poor.permits = palisade::Permits::Slots;
-    let spy = Arc::new(Spy::with_capability(bed.engine(), poor));
+    let spy = Arc::new(Spy::with_capability(Arc::clone(bed.engine()), poor));
     let client = Client::new(spy.clone(), &bed.settings()?)?;
     refuses(&client, &spy, Ask::READ).await?;
     refuses(&client, &spy, super::permits(2, 3)).await?;
     let mut poorer = poor;
     poorer.permits = palisade::Permits::None;
-    let spy = Arc::new(Spy::with_capability(bed.engine(), poorer));
+    let spy = Arc::new(Spy::with_capability(Arc::clone(bed.engine()), poorer));
     let client = Client::new(spy.clone(), &bed.settings()?)?;
     refuses(&client, &spy, super::permits(1, 3)).await?;
     held(client.mutex("refused").try_lock().await?)?

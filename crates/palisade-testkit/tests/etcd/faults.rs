@@ -171,7 +171,8 @@ async fn a_renewal_of_an_earlier_term_is_not_believed() {
             id: hold.ticket().lease,
             ticket: None,
         };
-        client.engine().renew(vec![lease], Duration::from_secs(2))
+        let engine = client.engine().clone();
+        async move { engine.renew(vec![lease], Duration::from_secs(2)).await }
     };
     assert!(matches!(renew().await[..], [Renewal::Held(_)]));
     let answer = palisade_testkit::proxy::to_client()

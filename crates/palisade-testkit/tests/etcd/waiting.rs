@@ -69,8 +69,8 @@ async fn a_waiter_whose_lease_died_is_never_granted() {
     };
     assert_eq!(place, Place::Waiting);
     let far = BootTime::now() + Duration::from_secs(20);
-    let wait = tokio::spawn(other.engine().wait(ticket.clone(), far));
-    let lease = ticket.lease.0.to_string();
+    let (engine, lease) = (other.engine().clone(), ticket.lease.0.to_string());
+    let wait = tokio::spawn(async move { engine.wait(ticket, far).await });
     call(&running, "/v3/lease/revoke", json!({ "ID": lease }));
     hold.release().await.unwrap();
     let place = soon("the end of the wait", wait).await.unwrap().unwrap();

@@ -154,9 +154,10 @@ async fn a_frozen_server_keeps_waiters_no_longer_than_one() {
     server.nodes()[0].stop().unwrap();
     let start = BootTime::now();
     let until = start + Duration::from_secs(60);
-    let waits = tickets
-        .into_iter()
-        .map(|ticket| tokio::spawn(client.engine().wait(ticket, until)));
+    let waits = tickets.into_iter().map(|ticket| {
+        let engine = client.engine().clone();
+        tokio::spawn(async move { engine.wait(ticket, until).await })
+    });
     for wait in waits.collect::<Vec<_>>() {
         let error = wait.await.unwrap().unwrap_err();
         assert_eq!(error.kind(), Kind::Unreachable);

@@ -47,8 +47,7 @@ use crate::core::capability::Capability;
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
@@ -95,15 +94,6 @@ impl Inner {
     }
 }
 
-impl EtcdEngine {
-    fn run<T, F>(&self, verb: impl FnOnce(Arc<Inner>) -> F) -> BoxFuture<T>
-    where
-        F: Future<Output = T> + Send + 'static,
-    {
-        Box::pin(verb(Arc::clone(&self.0)))
-    }
-}
-
 impl Engine for EtcdEngine {
     fn capability(&self) -> Capability {
         config::CAPABILITY
@@ -113,62 +103,60 @@ impl Engine for EtcdEngine {
         self.0.shown.clone()
     }
 
-    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
-        self.run(|inner| async move { acquire::enter(&inner, &claim).await })
+    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
+        acquire::enter(&self.0, &claim).await
     }
 
-    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
-        self.run(move |inner| async move { acquire::wait(&inner, &ticket, until).await })
+    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
+        acquire::wait(&self.0, &ticket, until).await
     }
 
-    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
-        self.run(move |inner| async move { renew::renew(&inner, &leases, within).await })
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+        renew::renew(&self.0, &leases, within).await
     }
 
-    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
-        self.run(|inner| async move { release::amend(&inner, &ticket, amendment).await })
+    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
+        release::amend(&self.0, &ticket, amendment).await
     }
 
-    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
-        self.run(|inner| async move { release::leave(&inner, &ticket).await })
+    async fn leave(&self, ticket: Ticket) -> Result<Left> {
+        release::leave(&self.0, &ticket).await
     }
 
-    fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
-        self.run(move |inner| async move { renew::audit(&inner, lease).await })
+    async fn audit(&self, lease: LeaseId) -> Result<Vec<Audited>> {
+        renew::audit(&self.0, lease).await
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
         notify::alarms(Arc::clone(&self.0))
     }
 
-    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
-        self.run(|inner| async move { inspect::survey(&inner, &scope).await })
+    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
+        inspect::survey(&self.0, &scope).await
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
         notify::watch(Arc::clone(&self.0), &scope)
     }
 
-    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
-        self.run(move |inner| async move { release::evict(&inner, &name, &id, eviction).await })
+    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
+        release::evict(&self.0, &name, &id, eviction).await
     }
 
-    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
-        self.run(move |inner| async move { release::resize(&inner, &name, capacity).await })
+    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
+        release::resize(&self.0, &name, capacity).await
     }
 
-    fn check(&self) -> BoxFuture<Result<Checkup>> {
-        self.run(|inner| async move { inspect::check(&inner).await })
+    async fn check(&self) -> Result<Checkup> {
+        inspect::check(&self.0).await
     }
 
     fn key(&self, ticket: &Ticket) -> Option<String> {
         self.0.key_of(ticket).map(|key| key.as_ref().to_owned())
     }
 
-    fn close(&self) -> BoxFuture<()> {
-        self.run(|inner| async move {
-            inner.leases.revoke_all(&inner.client).await;
-            inner.client.links.close();
-        })
+    async fn close(&self) {
+        self.0.leases.revoke_all(&self.0.client).await;
+        self.0.client.links.close();
     }
 }

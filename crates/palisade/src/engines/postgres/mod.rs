@@ -38,7 +38,7 @@ pub use schema::Schema;
 use self::desk::{Desk, Plan};
 use self::pooler::Between;
 use self::server::Server;
-use crate::core::engine::Engine;
+use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url};
 
@@ -46,7 +46,7 @@ use crate::core::url::{Settings, Url};
 ///
 /// # Errors
 /// [`Kind::Config`] for a URL or option that can't be used.
-pub fn open(mut url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
+pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
     let layout = url.take("layout");
     let plan = plan(&mut url, settings)?;
     url.finish(offer::OPTIONS)?;

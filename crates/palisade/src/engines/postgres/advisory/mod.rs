@@ -36,6 +36,7 @@ use super::server::Server;
 use crate::core::capability::Capability;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
+use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
     Place, Renewal, cannot_resize,
@@ -53,7 +54,7 @@ const GLANCE: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// [`Kind::Config`] for a URL or option that can't be used.
-pub fn open(mut url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
+pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
     let schema = match url.take("schema") {
         None => Schema::default(),
         Some(name) => Schema::new(&name)?,

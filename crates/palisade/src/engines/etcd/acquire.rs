@@ -74,7 +74,7 @@ pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
             stale,
         };
         let entered = entry.enter().await;
-        match &entered {
+        let taken = match &entered {
             // Nothing hangs on a lease that has ended: it was revoked, or forgotten.
             Err(error) if error.kind() == Kind::Lost => {
                 engine.leases.retire(lease.id);
@@ -83,25 +83,21 @@ pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
                 entry.restore(before.filter(|known| !known.own));
                 continue;
             }
-            Ok(Entered::Busy) => {
-                // Unless an earlier copy is under way, nothing hangs on the lease, and the key is
-                // unused.
-                if before.is_none() && !claim.renewed {
-                    let _ = leases::revoke(&engine.client, "enter", lease.id).await;
-                } else if before.is_none() && !engine.keys.shared_with_others() {
-                    engine
-                        .leases
-                        .free_key(lease.id, prefix.clone(), Arc::clone(&key));
-                }
-                entry.restore(before);
-            }
-            Err(error) if error.outcome() == Outcome::NotApplied => {
-                if before.is_none() && !claim.renewed && !error.is_transient() {
+            Ok(entered) => !matches!(entered, Entered::Busy),
+            Err(error) => error.outcome() != Outcome::NotApplied,
+        };
+        if !taken {
+            let unreachable = matches!(&entered, Err(error) if error.is_transient());
+            // Unless an earlier copy is under way, nothing hangs on the lease, and the key is
+            // unused.
+            if before.is_none() && !unreachable {
+                if claim.renewed {
+                    engine.free_key(lease.id, prefix.clone(), Arc::clone(&key));
+                } else {
                     let _ = leases::revoke(&engine.client, "enter", lease.id).await;
                 }
-                entry.restore(before);
             }
-            _ => {}
+            entry.restore(before);
         }
         return entered;
     }
@@ -174,11 +170,8 @@ impl Entry<'_> {
         }
         // A claim for a part that does not queue takes its place if it would hold at once, and
         // leaves it if that has changed.
-        let found = self
-            .engine
-            .client
-            .call("enter", txn::all(self.prefix))
-            .await?;
+        let all = txn::all(self.prefix);
+        let found = self.engine.client.call("enter", all).await?;
         let line = self.line(found.kvs, revision(&found.header));
         if line.find(self.key.as_bytes()).is_some() {
             return self.place(line).await;
@@ -186,16 +179,13 @@ impl Entry<'_> {
         if !line.has_room(self.claim.ask)? {
             return Ok(Entered::Busy);
         }
-        let entered = self.take(true).await?;
-        if let Entered::In {
-            place: Place::Waiting,
-            ..
-        } = entered
-        {
-            self.give_back().await?;
-            return Ok(Entered::Busy);
+        match self.take(true).await? {
+            Entered::In { place, .. } if place == Place::Waiting => {
+                self.give_back().await?;
+                Ok(Entered::Busy)
+            }
+            entered => Ok(entered),
         }
-        Ok(entered)
     }
 
     /// Takes the last place, or, if the claim is not to queue, only that in an empty line; and
@@ -213,9 +203,10 @@ impl Entry<'_> {
             success.push(txn::delete(stale.as_bytes()));
         }
         success.push(txn::read(ahead(self.prefix, self.claim.ask == Ask::Whole)));
-        let is_free = match queue {
-            true => txn::created_at(key, 0),
-            false => txn::is_empty(self.prefix),
+        let is_free = if queue {
+            txn::created_at(key, 0)
+        } else {
+            txn::is_empty(self.prefix)
         };
         let request = TxnRequest {
             compare: vec![is_free],
@@ -244,7 +235,7 @@ impl Entry<'_> {
         let Some(at) = line.find(self.key.as_bytes()) else {
             // Its lease ended, or it was taken away.
             let message = "the place was taken away while it was asked for";
-            return Err(Error::new(Kind::Unreachable, "enter", message));
+            return Err(Error::new(Kind::Unreachable, "enter", message).maybe_applied());
         };
         let place = &line.line.seats[at].extra;
         // As its key says: an operator may have given the line another capacity since it came.
@@ -272,19 +263,14 @@ impl Entry<'_> {
         if let Some(known) = self.engine.known.lock().get_mut(&self.claim.id) {
             (known.created, known.ahead) = (created, ahead);
         }
-        let own = !self.claim.renewed;
-        let ticket = Ticket {
-            name: self.claim.name.clone(),
-            claim: self.claim.id,
-            lease: if own {
-                self.claim.id.into()
-            } else {
-                lease_id(self.lease.id)
-            },
+        let mut ticket = Ticket {
             counted,
             native: Some(Arc::clone(self.key)),
-            in_doubt: false,
+            ..Ticket::own(self.claim.name.clone(), self.claim.id)
         };
+        if self.claim.renewed {
+            ticket.lease = lease_id(self.lease.id);
+        }
         let armed = self.lease.armed;
         Entered::In {
             ticket,
@@ -307,9 +293,10 @@ impl Entry<'_> {
 /// What a claim must read of its line: everyone ahead of a claim to the whole line excludes it, so
 /// that its own key and the nearest are all it needs to know.
 fn ahead(prefix: &str, whole: bool) -> RangeRequest {
-    match whole {
-        true => txn::youngest_two(prefix),
-        false => txn::all(prefix),
+    if whole {
+        txn::youngest_two(prefix)
+    } else {
+        txn::all(prefix)
     }
 }
 

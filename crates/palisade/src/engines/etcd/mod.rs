@@ -88,6 +88,14 @@ impl Inner {
         deletes
     }
 
+    /// Takes back a key whose place is known to have been left.
+    fn free_key(&self, lease: i64, prefix: String, key: Arc<str>) {
+        // With `namespace=` the value of a key does not say whose it is.
+        if !self.keys.shared_with_others() {
+            self.leases.free_key(lease, prefix, key);
+        }
+    }
+
     fn alarm(&self, alarm: Alarm) {
         // Nobody listens before the first claim.
         let _ = self.alarms.send(alarm);

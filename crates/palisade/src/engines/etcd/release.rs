@@ -70,9 +70,8 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
     if !left {
         return Ok(Left::Absent);
     }
-    // With `namespace=` the value of a key does not say whose it is.
-    if let Some(shared) = shared.filter(|_| certain && !engine.keys.shared_with_others()) {
-        engine.leases.free_key(shared.lease.id, prefix, key);
+    if let Some(shared) = shared.filter(|_| certain) {
+        engine.free_key(shared.lease.id, prefix, key);
     }
     Ok(Left::Done)
 }

@@ -198,13 +198,12 @@ impl Endpoints {
                 let message = format!("{host} is no etcd 3.4 or newer");
                 Err(Error::new(Kind::Unusable, "connect", message))
             }
-            _ if self.is_encrypted() => {
-                Err(unreachable(format!("{host} does not answer as etcd does")))
+            _ => {
+                let hint = "; if it speaks TLS, use etcds: in place of etcd:";
+                let hint = if self.is_encrypted() { "" } else { hint };
+                let message = format!("{host} does not answer as etcd does{hint}");
+                Err(unreachable(message))
             }
-            _ => Err(unreachable(format!(
-                "{host} does not answer as etcd does; if it speaks TLS, use etcds: in place of \
-                 etcd:"
-            ))),
         }
     }
 

@@ -2,6 +2,7 @@
 //! waiter watches the nearest one that excludes it, and looks when that changes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::try_join;
 
@@ -38,6 +39,9 @@ pub(super) struct Known {
     /// Whose change may let it in.
     pub(super) ahead: Option<Ahead>,
 }
+
+/// How late a waiter is when a push is lost; nobody pushes the end of one's own place.
+const RECHECK: Duration = Duration::from_secs(1);
 
 /// How often an enter is repeated when the lease it was to hang on has ended.
 const LEASES: usize = 3;
@@ -315,21 +319,24 @@ pub(super) async fn wait(engine: &Inner, ticket: &Ticket, until: BootTime) -> Re
         prefix: &prefix,
         key: key.as_bytes(),
     };
-    let ahead = match known.and_then(|known| known.ahead) {
-        Some(ahead) if !until.has_passed() => ahead,
-        _ => match waiter.look(None).await? {
+    // Known from the enter, or from an earlier look.
+    let mut seen = match known.and_then(|known| known.ahead) {
+        Some(ahead) if !until.has_passed() => Err(ahead),
+        _ => waiter.look(None).await?,
+    };
+    loop {
+        let ahead = match seen {
             Ok(place) => return Ok(place),
             Err(_) if until.has_passed() => return Ok(Place::Waiting),
             Err(ahead) => ahead,
-        },
-    };
-    let told_by = waiter.sleep(ahead, until).await?;
-    let mut seen = waiter.look(told_by.as_ref()).await?;
-    // A member that lags may have no place for it yet: that it is gone, a majority must say.
-    if told_by.is_some() && matches!(seen, Ok(Place::Gone)) {
-        seen = waiter.look(None).await?;
+        };
+        let told_by = waiter.sleep(ahead, until).await?;
+        seen = waiter.look(told_by.as_ref()).await?;
+        // A member that lags may have no place for it yet: that it is gone, a majority must say.
+        if told_by.is_some() && matches!(seen, Ok(Place::Gone)) {
+            seen = waiter.look(None).await?;
+        }
     }
-    Ok(seen.unwrap_or(Place::Waiting))
 }
 
 /// One claim that waits.
@@ -357,7 +364,7 @@ impl Waiter<'_> {
         let (mut watch, link) = self.engine.client.watch("wait", range).await?;
         let changed = tokio::select! {
             changed = watch.changed_since(ahead.seen) => changed,
-            () = sleep_until(until) => None,
+            () = sleep_until(until.min(BootTime::now() + RECHECK)) => None,
         };
         Ok(changed.map(|_| link))
     }

@@ -259,16 +259,16 @@ impl Entry<'_> {
     }
 
     fn entered(&self, created: i64, ahead: Option<Ahead>) -> Entered {
-        let counted = u64::try_from(created).unwrap_or(0);
+        let sequence = u64::try_from(created).unwrap_or(0);
         let place = match ahead {
-            None => Place::Held { counted },
+            None => Place::Held { sequence },
             Some(_) => Place::Waiting,
         };
         if let Some(known) = self.engine.known.lock().get_mut(&self.claim.id) {
             (known.created, known.ahead) = (created, ahead);
         }
         let mut ticket = Ticket {
-            counted,
+            sequence,
             native: Some(Arc::clone(self.key)),
             ..Ticket::own(self.claim.name.clone(), self.claim.id)
         };
@@ -380,7 +380,7 @@ impl Waiter<'_> {
         &self,
         link: Option<&Link<Connection>>,
     ) -> Result<std::result::Result<Place, Ahead>> {
-        let created = i64::try_from(self.ticket.counted).unwrap_or(0);
+        let created = i64::try_from(self.ticket.sequence).unwrap_or(0);
         // Without its create revision the youngest may not be its own key.
         let range = RangeRequest {
             max_create_revision: created,
@@ -404,7 +404,7 @@ impl Waiter<'_> {
         if let Some(known) = self.engine.known.lock().get_mut(&self.ticket.claim) {
             known.ahead.clone_from(&ahead);
         }
-        let counted = u64::try_from(found).unwrap_or(0);
-        Ok(ahead.map_or(Ok(Place::Held { counted }), Err))
+        let sequence = u64::try_from(found).unwrap_or(0);
+        Ok(ahead.map_or(Ok(Place::Held { sequence }), Err))
     }
 }

@@ -13,9 +13,9 @@ use super::leases::Leases;
 use super::transport::{Endpoints, PORT};
 use super::{EtcdEngine, Inner};
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
-use crate::core::card::{Card, Offer};
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, Kind, Result};
+use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 use crate::engines::remote::{self, Host, Links, Login, Tls};
 
@@ -41,8 +41,8 @@ pub(super) const CAPABILITY: Capability = Capability {
 };
 
 /// What `connect` knows of it.
-pub(crate) const OFFER: Offer = Offer {
-    card: Card {
+pub(crate) const FACTORY: EngineFactory = EngineFactory {
+    info: EngineInfo {
         name: "etcd",
         schemes: &["etcd", "etcds"],
         needs: "an etcd cluster, 3.4 or newer",

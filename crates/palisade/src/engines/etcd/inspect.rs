@@ -84,7 +84,7 @@ fn claim(engine: &Inner, seat: Seat<Place>, leases: &HashMap<i64, Duration>) -> 
         owner: place.record.map(|record| record.owner),
         id: place.id,
         ask: seat.ask,
-        counted: is_held.then_some(seat.counted),
+        sequence: is_held.then_some(seat.sequence),
         expires_in: leases.get(&place.lease).copied(),
         evicted: seat.evicted,
     }

@@ -2,7 +2,7 @@
 //! used again; beside them leases of single claims.
 //!
 //! The engine grants a lease when the first claim needs it; only the keeper renews it. From its
-//! deadline on (see `Armed::deadline`) it is never used again, whatever etcd says of it: the
+//! deadline on (see `LeaseStart::deadline`) it is never used again, whatever etcd says of it: the
 //! keeper has told its holders at that moment. A claim that is not renewed while it holds has a
 //! lease of its own, which ends with it while the others of its client live on.
 //!
@@ -24,7 +24,7 @@ use super::keys;
 use super::proto::{Header, LeaseGrantRequest, LeaseRevokeRequest};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, Kind, Result};
-use crate::core::ticket::{Armed, LeaseId, Ticket};
+use crate::core::ticket::{LeaseId, LeaseStart, Ticket};
 
 /// How many unused keys a lease keeps at the most.
 const MOST_KEYS: usize = 4096;
@@ -33,14 +33,14 @@ const MOST_KEYS: usize = 4096;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Living {
     pub(super) id: i64,
-    pub(super) armed: Armed,
+    pub(super) armed: LeaseStart,
 }
 
 /// A lease that claims share.
 #[derive(Debug)]
 struct Shared {
     asked: Duration,
-    armed: Armed,
+    armed: LeaseStart,
     /// That of the history in which it was granted.
     epoch: u64,
     /// Unused keys by line, and how many there are.
@@ -126,7 +126,7 @@ impl Leases {
         let ttl = seconds(granted.ttl);
         Ok(Living {
             id: granted.id,
-            armed: Armed { sent, ttl },
+            armed: LeaseStart { sent, ttl },
         })
     }
 
@@ -153,7 +153,7 @@ impl Leases {
     }
 
     /// Counts a renewal that was answered, unless the lease was past its deadline already.
-    pub(super) fn renewed(&self, id: i64, armed: Armed) {
+    pub(super) fn renewed(&self, id: i64, armed: LeaseStart) {
         let mut table = self.table.lock();
         if let Some(shared) = table.get_mut(&id) {
             if shared.armed.deadline().has_passed() {
@@ -276,7 +276,7 @@ mod tests {
         for lease in [1, 2] {
             let shared = Shared {
                 asked: Duration::ZERO,
-                armed: Armed {
+                armed: LeaseStart {
                     sent: BootTime::now(),
                     ttl: Duration::from_secs(9),
                 },

@@ -35,7 +35,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OnceCell, broadcast};
 
 pub use condition::{Condition, EtcdHold};
-pub(crate) use config::OFFER;
+pub(crate) use config::FACTORY;
 
 use self::acquire::Known;
 use self::client::Client;

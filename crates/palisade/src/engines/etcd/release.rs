@@ -36,7 +36,7 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
         return Ok(Left::Absent);
     };
     let prefix = engine.keys.line(&ticket.name)?;
-    let is_incarnation = match i64::try_from(ticket.counted) {
+    let is_incarnation = match i64::try_from(ticket.sequence) {
         Ok(0) => txn::exists(key.as_bytes()),
         Ok(created) => txn::created_at(key.as_bytes(), created),
         // No revision is so large: nothing matches.
@@ -57,7 +57,7 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
             left = send_leave(engine, &request).await?;
         }
     }
-    let certain = ticket.counted != 0 && !ticket.in_doubt;
+    let certain = ticket.sequence != 0 && !ticket.in_doubt;
     let own = known.as_ref().filter(|known| known.own);
     if let Some(own) = own.map(|known| known.lease.id).or(own_lease(ticket)) {
         let revoked = leases::revoke(&engine.client, "leave", own).await;
@@ -134,7 +134,7 @@ pub(super) async fn amend(
     let decide = |mut found: Snapshot| {
         let line = &mut found.line;
         let is_ticket = |place: &Place| {
-            place.key == key.as_bytes() && u64::try_from(place.created) == Ok(ticket.counted)
+            place.key == key.as_bytes() && u64::try_from(place.created) == Ok(ticket.sequence)
         };
         let Some(seat) = line.seats.iter().find(|seat| is_ticket(&seat.extra)) else {
             return Ok(Step::Answer(Amended::Gone));
@@ -151,7 +151,7 @@ pub(super) async fn amend(
         match &amendment {
             Amendment::Value(value) => record.value = Some(value.clone()),
             Amendment::Ask(ask) => {
-                match line.reweigh(id, ticket.counted, *ask) {
+                match line.reweigh(id, ticket.sequence, *ask) {
                     Amended::Done => {}
                     refused => return Ok(Step::Answer(refused)),
                 }

@@ -17,7 +17,7 @@ use crate::core::clock::BootTime;
 use crate::core::engine::{Audited, Renewal};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
-use crate::core::ticket::{Armed, Lease, LeaseId, Ticket};
+use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 use crate::engines::remote::timed;
 
 /// How many marks without a place an audit removes at once: less than etcd takes in one
@@ -92,7 +92,7 @@ async fn verdict(engine: &Inner, lease: &Lease) -> Option<Renewal> {
     };
     let (place, mark) = (found.next()?.pop(), found.next()?.pop());
     let created = place.and_then(|place| u64::try_from(place.create_revision).ok());
-    if created != Some(ticket.counted) {
+    if created != Some(ticket.sequence) {
         return Some(Renewal::Lost);
     }
     mark.map(|_| Renewal::Evicted)
@@ -128,7 +128,7 @@ async fn keep_alive(engine: &Inner, ids: &[i64]) -> Vec<Renewal> {
             Some(answer) if answer.ttl <= 0 => Renewal::Lost,
             Some(answer) => {
                 let ttl = seconds(answer.ttl);
-                let armed = Armed { sent, ttl };
+                let armed = LeaseStart { sent, ttl };
                 leases.renewed(id, armed);
                 Renewal::Held(armed)
             }
@@ -197,7 +197,7 @@ pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>
             name: Name::new(&engine.keys.parse(&key)?.0).ok()?,
             claim,
             lease,
-            counted: u64::try_from(created).unwrap_or(0),
+            sequence: u64::try_from(created).unwrap_or(0),
             native: Some(String::from_utf8(key).ok()?.into()),
             in_doubt: false,
         };

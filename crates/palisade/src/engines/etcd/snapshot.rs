@@ -132,7 +132,7 @@ impl Snapshot {
     fn settle(&mut self) {
         self.line.settle(BootTime::PAST, || 1);
         for seat in self.line.seats.iter_mut().filter(|seat| seat.is_held()) {
-            seat.counted = u64::try_from(seat.extra.created).unwrap_or(0);
+            seat.sequence = u64::try_from(seat.extra.created).unwrap_or(0);
         }
     }
 }
@@ -144,7 +144,7 @@ fn seat(at: usize, ask: Ask, place: Place) -> Seat<Place> {
     Seat {
         id: ClaimId(at as u128 + 1),
         ask,
-        counted: u64::from(held),
+        sequence: u64::from(held),
         expires: BootTime::NEVER,
         ttl: Duration::ZERO,
         evicted: false,

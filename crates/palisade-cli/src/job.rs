@@ -126,7 +126,7 @@ impl Job {
             };
             let verdict = work(&client, ready).await;
             // What was left to the background is done, and nothing stays behind in the engine.
-            let _ = tokio::time::timeout(FAREWELL, client.end()).await;
+            let _ = tokio::time::timeout(FAREWELL, client.close()).await;
             verdict
         })
     }
@@ -213,9 +213,9 @@ impl Job {
     }
 
     fn request(&self, client: &Client) -> Result<Request, Failure> {
-        let mut request = client.line(self.name.as_str(), self.ask)?;
+        let mut request = client.line(self.name.as_str(), self.ask);
         if let Some(ttl) = self.ttl {
-            request = request.ttl(ttl)?;
+            request = request.ttl(ttl);
         }
         Ok(match &self.value {
             Some(value) => request.value(value.clone()),

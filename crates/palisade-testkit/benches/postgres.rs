@@ -52,7 +52,7 @@ fn cycle(url: &str, wanted: f64) -> bool {
     let (raw, ours) = runtime().block_on(async {
         let baseline = palisade::baseline(url).await.unwrap().unwrap();
         let client = palisade::connect(url).await.unwrap();
-        let mutex = client.mutex("bench").unwrap();
+        let mutex = client.mutex("bench");
         let (mut raw, mut ours) = (Vec::new(), Vec::new());
         for _ in 0..=ROUNDS {
             let begin = Instant::now();
@@ -85,7 +85,7 @@ fn pass(url: &str, wanted_ms: f64) -> bool {
         std::thread::spawn(move || {
             runtime().block_on(async {
                 let client = palisade::connect(&url).await.unwrap();
-                let mutex = client.mutex("pass").unwrap();
+                let mutex = client.mutex("pass");
                 for _ in 0..PASSES {
                     let hold = mutex.lock().await.unwrap();
                     let granted = BootTime::now();

@@ -36,7 +36,7 @@ fn main() {
 }
 
 async fn sequential(client: &Client, raw: &Arc<dyn Baseline>) {
-    let mutex = client.mutex("sequential").unwrap();
+    let mutex = client.mutex("sequential");
     let (mut ours, mut raws) = (Vec::new(), Vec::new());
     for _ in 0..40 {
         let start = Instant::now();
@@ -78,7 +78,7 @@ async fn many(client: &Client, raw: &Arc<dyn Baseline>) {
         let start = Instant::now();
         let tasks: Vec<_> = (0..64)
             .map(|i| {
-                let mutex = client.mutex(format!("many-{i}")).unwrap();
+                let mutex = client.mutex(format!("many-{i}"));
                 tokio::spawn(async move {
                     for _ in 0..100 {
                         mutex.lock().await.unwrap().release().await.unwrap();
@@ -105,10 +105,10 @@ async fn many(client: &Client, raw: &Arc<dyn Baseline>) {
 async fn pass(client: &Client, raw: &Arc<dyn Baseline>, url: &str) {
     let other = palisade::connect(url).await.unwrap();
     let mut ours = Vec::new();
-    let mut hold = client.mutex("pass").unwrap().lock().await.unwrap();
+    let mut hold = client.mutex("pass").lock().await.unwrap();
     for round in 0..400 {
         let next = if round % 2 == 0 { &other } else { client };
-        let mutex = next.mutex("pass").unwrap();
+        let mutex = next.mutex("pass");
         let waiter = tokio::spawn(async move {
             let hold = mutex.lock().await.unwrap();
             (hold, Instant::now())
@@ -151,14 +151,7 @@ async fn held(client: &Client) {
     let start = Instant::now();
     let mut holds = Vec::new();
     for i in 0..10_000 {
-        holds.push(
-            client
-                .mutex(format!("held-{i}"))
-                .unwrap()
-                .lock()
-                .await
-                .unwrap(),
-        );
+        holds.push(client.mutex(format!("held-{i}")).lock().await.unwrap());
     }
     println!("10,000 locks taken in {:?}", start.elapsed());
     tokio::time::sleep(Duration::from_secs(15)).await;

@@ -10,13 +10,13 @@ use std::time::Duration;
 use palisade::core::capability::Capability;
 use palisade::core::claim::Claim;
 use palisade::core::clock::BootTime;
+use palisade::core::dyn_engine::{Layer, SharedEngine};
 use palisade::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Amended, Amendment, Audited, Entered, Eviction, Left, Place, Renewal,
 };
 use palisade::core::error::{Error, Kind, Result};
 use palisade::core::name::Name;
-use palisade::core::report::{Checkup, LineReport, Scope};
+use palisade::core::report::{LineReport, Scope};
 use palisade::core::ticket::{Lease, LeaseId, Ticket};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
@@ -72,7 +72,7 @@ pub enum Enters {
 
 /// An engine that is watched and disturbed. See the module's text.
 pub struct Spy {
-    inner: Arc<dyn Engine>,
+    inner: SharedEngine,
     capability: Capability,
     calls: Mutex<Vec<Call>>,
     enters: Mutex<Enters>,
@@ -85,13 +85,13 @@ pub struct Spy {
 
 impl Spy {
     /// Watches `inner` and disturbs nothing.
-    pub fn new(inner: Arc<dyn Engine>) -> Self {
+    pub fn new(inner: SharedEngine) -> Self {
         let capability = inner.capability();
         Self::with_capability(inner, capability)
     }
 
     /// Watches `inner` but claims to be able to do something else.
-    pub fn with_capability(inner: Arc<dyn Engine>, capability: Capability) -> Self {
+    pub fn with_capability(inner: SharedEngine, capability: Capability) -> Self {
         Self {
             inner,
             capability,
@@ -120,16 +120,12 @@ impl Spy {
         *self.cut.borrow()
     }
 
-    /// The request, or an error at once while the engine is cut off.
-    fn ask<T: Send + 'static>(
-        &self,
-        operation: &'static str,
-        request: impl FnOnce(&dyn Engine) -> BoxFuture<Result<T>>,
-    ) -> BoxFuture<Result<T>> {
-        match self.is_cut() {
-            true => Box::pin(async move { Err(unreachable(operation)) }),
-            false => request(&*self.inner),
+    /// Fails at once while the engine is cut off.
+    fn reached(&self, operation: &'static str) -> Result<()> {
+        if self.is_cut() {
+            return Err(unreachable(operation));
         }
+        Ok(())
     }
 
     /// From here on, this happens to `enter`.
@@ -196,16 +192,16 @@ fn lost(operation: &'static str) -> Error {
     Error::new(Kind::Unreachable, operation, "the answer was lost").maybe_applied()
 }
 
-impl Engine for Spy {
+impl Layer for Spy {
+    fn inner(&self) -> &SharedEngine {
+        &self.inner
+    }
+
     fn capability(&self) -> Capability {
         self.capability
     }
 
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
-
-    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
+    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
         self.saw(Verb::Enter, Some(claim.id.0));
         let enters = {
             let mut enters = self.enters.lock();
@@ -216,56 +212,54 @@ impl Engine for Spy {
                 other => other,
             }
         };
-        let applied = self.applied.clone();
-        let request = self.ask("enter", |engine| engine.enter(claim));
+        self.reached("enter")?;
+        let count_applied = || self.applied.send_modify(|count| *count += 1);
         match enters {
-            Enters::Answered => request,
-            Enters::ReplyLost => Box::pin(async move {
-                request.await?;
-                applied.send_modify(|count| *count += 1);
+            Enters::Answered => self.inner.enter(claim).await,
+            Enters::ReplyLost => {
+                self.inner.enter(claim).await?;
+                count_applied();
                 Err(lost("enter"))
-            }),
-            Enters::ReplyDelayed(delay) => Box::pin(async move {
-                let entered = request.await;
-                applied.send_modify(|count| *count += 1);
+            }
+            Enters::ReplyDelayed(delay) => {
+                let entered = self.inner.enter(claim).await;
+                count_applied();
                 tokio::time::sleep(delay).await;
                 entered
-            }),
-            Enters::Hang => Box::pin(async move {
-                request.await?;
-                applied.send_modify(|count| *count += 1);
+            }
+            Enters::Hang => {
+                self.inner.enter(claim).await?;
+                count_applied();
                 std::future::pending().await
-            }),
+            }
             Enters::Late => {
-                let gate = Arc::clone(&self.late);
+                let (gate, inner) = (Arc::clone(&self.late), Arc::clone(&self.inner));
+                let applied = self.applied.clone();
                 // A request on the wire does not know whether anyone still waits for its answer.
                 let arrival = tokio::spawn(async move {
                     if let Ok(permit) = gate.acquire().await {
                         permit.forget();
                     }
-                    let entered = request.await;
+                    let entered = inner.enter(claim).await;
                     applied.send_modify(|count| *count += 1);
                     entered
                 });
-                Box::pin(async move { arrival.await.unwrap_or_else(|_| Err(lost("enter"))) })
+                arrival.await.unwrap_or_else(|_| Err(lost("enter")))
             }
         }
     }
 
-    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
+    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
         self.saw(Verb::Wait, Some(ticket.claim.0));
-        let place = self.inner.wait(ticket, until);
         let mut cut = self.cut.subscribe();
-        Box::pin(async move {
-            tokio::select! {
-                biased;
-                _ = cut.wait_for(|cut| *cut) => Err(unreachable("wait")),
-                place = place => place,
-            }
-        })
+        tokio::select! {
+            biased;
+            _ = cut.wait_for(|cut| *cut) => Err(unreachable("wait")),
+            place = self.inner.wait(ticket, until) => place,
+        }
     }
 
-    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
         for lease in &leases {
             self.saw(Verb::Renew, Some(lease.id.0));
         }
@@ -279,58 +273,44 @@ impl Engine for Spy {
             .is_ok();
         if is_lost || self.is_cut() {
             let unknown = |_| Renewal::Unknown(lost("renew"));
-            return Box::pin(async move { leases.into_iter().map(unknown).collect() });
+            return leases.into_iter().map(unknown).collect();
         }
-        self.inner.renew(leases, within)
+        self.inner.renew(leases, within).await
     }
 
-    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
+    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
         self.saw(Verb::Amend, Some(ticket.claim.0));
-        self.ask("amend", |engine| engine.amend(ticket, amendment))
+        self.reached("amend")?;
+        self.inner.amend(ticket, amendment).await
     }
 
-    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
+    async fn leave(&self, ticket: Ticket) -> Result<Left> {
         self.saw(Verb::Leave, Some(ticket.claim.0));
-        self.ask("leave", |engine| engine.leave(ticket))
+        self.reached("leave")?;
+        self.inner.leave(ticket).await
     }
 
-    fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
+    async fn audit(&self, lease: LeaseId) -> Result<Vec<Audited>> {
         self.saw(Verb::Audit, Some(lease.0));
-        self.ask("audit", |engine| engine.audit(lease))
+        self.reached("audit")?;
+        self.inner.audit(lease).await
     }
 
-    fn alarms(&self) -> BoxStream<Alarm> {
-        self.inner.alarms()
-    }
-
-    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
+    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
         self.saw(Verb::Survey, None);
-        self.ask("survey", |engine| engine.survey(scope))
+        self.reached("survey")?;
+        self.inner.survey(scope).await
     }
 
-    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        self.inner.watch(scope)
-    }
-
-    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
+    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
         self.saw(Verb::Evict, None);
-        self.ask("evict", |engine| engine.evict(name, id, eviction))
+        self.reached("evict")?;
+        self.inner.evict(name, id, eviction).await
     }
 
-    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
         self.saw(Verb::Resize, None);
-        self.ask("resize", |engine| engine.resize(name, capacity))
-    }
-
-    fn check(&self) -> BoxFuture<Result<Checkup>> {
-        self.inner.check()
-    }
-
-    fn key(&self, ticket: &Ticket) -> Option<String> {
-        self.inner.key(ticket)
-    }
-
-    fn close(&self) -> BoxFuture<()> {
-        self.inner.close()
+        self.reached("resize")?;
+        self.inner.resize(name, capacity).await
     }
 }

@@ -9,17 +9,15 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use palisade::Client;
-use palisade::core::capability::Capability;
 use palisade::core::claim::{Claim, ClaimId};
 use palisade::core::clock::BootTime;
+use palisade::core::dyn_engine::{Layer, SharedEngine};
 use palisade::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Alarm, BoxFuture, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
 use palisade::core::error::Result;
-use palisade::core::name::Name;
-use palisade::core::report::{Checkup, LineReport, Scope};
-use palisade::core::ticket::{Armed, Lease, LeaseId, Ticket};
+use palisade::core::report::{LineReport, Scope};
+use palisade::core::ticket::{Armed, Lease, Ticket};
 use palisade::core::url::Url;
 use palisade_testkit::conformance::{self, Bed, Verdict};
 use palisade_testkit::subject::{Site, Subject};
@@ -105,7 +103,7 @@ const SET: &[(Flaw, &str)] = &[
 ];
 
 struct Flawed {
-    inner: Arc<dyn Engine>,
+    inner: SharedEngine,
     flaw: Flaw,
 }
 
@@ -115,183 +113,132 @@ impl Flawed {
     }
 }
 
-impl Engine for Flawed {
-    fn capability(&self) -> Capability {
-        self.inner.capability()
+impl Layer for Flawed {
+    fn inner(&self) -> &SharedEngine {
+        &self.inner
     }
 
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
-
-    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
+    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
         let mut claim = Claim::clone(&claim);
         let asked = claim.id;
         if self.has(Flaw::NewIdOnEnter) {
             claim.id = ClaimId::random();
         }
         claim.queue |= self.has(Flaw::BusyQueues);
-        let entered = self.inner.enter(Arc::new(claim));
-        let flaw = self.flaw;
-        Box::pin(async move {
-            Ok(match entered.await? {
+        Ok(match self.inner.enter(Arc::new(claim)).await? {
+            Entered::In {
+                place: Place::Waiting,
+                ..
+            } if self.has(Flaw::BusyQueues) => Entered::Busy,
+            Entered::In {
+                mut ticket,
+                mut armed,
+                mut place,
+            } => {
+                if self.has(Flaw::NewIdOnEnter) {
+                    ticket.claim = asked;
+                    ticket.lease = asked.into();
+                }
+                if self.has(Flaw::ArmedAfterTheReply) {
+                    armed = late(armed);
+                }
+                if let (Flaw::RandomTokens, Place::Held { counted }) = (self.flaw, &mut place) {
+                    *counted = u64::from(rand::random::<u32>()) + 1;
+                }
                 Entered::In {
-                    place: Place::Waiting,
-                    ..
-                } if flaw == Flaw::BusyQueues => Entered::Busy,
-                Entered::In {
-                    mut ticket,
-                    mut armed,
-                    mut place,
-                } => {
-                    if flaw == Flaw::NewIdOnEnter {
-                        ticket.claim = asked;
-                        ticket.lease = asked.into();
-                    }
-                    if flaw == Flaw::ArmedAfterTheReply {
-                        armed = late(armed);
-                    }
-                    if let (Flaw::RandomTokens, Place::Held { counted }) = (flaw, &mut place) {
-                        *counted = u64::from(rand::random::<u32>()) + 1;
-                    }
-                    Entered::In {
-                        ticket,
-                        armed,
-                        place,
-                    }
+                    ticket,
+                    armed,
+                    place,
                 }
-                busy => busy,
-            })
-        })
-    }
-
-    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
-        let (inner, flaw) = (Arc::clone(&self.inner), self.flaw);
-        Box::pin(async move {
-            match flaw {
-                Flaw::PollsOnly => {
-                    tokio::time::sleep(until.remaining().min(Duration::from_secs(1))).await;
-                    inner.wait(ticket, BootTime::PAST).await
-                }
-                Flaw::PushIsGrant => {
-                    inner.wait(ticket, until).await?;
-                    Ok(Place::Held { counted: 1 })
-                }
-                Flaw::SleepsWhenGone => match inner.wait(ticket, until).await? {
-                    Place::Gone => {
-                        tokio::time::sleep(until.remaining()).await;
-                        Ok(Place::Gone)
-                    }
-                    place => Ok(place),
-                },
-                _ => inner.wait(ticket, until).await,
             }
+            busy => busy,
         })
     }
 
-    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
-        let renewal = self.inner.renew(leases, within);
-        let flaw = self.flaw;
-        Box::pin(async move {
-            let now = Armed {
-                sent: BootTime::now(),
-                ttl: Duration::from_secs(1),
-            };
-            let wrong = |renewal| match (flaw, renewal) {
-                (Flaw::RenewsTheDead, Renewal::Lost) => Renewal::Held(now),
-                (Flaw::IgnoresMarks, Renewal::Evicted) => Renewal::Held(now),
-                (Flaw::ArmedAfterTheReply, Renewal::Held(armed)) => Renewal::Held(late(armed)),
-                (_, renewal) => renewal,
-            };
-            let mut answers: Vec<Renewal> = renewal.await.into_iter().map(wrong).collect();
-            if flaw == Flaw::RenewalsOutOfOrder {
-                answers.sort_by_key(|answer| matches!(answer, Renewal::Lost));
+    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
+        let inner = &self.inner;
+        match self.flaw {
+            Flaw::PollsOnly => {
+                tokio::time::sleep(until.remaining().min(Duration::from_secs(1))).await;
+                inner.wait(ticket, BootTime::PAST).await
             }
-            answers
-        })
-    }
-
-    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
-        self.inner.amend(ticket, amendment)
-    }
-
-    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
-        let (inner, flaw) = (Arc::clone(&self.inner), self.flaw);
-        Box::pin(async move {
-            match flaw {
-                Flaw::LeavesByName => {
-                    let lines = inner.survey(Scope::Line(ticket.name.clone())).await?;
-                    let holder = lines.into_iter().flat_map(|line| line.holders).next();
-                    let Some(holder) = holder else {
-                        return Ok(Left::Absent);
-                    };
-                    inner
-                        .evict(ticket.name, holder.id, Eviction::Remove)
-                        .await?;
-                    Ok(Left::Done)
-                }
-                Flaw::ForgetsLeaves => {
-                    let lines = inner.survey(Scope::Line(ticket.name.clone())).await?;
-                    let id = ticket.claim.to_string();
-                    match lines.iter().any(|line| is_in(line, &id)) {
-                        true => inner.leave(ticket).await,
-                        false => Ok(Left::Absent),
-                    }
-                }
-                _ => inner.leave(ticket).await,
+            Flaw::PushIsGrant => {
+                inner.wait(ticket, until).await?;
+                Ok(Place::Held { counted: 1 })
             }
-        })
-    }
-
-    fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
-        self.inner.audit(lease)
-    }
-
-    fn alarms(&self) -> BoxStream<Alarm> {
-        match self.has(Flaw::NoAlarms) {
-            true => futures_util::stream::pending().boxed(),
-            false => self.inner.alarms(),
+            Flaw::SleepsWhenGone => match inner.wait(ticket, until).await? {
+                Place::Gone => {
+                    tokio::time::sleep(until.remaining()).await;
+                    Ok(Place::Gone)
+                }
+                place => Ok(place),
+            },
+            _ => inner.wait(ticket, until).await,
         }
     }
 
-    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
-        let scope = match self.has(Flaw::IgnoresTheScope) {
-            true => Scope::Prefix(String::new()),
-            false => scope,
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+        let now = Armed {
+            sent: BootTime::now(),
+            ttl: Duration::from_secs(1),
         };
-        let lines = self.inner.survey(scope);
-        let backwards = self.has(Flaw::WaitersBackwards);
-        Box::pin(async move {
-            let mut lines = lines.await?;
-            if backwards {
-                lines.iter_mut().for_each(|line| line.waiters.reverse());
+        let wrong = |renewal| match (self.flaw, renewal) {
+            (Flaw::RenewsTheDead, Renewal::Lost) => Renewal::Held(now),
+            (Flaw::IgnoresMarks, Renewal::Evicted) => Renewal::Held(now),
+            (Flaw::ArmedAfterTheReply, Renewal::Held(armed)) => Renewal::Held(late(armed)),
+            (_, renewal) => renewal,
+        };
+        let answers = self.inner.renew(leases, within).await;
+        let mut answers: Vec<Renewal> = answers.into_iter().map(wrong).collect();
+        if self.has(Flaw::RenewalsOutOfOrder) {
+            answers.sort_by_key(|answer| matches!(answer, Renewal::Lost));
+        }
+        answers
+    }
+
+    async fn leave(&self, ticket: Ticket) -> Result<Left> {
+        let inner = &self.inner;
+        match self.flaw {
+            Flaw::LeavesByName => {
+                let lines = inner.survey(Scope::Line(ticket.name.clone())).await?;
+                let holder = lines.into_iter().flat_map(|line| line.holders).next();
+                let Some(holder) = holder else {
+                    return Ok(Left::Absent);
+                };
+                inner
+                    .evict(ticket.name, holder.id, Eviction::Remove)
+                    .await?;
+                Ok(Left::Done)
             }
-            Ok(lines)
-        })
+            Flaw::ForgetsLeaves => {
+                let lines = inner.survey(Scope::Line(ticket.name.clone())).await?;
+                let id = ticket.claim.to_string();
+                if lines.iter().any(|line| is_in(line, &id)) {
+                    inner.leave(ticket).await
+                } else {
+                    Ok(Left::Absent)
+                }
+            }
+            _ => inner.leave(ticket).await,
+        }
     }
 
-    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        self.inner.watch(scope)
+    fn alarms(&self) -> BoxStream<Alarm> {
+        if self.has(Flaw::NoAlarms) {
+            return futures_util::stream::pending().boxed();
+        }
+        self.inner.alarms()
     }
 
-    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
-        self.inner.evict(name, id, eviction)
-    }
-
-    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
-        self.inner.resize(name, capacity)
-    }
-
-    fn check(&self) -> BoxFuture<Result<Checkup>> {
-        self.inner.check()
-    }
-
-    fn key(&self, ticket: &Ticket) -> Option<String> {
-        self.inner.key(ticket)
-    }
-
-    fn close(&self) -> BoxFuture<()> {
-        self.inner.close()
+    async fn survey(&self, mut scope: Scope) -> Result<Vec<LineReport>> {
+        if self.has(Flaw::IgnoresTheScope) {
+            scope = Scope::Prefix(String::new());
+        }
+        let mut lines = self.inner.survey(scope).await?;
+        if self.has(Flaw::WaitersBackwards) {
+            lines.iter_mut().for_each(|line| line.waiters.reverse());
+        }
+        Ok(lines)
     }
 }
 

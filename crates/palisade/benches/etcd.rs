@@ -218,10 +218,7 @@ fn ratio(ours: &[f64], theirs: &[f64]) -> f64 {
 
 async fn sequential(url: &str, host: &str, raw: &dyn Baseline) {
     let client = palisade::connect(url).await.unwrap();
-    let (mutex, v3lock) = (
-        client.mutex("sequential").unwrap(),
-        V3Lock::connect(host).await,
-    );
+    let (mutex, v3lock) = (client.mutex("sequential"), V3Lock::connect(host).await);
     let (mut raws, mut ours, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..SEQUENTIAL.0 {
         raws.push(rate(async || raw.cycle("sequential".into()).await.unwrap()).await);
@@ -272,7 +269,7 @@ async fn parallel(url: &str, raw: &Arc<dyn Baseline>) {
         raws.push(many(PARALLEL.1, 64, cycle).await);
         let client = client.clone();
         let cycle = move |task: usize| {
-            let mutex = client.mutex(format!("parallel-{task}")).unwrap();
+            let mutex = client.mutex(format!("parallel-{task}"));
             async move { mutex.lock().await.unwrap().release().await.unwrap() }
         };
         ours.push(many(PARALLEL.1, 64, cycle).await);
@@ -296,7 +293,7 @@ async fn contended(url: &str, host: &str) {
     for _ in 0..CONTENDED.0 {
         let clients: Vec<Client> = clients.clone();
         let cycle = move |task: usize| {
-            let mutex = clients[task].mutex("contended").unwrap();
+            let mutex = clients[task].mutex("contended");
             async move { mutex.lock().await.unwrap().release().await.unwrap() }
         };
         ours.push(many(CONTENDED.1, 8, cycle).await);
@@ -327,7 +324,7 @@ async fn pass(url: &str) {
         let (released, times) = (Arc::clone(&released), Arc::clone(&times));
         let granted = Arc::clone(&granted);
         tasks.spawn(async move {
-            let mutex = client.mutex("pass").unwrap();
+            let mutex = client.mutex("pass");
             let mut others = granted.subscribe();
             for round in 0..PASSES {
                 let hold = mutex.lock().await.unwrap();

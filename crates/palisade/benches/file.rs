@@ -59,7 +59,7 @@ fn uncontended(dir: &Path) {
     let runtime = runtime();
     let url = format!("file:{}", dir.join("store").display());
     let client = runtime.block_on(palisade::connect(&url)).unwrap();
-    let mutex = client.mutex("bench").unwrap();
+    let mutex = client.mutex("bench");
     let raw_path = dir.join("raw");
     let (mut raw, mut ours) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -102,7 +102,7 @@ fn names(dir: &Path) {
         runtime.block_on(async {
             let mut tasks = tokio::task::JoinSet::new();
             for name in 0..64 {
-                let mutex = client.mutex(format!("name-{name}")).unwrap();
+                let mutex = client.mutex(format!("name-{name}"));
                 tasks.spawn(async move {
                     for _ in 0..BATCH / 64 {
                         mutex.lock().await.unwrap().release().await.unwrap();
@@ -130,7 +130,7 @@ fn renewal(dir: &Path) {
     let mut holds = Vec::new();
     runtime.block_on(async {
         for name in 0..HELD {
-            let mutex = client.mutex(format!("held-{name}")).unwrap();
+            let mutex = client.mutex(format!("held-{name}"));
             holds.push(mutex.lock().await.unwrap());
         }
     });
@@ -153,7 +153,7 @@ fn renewal(dir: &Path) {
         median(ours),
     );
     drop(holds);
-    runtime.block_on(client.end());
+    runtime.block_on(client.close());
 }
 
 fn lease(hold: &palisade::Hold) -> Lease {
@@ -194,10 +194,10 @@ fn start_one(role: &str, dir: &str) {
     runtime().block_on(async {
         let url = format!("file:{dir}/store");
         let client = palisade::connect(&url).await.unwrap();
-        let mutex = client.mutex("start").unwrap();
+        let mutex = client.mutex("start");
         mutex.lock().await.unwrap().release().await.unwrap();
         drop(mutex);
-        client.end().await;
+        client.close().await;
     });
 }
 
@@ -283,7 +283,7 @@ fn pass(role: &str, dir: &str, start: u64) {
         let client = palisade::connect(&format!("file:{dir}/store"))
             .await
             .unwrap();
-        let mutex = client.mutex("pass").unwrap();
+        let mutex = client.mutex("pass");
         for _ in 0..PASSES {
             let held = mutex.lock().await.unwrap();
             let granted = BootTime::now();

@@ -16,9 +16,7 @@ fn main() {
         .build()
         .unwrap();
     let client = runtime.block_on(palisade::connect("memory:")).unwrap();
-    let hold = runtime
-        .block_on(client.mutex("bench").unwrap().lock())
-        .unwrap();
+    let hold = runtime.block_on(client.mutex("bench").lock()).unwrap();
     let (mut clock, mut valid) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         clock.push(time(|| {

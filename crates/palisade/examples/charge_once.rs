@@ -15,7 +15,7 @@ async fn main() -> palisade::Result<()> {
         let (url, charges) = (url.clone(), Arc::clone(&charges));
         async move {
             let palisade = palisade::connect(&url).await?.for_correctness().await?;
-            let hold = palisade.mutex("charge-card-4711")?.lock().await?;
+            let hold = palisade.mutex("charge-card-4711").lock().await?;
             let first = hold
                 .run(async { charges.fetch_add(1, Ordering::SeqCst) == 0 })
                 .await?;

@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> palisade::Result<()> {
     let palisade = palisade::connect("memory:").await?;
-    let election = palisade.election("scheduler")?;
+    let election = palisade.election("scheduler");
     let mut seen = Box::pin(election.observe());
 
     let anna = election.campaign("anna").await?;

@@ -10,6 +10,7 @@ use crate::core::acquire::Request;
 use crate::core::capability::{Capability, Class, Tokens};
 use crate::core::claim::{Ask, READERS};
 use crate::core::clock::BootTime;
+use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{Engine, Eviction, cannot_resize};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::events::Observer;
@@ -40,7 +41,7 @@ impl Client {
     ///
     /// # Errors
     /// [`Kind::Config`] when `settings` ask for a ttl that the engine can't keep.
-    pub fn new(engine: Arc<dyn Engine>, settings: &Settings) -> Result<Self> {
+    pub fn new(engine: SharedEngine, settings: &Settings) -> Result<Self> {
         let capability = engine.capability();
         let ttl = match settings.ttl {
             None => capability.default_ttl(),
@@ -62,7 +63,7 @@ impl Client {
     }
 
     /// The engine itself.
-    pub fn engine(&self) -> &Arc<dyn Engine> {
+    pub fn engine(&self) -> &SharedEngine {
         self.keeper.engine()
     }
 
@@ -106,6 +107,16 @@ impl Client {
         self
     }
 
+    /// Lays a layer over the engine: `client.layer(layers::Traced::over)`. Clones and holds from
+    /// before go on without it.
+    #[must_use]
+    pub fn layer<E: Engine>(self, layer: impl FnOnce(SharedEngine) -> E) -> Self {
+        Self {
+            keeper: Arc::new(self.keeper.layered(layer)),
+            ..self
+        }
+    }
+
     /// Asks for tokens that can't go back, because data depends on them. Looks at the engine as
     /// it is set up now: whatever [`Client::check`] calls a danger is refused.
     ///
@@ -147,70 +158,48 @@ impl Client {
         self.clone()
     }
 
-    /// A mutual exclusion lock.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidName`].
-    pub fn mutex(&self, name: impl AsRef<str>) -> Result<Mutex> {
-        Ok(Mutex(self.line(name, Ask::Whole)?))
+    /// A mutual exclusion lock. As with every primitive, the name and the options are checked
+    /// when it is used.
+    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
+        Mutex(self.line(name, Ask::Whole))
     }
 
     /// A lock that many may read, or one write.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidName`].
-    pub fn rwlock(&self, name: impl AsRef<str>) -> Result<RwLock> {
-        Ok(RwLock {
-            read: self.line(&name, Ask::READ)?,
-            write: self.line(name, Ask::Whole)?,
-        })
+    pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock {
+            read: self.line(&name, Ask::READ),
+            write: self.line(name, Ask::Whole),
+        }
     }
 
-    /// A semaphore of `capacity` permits. All who use the name must agree on the capacity.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidName`]; [`Kind::InvalidArgument`] for a capacity of 0 or beyond
-    /// `u32::MAX - 1`.
-    pub fn semaphore(&self, name: impl AsRef<str>, capacity: u32) -> Result<Semaphore> {
-        check_capacity(capacity)?;
-        Ok(Semaphore(self.line(
-            name,
-            Ask::Part {
-                weight: 1,
-                capacity,
-            },
-        )?))
+    /// A semaphore of `capacity` permits. All who use the name must agree on the capacity, which
+    /// is 1 to `u32::MAX - 1`.
+    pub fn semaphore(&self, name: impl AsRef<str>, capacity: u32) -> Semaphore {
+        let weight = 1;
+        let mut request = self.line(name, Ask::Part { weight, capacity });
+        if let Err(error) = check_capacity(capacity) {
+            request.refuse(error);
+        }
+        Semaphore(request)
     }
 
     /// An election of one leader.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidName`].
-    pub fn election(&self, name: impl AsRef<str>) -> Result<Election> {
-        Ok(Election {
-            request: self.line(name, Ask::Whole)?,
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election {
+            request: self.line(name, Ask::Whole),
             client: self.clone(),
-        })
+        }
     }
 
     /// A lock that its owner may take again while holding it. The owner is the handle that this
     /// returns, and its clones.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidName`].
-    pub fn reentrant(&self, name: impl AsRef<str>) -> Result<ReentrantMutex> {
-        Ok(ReentrantMutex::new(self.line(name, Ask::Whole)?))
+    pub fn reentrant(&self, name: impl AsRef<str>) -> ReentrantMutex {
+        ReentrantMutex::new(self.line(name, Ask::Whole))
     }
 
-    /// Several locks, all or nothing. Names are sorted by the library.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidName`]; [`Kind::InvalidArgument`] for no name at all.
-    pub fn multi_lock<N: AsRef<str>>(
-        &self,
-        names: impl IntoIterator<Item = N>,
-    ) -> Result<MultiLock> {
-        MultiLock::new(self.wholes(names)?)
+    /// Several locks, all or nothing. Names are sorted by the library; there must be at least one.
+    pub fn multi_lock<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
+        MultiLock::new(self.wholes(names))
     }
 
     /// Locks the first of `names` that is free, skipping those that are locked: one task of many.
@@ -220,45 +209,40 @@ impl Client {
     /// Dropped at any await it leaves no place in any line.
     ///
     /// # Errors
-    /// [`Kind::InvalidName`]; those of [`Request::acquire`].
+    /// Those of [`Request::acquire`].
     pub async fn lock_any<N: AsRef<str>>(
         &self,
         names: impl IntoIterator<Item = N>,
         patience: Patience,
     ) -> Result<Option<Hold>> {
-        any(self.wholes(names)?, patience).await
+        any(self.wholes(names), patience).await
     }
 
-    fn wholes<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Result<Vec<Request>> {
-        names
-            .into_iter()
-            .map(|name| self.line(name, Ask::Whole))
-            .collect()
+    fn wholes<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Vec<Request> {
+        let names = names.into_iter();
+        names.map(|name| self.line(name, Ask::Whole)).collect()
     }
 
     /// A place in a line, by weight: what all primitives are made of.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidName`]; [`Kind::InvalidArgument`] for a weight of 0 or above the capacity.
-    pub fn line(&self, name: impl AsRef<str>, ask: Ask) -> Result<Request> {
-        if let Ask::Part { weight, capacity } = ask
-            && (weight == 0 || weight > capacity)
-        {
-            let message = format!("permits must be 1 to {capacity}, not {weight}");
-            return Err(Error::new(Kind::InvalidArgument, "permits", message));
-        }
-        Ok(Request {
+    pub fn line(&self, name: impl AsRef<str>, ask: Ask) -> Request {
+        let (name, refused) = match Name::new(name) {
+            Ok(name) => (name, None),
+            Err(error) => (Name::refused(), Some(error)),
+        };
+        Request {
             keeper: Arc::clone(&self.keeper),
             era: self.era,
             owner: Arc::clone(&self.owner),
-            name: Name::new(name)?,
-            ask,
+            name,
+            ask: Ask::Whole,
             ttl: self.ttl,
             value: None,
             at_least: Duration::ZERO,
             retry: Retry::default(),
             renewed: true,
-        })
+            refused,
+        }
+        .asking(ask)
     }
 
     /// Shows who holds and who waits.
@@ -303,22 +287,28 @@ impl Client {
         self.engine().resize(name, capacity).await
     }
 
-    /// Takes places away from their owners: the claim `id`, or every holder of the line.
-    /// Answers `false` when there is nothing to take.
+    /// Takes places away from their owners. Answers `false` when there is nothing to take.
     ///
-    /// The owner is told first (its hold is lost, its child ended) and the place is removed when
-    /// it has let go, or when its lease has ended. With `force` it is removed at once: another
-    /// may be granted before the owner knows, and only the token protects the data.
+    /// [`Eviction::Mark`] tells the owner first (its hold is lost, its child ended), and the place
+    /// is removed when it has let go, or when its lease has ended. [`Eviction::Remove`] removes it
+    /// at once: another may be granted before the owner knows, and only the token protects the
+    /// data.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] for a claim of another tool without `force`: it can't be told.
-    pub async fn evict(&self, name: &Name, id: Option<&str>, force: bool) -> Result<bool> {
-        let targets = self.targets(name, id).await?;
+    /// [`Kind::InvalidName`]; [`Kind::Unsupported`] when a claim of another tool is to be told;
+    /// those of the engine.
+    pub async fn evict(
+        &self,
+        name: impl AsRef<str>,
+        which: Which<'_>,
+        how: Eviction,
+    ) -> Result<bool> {
+        let name = &Name::new(name)?;
+        let targets = self.targets(name, which).await?;
         for target in &targets {
-            if force {
-                self.engine()
-                    .evict(name.clone(), target.id.clone(), Eviction::Remove)
-                    .await?;
+            if how == Eviction::Remove {
+                let id = target.id.clone();
+                self.engine().evict(name.clone(), id, how).await?;
             } else if target.owner.is_none() {
                 let message = "this claim belongs to another tool and can't be told; use force";
                 return Err(Error::new(Kind::Unsupported, "evict", message).with("id", &target.id));
@@ -329,11 +319,11 @@ impl Client {
         Ok(!targets.is_empty())
     }
 
-    async fn targets(&self, name: &Name, id: Option<&str>) -> Result<Vec<ClaimReport>> {
+    async fn targets(&self, name: &Name, which: Which<'_>) -> Result<Vec<ClaimReport>> {
         let lines = self.survey(Scope::Line(name.clone())).await?;
-        let claims = lines.into_iter().flat_map(|line| match id {
-            None => line.holders,
-            Some(id) => {
+        let claims = lines.into_iter().flat_map(|line| match which {
+            Which::Holders => line.holders,
+            Which::Claim(id) => {
                 let all = line.holders.into_iter().chain(line.waiters);
                 all.filter(|claim| claim.id == id).collect()
             }
@@ -353,7 +343,7 @@ impl Client {
         // The mark ends renewal, so the lease as it stands now is the longest it can last.
         let mut deadline = None;
         loop {
-            let still = self.targets(name, Some(&target.id)).await?;
+            let still = self.targets(name, Which::Claim(&target.id)).await?;
             let Some(still) = still.first() else {
                 return Ok(());
             };
@@ -371,21 +361,29 @@ impl Client {
         }
     }
 
-    /// Waits until every release that was left to the background is done, and, if nothing else
-    /// uses this connection (no clone, hold or primitive), until it is closed. For a program
-    /// that ends: it leaves nothing behind.
-    pub async fn end(self) {
+    /// Waits until every release that was left to the background is done.
+    /// Holds that live on are not touched.
+    pub async fn flush(&self) {
         self.keeper.drain().await;
+    }
+
+    /// Flushes, then closes the connection if nothing else uses it (no clone, hold or primitive);
+    /// otherwise the last of them closes it. For a program that ends: it leaves nothing behind.
+    pub async fn close(self) {
+        self.flush().await;
         if let Some(keeper) = Arc::into_inner(self.keeper) {
             keeper.end().await;
         }
     }
+}
 
-    /// Waits until every release that was left to the background is done.
-    /// Holds that live on are not touched.
-    pub async fn close(&self) {
-        self.keeper.drain().await;
-    }
+/// Whom [`Client::evict`] takes places from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which<'a> {
+    /// Every holder of the line.
+    Holders,
+    /// The claim with this id, held or waiting.
+    Claim(&'a str),
 }
 
 /// Readers are a line of the greatest capacity; permits stay below it.

@@ -6,7 +6,7 @@ use crate::client::Client;
 #[cfg(feature = "baseline")]
 use crate::core::baseline::Baseline;
 use crate::core::card::{Card, Offer};
-use crate::core::engine::Engine;
+use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url, nearest};
 use crate::fence::FileFence;
@@ -16,7 +16,7 @@ use crate::fence::FileFence;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
 /// let palisade = palisade::connect("memory:?ttl=10s").await?;
-/// assert!(palisade.mutex("x")?.try_lock().await?.is_some());
+/// assert!(palisade.mutex("x").try_lock().await?.is_some());
 /// # Ok(()) }
 /// ```
 ///
@@ -31,7 +31,7 @@ pub async fn connect(url: &str) -> Result<Client> {
 }
 
 /// A client of `engine`. A ttl that the engine can't have is the URL's fault here.
-fn client(engine: Arc<dyn Engine>, settings: &Settings) -> Result<Client> {
+fn client(engine: SharedEngine, settings: &Settings) -> Result<Client> {
     Client::new(engine, settings).map_err(|error| match error.kind() {
         Kind::InvalidArgument => Error::new(Kind::Config, "connect", error.message().to_owned()),
         _ => error,
@@ -177,7 +177,7 @@ fn offer(url: &Url) -> Result<&'static Offer> {
     OFFERS.iter().find(offered).ok_or_else(|| unknown(url))
 }
 
-async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
+async fn open(url: Url, settings: &Settings) -> Result<SharedEngine> {
     let offer = offer(&url)?;
     (offer.open)(url, settings.clone()).await
 }

@@ -7,7 +7,7 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
 //! let palisade = palisade::connect("memory:").await?;
-//! let hold = palisade.mutex("charge-card-4711")?.lock().await?;
+//! let hold = palisade.mutex("charge-card-4711").lock().await?;
 //! let charged = hold.run(async { "charged once" }).await?;
 //! # assert_eq!(charged, "charged once");
 //! hold.release().await
@@ -27,7 +27,7 @@ pub mod fence;
 pub mod layers;
 mod primitives;
 
-pub use client::Client;
+pub use client::{Client, Which};
 #[cfg(feature = "baseline")]
 pub use connect::baseline;
 pub use connect::{Prepared, cards, connect, connect_existing, open_fence, prepare, schemes};
@@ -37,7 +37,7 @@ pub use core::card::Card;
 pub use core::claim::{Ask, ClaimId, Mode};
 pub use core::clock::BootTime;
 pub use core::duration::parse_duration;
-pub use core::engine::Engine;
+pub use core::engine::{Engine, Eviction};
 pub use core::error::{Error, Kind, Outcome, Result};
 pub use core::events::{Ending, Event, Observer, Renewed};
 pub use core::hold::Hold;
@@ -50,5 +50,5 @@ pub use core::url::{Settings, Url};
 pub use core::wait::{Patience, Retry};
 pub use primitives::{
     Elected, Election, Leader, Leadership, MultiHold, MultiLock, Mutex, ReentrantHold,
-    ReentrantMutex, RwLock, Semaphore,
+    ReentrantMutex, RwHold, RwLock, Semaphore,
 };

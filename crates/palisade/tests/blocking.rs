@@ -13,7 +13,7 @@ fn url() -> String {
 }
 
 fn works(client: &Client) {
-    let mutex = client.mutex("x").unwrap();
+    let mutex = client.mutex("x");
     let hold = mutex.lock().unwrap();
     assert!(hold.is_valid());
     assert!(mutex.try_lock().unwrap().is_none());
@@ -35,16 +35,16 @@ fn works(client: &Client) {
 fn it_works_outside_of_tokio() {
     let client = connect(&url()).unwrap();
     works(&client);
-    let lock = client.rwlock("rw").unwrap();
+    let lock = client.rwlock("rw");
     let mut read = lock.read().unwrap();
     assert!(read.try_upgrade().unwrap());
     read.downgrade().unwrap();
     drop(read);
-    let permits = client.semaphore("s", 3).unwrap();
+    let permits = client.semaphore("s", 3);
     let two = permits.acquire_many(2).unwrap();
     assert!(permits.try_acquire_many(2).unwrap().is_none());
     two.release().unwrap();
-    let election = client.election("e").unwrap();
+    let election = client.election("e");
     let mut leaders = election.observe();
     assert!(leaders.next().unwrap().unwrap().is_none());
     let elected = election.campaign("me").unwrap();
@@ -57,7 +57,6 @@ fn it_works_outside_of_tokio() {
     elected.resign().unwrap();
     client
         .multi_lock(["a", "b"])
-        .unwrap()
         .lock()
         .unwrap()
         .release()
@@ -68,7 +67,7 @@ fn it_works_outside_of_tokio() {
             .unwrap()
             .is_some()
     );
-    let mine = client.reentrant("r").unwrap();
+    let mine = client.reentrant("r");
     let (outer, inner) = (mine.lock().unwrap(), mine.lock().unwrap());
     assert_eq!(outer.token(), inner.token());
 }
@@ -76,7 +75,7 @@ fn it_works_outside_of_tokio() {
 #[test]
 fn threads_exclude_each_other_in_turn() {
     let client = connect(&url()).unwrap();
-    let mutex = client.mutex("x").unwrap();
+    let mutex = client.mutex("x");
     let counter = &AtomicU32::new(0);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -100,12 +99,12 @@ async fn it_works_on_a_worker_and_lets_other_tasks_run() {
     let client = connect(&url()).unwrap();
     works(&client);
     // The holder is a task of the same single worker: it must get to run while we block.
-    let held = client.mutex("x").unwrap().lock().unwrap();
+    let held = client.mutex("x").lock().unwrap();
     let releases = tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(50)).await;
         held.release().unwrap();
     });
-    let blocked = tokio::spawn(async move { client.mutex("x").unwrap().lock().unwrap().token() });
+    let blocked = tokio::spawn(async move { client.mutex("x").lock().unwrap().token() });
     blocked.await.unwrap();
     releases.await.unwrap();
 }
@@ -120,9 +119,9 @@ async fn it_works_in_spawn_blocking_of_a_current_thread_runtime() {
 #[tokio::test]
 async fn it_refuses_to_block_the_only_thread_of_a_runtime() {
     let client: Client = palisade::connect(&url()).await.unwrap().into();
-    let refused = client.mutex("x").unwrap().lock().unwrap_err();
+    let refused = client.mutex("x").lock().unwrap_err();
     assert_eq!(refused.kind(), Kind::WouldBlock);
-    let spawned = tokio::spawn(async move { client.mutex("x").unwrap().try_lock().unwrap_err() });
+    let spawned = tokio::spawn(async move { client.mutex("x").try_lock().unwrap_err() });
     assert_eq!(spawned.await.unwrap().kind(), Kind::WouldBlock);
     // The runtime goes on as if nothing had been.
     tokio::time::sleep(Duration::from_millis(1)).await;

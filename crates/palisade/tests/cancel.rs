@@ -90,7 +90,7 @@ async fn storm(client: &Client, futures: usize) -> usize {
 /// Acquires, and gives up after a random number of polls or a random while. Says whether it held.
 async fn once(client: &Client) -> bool {
     let name = LINES[rand::random_range(0..LINES.len())];
-    let mutex = client.mutex(name).unwrap();
+    let mutex = client.mutex(name);
     let limit = Duration::from_micros(rand::random_range(1..3_000));
     let polls = rand::random_range(1..8);
     let Ok(Some(hold)) = tokio::time::timeout(limit, polled(mutex.lock(), polls)).await else {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use palisade::fence::{Fence, MemoryFence};
 use palisade::layers::{FenceMetrics, Metrics, Trace, Traced};
-use palisade::{Client, Name, Settings, Token, Url};
+use palisade::{Name, Token};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
@@ -57,7 +57,7 @@ async fn everything_that_happens_is_counted_under_its_name() {
         .await
         .unwrap()
         .observed_by(Metrics);
-    let mutex = client.mutex("x").unwrap();
+    let mutex = client.mutex("x");
     let hold = mutex.lock().await.unwrap();
     assert!(mutex.try_lock().await.unwrap().is_none());
     assert!(
@@ -76,7 +76,10 @@ async fn everything_that_happens_is_counted_under_its_name() {
     assert_eq!(seen["palisade_held{engine=memory}"], 1.0);
 
     let name = Name::new("x").unwrap();
-    client.evict(&name, None, true).await.unwrap();
+    client
+        .evict(&name, palisade::Which::Holders, palisade::Eviction::Remove)
+        .await
+        .unwrap();
     hold.lost().await;
     // The holder is told first, and then those who watch.
     until(|| {
@@ -85,9 +88,9 @@ async fn everything_that_happens_is_counted_under_its_name() {
     })
     .await;
     drop(hold);
-    let permits = client.semaphore("s", 2).unwrap();
+    let permits = client.semaphore("s", 2);
     permits.acquire().await.unwrap().release().await.unwrap();
-    let other_capacity = client.semaphore("s", 3).unwrap();
+    let other_capacity = client.semaphore("s", 3);
     let _two = permits.acquire().await.unwrap();
     other_capacity.try_acquire().await.unwrap_err();
 
@@ -174,14 +177,12 @@ async fn every_verb_is_a_span_and_a_loss_is_a_warning() {
     let subscriber = tracing_subscriber::registry().with(lines.clone());
     tracing::subscriber::set_global_default(subscriber).unwrap();
 
-    let plain = palisade::connect("memory:trace").await.unwrap();
-    let engine = Traced::over(Arc::clone(plain.engine()));
-    let settings: Settings = Url::parse("memory:?ttl=150ms&label=hunter2")
+    let client = palisade::connect("memory:trace?ttl=150ms&label=hunter2")
+        .await
         .unwrap()
-        .take_settings()
-        .unwrap();
-    let client = Client::new(engine, &settings).unwrap().observed_by(Trace);
-    let election = client.election("x").unwrap();
+        .observed_by(Trace)
+        .layer(Traced::over);
+    let election = client.election("x");
     let elected = election.campaign("hunter2").await.unwrap();
     elected.proclaim("hunter2 again").await.unwrap();
     let waited = election
@@ -189,12 +190,16 @@ async fn every_verb_is_a_span_and_a_loss_is_a_warning() {
         .await;
     assert!(waited.unwrap().is_none());
     client
-        .evict(&Name::new("x").unwrap(), None, true)
+        .evict(
+            &Name::new("x").unwrap(),
+            palisade::Which::Holders,
+            palisade::Eviction::Remove,
+        )
         .await
         .unwrap();
     elected.hold().lost().await;
     drop(elected);
-    client.close().await;
+    client.flush().await;
     client.check().await.unwrap();
 
     let has = |words: &[&str]| {

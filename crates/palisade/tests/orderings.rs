@@ -71,7 +71,7 @@ impl Observer for Losses {
 fn no_renewal_is_started_once_the_leave_is_sent() {
     tried(|| {
         let (engine, client) = block_on(Faulty::client(TTL));
-        let hold = block_on(client.mutex("x").unwrap().lock()).unwrap();
+        let hold = block_on(client.mutex("x").lock()).unwrap();
         let clock = thread::spawn({
             let engine = Arc::clone(&engine);
             move || {
@@ -92,7 +92,7 @@ fn no_renewal_is_started_once_the_leave_is_sent() {
 fn a_late_answer_to_a_renewal_changes_nothing() {
     tried(|| {
         let (engine, client) = block_on(Faulty::client(TTL));
-        let mutex = client.mutex("x").unwrap();
+        let mutex = client.mutex("x");
         let hold = block_on(mutex.lock()).unwrap();
         let clock = thread::spawn(|| advance(DUE));
         block_on(hold.release()).unwrap();
@@ -116,7 +116,7 @@ fn loss_and_release_race_to_one_outcome() {
         engine.renew.set([], Fault::Hang);
         let told = Arc::new(AtomicUsize::new(0));
         let client = client.observed_by(Losses(Arc::clone(&told)));
-        let hold = block_on(client.mutex("x").unwrap().lock()).unwrap();
+        let hold = block_on(client.mutex("x").lock()).unwrap();
         let clock = thread::spawn(|| {
             advance(DUE);
             advance(DEADLINE - DUE);
@@ -140,7 +140,7 @@ fn a_hold_that_is_dropped_while_it_expires_is_left_once() {
     tried(|| {
         let (engine, client) = block_on(Faulty::client(TTL));
         engine.renew.set([], Fault::Hang);
-        let hold = block_on(client.mutex("x").unwrap().lock()).unwrap();
+        let hold = block_on(client.mutex("x").lock()).unwrap();
         let clock = thread::spawn(|| {
             advance(DUE);
             advance(DEADLINE - DUE);
@@ -160,9 +160,9 @@ fn a_hold_that_is_dropped_while_it_expires_is_left_once() {
 fn a_claim_that_comes_while_the_keeper_falls_asleep_is_renewed() {
     tried(|| {
         let (engine, client) = block_on(Faulty::client(TTL));
-        let other = client.mutex("other").unwrap().ttl(ms(60_000)).unwrap();
+        let other = client.mutex("other").ttl(ms(60_000));
         let taken = thread::spawn(move || block_on(other.lock()).unwrap());
-        let hold = block_on(client.mutex("x").unwrap().lock()).unwrap();
+        let hold = block_on(client.mutex("x").lock()).unwrap();
         advance(DUE);
         until(|| engine.renew.calls() > 0);
         let other = taken.join().unwrap();
@@ -177,7 +177,7 @@ fn a_claim_that_comes_while_the_keeper_falls_asleep_is_renewed() {
 fn who_saw_itself_invalid_stays_so_and_is_told() {
     tried(|| {
         let (engine, client) = block_on(Faulty::client(TTL));
-        let hold = Arc::new(block_on(client.mutex("x").unwrap().lock()).unwrap());
+        let hold = Arc::new(block_on(client.mutex("x").lock()).unwrap());
         let clock = thread::spawn(|| {
             advance(DUE);
             advance(DEADLINE - DUE);

@@ -179,7 +179,7 @@ async fn play(ttl: Duration, mut story: Story) -> Result<End, Failure> {
     first.hears("valid false").await?;
     story.tell(Some("first"), "looks at its hold, and sees that it is lost")?;
     first.ends().await?;
-    let _ = tokio::time::timeout(Duration::from_secs(2), client.end()).await;
+    let _ = tokio::time::timeout(Duration::from_secs(2), client.close()).await;
 
     let (unfenced, fenced) = stage.read().await?;
     Ok(End {

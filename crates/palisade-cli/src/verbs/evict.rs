@@ -4,7 +4,7 @@
 //! `--force` takes it away at once: the holder hears of it only afterwards, and nothing but its
 //! fencing token keeps it from doing harm.
 
-use palisade::Name;
+use palisade::{Eviction, Name, Which};
 use serde::Serialize;
 
 use super::show::look;
@@ -58,7 +58,13 @@ impl Evict {
                 all.filter(|claim| claim.id == *id).collect()
             }
         };
-        let done = client.evict(&name, self.id.as_deref(), self.force).await?;
+        let which = self.id.as_deref().map_or(Which::Holders, Which::Claim);
+        let how = if self.force {
+            Eviction::Remove
+        } else {
+            Eviction::Mark
+        };
+        let done = client.evict(&name, which, how).await?;
         if !done {
             victims.clear();
         }

@@ -60,11 +60,11 @@ impl Leader {
                     }
                 }
             };
-            let election = client.election(name.as_str())?;
+            let election = client.election(name.as_str());
             return watch(name.as_str(), &election, printer).await;
         }
         let leader = match place.connect_existing().await? {
-            Some(client) => client.election(name.as_str())?.leader().await?,
+            Some(client) => client.election(name.as_str()).leader().await?,
             None => None,
         };
         let nobody = leader.is_none();

@@ -6,16 +6,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use palisade::Client;
 use palisade::core::capability::Capability;
 use palisade::core::claim::{Ask, Claim, ClaimId};
 use palisade::core::clock::BootTime;
+use palisade::core::dyn_engine::SharedEngine;
 use palisade::core::engine::{Engine, Entered, Place, Renewal};
 use palisade::core::name::Name;
 use palisade::core::owner::Owner;
 use palisade::core::report::{LineReport, Scope};
 use palisade::core::ticket::{Armed, Lease, Ticket};
 use palisade::core::url::{Settings, Url};
-use palisade::{Client, Hold};
 use parking_lot::Mutex;
 
 use super::Failure;
@@ -192,8 +193,8 @@ impl Bed {
     }
 
     /// The engine of the bed's own client.
-    pub fn engine(&self) -> Arc<dyn Engine> {
-        Arc::clone(self.0.client.engine())
+    pub fn engine(&self) -> &SharedEngine {
+        self.0.client.engine()
     }
 
     /// A second process, waiting for or holding `name`.
@@ -259,7 +260,7 @@ impl Bed {
 
     /// Enters, and expects a place.
     pub(crate) async fn enter(&self, claim: Claim) -> Result<Seated, Failure> {
-        enter_on(&self.engine(), claim).await
+        enter_on(self.engine(), claim).await
     }
 
     /// Enters `name` with a claim that lasts long, and expects to hold.
@@ -288,7 +289,7 @@ impl Bed {
 
     /// Waits until the ticket holds, and gives its count.
     pub(crate) async fn granted(&self, seated: &Seated) -> Result<u64, Failure> {
-        granted_on(&self.engine(), &seated.ticket, SOON).await
+        granted_on(self.engine(), &seated.ticket, SOON).await
     }
 
     /// Renews one lease.
@@ -355,7 +356,7 @@ impl Bed {
 }
 
 /// Enters on any engine, and expects a place.
-pub(crate) async fn enter_on(engine: &Arc<dyn Engine>, claim: Claim) -> Result<Seated, Failure> {
+pub(crate) async fn enter_on(engine: &SharedEngine, claim: Claim) -> Result<Seated, Failure> {
     let entered = within(SOON, "enter", engine.enter(Arc::new(claim))).await??;
     match entered {
         Entered::In {
@@ -373,7 +374,7 @@ pub(crate) async fn enter_on(engine: &Arc<dyn Engine>, claim: Claim) -> Result<S
 
 /// Waits on any engine until the ticket holds, and gives its count.
 pub(crate) async fn granted_on(
-    engine: &Arc<dyn Engine>,
+    engine: &SharedEngine,
     ticket: &Ticket,
     limit: Duration,
 ) -> Result<u64, Failure> {
@@ -391,7 +392,7 @@ pub(crate) async fn granted_on(
 }
 
 /// The hold, or a failure that says it was busy.
-pub(crate) fn held(hold: Option<Hold>) -> Result<Hold, Failure> {
+pub(crate) fn held<H>(hold: Option<H>) -> Result<H, Failure> {
     hold.ok_or_else(|| Failure::new("a free lock is busy"))
 }
 

@@ -51,10 +51,8 @@ pub(super) async fn is_refused(bed: &Bed, ask: Ask) -> Check {
 
 async fn refuses(client: &Client, spy: &Spy, ask: Ask) -> Check {
     for patience in [Patience::NoWait, Patience::For(SOON), Patience::Forever] {
-        let answer = match client.line("refused", ask) {
-            Err(error) => Err(error),
-            Ok(line) => within(SOON, "the refusal", line.acquire(patience)).await?,
-        };
+        let line = client.line("refused", ask);
+        let answer = within(SOON, "the refusal", line.acquire(patience)).await?;
         let error = inside!(answer, Err(error) => error, "a refusal of {ask:?}");
         ensure_eq!(error.kind(), Kind::Unsupported, "the kind of {error}");
         ensure!(error.message().len() > 10, "no reason in {error}");
@@ -71,14 +69,18 @@ async fn a_ttl_out_of_range_is_refused(bed: Bed) -> Check {
         range.min / 2,
         range.max + Duration::from_secs(1),
     ] {
-        let error =
-            inside!(client.mutex("ttl")?.ttl(ttl).err(), Some(error) => error, "{ttl:?}: an error");
+        let tried = client.mutex("ttl").ttl(ttl).try_lock().await;
+        let error = inside!(tried, Err(error) => error, "{ttl:?}: an error");
         ensure_eq!(error.kind(), Kind::InvalidArgument, "the kind of {error}");
     }
-    for ttl in [range.min, range.max] {
-        client.mutex("ttl")?.ttl(ttl)?;
-    }
     ensure_eq!(spy.total(), 0, "requests made");
+    for ttl in [range.min, range.max] {
+        let tried = client.mutex("ttl").ttl(ttl).try_lock().await;
+        // The shortest may be over before anything can be done with it.
+        if let Err(error) = tried {
+            ensure_eq!(error.kind(), Kind::Lost, "the kind of {error}");
+        }
+    }
     Ok(())
 }
 
@@ -108,7 +110,7 @@ async fn resize_grants_who_waits(bed: Bed) -> Check {
         !client.resize("permits", 2).await?,
         "permits of an empty line"
     );
-    let semaphore = client.semaphore("permits", 1)?;
+    let semaphore = client.semaphore("permits", 1);
     let first = semaphore.acquire().await?;
     let waiting = semaphore.clone();
     let waiter = tokio::spawn(async move { waiting.acquire().await });
@@ -131,13 +133,16 @@ async fn resize_grants_who_waits(bed: Bed) -> Check {
 async fn a_bad_name_is_refused(bed: Bed) -> Check {
     let client = bed.client();
     for name in ["", "a\nb", "a\0b", &"x".repeat(256)] {
-        let error = inside!(client.mutex(name).err(), Some(error) => error, "an error");
-        ensure_eq!(error.kind(), Kind::InvalidName, "the kind of {error}");
-        ensure!(
-            client.rwlock(name).is_err() && client.election(name).is_err(),
-            "taken"
-        );
-        ensure!(client.semaphore(name, 2).is_err(), "taken");
+        for refused in [
+            client.mutex(name).lock().await.err(),
+            client.rwlock(name).try_read().await.err(),
+            client.semaphore(name, 2).try_acquire().await.err(),
+            client.election(name).leader().await.err(),
+            client.multi_lock([name, "b"]).try_lock().await.err(),
+        ] {
+            let error = inside!(refused, Some(error) => error, "{name:?} was taken");
+            ensure_eq!(error.kind(), Kind::InvalidName, "the kind of {error}");
+        }
     }
     Ok(())
 }
@@ -159,16 +164,16 @@ async fn what_the_engine_lacks_is_unsupported(bed: Bed) -> Check {
     let mut poor = bed.capability();
     poor.shared = false;
     poor.permits = palisade::Permits::Slots;
-    let spy = Arc::new(Spy::with_capability(bed.engine(), poor));
+    let spy = Arc::new(Spy::with_capability(Arc::clone(bed.engine()), poor));
     let client = Client::new(spy.clone(), &bed.settings()?)?;
     refuses(&client, &spy, Ask::READ).await?;
     refuses(&client, &spy, super::permits(2, 3)).await?;
     let mut poorer = poor;
     poorer.permits = palisade::Permits::None;
-    let spy = Arc::new(Spy::with_capability(bed.engine(), poorer));
+    let spy = Arc::new(Spy::with_capability(Arc::clone(bed.engine()), poorer));
     let client = Client::new(spy.clone(), &bed.settings()?)?;
     refuses(&client, &spy, super::permits(1, 3)).await?;
-    held(client.mutex("refused")?.try_lock().await?)?
+    held(client.mutex("refused").try_lock().await?)?
         .release()
         .await?;
     Ok(())
@@ -185,7 +190,7 @@ async fn correctness_goes_by_the_class_and_the_checkup(bed: Bed) -> Check {
         Ok(client) => {
             ensure!(fit, "class {} passes for correctness", capability.class);
             ensure!(danger.is_none(), "passes for correctness with {danger:?}");
-            held(client.mutex("correct")?.try_lock().await?)?
+            held(client.mutex("correct").try_lock().await?)?
                 .release()
                 .await?;
         }
@@ -204,7 +209,7 @@ async fn correctness_goes_by_the_class_and_the_checkup(bed: Bed) -> Check {
     held(
         bed.client()
             .for_efficiency()
-            .mutex("fast")?
+            .mutex("fast")
             .try_lock()
             .await?,
     )?
@@ -245,11 +250,15 @@ async fn check_answers(bed: Bed) -> Check {
 
 async fn evict_waits_for_the_owner(bed: Bed) -> Check {
     let owner = bed.other_client().await?;
-    let hold = owner.mutex("evicted")?.ttl(bed.long_ttl())?.lock().await?;
+    let hold = owner.mutex("evicted").ttl(bed.long_ttl()).lock().await?;
     let name = hold.name().clone();
     let operator = bed.client();
     let line = name.clone();
-    let evict = tokio::spawn(async move { operator.evict(&line, None, false).await });
+    let evict = tokio::spawn(async move {
+        operator
+            .evict(&line, palisade::Which::Holders, palisade::Eviction::Mark)
+            .await
+    });
     within(SOON, "the loss", hold.lost()).await?;
     ensure_eq!(
         bed.line(&name).await?.holders.len(),
@@ -268,12 +277,17 @@ async fn evict_waits_for_the_owner(bed: Bed) -> Check {
 async fn evict_ends_with_the_lease(bed: Bed) -> Check {
     let owner = bed.other_client().await?;
     let ttl = bed.fit(bed.short_ttl() * 2);
-    let hold = owner.mutex("evicted")?.ttl(ttl)?.lock().await?;
+    let hold = owner.mutex("evicted").ttl(ttl).lock().await?;
     let name = hold.name().clone();
     // The owner keeps it, lost or not, and is not waited for beyond its lease.
     let evict = bed.client();
     ensure!(
-        within(ttl + SOON, "the eviction", evict.evict(&name, None, false)).await??,
+        within(
+            ttl + SOON,
+            "the eviction",
+            evict.evict(&name, palisade::Which::Holders, palisade::Eviction::Mark)
+        )
+        .await??,
         "a holder"
     );
     ensure!(!hold.is_valid(), "an evicted hold is valid");
@@ -285,13 +299,13 @@ async fn evict_by_id_takes_a_waiter(bed: Bed) -> Check {
         return Err(super::Failure::not_applicable("waiters are not visible"));
     }
     let name = bed.name("evicted")?;
-    let hold = bed.client().mutex("evicted")?.lock().await?;
-    let mutex = bed.other_client().await?.mutex("evicted")?;
+    let hold = bed.client().mutex("evicted").lock().await?;
+    let mutex = bed.other_client().await?.mutex("evicted");
     let waiter = tokio::spawn(async move { mutex.lock().await });
     bed.until_waiting(&name, 1).await?;
     let id = bed.line(&name).await?.waiters[0].id.clone();
     let operator = bed.client();
-    let evict = operator.evict(&name, Some(&id), false);
+    let evict = operator.evict(&name, palisade::Which::Claim(&id), palisade::Eviction::Mark);
     ensure!(
         within(SOON, "the eviction", evict).await??,
         "a waiter to evict"
@@ -306,9 +320,32 @@ async fn evict_by_id_takes_a_waiter(bed: Bed) -> Check {
 async fn evict_of_nothing_is_false(bed: Bed) -> Check {
     let (client, name) = (bed.client(), bed.name("nothing")?);
     for force in [false, true] {
-        ensure!(!client.evict(&name, None, force).await?, "nobody is there");
         ensure!(
-            !client.evict(&name, Some("0"), force).await?,
+            !client
+                .evict(
+                    &name,
+                    palisade::Which::Holders,
+                    if force {
+                        palisade::Eviction::Remove
+                    } else {
+                        palisade::Eviction::Mark
+                    }
+                )
+                .await?,
+            "nobody is there"
+        );
+        ensure!(
+            !client
+                .evict(
+                    &name,
+                    palisade::Which::Claim("0"),
+                    if force {
+                        palisade::Eviction::Remove
+                    } else {
+                        palisade::Eviction::Mark
+                    }
+                )
+                .await?,
             "nobody is there"
         );
     }
@@ -318,7 +355,7 @@ async fn evict_of_nothing_is_false(bed: Bed) -> Check {
 async fn dropped_clients_leave_nothing(bed: Bed) -> Check {
     for round in 0..10 {
         let client = bed.other_client().await?;
-        let hold = client.mutex(format!("round-{round}"))?.lock().await?;
+        let hold = client.mutex(format!("round-{round}")).lock().await?;
         drop(client);
         drop(hold);
     }

@@ -39,8 +39,8 @@ cases! { pub(super) CASES, "composed";
 }
 
 async fn a_downgrade_lets_readers_in(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("changed")?;
-    let other = bed.other_client().await?.rwlock("changed")?;
+    let lock = bed.client().rwlock("changed");
+    let other = bed.other_client().await?.rwlock("changed");
     let mut hold = lock.write().await?;
     let token = hold.token();
     let reading = other.clone();
@@ -63,7 +63,7 @@ async fn a_downgrade_lets_readers_in(bed: Bed) -> Check {
 }
 
 async fn a_sole_reader_is_upgraded(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("changed")?;
+    let lock = bed.client().rwlock("changed");
     let mut hold = lock.read().await?;
     let token = hold.token();
     ensure!(hold.try_upgrade().await?, "a sole reader is not upgraded");
@@ -75,9 +75,9 @@ async fn a_sole_reader_is_upgraded(bed: Bed) -> Check {
 }
 
 async fn a_reader_among_others_is_not_upgraded(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("changed")?;
+    let lock = bed.client().rwlock("changed");
     let mut hold = lock.read().await?;
-    let other = bed.other_client().await?.rwlock("changed")?.read().await?;
+    let other = bed.other_client().await?.rwlock("changed").read().await?;
     ensure!(!hold.try_upgrade().await?, "a writer beside a reader");
     ensure!(hold.is_valid() && other.is_valid(), "readers are not valid");
     let more = held(lock.try_read().await?)?;
@@ -90,17 +90,15 @@ async fn a_reader_among_others_is_not_upgraded(bed: Bed) -> Check {
 async fn multi_lock_is_all_or_nothing(bed: Bed) -> Check {
     let client = bed.client();
     let other = bed.other_client().await?;
-    let b = other.mutex("b")?.lock().await?;
-    let all = client.multi_lock(["c", "a", "b", "a"])?;
+    let b = other.mutex("b").lock().await?;
+    let all = client.multi_lock(["c", "a", "b", "a"]);
     ensure!(
         all.try_lock().await?.is_none(),
         "taken with one of them locked"
     );
     within(SOON, "the background releases", client.close()).await?;
     for name in ["a", "c"] {
-        held(other.mutex(name)?.try_lock().await?)?
-            .release()
-            .await?;
+        held(other.mutex(name).try_lock().await?)?.release().await?;
     }
     b.release().await?;
     let holds = inside!(all.try_lock().await?, Some(holds) => holds, "all are free");
@@ -112,7 +110,7 @@ async fn multi_lock_is_all_or_nothing(bed: Bed) -> Check {
     ensure_eq!(names, ["a", "b", "c"], "the names");
     for name in ["a", "b", "c"] {
         ensure!(
-            other.mutex(name)?.try_lock().await?.is_none(),
+            other.mutex(name).try_lock().await?.is_none(),
             "{name} is free"
         );
     }
@@ -126,7 +124,7 @@ async fn multi_locks_in_any_order_do_not_deadlock(bed: Bed) -> Check {
         let client = bed.other_client().await?;
         tasks.spawn(async move {
             for _ in 0..5 {
-                client.multi_lock(names)?.lock().await?.release().await?;
+                client.multi_lock(names).lock().await?.release().await?;
             }
             Ok::<_, palisade::Error>(())
         });
@@ -139,8 +137,8 @@ async fn multi_locks_in_any_order_do_not_deadlock(bed: Bed) -> Check {
 
 async fn a_multi_lock_given_up_leaves_no_claim(bed: Bed) -> Check {
     let client = bed.client();
-    let c = bed.other_client().await?.mutex("c")?.lock().await?;
-    let all = client.multi_lock(["a", "b", "c"])?;
+    let c = bed.other_client().await?.mutex("c").lock().await?;
+    let all = client.multi_lock(["a", "b", "c"]);
     let given_up = all.lock_timeout(Duration::from_millis(150));
     ensure!(
         within(SOON, "the timeout", given_up).await??.is_none(),
@@ -160,7 +158,7 @@ async fn a_multi_lock_given_up_leaves_no_claim(bed: Bed) -> Check {
 async fn lock_any_skips_the_locked(bed: Bed) -> Check {
     let client = bed.client();
     let other = bed.other_client().await?;
-    let a = other.mutex("a")?.lock().await?;
+    let a = other.mutex("a").lock().await?;
     let hold = held(client.lock_any(["a", "b", "c"], Patience::NoWait).await?)?;
     ensure_eq!(hold.name().as_str(), "b", "the first free one");
     let next = held(other.lock_any(["a", "b", "c"], Patience::NoWait).await?)?;
@@ -179,8 +177,8 @@ async fn lock_any_waits_for_whichever_comes(bed: Bed) -> Check {
     let client = bed.client();
     let other = bed.other_client().await?;
     let (a, b) = (
-        other.mutex("a")?.lock().await?,
-        other.mutex("b")?.lock().await?,
+        other.mutex("a").lock().await?,
+        other.mutex("b").lock().await?,
     );
     let waiting = client.clone();
     let any = tokio::spawn(async move { waiting.lock_any(["a", "b"], Patience::Forever).await });
@@ -202,23 +200,23 @@ async fn lock_any_waits_for_whichever_comes(bed: Bed) -> Check {
 }
 
 async fn reentry_has_the_same_token(bed: Bed) -> Check {
-    let mine = bed.client().reentrant("again")?;
+    let mine = bed.client().reentrant("again");
     let outer = mine.lock().await?;
     let inner = within(SOON, "the re-entry", mine.lock()).await??;
     ensure_eq!(outer.token(), inner.token(), "the token");
     ensure_eq!(inner.depth(), 2, "the depth");
-    let stranger = bed.client().reentrant("again")?;
+    let stranger = bed.client().reentrant("again");
     ensure!(
         stranger.try_lock().await?.is_none(),
         "another handle re-entered"
     );
     inner.release().await?;
     ensure!(
-        bed.client().mutex("again")?.try_lock().await?.is_none(),
+        bed.client().mutex("again").try_lock().await?.is_none(),
         "released by the inner"
     );
     outer.release().await?;
-    held(bed.client().mutex("again")?.try_lock().await?)?
+    held(bed.client().mutex("again").try_lock().await?)?
         .release()
         .await?;
     Ok(())
@@ -236,7 +234,7 @@ impl Drop for Ended {
 async fn lead_ends_its_work_on_loss(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     let ttl = bed.short_ttl();
-    let election = client.election("chair")?.ttl(ttl)?;
+    let election = client.election("chair").ttl(ttl);
     let ended = Arc::new(AtomicBool::new(false));
     let work = Ended(Arc::clone(&ended));
     let lead = tokio::spawn(async move {
@@ -250,7 +248,7 @@ async fn lead_ends_its_work_on_loss(bed: Bed) -> Check {
     bed.until(&name, "a leader", |line| line.holders.len() == 1)
         .await?;
     spy.lose_renewals(u32::MAX);
-    let next = bed.client().election("chair")?;
+    let next = bed.client().election("chair");
     let next = within(ttl + SOON, "the next leader", next.campaign("two")).await??;
     if bed.capability().early_loss {
         ensure!(ended.load(Ordering::SeqCst), "two leaders at work");
@@ -263,8 +261,8 @@ async fn lead_ends_its_work_on_loss(bed: Bed) -> Check {
 }
 
 async fn lead_resigns_after_its_work(bed: Bed) -> Check {
-    let election = bed.client().election("chair")?;
-    let other = bed.other_client().await?.election("chair")?;
+    let election = bed.client().election("chair");
+    let other = bed.other_client().await?.election("chair");
     let seen = election
         .lead("one", |leadership| async move {
             let taken = other.try_campaign("two").await?.is_some();
@@ -280,7 +278,7 @@ async fn lead_resigns_after_its_work(bed: Bed) -> Check {
 
 async fn at_least_is_kept(bed: Bed) -> Check {
     let at_least = Duration::from_millis(400);
-    let request = bed.client().line("kept", Ask::Whole)?.at_least(at_least);
+    let request = bed.client().line("kept", Ask::Whole).at_least(at_least);
     let start = BootTime::now();
     let hold = held(request.acquire(Patience::NoWait).await?)?;
     hold.release().await?;
@@ -290,7 +288,7 @@ async fn at_least_is_kept(bed: Bed) -> Check {
     let start = BootTime::now();
     drop(held(request.acquire(Patience::NoWait).await?)?);
     let other = bed.other_client().await?;
-    let next = within(SOON, "the grant", other.mutex("kept")?.lock()).await??;
+    let next = within(SOON, "the grant", other.mutex("kept").lock()).await??;
     let took = BootTime::now().saturating_since(start);
     ensure!(took >= at_least, "handed over after {took:?}");
     next.release().await?;

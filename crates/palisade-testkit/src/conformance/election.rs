@@ -26,8 +26,8 @@ cases! { pub(super) CASES, "election";
 }
 
 async fn one_leads_at_a_time(bed: Bed) -> Check {
-    let election = bed.client().election("chair")?;
-    let other = bed.other_client().await?.election("chair")?;
+    let election = bed.client().election("chair");
+    let other = bed.other_client().await?.election("chair");
     let leads = election.campaign("one").await?;
     ensure!(other.try_campaign("two").await?.is_none(), "two leaders");
     leads.resign().await?;
@@ -38,8 +38,8 @@ async fn one_leads_at_a_time(bed: Bed) -> Check {
 }
 
 async fn terms_rise(bed: Bed) -> Check {
-    let other = bed.other_client().await?.election("chair")?;
-    let mine = bed.client().election("chair")?;
+    let other = bed.other_client().await?.election("chair");
+    let mine = bed.client().election("chair");
     let mut last = None;
     for election in [&mine, &other, &mine, &other] {
         let leads = election.campaign("x").await?;
@@ -54,8 +54,8 @@ async fn terms_rise(bed: Bed) -> Check {
 }
 
 async fn a_campaign_waits_for_its_turn(bed: Bed) -> Check {
-    let election = bed.client().election("chair")?;
-    let other = bed.other_client().await?.election("chair")?;
+    let election = bed.client().election("chair");
+    let other = bed.other_client().await?.election("chair");
     let leads = election.campaign("one").await?;
     let campaign = tokio::spawn(async move { other.campaign("two").await });
     if bed.capability().waiters_visible {
@@ -72,7 +72,7 @@ async fn a_campaign_waits_for_its_turn(bed: Bed) -> Check {
 }
 
 async fn campaign_timeout_is_none_in_time(bed: Bed) -> Check {
-    let election = bed.client().election("chair")?;
+    let election = bed.client().election("chair");
     let _leads = election.campaign("one").await?;
     let campaign = election.campaign_timeout("two", std::time::Duration::from_millis(150));
     ensure!(
@@ -83,7 +83,7 @@ async fn campaign_timeout_is_none_in_time(bed: Bed) -> Check {
 }
 
 async fn nobody_leads_at_first(bed: Bed) -> Check {
-    let election = bed.client().election("chair")?;
+    let election = bed.client().election("chair");
     ensure_eq!(election.leader().await?, None, "who leads");
     election.campaign("one").await?.resign().await?;
     ensure_eq!(
@@ -95,12 +95,12 @@ async fn nobody_leads_at_first(bed: Bed) -> Check {
 }
 
 async fn the_leader_is_seen_by_all(bed: Bed) -> Check {
-    let election = bed.client().election("chair")?;
+    let election = bed.client().election("chair");
     let other = bed.other_client().await?;
     let value = "10.0.0.7:8080 ünïcode";
     let leads = election.campaign(value).await?;
     let leader =
-        inside!(other.election("chair")?.leader().await?, Some(leader) => leader, "a leader");
+        inside!(other.election("chair").leader().await?, Some(leader) => leader, "a leader");
     ensure_eq!(leader.value.as_deref(), Some(value), "the value");
     ensure_eq!(leader.token, leads.hold().token(), "the token");
     let owner = inside!(leader.owner, Some(owner) => owner, "an owner");
@@ -110,7 +110,7 @@ async fn the_leader_is_seen_by_all(bed: Bed) -> Check {
 }
 
 async fn proclaim_replaces_the_value(bed: Bed) -> Check {
-    let election = bed.client().election("chair")?;
+    let election = bed.client().election("chair");
     let leads = election.campaign("one").await?;
     let token = leads.hold().token();
     leads.proclaim("other").await?;
@@ -123,11 +123,16 @@ async fn proclaim_replaces_the_value(bed: Bed) -> Check {
 
 async fn a_former_leader_can_not_proclaim(bed: Bed) -> Check {
     let name = bed.name("chair")?;
-    let election = bed.client().election("chair")?;
+    let election = bed.client().election("chair");
     let other = bed.other_client().await?;
     let leads = election.campaign("one").await?;
-    ensure!(other.evict(&name, None, true).await?, "a leader to evict");
-    let _next = other.election("chair")?.campaign("two").await?;
+    ensure!(
+        other
+            .evict(&name, palisade::Which::Holders, palisade::Eviction::Remove)
+            .await?,
+        "a leader to evict"
+    );
+    let _next = other.election("chair").campaign("two").await?;
     let late = leads.proclaim("late").await;
     let error = inside!(late, Err(error) => error, "an error");
     ensure_eq!(error.kind(), palisade::Kind::Lost, "the kind of {error}");
@@ -137,7 +142,7 @@ async fn a_former_leader_can_not_proclaim(bed: Bed) -> Check {
 }
 
 async fn observe_shows_changes(bed: Bed) -> Check {
-    let other = bed.other_client().await?.election("chair")?;
+    let other = bed.other_client().await?.election("chair");
     let mut seen = std::pin::pin!(other.observe());
     let mut next = async |what: &str| -> Result<Option<Leader>, Failure> {
         match within(SOON, what, seen.next()).await? {
@@ -146,7 +151,7 @@ async fn observe_shows_changes(bed: Bed) -> Check {
         }
     };
     ensure_eq!(next("the first look").await?, None, "nobody leads");
-    let leads = bed.client().election("chair")?.campaign("one").await?;
+    let leads = bed.client().election("chair").campaign("one").await?;
     let value = next("the leader").await?.and_then(|leader| leader.value);
     ensure_eq!(value.as_deref(), Some("one"), "who leads");
     leads.proclaim("other").await?;
@@ -158,7 +163,7 @@ async fn observe_shows_changes(bed: Bed) -> Check {
 }
 
 async fn observe_begins_with_now(bed: Bed) -> Check {
-    let election = bed.client().election("chair")?;
+    let election = bed.client().election("chair");
     let _leads = election.campaign("one").await?;
     let mut seen = std::pin::pin!(election.observe());
     let first = inside!(within(SOON, "a look", seen.next()).await?, Some(seen) => seen?, "a look");

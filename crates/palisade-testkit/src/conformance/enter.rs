@@ -76,9 +76,9 @@ async fn counts_rise_with_every_grant(bed: Bed) -> Check {
         let engine = if round % 2 == 0 {
             bed.engine()
         } else {
-            Arc::clone(other.engine())
+            other.engine()
         };
-        let seated = enter_on(&engine, bed.claim(&name, Ask::Whole)).await?;
+        let seated = enter_on(engine, bed.claim(&name, Ask::Whole)).await?;
         ensure!(
             seated.counted() > last,
             "count {} after {last}",
@@ -114,7 +114,7 @@ async fn counts_rise_after_a_lease_ended(bed: Bed) -> Check {
     let first = bed.enter(brief).await?;
     let next = bed.queue(&name, Ask::Whole).await?;
     let limit = bed.short_ttl() + SOON;
-    let counted = granted_on(&bed.engine(), &next.ticket, limit).await?;
+    let counted = granted_on(bed.engine(), &next.ticket, limit).await?;
     ensure!(
         counted > first.counted(),
         "count {counted} after {}",
@@ -326,7 +326,7 @@ async fn a_lease_does_not_end_before_its_time(bed: Bed) -> Check {
     let first = bed.enter(brief).await?;
     let next = bed.queue(&name, Ask::Whole).await?;
     let limit = first.armed.ttl + SOON;
-    granted_on(&bed.engine(), &next.ticket, limit).await?;
+    granted_on(bed.engine(), &next.ticket, limit).await?;
     let granted = BootTime::now();
     let ends = first.armed.sent + first.armed.ttl;
     ensure!(

@@ -60,7 +60,7 @@ async fn marked_place_stays(bed: Bed) -> Check {
 async fn marked_hold_is_told_at_once(bed: Bed) -> Check {
     let holder = bed.other_client().await?;
     // A ttl so long that only an alarm can tell in time.
-    let hold = holder.mutex("told")?.ttl(bed.long_ttl())?.lock().await?;
+    let hold = holder.mutex("told").ttl(bed.long_ttl()).lock().await?;
     let name = bed.name("told")?;
     let id = hold.claim().to_string();
     ensure!(
@@ -75,7 +75,7 @@ async fn marked_hold_is_told_at_once(bed: Bed) -> Check {
 
 async fn marked_hold_leaves_when_dropped(bed: Bed) -> Check {
     let holder = bed.other_client().await?;
-    let hold = holder.mutex("told")?.ttl(bed.long_ttl())?.lock().await?;
+    let hold = holder.mutex("told").ttl(bed.long_ttl()).lock().await?;
     let name = bed.name("told")?;
     let next = bed.queue(&name, Ask::Whole).await?;
     let id = hold.claim().to_string();
@@ -102,7 +102,7 @@ async fn a_mark_before_the_answer_is_told_at_once(bed: Bed) -> Check {
     let (spy, holder) = bed.spied_client().await?;
     // Others see the claim in its line before its own client knows that it is there.
     spy.set_enters(Enters::ReplyDelayed(Duration::from_millis(300)));
-    let mutex = holder.mutex("early")?.ttl(bed.long_ttl())?;
+    let mutex = holder.mutex("early").ttl(bed.long_ttl());
     let lock = tokio::spawn(async move { mutex.lock().await });
     let name = bed.name("early")?;
     let line = bed
@@ -163,7 +163,7 @@ async fn removed_waiter_is_skipped(bed: Bed) -> Check {
 async fn removed_hold_is_told_at_once(bed: Bed) -> Check {
     let holder = bed.other_client().await?;
     // A ttl so long that only an alarm can tell in time.
-    let hold = holder.mutex("taken")?.ttl(bed.long_ttl())?.lock().await?;
+    let hold = holder.mutex("taken").ttl(bed.long_ttl()).lock().await?;
     let name = bed.name("taken")?;
     let id = hold.claim().to_string();
     ensure!(

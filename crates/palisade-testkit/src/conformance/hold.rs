@@ -30,7 +30,7 @@ cases! { pub(super) CASES, "hold";
 }
 
 async fn it_shows_the_token_of_the_survey(bed: Bed) -> Check {
-    let hold = bed.client().mutex("shown")?.lock().await?;
+    let hold = bed.client().mutex("shown").lock().await?;
     ensure_eq!(hold.name().as_str(), "shown", "the name");
     let line = bed.line(hold.name()).await?;
     ensure_eq!(line.holders[0].id, hold.claim().to_string(), "the claim");
@@ -44,14 +44,14 @@ async fn it_shows_the_token_of_the_survey(bed: Bed) -> Check {
 
 async fn the_era_sits_above_the_count(bed: Bed) -> Check {
     let later = bed.client_of(&bed.url_with("era", "3")).await?;
-    let hold = later.mutex("era")?.lock().await?;
+    let hold = later.mutex("era").lock().await?;
     ensure_eq!(hold.token().0 >> 56, 3, "the era");
     let counted = bed.line(hold.name()).await?.holders[0].counted.unwrap_or(0);
     ensure_eq!(hold.token().0 & ((1 << 56) - 1), counted, "the count");
     let token = hold.token();
     hold.release().await?;
     // Who still counts in the old era is below all of the new one.
-    let old = bed.client().mutex("era")?.lock().await?;
+    let old = bed.client().mutex("era").lock().await?;
     ensure!(old.token() < token, "an old era above a new one");
     Ok(())
 }
@@ -59,7 +59,7 @@ async fn the_era_sits_above_the_count(bed: Bed) -> Check {
 async fn it_is_valid_from_the_start(bed: Bed) -> Check {
     let ttl = bed.long_ttl();
     let before = BootTime::now();
-    let hold = bed.client().mutex("valid")?.ttl(ttl)?.lock().await?;
+    let hold = bed.client().mutex("valid").ttl(ttl).lock().await?;
     ensure!(hold.is_valid(), "a fresh hold is not valid");
     ensure!(hold.remaining() > Duration::ZERO, "nothing remains");
     ensure!(hold.remaining() < ttl, "more remains than the ttl");
@@ -72,20 +72,20 @@ async fn it_is_valid_from_the_start(bed: Bed) -> Check {
 }
 
 async fn it_can_move_to_another_task(bed: Bed) -> Check {
-    let hold = bed.client().mutex("moved")?.lock().await?;
+    let hold = bed.client().mutex("moved").lock().await?;
     let moved = tokio::spawn(async move {
         let valid = hold.is_valid();
         hold.release().await.map(|()| valid)
     });
     ensure!(moved.await??, "not valid in another task");
-    held(bed.client().mutex("moved")?.try_lock().await?)?
+    held(bed.client().mutex("moved").try_lock().await?)?
         .release()
         .await?;
     Ok(())
 }
 
 async fn run_gives_the_result(bed: Bed) -> Check {
-    let hold = bed.client().mutex("work")?.lock().await?;
+    let hold = bed.client().mutex("work").lock().await?;
     let done = hold
         .run(async {
             tokio::task::yield_now().await;
@@ -101,12 +101,16 @@ async fn run_gives_the_result(bed: Bed) -> Check {
 async fn run_is_cancelled_by_a_loss(bed: Bed) -> Check {
     let client = bed.other_client().await?;
     let ttl = bed.short_ttl() * 2;
-    let hold = client.mutex("work")?.ttl(bed.fit(ttl))?.lock().await?;
+    let hold = client.mutex("work").ttl(bed.fit(ttl)).lock().await?;
     let work = hold.run(std::future::pending::<()>());
     let evict = bed.client();
     let (ended, evicted) = tokio::join!(
         within(bed.fit(ttl) + SOON, "the cancellation", work),
-        evict.evict(hold.name(), None, true)
+        evict.evict(
+            hold.name(),
+            palisade::Which::Holders,
+            palisade::Eviction::Remove
+        )
     );
     ensure!(evicted?, "a holder to evict");
     let error = inside!(ended?, Err(error) => error, "an error");
@@ -116,9 +120,15 @@ async fn run_is_cancelled_by_a_loss(bed: Bed) -> Check {
 
 async fn run_of_a_lost_hold_does_nothing(bed: Bed) -> Check {
     let client = bed.other_client().await?;
-    let hold = client.mutex("work")?.lock().await?;
+    let hold = client.mutex("work").lock().await?;
     ensure!(
-        bed.client().evict(hold.name(), None, true).await?,
+        bed.client()
+            .evict(
+                hold.name(),
+                palisade::Which::Holders,
+                palisade::Eviction::Remove
+            )
+            .await?,
         "a holder to evict"
     );
     within(SOON * 2, "the loss", hold.lost()).await?;
@@ -131,7 +141,7 @@ async fn run_of_a_lost_hold_does_nothing(bed: Bed) -> Check {
 
 async fn lost_is_pending_while_held(bed: Bed) -> Check {
     let ttl = bed.short_ttl();
-    let hold = bed.client().mutex("held")?.ttl(ttl)?.lock().await?;
+    let hold = bed.client().mutex("held").ttl(ttl).lock().await?;
     let lost = tokio::time::timeout(ttl * 2, hold.lost()).await;
     ensure!(lost.is_err(), "lost: {lost:?}");
     ensure!(hold.is_valid(), "not valid");
@@ -140,9 +150,15 @@ async fn lost_is_pending_while_held(bed: Bed) -> Check {
 
 async fn loss_is_remembered(bed: Bed) -> Check {
     let client = bed.other_client().await?;
-    let hold = client.mutex("lost")?.lock().await?;
+    let hold = client.mutex("lost").lock().await?;
     ensure!(
-        bed.client().evict(hold.name(), None, true).await?,
+        bed.client()
+            .evict(
+                hold.name(),
+                palisade::Which::Holders,
+                palisade::Eviction::Remove
+            )
+            .await?,
         "a holder to evict"
     );
     let first = within(SOON * 2, "the loss", hold.lost()).await?;
@@ -158,9 +174,15 @@ async fn loss_is_remembered(bed: Bed) -> Check {
 
 async fn release_of_a_lost_hold_says_so(bed: Bed) -> Check {
     let client = bed.other_client().await?;
-    let hold = client.mutex("lost")?.lock().await?;
+    let hold = client.mutex("lost").lock().await?;
     ensure!(
-        bed.client().evict(hold.name(), None, true).await?,
+        bed.client()
+            .evict(
+                hold.name(),
+                palisade::Which::Holders,
+                palisade::Eviction::Remove
+            )
+            .await?,
         "a holder to evict"
     );
     // Also before the loss is known: the place is gone all the same.
@@ -171,17 +193,23 @@ async fn release_of_a_lost_hold_says_so(bed: Bed) -> Check {
 
 async fn a_lost_hold_does_not_release_the_next(bed: Bed) -> Check {
     let client = bed.other_client().await?;
-    let lost = client.mutex("lost")?.lock().await?;
+    let lost = client.mutex("lost").lock().await?;
     ensure!(
-        bed.client().evict(lost.name(), None, true).await?,
+        bed.client()
+            .evict(
+                lost.name(),
+                palisade::Which::Holders,
+                palisade::Eviction::Remove
+            )
+            .await?,
         "a holder to evict"
     );
-    let next = held(bed.client().mutex("lost")?.try_lock().await?)?;
+    let next = held(bed.client().mutex("lost").try_lock().await?)?;
     ensure!(next.token() > lost.token(), "the next token is not greater");
     drop(lost);
-    within(SOON, "the background leave", client.close()).await?;
+    within(SOON, "the background leave", client.flush()).await?;
     ensure!(
-        client.mutex("lost")?.try_lock().await?.is_none(),
+        client.mutex("lost").try_lock().await?.is_none(),
         "the next was released"
     );
     next.release().await?;

@@ -49,7 +49,7 @@ cases! { pub(super) CASES, "keeper";
 
 async fn a_hold_outlives_its_ttl(bed: Bed) -> Check {
     let ttl = bed.short_ttl();
-    let hold = bed.client().mutex("kept")?.ttl(ttl)?.lock().await?;
+    let hold = bed.client().mutex("kept").ttl(ttl).lock().await?;
     let token = hold.token();
     let end = BootTime::now() + ttl * 3;
     while !end.has_passed() {
@@ -69,8 +69,8 @@ async fn a_hold_outlives_its_ttl(bed: Bed) -> Check {
 
 async fn a_waiter_outlives_its_ttl(bed: Bed) -> Check {
     let ttl = bed.short_ttl();
-    let hold = bed.client().mutex("kept")?.ttl(ttl)?.lock().await?;
-    let mutex = bed.other_client().await?.mutex("kept")?.ttl(ttl)?;
+    let hold = bed.client().mutex("kept").ttl(ttl).lock().await?;
+    let mutex = bed.other_client().await?.mutex("kept").ttl(ttl);
     let waiter = tokio::spawn(async move { mutex.lock().await });
     if bed.capability().waiters_visible {
         let name = bed.name("kept")?;
@@ -91,7 +91,7 @@ async fn a_waiter_outlives_its_ttl(bed: Bed) -> Check {
 async fn two_unanswered_renewals_are_no_loss(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     let ttl = bed.fit(bed.short_ttl() * 5);
-    let hold = client.mutex("kept")?.ttl(ttl)?.lock().await?;
+    let hold = client.mutex("kept").ttl(ttl).lock().await?;
     spy.lose_renewals(2);
     within(ttl, "a third renewal", spy.called(Verb::Renew, 3)).await?;
     let lost = tokio::time::timeout(ttl * 3 / 2, hold.lost()).await;
@@ -104,7 +104,7 @@ async fn two_unanswered_renewals_are_no_loss(bed: Bed) -> Check {
 async fn hold_survives_a_dead_connection(bed: Bed) -> Check {
     let (proxies, client) = bed.proxied_client().await?;
     let ttl = bed.fit(Duration::from_secs(3));
-    let hold = client.mutex("dead")?.ttl(ttl)?.lock().await?;
+    let hold = client.mutex("dead").ttl(ttl).lock().await?;
     for _ in 0..2 {
         proxies.silence();
         let lost = tokio::time::timeout(ttl * 3 / 2, hold.lost()).await;
@@ -118,7 +118,7 @@ async fn hold_survives_a_dead_connection(bed: Bed) -> Check {
 
 async fn a_blocked_runtime_costs_no_lease(bed: Bed) -> Check {
     let ttl = bed.short_ttl();
-    let hold = bed.client().mutex("kept")?.ttl(ttl)?.lock().await?;
+    let hold = bed.client().mutex("kept").ttl(ttl).lock().await?;
     // What a user's code does that forgets to await: every thread of this runtime is busy.
     let blocked = (0..8).map(|_| tokio::spawn(async move { std::thread::sleep(ttl * 2) }));
     let blocked: Vec<_> = blocked.collect();
@@ -132,28 +132,30 @@ async fn a_blocked_runtime_costs_no_lease(bed: Bed) -> Check {
 }
 
 /// A claim without renewal; where holds live with their process or session it is refused.
-fn unrenewed(bed: &Bed, name: &str) -> Result<Option<Request>, Failure> {
-    let line = bed.client().line(name, Ask::Whole)?.ttl(bed.short_ttl())?;
-    match (line.unrenewed(), bed.capability().detached) {
-        (line, true) => Ok(Some(line?)),
-        (Ok(_), false) => Err(Failure::new("not refused")),
-        (Err(error), false) => {
-            ensure_eq!(error.kind(), Kind::Unsupported, "the refusal");
-            Ok(None)
-        }
+async fn unrenewed(bed: &Bed, name: &str) -> Result<Option<Request>, Failure> {
+    let line = bed
+        .client()
+        .line(name, Ask::Whole)
+        .ttl(bed.short_ttl())
+        .unrenewed();
+    if bed.capability().detached {
+        return Ok(Some(line));
     }
+    let refused = inside!(line.acquire(Patience::NoWait).await, Err(error) => error, "a refusal");
+    ensure_eq!(refused.kind(), Kind::Unsupported, "the refusal");
+    Ok(None)
 }
 
 async fn an_unrenewed_hold_ends_beside_one_that_lives(bed: Bed) -> Check {
-    let Some(line) = unrenewed(&bed, "ending")? else {
+    let Some(line) = unrenewed(&bed, "ending").await? else {
         return Ok(());
     };
     let ttl = bed.short_ttl();
-    let kept = bed.client().mutex("kept")?.ttl(ttl)?.lock().await?;
+    let kept = bed.client().mutex("kept").ttl(ttl).lock().await?;
     let asked = BootTime::now();
     let ending = line.acquire(Patience::Forever).await?;
     let ending = inside!(ending, Some(hold) => hold, "it holds");
-    let mutex = bed.other_client().await?.mutex("ending")?;
+    let mutex = bed.other_client().await?.mutex("ending");
     let waiter = tokio::spawn(async move { mutex.lock().await });
     let loss = within(ttl + SOON, "its end", ending.lost()).await?;
     ensure_eq!(loss.reason, LossReason::Expired, "the reason");
@@ -172,11 +174,11 @@ async fn an_unrenewed_hold_ends_beside_one_that_lives(bed: Bed) -> Check {
 }
 
 async fn an_unrenewed_claim_is_kept_while_it_waits(bed: Bed) -> Check {
-    let Some(line) = unrenewed(&bed, "waits")? else {
+    let Some(line) = unrenewed(&bed, "waits").await? else {
         return Ok(());
     };
     let ttl = bed.short_ttl();
-    let first = bed.other_client().await?.mutex("waits")?.lock().await?;
+    let first = bed.other_client().await?.mutex("waits").lock().await?;
     let waiter = tokio::spawn(async move { line.acquire(Patience::Forever).await });
     if bed.capability().waiters_visible {
         bed.until_waiting(first.name(), 1).await?;
@@ -196,9 +198,9 @@ async fn an_unrenewed_claim_is_kept_while_it_waits(bed: Bed) -> Check {
 async fn expiry_is_told_before_the_next_grant(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     let ttl = bed.short_ttl();
-    let hold = client.mutex("expiry")?.ttl(ttl)?.lock().await?;
+    let hold = client.mutex("expiry").ttl(ttl).lock().await?;
     spy.lose_renewals(u32::MAX);
-    let mutex = bed.client().mutex("expiry")?;
+    let mutex = bed.client().mutex("expiry");
     let waiter = tokio::spawn(async move {
         let next = mutex.lock().await?;
         Ok::<_, palisade::Error>((next, BootTime::now()))
@@ -230,7 +232,7 @@ async fn expiry_is_told_before_the_next_grant(bed: Bed) -> Check {
 async fn the_deadline_counts_from_the_last_answer(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     let ttl = bed.fit(bed.short_ttl() * 2);
-    let hold = client.mutex("expiry")?.ttl(ttl)?.lock().await?;
+    let hold = client.mutex("expiry").ttl(ttl).lock().await?;
     within(ttl, "a renewal", spy.called(Verb::Renew, 1)).await?;
     let renewed = spy.calls(Verb::Renew)[0].at;
     spy.lose_renewals(u32::MAX);
@@ -252,7 +254,7 @@ async fn the_deadline_counts_from_the_last_answer(bed: Bed) -> Check {
 async fn a_grant_that_comes_too_late_is_no_hold(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     let ttl = bed.short_ttl();
-    let line = client.line("late", Ask::Whole)?.ttl(ttl)?;
+    let line = client.line("late", Ask::Whole).ttl(ttl);
     // The answer says that it holds, but the lease has ended before the answer comes.
     spy.set_enters(Enters::ReplyDelayed(ttl));
     let answer = within(ttl + SOON, "an answer", line.acquire(Patience::NoWait)).await??;
@@ -268,7 +270,7 @@ async fn a_grant_that_comes_too_late_is_no_hold(bed: Bed) -> Check {
 async fn no_renewal_after_a_release(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     let ttl = bed.short_ttl();
-    let hold = client.mutex("released")?.ttl(ttl)?.lock().await?;
+    let hold = client.mutex("released").ttl(ttl).lock().await?;
     within(ttl, "a renewal", spy.called(Verb::Renew, 1)).await?;
     let claim = hold.claim().0;
     hold.release().await?;
@@ -288,7 +290,7 @@ async fn close_waits_for_background_releases(bed: Bed) -> Check {
     let client = bed.other_client().await?;
     let mut holds = Vec::new();
     for index in 0..20 {
-        holds.push(client.mutex(format!("closed-{index}"))?.lock().await?);
+        holds.push(client.mutex(format!("closed-{index}")).lock().await?);
     }
     drop(holds);
     within(SOON, "the close", client.close()).await?;
@@ -300,7 +302,7 @@ async fn close_waits_for_background_releases(bed: Bed) -> Check {
 }
 
 async fn a_hold_dropped_without_a_runtime_is_released(bed: Bed) -> Check {
-    let hold = bed.client().mutex("dropped")?.lock().await?;
+    let hold = bed.client().mutex("dropped").lock().await?;
     let name = hold.name().clone();
     let thread = std::thread::spawn(move || drop(hold));
     ensure!(thread.join().is_ok(), "the drop panicked");
@@ -310,7 +312,7 @@ async fn a_hold_dropped_without_a_runtime_is_released(bed: Bed) -> Check {
 async fn a_lost_answer_is_one_grant(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     spy.set_enters(Enters::ReplyLost);
-    let lock = client.mutex("lost")?;
+    let lock = client.mutex("lost");
     let hold = within(SOON, "the grant", lock.lock_timeout(SOON)).await??;
     let hold = held(hold)?;
     let enters = spy.calls(Verb::Enter);
@@ -326,7 +328,7 @@ async fn a_lost_answer_is_one_grant(bed: Bed) -> Check {
 async fn no_wait_says_that_it_may_be_applied(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     spy.set_enters(Enters::ReplyLost);
-    let line = client.line("lost", Ask::Whole)?;
+    let line = client.line("lost", Ask::Whole);
     let answer = within(SOON, "an answer", line.acquire(Patience::NoWait)).await?;
     let error = inside!(answer, Err(error) => error, "an error");
     ensure_eq!(error.kind(), Kind::Unreachable, "the kind of {error}");
@@ -344,7 +346,7 @@ async fn a_future_dropped_before_the_answer_leaves_nothing(bed: Bed) -> Check {
     spy.set_enters(Enters::Hang);
     let name = bed.name("hanging")?;
     for round in 1..=3 {
-        let mutex = client.mutex("hanging")?;
+        let mutex = client.mutex("hanging");
         let lock = tokio::spawn(async move { mutex.lock().await });
         within(SOON, "the enter", spy.applied(round)).await?;
         lock.abort();
@@ -358,7 +360,7 @@ async fn a_request_that_arrives_late_leaves_nothing(bed: Bed) -> Check {
     probe.must_own_lease()?;
     let (spy, client) = bed.spied_client().await?;
     spy.set_enters(Enters::Late);
-    let mutex = client.mutex("late")?;
+    let mutex = client.mutex("late");
     let lock = tokio::spawn(async move { mutex.lock().await });
     within(SOON, "the enter", spy.called(Verb::Enter, 1)).await?;
     lock.abort();
@@ -368,7 +370,7 @@ async fn a_request_that_arrives_late_leaves_nothing(bed: Bed) -> Check {
     within(SOON, "the late enter", spy.applied(1)).await?;
     let line = bed.line(&bed.name("late")?).await?;
     ensure_eq!((line.holders.len(), line.waiters.len()), (0, 0), "the line");
-    let hold = bed.client().mutex("late")?.try_lock().await?;
+    let hold = bed.client().mutex("late").try_lock().await?;
     held(hold)?.release().await?;
     Ok(())
 }

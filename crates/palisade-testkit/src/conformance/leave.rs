@@ -190,7 +190,7 @@ async fn enter_under_way_finds_it_was_left(bed: Bed) -> Check {
 async fn copy_under_way_finds_it_was_left(bed: Bed) -> Check {
     let name = bed.name("copied")?;
     let claim = bed.claim(&name, Ask::Whole);
-    let held = enter_on(&bed.engine(), claim.clone()).await?;
+    let held = enter_on(bed.engine(), claim.clone()).await?;
     held.must_own_lease()?;
     let doubtful = Ticket {
         counted: held.counted(),

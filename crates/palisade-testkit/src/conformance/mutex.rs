@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use palisade::core::clock::BootTime;
-use palisade::{Client, Hold, Patience, Request};
+use palisade::{Client, Hold, Patience, Request, RwHold};
 
 use super::bed::held;
 use super::failure::{ensure, ensure_eq, inside};
@@ -28,7 +28,7 @@ impl Over {
     async fn prepare(self, bed: &Bed) -> Result<Vec<Hold>, Failure> {
         let mut bystanders = Vec::new();
         if self == Self::DrainedSemaphore {
-            let semaphore = bed.client().semaphore(NAME, 3)?;
+            let semaphore = bed.client().semaphore(NAME, 3);
             for _ in 0..2 {
                 bystanders.push(held(semaphore.try_acquire().await?)?);
             }
@@ -36,7 +36,7 @@ impl Over {
         Ok(bystanders)
     }
 
-    fn request(self, client: &Client) -> palisade::Result<Request> {
+    fn request(self, client: &Client) -> Request {
         let ask = match self {
             Self::Mutex | Self::WriteLock => palisade::Ask::Whole,
             Self::DrainedSemaphore => permits(1, 3),
@@ -46,25 +46,31 @@ impl Over {
 
     async fn lock(self, client: &Client) -> palisade::Result<Hold> {
         match self {
-            Self::Mutex => client.mutex(NAME)?.lock().await,
-            Self::DrainedSemaphore => client.semaphore(NAME, 3)?.acquire().await,
-            Self::WriteLock => client.rwlock(NAME)?.write().await,
+            Self::Mutex => client.mutex(NAME).lock().await,
+            Self::DrainedSemaphore => client.semaphore(NAME, 3).acquire().await,
+            Self::WriteLock => Ok(client.rwlock(NAME).write().await?.into_hold()),
         }
     }
 
     async fn try_lock(self, client: &Client) -> palisade::Result<Option<Hold>> {
         match self {
-            Self::Mutex => client.mutex(NAME)?.try_lock().await,
-            Self::DrainedSemaphore => client.semaphore(NAME, 3)?.try_acquire().await,
-            Self::WriteLock => client.rwlock(NAME)?.try_write().await,
+            Self::Mutex => client.mutex(NAME).try_lock().await,
+            Self::DrainedSemaphore => client.semaphore(NAME, 3).try_acquire().await,
+            Self::WriteLock => {
+                let hold = client.rwlock(NAME).try_write().await?;
+                Ok(hold.map(RwHold::into_hold))
+            }
         }
     }
 
     async fn lock_timeout(self, client: &Client, wait: Duration) -> palisade::Result<Option<Hold>> {
         match self {
-            Self::Mutex => client.mutex(NAME)?.lock_timeout(wait).await,
-            Self::DrainedSemaphore => client.semaphore(NAME, 3)?.acquire_timeout(wait).await,
-            Self::WriteLock => client.rwlock(NAME)?.write_timeout(wait).await,
+            Self::Mutex => client.mutex(NAME).lock_timeout(wait).await,
+            Self::DrainedSemaphore => client.semaphore(NAME, 3).acquire_timeout(wait).await,
+            Self::WriteLock => {
+                let hold = client.rwlock(NAME).write_timeout(wait).await?;
+                Ok(hold.map(RwHold::into_hold))
+            }
         }
     }
 
@@ -183,7 +189,7 @@ async fn other_names_are_free(bed: Bed, over: Over) -> Check {
     let _bystanders = over.prepare(&bed).await?;
     let hold = over.lock(&bed.client()).await?;
     for name in ["exclusiv", "exclusive2", "Exclusive", "exclusive/"] {
-        let other = bed.client().mutex(name)?.try_lock().await?;
+        let other = bed.client().mutex(name).try_lock().await?;
         ensure!(other.is_some(), "{name} is another lock");
     }
     hold.release().await?;
@@ -204,7 +210,7 @@ async fn drop_frees(bed: Bed, over: Over) -> Check {
     let _bystanders = over.prepare(&bed).await?;
     let client = bed.client();
     drop(over.lock(&client).await?);
-    within(SOON, "the background release", client.close()).await?;
+    within(SOON, "the background release", client.flush()).await?;
     held(over.try_lock(&client).await?)?.release().await?;
     Ok(())
 }
@@ -229,8 +235,8 @@ async fn a_hold_outlives_its_client(bed: Bed, over: Over) -> Check {
     let other = bed.other_client().await?;
     let ttl = bed.short_ttl();
     let hold = over
-        .request(&other)?
-        .ttl(ttl)?
+        .request(&other)
+        .ttl(ttl)
         .acquire(Patience::NoWait)
         .await?;
     let hold = held(hold)?;
@@ -273,7 +279,7 @@ async fn timeout_is_none_in_time(bed: Bed, over: Over) -> Check {
         took < wait + Duration::from_secs(1),
         "gave up after {took:?} only"
     );
-    within(SOON, "the background leave", other.close()).await?;
+    within(SOON, "the background leave", other.flush()).await?;
     let line = bed.line(&bed.name(NAME)?).await?;
     ensure_eq!(line.waiters.len(), 0, "waiters left");
     hold.release().await?;
@@ -315,7 +321,7 @@ async fn a_dropped_future_leaves_no_claim(bed: Bed, over: Over) -> Check {
         let dropped = tokio::time::timeout(Duration::from_micros(micros), lock).await;
         ensure!(dropped.is_err(), "two holders");
     }
-    within(SOON, "the background leaves", other.close()).await?;
+    within(SOON, "the background leaves", other.flush()).await?;
     let name = bed.name(NAME)?;
     let left = bed
         .until(&name, "no waiters", |line| line.waiters.is_empty())

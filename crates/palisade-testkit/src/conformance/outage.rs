@@ -36,7 +36,7 @@ cases! { pub(super) CASES, "outage";
 async fn a_short_outage_is_no_loss(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     let ttl = bed.fit(bed.short_ttl() * 3);
-    let hold = client.mutex("kept")?.ttl(ttl)?.lock().await?;
+    let hold = client.mutex("kept").ttl(ttl).lock().await?;
     spy.set_cut(true);
     // Lasts until a renewal has failed.
     within(ttl, "a renewal", spy.called(Verb::Renew, 1)).await?;
@@ -50,8 +50,8 @@ async fn a_short_outage_is_no_loss(bed: Bed) -> Check {
 async fn a_waiter_keeps_its_place(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     let name = bed.name("kept")?;
-    let hold = bed.client().mutex("kept")?.lock().await?;
-    let mutex = client.mutex("kept")?.ttl(bed.long_ttl())?;
+    let hold = bed.client().mutex("kept").lock().await?;
+    let mutex = client.mutex("kept").ttl(bed.long_ttl());
     let waiter = tokio::spawn(async move { mutex.lock().await });
     bed.until_waiting(&name, 1).await?;
     let before = bed.line(&name).await?.waiters[0].id.clone();
@@ -71,7 +71,7 @@ async fn a_waiter_keeps_its_place(bed: Bed) -> Check {
 async fn a_long_outage_is_told_by_the_deadline(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     let ttl = bed.short_ttl();
-    let hold = client.mutex("lost")?.ttl(ttl)?.lock().await?;
+    let hold = client.mutex("lost").ttl(ttl).lock().await?;
     let cut = BootTime::now();
     spy.set_cut(true);
     let loss = within(ttl + SOON, "the loss", hold.lost()).await?;
@@ -88,11 +88,11 @@ async fn a_long_outage_is_told_by_the_deadline(bed: Bed) -> Check {
 async fn no_wait_fails_at_once(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     spy.set_cut(true);
-    let answer = within(SOON, "an answer", client.mutex("cut")?.try_lock()).await?;
+    let answer = within(SOON, "an answer", client.mutex("cut").try_lock()).await?;
     let error = inside!(answer, Err(error) => error, "an error");
     ensure_eq!(error.kind(), Kind::Unreachable, "the kind of {error}");
     spy.set_cut(false);
-    held(client.mutex("cut")?.try_lock().await?)?
+    held(client.mutex("cut").try_lock().await?)?
         .release()
         .await?;
     Ok(())
@@ -101,7 +101,7 @@ async fn no_wait_fails_at_once(bed: Bed) -> Check {
 async fn patience_outlasts_an_outage(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     spy.set_cut(true);
-    let line = client.line("cut", Ask::Whole)?;
+    let line = client.line("cut", Ask::Whole);
     let acquire = tokio::spawn(async move { line.acquire(Patience::For(SOON * 2)).await });
     within(SOON, "a second try", spy.called(Verb::Enter, 2)).await?;
     spy.set_cut(false);
@@ -116,7 +116,7 @@ async fn patience_ends_as_unreachable(bed: Bed) -> Check {
     spy.set_cut(true);
     let wait = Duration::from_millis(300);
     let start = BootTime::now();
-    let lock = client.mutex("cut")?;
+    let lock = client.mutex("cut");
     let answer = within(SOON, "an answer", lock.lock_timeout(wait)).await?;
     let took = BootTime::now().saturating_since(start);
     // Not busy: nobody knows whether it is free.
@@ -139,7 +139,7 @@ async fn patience_is_a_bound_on_a_silent_engine(bed: Bed) -> Check {
     spy.set_enters(Enters::Hang);
     let wait = Duration::from_millis(100);
     let start = BootTime::now();
-    let lock = client.mutex("silent")?.ttl(bed.long_ttl())?;
+    let lock = client.mutex("silent").ttl(bed.long_ttl());
     let answer = within(SOON, "an answer", lock.lock_timeout(wait)).await?;
     let took = BootTime::now().saturating_since(start);
     let error = inside!(answer, Err(error) => error, "an error");
@@ -151,7 +151,7 @@ async fn patience_is_a_bound_on_a_silent_engine(bed: Bed) -> Check {
 
 async fn patience_is_a_bound_on_a_dead_connection(bed: Bed) -> Check {
     let (proxies, client) = bed.proxied_client().await?;
-    let lock = client.mutex("dead")?.ttl(bed.long_ttl())?;
+    let lock = client.mutex("dead").ttl(bed.long_ttl());
     held(lock.try_lock().await?)?.release().await?;
     proxies.silence();
     let wait = Duration::from_millis(100);
@@ -169,7 +169,7 @@ async fn patience_is_a_bound_on_a_dead_connection(bed: Bed) -> Check {
 
 async fn a_release_is_done_later(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
-    let hold = client.mutex("left")?.ttl(bed.long_ttl())?.lock().await?;
+    let hold = client.mutex("left").ttl(bed.long_ttl()).lock().await?;
     let name = hold.name().clone();
     spy.set_cut(true);
     let released = within(SOON * 2, "an answer", hold.release()).await?;
@@ -186,7 +186,7 @@ async fn a_release_is_done_later(bed: Bed) -> Check {
 
 async fn a_drop_is_done_later(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
-    let hold = client.mutex("left")?.ttl(bed.long_ttl())?.lock().await?;
+    let hold = client.mutex("left").ttl(bed.long_ttl()).lock().await?;
     let name = hold.name().clone();
     spy.set_cut(true);
     drop(hold);

@@ -25,7 +25,7 @@ async fn another_process_is_excluded(bed: Bed) -> Check {
     let name = bed.name("process")?;
     let mut taker = bed.taker(&name, TakerArgs::default())?;
     let event = taker.until(What::Held, SOON).await?;
-    let mutex = bed.client().mutex("process")?;
+    let mutex = bed.client().mutex("process");
     ensure!(mutex.try_lock().await?.is_none(), "two holders");
     let line = bed.line(&name).await?;
     let owner = line.holders.first().and_then(|holder| holder.owner.clone());
@@ -98,7 +98,7 @@ async fn readers_of_other_processes_share(bed: Bed) -> Check {
     let mut two = bed.taker(&name, args)?;
     one.until(What::Held, SOON).await?;
     two.until(What::Held, SOON).await?;
-    let lock = bed.client().rwlock("shared")?;
+    let lock = bed.client().rwlock("shared");
     ensure!(lock.try_write().await?.is_none(), "a writer beside readers");
     let reader = held(lock.try_read().await?)?;
     reader.release().await?;
@@ -113,7 +113,7 @@ async fn permits_of_other_processes_count(bed: Bed) -> Check {
     };
     let mut taker = bed.taker(&name, args)?;
     taker.until(What::Held, SOON).await?;
-    let semaphore = bed.client().semaphore("permits", 2)?;
+    let semaphore = bed.client().semaphore("permits", 2);
     let one = held(semaphore.try_acquire().await?)?;
     ensure!(semaphore.try_acquire().await?.is_none(), "three of two");
     one.release().await?;
@@ -122,7 +122,7 @@ async fn permits_of_other_processes_count(bed: Bed) -> Check {
 
 async fn order_of_entry_is_order_of_grants(bed: Bed) -> Check {
     let name = bed.name("order")?;
-    let first = bed.client().mutex("order")?.lock().await?;
+    let first = bed.client().mutex("order").lock().await?;
     let mut takers = Vec::new();
     for index in 0..4 {
         takers.push(bed.taker(&name, TakerArgs::default())?);
@@ -142,7 +142,7 @@ async fn order_of_entry_is_order_of_grants(bed: Bed) -> Check {
 
 async fn a_release_is_pushed_to_another_process(bed: Bed) -> Check {
     let name = bed.name("pushed")?;
-    let hold = bed.client().mutex("pushed")?.lock().await?;
+    let hold = bed.client().mutex("pushed").lock().await?;
     let mut taker = bed.taker(&name, TakerArgs::default())?;
     taker.until(What::Waiting, SOON).await?;
     if bed.capability().waiters_visible {

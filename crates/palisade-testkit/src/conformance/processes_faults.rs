@@ -74,7 +74,7 @@ async fn a_killed_holder_hands_over(bed: Bed) -> Check {
 async fn a_killed_waiter_is_skipped(bed: Bed) -> Check {
     let (ttl, bound) = bed.after_death();
     let name = bed.name("skipped")?;
-    let hold = bed.client().mutex("skipped")?.lock().await?;
+    let hold = bed.client().mutex("skipped").lock().await?;
     let first = bed.taker(&name, TakerArgs::ttl(ttl))?;
     bed.until_waiting(&name, 1).await?;
     let mut second = bed.taker(&name, TakerArgs::ttl(ttl))?;
@@ -107,7 +107,7 @@ async fn a_killed_process_leaves_no_claim(bed: Bed) -> Check {
     waiter.kill()?;
     tokio::time::sleep(bound.saturating_sub(Duration::from_secs(1))).await;
     bed.until_empty(&name).await?;
-    held(bed.client().mutex("nothing")?.try_lock().await?)?
+    held(bed.client().mutex("nothing").try_lock().await?)?
         .release()
         .await?;
     Ok(())
@@ -122,7 +122,7 @@ async fn a_process_that_exits_without_release_hands_over(bed: Bed) -> Check {
     };
     let mut holder = bed.taker(&name, args)?;
     let first = holder.until(What::Held, SOON).await?;
-    let mutex = bed.client().mutex("exited")?;
+    let mutex = bed.client().mutex("exited");
     let waiter = tokio::spawn(async move { mutex.lock().await });
     if bed.capability().waiters_visible {
         bed.until_waiting(&name, 1).await?;
@@ -204,7 +204,7 @@ async fn a_short_stop_is_no_loss(bed: Bed) -> Check {
     holder.until(What::Held, SOON).await?;
     holder.stop()?;
     let pause = tokio::time::sleep(Duration::from_millis(500));
-    let mutex = bed.client().mutex("stopped")?;
+    let mutex = bed.client().mutex("stopped");
     let (busy, ()) = tokio::join!(mutex.lock_timeout(Duration::from_millis(400)), pause);
     ensure!(busy?.is_none(), "two holders");
     holder.tell("check")?;

@@ -182,7 +182,7 @@ async fn late_renewal_leaves_the_next_holder_alone(bed: Bed) -> Check {
         "the holder"
     );
     // Nor was the next one's lease extended.
-    granted_on(&bed.engine(), &waiting.ticket, next.armed.ttl + SOON).await?;
+    granted_on(bed.engine(), &waiting.ticket, next.armed.ttl + SOON).await?;
     Ok(())
 }
 
@@ -215,7 +215,7 @@ async fn marked_ticket_is_not_extended(bed: Bed) -> Check {
     );
     let granted = async {
         let engine = bed.engine();
-        let mut wait = std::pin::pin!(granted_on(&engine, &next.ticket, SOON * 2));
+        let mut wait = std::pin::pin!(granted_on(engine, &next.ticket, SOON * 2));
         loop {
             tokio::select! {
                 granted = &mut wait => return granted,

@@ -71,10 +71,8 @@ async fn greater_capacity_wakes_the_next(bed: Bed) -> Check {
     let next = bed.queue(&name, permits(1, 1)).await?;
     let other = bed.other_client().await?;
     // Sleeps so long that only a push can end it in time.
-    let wait = bed
-        .engine()
-        .wait(next.ticket.clone(), BootTime::now() + SOON * 4);
-    let wait = tokio::spawn(wait);
+    let (engine, ticket) = (Arc::clone(bed.engine()), next.ticket.clone());
+    let wait = tokio::spawn(async move { engine.wait(ticket, BootTime::now() + SOON * 4).await });
     let asleep = bed.engine().wait(next.ticket.clone(), BootTime::PAST);
     ensure_eq!(asleep.await?, Place::Waiting, "the next");
     ensure!(

@@ -32,7 +32,7 @@ async fn readers_share(bed: Bed) -> Check {
         } else {
             other.clone()
         };
-        readers.push(held(client.rwlock("shared")?.try_read().await?)?);
+        readers.push(held(client.rwlock("shared").try_read().await?)?);
     }
     ensure!(
         readers.iter().all(|hold| hold.is_valid()),
@@ -44,8 +44,8 @@ async fn readers_share(bed: Bed) -> Check {
 }
 
 async fn a_writer_excludes_readers(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("shared")?;
-    let other = bed.other_client().await?.rwlock("shared")?;
+    let lock = bed.client().rwlock("shared");
+    let other = bed.other_client().await?.rwlock("shared");
     let writer = lock.write().await?;
     ensure!(
         other.try_read().await?.is_none(),
@@ -62,8 +62,8 @@ async fn a_writer_excludes_readers(bed: Bed) -> Check {
 }
 
 async fn a_reader_excludes_writers(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("shared")?;
-    let other = bed.other_client().await?.rwlock("shared")?;
+    let lock = bed.client().rwlock("shared");
+    let other = bed.other_client().await?.rwlock("shared");
     let reader = lock.read().await?;
     ensure!(
         other.try_write().await?.is_none(),
@@ -79,8 +79,8 @@ async fn a_reader_excludes_writers(bed: Bed) -> Check {
 }
 
 async fn a_writer_waits_for_every_reader(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("shared")?;
-    let other = bed.other_client().await?.rwlock("shared")?;
+    let lock = bed.client().rwlock("shared");
+    let other = bed.other_client().await?.rwlock("shared");
     let (one, two) = (lock.read().await?, lock.read().await?);
     let writer = tokio::spawn(async move { other.write().await });
     if bed.capability().waiters_visible {
@@ -97,14 +97,14 @@ async fn a_writer_waits_for_every_reader(bed: Bed) -> Check {
 
 async fn a_writer_and_a_mutex_exclude_each_other(bed: Bed) -> Check {
     let other = bed.other_client().await?;
-    let writer = bed.client().rwlock("same")?.write().await?;
+    let writer = bed.client().rwlock("same").write().await?;
     ensure!(
-        other.mutex("same")?.try_lock().await?.is_none(),
+        other.mutex("same").try_lock().await?.is_none(),
         "a mutex beside a writer"
     );
     writer.release().await?;
-    let mutex = other.mutex("same")?.lock().await?;
-    let busy = bed.client().rwlock("same")?.try_write().await?;
+    let mutex = other.mutex("same").lock().await?;
+    let busy = bed.client().rwlock("same").try_write().await?;
     ensure!(busy.is_none(), "a writer beside a mutex");
     mutex.release().await?;
     Ok(())
@@ -112,8 +112,8 @@ async fn a_writer_and_a_mutex_exclude_each_other(bed: Bed) -> Check {
 
 async fn readers_do_not_overtake_a_waiting_writer(bed: Bed) -> Check {
     let name = bed.name("shared")?;
-    let lock = bed.client().rwlock("shared")?;
-    let other = bed.other_client().await?.rwlock("shared")?;
+    let lock = bed.client().rwlock("shared");
+    let other = bed.other_client().await?.rwlock("shared");
     let reader = lock.read().await?;
     let writing = other.clone();
     let writer = tokio::spawn(async move { writing.write().await });
@@ -137,7 +137,7 @@ async fn readers_do_not_overtake_a_waiting_writer(bed: Bed) -> Check {
 
 async fn a_writer_that_gives_up_lets_readers_in(bed: Bed) -> Check {
     let name = bed.name("shared")?;
-    let lock = bed.client().rwlock("shared")?;
+    let lock = bed.client().rwlock("shared");
     let _reader = lock.read().await?;
     let writing = lock.clone();
     let writer = tokio::spawn(async move { writing.write().await });
@@ -151,7 +151,7 @@ async fn a_writer_that_gives_up_lets_readers_in(bed: Bed) -> Check {
 }
 
 async fn read_timeout_is_none_in_time(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("shared")?;
+    let lock = bed.client().rwlock("shared");
     let _writer = lock.write().await?;
     let wait = lock.read_timeout(Duration::from_millis(150));
     ensure!(

@@ -32,8 +32,8 @@ cases! { pub(super) CASES, "semaphore";
 }
 
 async fn as_many_as_there_are(bed: Bed) -> Check {
-    let semaphore = bed.client().semaphore("permits", 3)?;
-    let other = bed.other_client().await?.semaphore("permits", 3)?;
+    let semaphore = bed.client().semaphore("permits", 3);
+    let other = bed.other_client().await?.semaphore("permits", 3);
     let mut all = Vec::new();
     for one in [&semaphore, &other, &semaphore] {
         all.push(held(one.try_acquire().await?)?);
@@ -63,7 +63,7 @@ async fn contention_stays_within_capacity(bed: Bed) -> Check {
         };
         let (inside, most) = (Arc::clone(&inside), Arc::clone(&most));
         tasks.spawn(async move {
-            let semaphore = client.semaphore("permits", CAPACITY)?;
+            let semaphore = client.semaphore("permits", CAPACITY);
             for _ in 0..6 {
                 let hold = semaphore.acquire().await?;
                 let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
@@ -89,7 +89,7 @@ async fn contention_stays_within_capacity(bed: Bed) -> Check {
 }
 
 async fn many_permits_are_taken_at_once(bed: Bed) -> Check {
-    let semaphore = bed.client().semaphore("permits", 5)?;
+    let semaphore = bed.client().semaphore("permits", 5);
     let three = held(semaphore.try_acquire_many(3).await?)?;
     ensure!(
         semaphore.try_acquire_many(3).await?.is_none(),
@@ -107,7 +107,7 @@ async fn many_permits_are_taken_at_once(bed: Bed) -> Check {
 
 async fn a_heavy_waiter_is_not_overtaken(bed: Bed) -> Check {
     let name = bed.name("permits")?;
-    let semaphore = bed.client().semaphore("permits", 3)?;
+    let semaphore = bed.client().semaphore("permits", 3);
     let one = semaphore.acquire().await?;
     let waiting = semaphore.clone();
     let heavy = tokio::spawn(async move { waiting.acquire_many(3).await });
@@ -123,7 +123,7 @@ async fn a_heavy_waiter_is_not_overtaken(bed: Bed) -> Check {
 
 async fn the_light_wait_until_the_heavy_was_served(bed: Bed) -> Check {
     let name = bed.name("permits")?;
-    let semaphore = bed.client().semaphore("permits", 3)?;
+    let semaphore = bed.client().semaphore("permits", 3);
     let (one, two) = (semaphore.acquire().await?, semaphore.acquire().await?);
     let waiting = semaphore.clone();
     let heavy = tokio::spawn(async move { waiting.acquire_many(2).await });
@@ -143,11 +143,11 @@ async fn the_light_wait_until_the_heavy_was_served(bed: Bed) -> Check {
 async fn senseless_numbers_are_invalid(bed: Bed) -> Check {
     let (spy, client) = bed.spied_client().await?;
     for capacity in [0, u32::MAX] {
-        let error =
-            inside!(client.semaphore("permits", capacity).err(), Some(error) => error, "an error");
+        let tried = client.semaphore("permits", capacity).try_acquire().await;
+        let error = inside!(tried, Err(error) => error, "an error");
         ensure_eq!(error.kind(), Kind::InvalidArgument, "the kind of {error}");
     }
-    let semaphore = client.semaphore("permits", 3)?;
+    let semaphore = client.semaphore("permits", 3);
     for permits in [0, 4] {
         let refused = semaphore.try_acquire_many(permits).await;
         let error = inside!(refused.err(), Some(error) => error, "an error");
@@ -158,8 +158,8 @@ async fn senseless_numbers_are_invalid(bed: Bed) -> Check {
 }
 
 async fn another_capacity_is_waited_for(bed: Bed) -> Check {
-    let hold = bed.client().semaphore("permits", 3)?.acquire().await?;
-    let other = bed.other_client().await?.semaphore("permits", 2)?;
+    let hold = bed.client().semaphore("permits", 3).acquire().await?;
+    let other = bed.other_client().await?.semaphore("permits", 2);
     let wait = Duration::from_millis(150);
     let start = BootTime::now();
     for refused in [
@@ -180,7 +180,7 @@ async fn another_capacity_is_waited_for(bed: Bed) -> Check {
 }
 
 async fn acquire_timeout_is_none_in_time(bed: Bed) -> Check {
-    let semaphore = bed.client().semaphore("permits", 1)?;
+    let semaphore = bed.client().semaphore("permits", 1);
     let _hold = semaphore.acquire().await?;
     let wait = semaphore.acquire_timeout(Duration::from_millis(150));
     ensure!(

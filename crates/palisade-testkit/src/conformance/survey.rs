@@ -200,7 +200,7 @@ async fn namespaces_are_apart(bed: Bed) -> Check {
     let joint = if url.contains('?') { '&' } else { '?' };
     let apart = format!("{url}{joint}namespace=u{:016x}", rand::random::<u64>());
     let other = bed.client_of(&apart).await?;
-    let hold = other.mutex("apart")?.try_lock().await?;
+    let hold = other.mutex("apart").try_lock().await?;
     ensure!(hold.is_some(), "the same name in another namespace is busy");
     ensure_eq!(bed.line(&name).await?.holders.len(), 1, "holders here");
     let there = other.survey(Scope::Prefix(String::new())).await?;
@@ -237,7 +237,7 @@ async fn watch_tells_of_changes_by_another_client(bed: Bed) -> Check {
     // Each round must be told of: hints of one round are drained before the next one begins.
     for round in 0..3 {
         let name = format!("watched-{round}");
-        let mutex = other.mutex(&name)?;
+        let mutex = other.mutex(&name);
         let told = async {
             loop {
                 match changes.next().await {

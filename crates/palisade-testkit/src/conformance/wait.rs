@@ -50,8 +50,8 @@ fn waiting(
     bed: &Bed,
     seated: &Seated,
 ) -> tokio::task::JoinHandle<palisade::Result<(Place, BootTime)>> {
-    let wait = bed.engine().wait(seated.ticket.clone(), far());
-    tokio::spawn(async move { Ok((wait.await?, BootTime::now())) })
+    let (engine, ticket) = (Arc::clone(bed.engine()), seated.ticket.clone());
+    tokio::spawn(async move { Ok((engine.wait(ticket, far()).await?, BootTime::now())) })
 }
 
 async fn grant_is_pushed(bed: Bed) -> Check {

@@ -138,8 +138,8 @@ impl Worker {
         let ttl = Duration::from_millis(self.spec.ttl_ms);
         let (client, name) = (&self.client, &self.spec.name);
         let (election, request) = match self.workload {
-            Workload::Election => (Some(client.election(name)?.ttl(ttl)?), None),
-            _ => (None, Some(client.line(name, grip.into())?.ttl(ttl)?)),
+            Workload::Election => (Some(client.election(name).ttl(ttl)), None),
+            _ => (None, Some(client.line(name, grip.into()).ttl(ttl))),
         };
         let value = self.spec.client.clone();
         self.record.record(What::AcquireCalled {

@@ -71,9 +71,9 @@ fn say_of(hold: &Hold, event: What, detail: Option<String>) {
 
 async fn take(connect: Connect, url: &str, name: &str, args: TakerArgs) -> palisade::Result<()> {
     let client = connect(url.to_owned()).await?;
-    let mut request = client.line(name, args.ask)?;
+    let mut request = client.line(name, args.ask);
     if let Some(ttl) = args.ttl {
-        request = request.ttl(ttl)?;
+        request = request.ttl(ttl);
     }
     let mut commands = commands();
     say(What::Waiting, None, None, None);
@@ -139,7 +139,7 @@ struct Counter {
 async fn count(connect: Connect, counter: Counter) -> Result<(), String> {
     let words = |error: palisade::Error| error.to_string();
     let client = connect(counter.url.clone()).await.map_err(words)?;
-    let mutex = client.mutex(&counter.name).map_err(words)?;
+    let mutex = client.mutex(&counter.name);
     for _ in 0..counter.times {
         let hold = match counter.unlocked {
             true => None,

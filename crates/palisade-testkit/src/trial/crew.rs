@@ -120,8 +120,7 @@ impl Crew {
 }
 
 async fn work(client: Client, ttl: Duration, log: Arc<Log>) {
-    let mutex = client.mutex("shared").and_then(|mutex| mutex.ttl(ttl));
-    let mutex = mutex.unwrap_or_else(|error| panic!("{error}"));
+    let mutex = client.mutex("shared").ttl(ttl);
     while !log.over.load(Ordering::SeqCst) {
         let asked = BootTime::now();
         let hold = mutex.lock().await;

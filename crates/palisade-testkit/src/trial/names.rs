@@ -42,7 +42,7 @@ pub const NASTY: &[&str] = &[
 /// When one does not.
 pub async fn every_nasty_name(client: &Client) {
     for name in NASTY {
-        let mutex = client.mutex(*name).expect("a good name");
+        let mutex = client.mutex(*name);
         let hold = mutex
             .lock()
             .await

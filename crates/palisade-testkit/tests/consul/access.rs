@@ -63,7 +63,7 @@ async fn guarded() -> Option<Running> {
 /// Connects and takes a lock.
 async fn lock(url: &str) -> Result<(), Error> {
     let client = palisade::connect(url).await?;
-    let hold = client.mutex("guarded")?.lock().await?;
+    let hold = client.mutex("guarded").lock().await?;
     hold.release().await
 }
 
@@ -113,7 +113,7 @@ async fn a_token_file_is_read_again_when_its_token_is_gone() {
     std::fs::write(&file, format!("{LOCKS}\n")).unwrap();
     let url = format!("{}?ttl=10s&token_file={}", running.url(), file.display());
     let client = palisade::connect(&url).await.unwrap();
-    let hold = client.mutex("guarded").unwrap().lock().await.unwrap();
+    let hold = client.mutex("guarded").lock().await.unwrap();
     std::fs::write(&file, format!("{ROOT}\n")).unwrap();
     let (_, own) = wire::http(
         running.nodes()[0].port(),
@@ -131,7 +131,7 @@ async fn a_token_file_is_read_again_when_its_token_is_gone() {
         let first = hold.deadline();
         until("a renewal", async || hold.deadline() > first).await;
     }
-    let line = client.mutex("another").unwrap();
+    let line = client.mutex("another");
     drop(soon("a lock", line.lock()).await.unwrap());
 }
 
@@ -277,9 +277,9 @@ async fn a_node_check_that_fails_ends_the_session() {
         }
     })
     .await;
-    let hold = client.mutex("checked").unwrap().lock().await.unwrap();
+    let hold = client.mutex("checked").lock().await.unwrap();
     let other: Client = palisade::connect(running.url()).await.unwrap();
-    let waiting = other.mutex("checked").unwrap();
+    let waiting = other.mutex("checked");
     let waiting = tokio::spawn(async move { waiting.lock().await });
     check_is(&running, "fail").await;
     let next = soon("the grant", waiting).await.unwrap().unwrap();
@@ -290,7 +290,7 @@ async fn a_node_check_that_fails_ends_the_session() {
     );
     // And a check that fails gives no session.
     let again = palisade::connect(&with("mine")).await.unwrap();
-    let error = again.mutex("other").unwrap().try_lock().await.unwrap_err();
+    let error = again.mutex("other").try_lock().await.unwrap_err();
     says(&error, Kind::Unreachable, "node_checks");
 }
 

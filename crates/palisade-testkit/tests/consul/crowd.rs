@@ -26,10 +26,10 @@ async fn readers_that_come_later_do_not_overtake_a_writer() {
         return;
     };
     let (readers, writers) = (client(&running).await, client(&running).await);
-    let lock = readers.rwlock("door").unwrap();
+    let lock = readers.rwlock("door");
     let first = lock.read().await.unwrap();
     let second = lock.read().await.unwrap();
-    let writer = writers.rwlock("door").unwrap();
+    let writer = writers.rwlock("door");
     let mut writer = tokio::spawn(async move { writer.write().await });
     until("the closed gate", async || is_closed(&running, "door")).await;
     assert!(lock.try_read().await.unwrap().is_none(), "overtaken");
@@ -44,7 +44,7 @@ async fn readers_that_come_later_do_not_overtake_a_writer() {
     assert!(early.await.is_err(), "granted beside a reader");
     let last = second.token();
     let late = tokio::spawn({
-        let lock = readers.rwlock("door").unwrap();
+        let lock = readers.rwlock("door");
         async move { lock.read().await }
     });
     second.release().await.unwrap();
@@ -65,11 +65,11 @@ async fn a_writer_that_gives_up_opens_the_gate() {
         return;
     };
     let (readers, writers) = (client(&running).await, client(&running).await);
-    let lock = readers.rwlock("door").unwrap();
+    let lock = readers.rwlock("door");
     let inside = lock.read().await.unwrap();
     // Out of patience, dropped, and ended with its client.
     for end in 0..3 {
-        let line = writers.line("door", Ask::Whole).unwrap();
+        let line = writers.line("door", Ask::Whole);
         let waits = Duration::from_secs(if end == 0 { 3 } else { 60 });
         let writer = tokio::spawn(async move { line.acquire(Patience::For(waits)).await });
         until("the closed gate", async || is_closed(&running, "door")).await;
@@ -78,7 +78,7 @@ async fn a_writer_that_gives_up_opens_the_gate() {
             1 => writer.abort(),
             _ => {
                 writer.abort();
-                writers.close().await;
+                writers.flush().await;
             }
         }
         until("the open gate", async || !is_closed(&running, "door")).await;
@@ -100,15 +100,15 @@ async fn a_writer_whose_answer_is_lost_closes_nothing_for_long() {
     let proxy = Proxy::start(target, Protocol::Http1).unwrap();
     let url = format!("consul://{}?ttl=3s", proxy.addr());
     let writers = palisade::connect(&url).await.unwrap();
-    let warm = writers.mutex("warm").unwrap().lock().await.unwrap();
+    let warm = writers.mutex("warm").lock().await.unwrap();
     warm.release().await.unwrap();
     let readers = client(&running).await;
-    let lock = readers.rwlock("door").unwrap();
+    let lock = readers.rwlock("door");
     let inside = lock.read().await.unwrap();
     // The first try finds the gate, the second closes it, and its answer never comes.
     let rule = to_engine().label_contains("/v1/txn").nth(2).cut_after();
     let cut = proxy.inject(rule);
-    let line = writers.line("door", Ask::Whole).unwrap();
+    let line = writers.line("door", Ask::Whole);
     let mut writer = tokio::spawn(async move { line.acquire(Patience::Forever).await });
     soon("the cut", cut.fired()).await;
     let before = proxy.seen().len();
@@ -132,7 +132,7 @@ async fn a_writer_among_many_readers_is_served() {
     for _ in 0..6 {
         let (client, stop) = (client(&running).await, Arc::clone(&stop));
         readers.spawn(async move {
-            let lock = client.rwlock("busy").unwrap();
+            let lock = client.rwlock("busy");
             // Two at a time, so that the line is never without a reader.
             let mut held = lock.read().await.unwrap();
             while !stop.load(Ordering::SeqCst) {
@@ -149,7 +149,7 @@ async fn a_writer_among_many_readers_is_served() {
         });
     }
     let client = client(&running).await;
-    let lock = client.rwlock("busy").unwrap();
+    let lock = client.rwlock("busy");
     for _ in 0..3 {
         let held = soon("the writer's grant", lock.write()).await.unwrap();
         held.release().await.unwrap();
@@ -170,7 +170,7 @@ async fn permits_of_a_crowd_stay_within_the_capacity() {
     for _ in 0..2 {
         let client = client(&running).await;
         for _ in 0..4 {
-            let (pool, inside) = (client.semaphore("pool", 3).unwrap(), Arc::clone(&inside));
+            let (pool, inside) = (client.semaphore("pool", 3), Arc::clone(&inside));
             let most = Arc::clone(&most);
             tasks.spawn(async move {
                 for _ in 0..8 {
@@ -202,9 +202,9 @@ async fn locks_that_come_and_go_wake_no_keeper() {
     let idle = palisade::connect(&format!("consul://{}", proxy.addr()))
         .await
         .unwrap();
-    let held = idle.mutex("held").unwrap().lock().await.unwrap();
+    let held = idle.mutex("held").lock().await.unwrap();
     let busy = client(&running).await;
-    let mutex = busy.mutex("busy").unwrap();
+    let mutex = busy.mutex("busy");
     let transactions = || {
         let seen = proxy.seen();
         let labels = seen.iter().filter_map(|seen| seen.label.as_deref());

@@ -11,7 +11,7 @@ async fn palisade_waits_for_consul_lock() {
     };
     let client = beside_others(&running).await;
     let theirs = tokio::task::block_in_place(|| consul_holds(&running, &[], "web"));
-    let mutex = client.mutex("web/.lock").unwrap();
+    let mutex = client.mutex("web/.lock");
     assert!(mutex.try_lock().await.unwrap().is_none(), "two holders");
     let shown = client
         .survey(palisade::Scope::Prefix(String::new()))
@@ -36,7 +36,7 @@ async fn consul_lock_waits_for_palisade() {
         return;
     };
     let client = beside_others(&running).await;
-    let hold = client.mutex("web/.lock").unwrap().lock().await.unwrap();
+    let hold = client.mutex("web/.lock").lock().await.unwrap();
     let run = |arguments: &[&str]| consul_lock(&running, arguments);
     let refused = run(&["-child-exit-code", "-try=300ms", "web", "echo held"]);
     assert!(
@@ -48,7 +48,7 @@ async fn consul_lock_waits_for_palisade() {
     hold.release().await.unwrap();
     assert_eq!(tokio::task::block_in_place(|| waits.line()), "held");
     assert!(tokio::task::block_in_place(|| waits.ended()));
-    let again = client.mutex("web/.lock").unwrap().lock().await.unwrap();
+    let again = client.mutex("web/.lock").lock().await.unwrap();
     again.release().await.unwrap();
 }
 
@@ -58,7 +58,7 @@ async fn permits_are_shared_with_consul_lock() {
         return;
     };
     let client = beside_others(&running).await;
-    let semaphore = client.semaphore("pool", 3).unwrap();
+    let semaphore = client.semaphore("pool", 3);
     let theirs = tokio::task::block_in_place(|| consul_holds(&running, &["-n=3"], "pool"));
     let one = semaphore
         .try_acquire()
@@ -116,27 +116,12 @@ async fn permits_are_shared_with_consul_lock() {
     two.release().await.unwrap();
     tokio::task::block_in_place(|| waits.interrupt());
     // Another capacity on a name in use, and the lock below it, are refused.
-    let hold = client
-        .semaphore("pool", 2)
-        .unwrap()
-        .acquire()
-        .await
-        .unwrap();
-    let error = client
-        .semaphore("pool", 3)
-        .unwrap()
-        .try_acquire()
-        .await
-        .unwrap_err();
+    let hold = client.semaphore("pool", 2).acquire().await.unwrap();
+    let error = client.semaphore("pool", 3).try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), palisade::Kind::CapacityMismatch);
-    let error = client
-        .mutex("pool/.lock")
-        .unwrap()
-        .try_lock()
-        .await
-        .unwrap_err();
+    let error = client.mutex("pool/.lock").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), palisade::Kind::CapacityMismatch);
-    let error = client.mutex("pool").unwrap().try_lock().await.unwrap_err();
+    let error = client.mutex("pool").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), palisade::Kind::CapacityMismatch);
     hold.release().await.unwrap();
 }
@@ -154,7 +139,7 @@ async fn consul_lock_does_not_overwrite_readers() {
         return;
     };
     let client = beside_others(&running).await;
-    let reader = client.rwlock("doc/.lock").unwrap().read().await.unwrap();
+    let reader = client.rwlock("doc/.lock").read().await.unwrap();
     let refused = consul_lock(
         &running,
         &["-child-exit-code", "-try=300ms", "doc", "echo held"],
@@ -176,12 +161,7 @@ async fn a_key_of_something_else_is_not_overwritten() {
     let client = beside_others(&running).await;
     let port = running.nodes()[0].port();
     palisade_testkit::launch::wire::http(port, "PUT", "/v1/kv/app/config", "precious").unwrap();
-    let error = client
-        .mutex("app/config")
-        .unwrap()
-        .try_lock()
-        .await
-        .unwrap_err();
+    let error = client.mutex("app/config").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), palisade::Kind::Unusable, "{error}");
     let (_, kept) =
         palisade_testkit::launch::wire::http(port, "GET", "/v1/kv/app/config?raw", "").unwrap();

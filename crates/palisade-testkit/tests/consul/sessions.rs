@@ -31,31 +31,22 @@ async fn claims_share_a_session_but_not_on_one_name() {
     let client = palisade::connect(running.url()).await.unwrap();
     let mut holds = Vec::new();
     for name in ["a", "b", "c", "d"] {
-        holds.push(client.mutex(name).unwrap().lock().await.unwrap());
+        holds.push(client.mutex(name).lock().await.unwrap());
     }
     assert_eq!(sessions(&running), 1);
-    let again = client.mutex("a").unwrap();
+    let again = client.mutex("a");
     assert!(
         again.try_lock().await.unwrap().is_none(),
         "one session has a lock twice"
     );
     assert_eq!(sessions(&running), 2);
     let ttl = Duration::from_secs(60);
-    holds.push(
-        client
-            .mutex("e")
-            .unwrap()
-            .ttl(ttl)
-            .unwrap()
-            .lock()
-            .await
-            .unwrap(),
-    );
+    holds.push(client.mutex("e").ttl(ttl).lock().await.unwrap());
     assert_eq!(sessions(&running), 3);
     drop(holds);
-    client.close().await;
+    client.flush().await;
     drop(again);
-    client.end().await;
+    client.close().await;
     until("the end of all sessions", async || sessions(&running) == 0).await;
     let left = keys(&running);
     assert!(left.is_empty(), "left behind: {left:?}");
@@ -71,7 +62,7 @@ async fn every_reader_that_comes_moves_the_gate() {
         let gate = get(&running, "/v1/kv/palisade/gate?consistent");
         gate[0]["ModifyIndex"].as_u64().unwrap()
     };
-    let lock = client.rwlock("gate").unwrap();
+    let lock = client.rwlock("gate");
     let first = lock.read().await.unwrap();
     let mut last = index();
     for _ in 0..3 {
@@ -96,7 +87,7 @@ async fn every_permit_that_is_taken_moves_the_list_of_holders() {
         let list = get(&running, "/v1/kv/palisade/pool/.lock?consistent");
         list[0]["ModifyIndex"].as_u64().unwrap()
     };
-    let pool = client.semaphore("pool", 3).unwrap();
+    let pool = client.semaphore("pool", 3);
     let first = pool.acquire().await.unwrap();
     let mut last = 0;
     for _ in 0..4 {
@@ -124,7 +115,7 @@ async fn readers_and_writers_of_many_clients_never_overlap() {
         let client = palisade::connect(running.url()).await.unwrap();
         let inside = std::sync::Arc::clone(&inside);
         tasks.spawn(async move {
-            let lock = client.rwlock("busy").unwrap();
+            let lock = client.rwlock("busy");
             for round in 0..30 {
                 let writes = (task + round) % 3 == 0;
                 let (hold, weight) = match writes {
@@ -154,16 +145,9 @@ async fn a_session_destroyed_by_hand_is_told_and_replaced() {
     };
     let ttl = Duration::from_secs(3);
     let client = palisade::connect(running.url()).await.unwrap();
-    let hold = client
-        .mutex("taken")
-        .unwrap()
-        .ttl(ttl)
-        .unwrap()
-        .lock()
-        .await
-        .unwrap();
+    let hold = client.mutex("taken").ttl(ttl).lock().await.unwrap();
     let other = palisade::connect(running.url()).await.unwrap();
-    let waiting = other.mutex("taken").unwrap();
+    let waiting = other.mutex("taken");
     let waiting = tokio::spawn(async move { waiting.lock().await });
     let session = holder(&running, "palisade/taken").unwrap();
     destroy(&running, &session);
@@ -179,14 +163,7 @@ async fn a_session_destroyed_by_hand_is_told_and_replaced() {
         "the release of a lost lock took the next one's"
     );
     // A dead session is not used again, and nobody sees an error.
-    let hold = client
-        .mutex("free")
-        .unwrap()
-        .ttl(ttl)
-        .unwrap()
-        .try_lock()
-        .await
-        .unwrap();
+    let hold = client.mutex("free").ttl(ttl).try_lock().await.unwrap();
     assert!(hold.is_some());
 }
 
@@ -196,7 +173,7 @@ async fn an_idle_session_that_ended_costs_no_error() {
         return;
     };
     let client = palisade::connect(running.url()).await.unwrap();
-    let mutex = client.mutex("idle").unwrap();
+    let mutex = client.mutex("idle");
     let hold = mutex.lock().await.unwrap();
     let session = holder(&running, "palisade/idle").unwrap();
     hold.release().await.unwrap();
@@ -213,10 +190,10 @@ async fn a_lock_delay_is_waited_for_without_a_busy_loop() {
     let owner = palisade::connect(&format!("{}?lock_delay=2s", running.url()))
         .await
         .unwrap();
-    let _hold = owner.mutex("delayed").unwrap().lock().await.unwrap();
+    let _hold = owner.mutex("delayed").lock().await.unwrap();
     let (proxy, url) = behind(&running);
     let other = palisade::connect(&url).await.unwrap();
-    let waiting = other.mutex("delayed").unwrap();
+    let waiting = other.mutex("delayed");
     let waiting = tokio::spawn(async move { waiting.lock().await });
     until("the wait", async || {
         let seen = proxy.seen();
@@ -252,7 +229,6 @@ async fn a_lost_reply_is_one_grant() {
     let client = palisade::connect(&url).await.unwrap();
     client
         .mutex("warm")
-        .unwrap()
         .lock()
         .await
         .unwrap()
@@ -262,7 +238,7 @@ async fn a_lost_reply_is_one_grant() {
     // The request arrives, its answer never comes.
     let rule = to_engine().label_contains("/v1/txn").once().cut_after();
     let guard = proxy.inject(rule);
-    let mutex = client.mutex("once").unwrap();
+    let mutex = client.mutex("once");
     let hold = mutex.lock_timeout(Duration::from_secs(5));
     let hold = hold.await.unwrap().expect("a free lock");
     assert_eq!(guard.hits(), 1);
@@ -276,7 +252,7 @@ async fn a_lost_reply_is_one_grant() {
 
     // The same without a second try: the lock does not stay.
     let guard = proxy.inject(to_engine().label_contains("/v1/txn").once().cut_after());
-    let line = client.line("orphan", Ask::Whole).unwrap();
+    let line = client.line("orphan", Ask::Whole);
     let error = line.acquire(Patience::NoWait).await.unwrap_err();
     assert_eq!((error.kind(), guard.hits()), (Kind::Unreachable, 1));
     until("the end of the orphan", async || {
@@ -293,16 +269,9 @@ async fn a_blackholed_agent_is_noticed_before_the_session_can_end() {
     let ttl = Duration::from_secs(3);
     let (proxy, url) = behind(&running);
     let client = palisade::connect(&url).await.unwrap();
-    let hold = client
-        .mutex("dark")
-        .unwrap()
-        .ttl(ttl)
-        .unwrap()
-        .lock()
-        .await
-        .unwrap();
+    let hold = client.mutex("dark").ttl(ttl).lock().await.unwrap();
     let other = palisade::connect(running.url()).await.unwrap();
-    let waiting = other.mutex("dark").unwrap();
+    let waiting = other.mutex("dark");
     let waiting = tokio::spawn(async move {
         let next = waiting.lock().await.unwrap();
         (next, BootTime::now())
@@ -326,7 +295,7 @@ async fn a_blackholed_agent_is_noticed_before_the_session_can_end() {
     proxy.heal();
     drop(hold);
     next.release().await.unwrap();
-    let mutex = client.mutex("dark").unwrap();
+    let mutex = client.mutex("dark");
     let again = mutex.lock_timeout(Duration::from_secs(8));
     assert!(again.await.unwrap().is_some());
 }
@@ -344,12 +313,8 @@ async fn a_ttl_below_the_minimum_is_refused_by_name() {
     assert!(error.to_string().contains("session_ttl_min"), "{error}");
     let client = palisade::connect(running.url()).await.unwrap();
     assert_eq!(client.capability().ttl.min, Duration::from_secs(10));
-    let error = client
-        .mutex("x")
-        .unwrap()
-        .ttl(Duration::from_secs(5))
-        .err()
-        .unwrap();
+    let short = client.mutex("x").ttl(Duration::from_secs(5));
+    let error = short.try_lock().await.unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
 }
 
@@ -364,7 +329,7 @@ async fn idle_holders_ask_nothing_while_others_write() {
     for number in 0..5 {
         let client = palisade::connect(&url).await.unwrap();
         let name = format!("idle-{number}");
-        holds.push(client.mutex(&name).unwrap().lock().await.unwrap());
+        holds.push(client.mutex(&name).lock().await.unwrap());
     }
     let watches = || {
         let seen = proxy.seen().into_iter();
@@ -377,7 +342,7 @@ async fn idle_holders_ask_nothing_while_others_write() {
     let (before, from) = (watches(), BootTime::now());
     let mut writes = 0;
     while writes < 100 || BootTime::now().saturating_since(from) < Duration::from_secs(3) {
-        let mutex = busy.mutex(format!("busy-{}", writes % 7)).unwrap();
+        let mutex = busy.mutex(format!("busy-{}", writes % 7));
         mutex.lock().await.unwrap().release().await.unwrap();
         writes += 1;
     }
@@ -399,10 +364,10 @@ async fn a_lock_that_a_restored_snapshot_brings_back_is_released() {
         return;
     };
     let client = palisade::connect(running.url()).await.unwrap();
-    let kept = client.mutex("kept").unwrap().lock().await.unwrap();
-    let undone = client.mutex("undone").unwrap().lock().await.unwrap();
-    let read = client.rwlock("read").unwrap().read().await.unwrap();
-    let permit = client.semaphore("permit", 1).unwrap();
+    let kept = client.mutex("kept").lock().await.unwrap();
+    let undone = client.mutex("undone").lock().await.unwrap();
+    let read = client.rwlock("read").read().await.unwrap();
+    let permit = client.semaphore("permit", 1);
     let permit = permit.acquire().await.unwrap();
     let file = running.folder().join("snapshot").display().to_string();
     consul(&running, &["snapshot", "save", &file]);
@@ -411,16 +376,16 @@ async fn a_lock_that_a_restored_snapshot_brings_back_is_released() {
     read.release().await.unwrap();
     permit.release().await.unwrap();
     // The client is still at work when it happens.
-    let until_then = client.mutex("other").unwrap();
+    let until_then = client.mutex("other");
     until_then.lock().await.unwrap().release().await.unwrap();
     consul(&running, &["snapshot", "restore", &file]);
     let other = palisade::connect(running.url()).await.unwrap();
-    let again = other.mutex("undone").unwrap();
+    let again = other.mutex("undone");
     let again = soon("the lock", again.lock()).await.unwrap();
     assert!(again.token() > token, "tokens go back");
-    let writer = other.rwlock("read").unwrap();
+    let writer = other.rwlock("read");
     drop(soon("the writer", writer.write()).await.unwrap());
-    let permits = other.semaphore("permit", 1).unwrap();
+    let permits = other.semaphore("permit", 1);
     drop(soon("the permit", permits.acquire()).await.unwrap());
     assert!(kept.is_valid(), "what was held all along is held");
     assert_eq!(holder(&running, "palisade/kept"), Some(session(&kept)));
@@ -433,11 +398,11 @@ async fn what_the_dead_leave_is_swept_away() {
         return;
     };
     let client = palisade::connect(running.url()).await.unwrap();
-    let whole = client.mutex("whole").unwrap().lock().await.unwrap();
-    let read = client.rwlock("read").unwrap().read().await.unwrap();
-    let permit = client.semaphore("permit", 2).unwrap();
+    let whole = client.mutex("whole").lock().await.unwrap();
+    let read = client.rwlock("read").read().await.unwrap();
+    let permit = client.semaphore("permit", 2);
     let permit = permit.acquire().await.unwrap();
-    let election = client.election("elected").unwrap();
+    let election = client.election("elected");
     let leader = election.campaign("first").await.unwrap();
     leader.proclaim("second").await.unwrap();
     assert!(keys(&running).len() > 6, "{:?}", keys(&running));
@@ -460,7 +425,7 @@ async fn a_dead_connection_costs_no_hold() {
     let (proxy, url) = behind(&running);
     let client = palisade::connect(&url).await.unwrap();
     let ttl = Duration::from_secs(3);
-    let mutex = client.mutex("silent").unwrap().ttl(ttl).unwrap();
+    let mutex = client.mutex("silent").ttl(ttl);
     let hold = mutex.lock().await.unwrap();
     for _ in 0..3 {
         let first = hold.deadline();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use palisade::core::claim::{Claim, ClaimId};
+use palisade::core::dyn_engine::SharedEngine;
 use palisade::core::engine::{Amendment, Engine, Entered, Eviction, Left, Place, Renewal};
 use palisade::core::name::Name;
 use palisade::core::owner::Owner;
@@ -87,7 +88,7 @@ impl UnderTest {
         ticket
     }
 
-    async fn enter(&mut self, engine: &dyn Engine, state: &State, id: u32) -> Answer {
+    async fn enter(&mut self, engine: &SharedEngine, state: &State, id: u32) -> Answer {
         Answer::Entered(match engine.enter(self.claim(state, id)).await {
             Ok(Entered::Busy) => Entry::Busy,
             Ok(Entered::In { ticket, place, .. }) => {
@@ -103,7 +104,7 @@ impl UnderTest {
         })
     }
 
-    async fn answer(&mut self, engine: &dyn Engine, state: &State, verb: &Verb) -> Answer {
+    async fn answer(&mut self, engine: &SharedEngine, state: &State, verb: &Verb) -> Answer {
         let renew = async |ticket: Ticket| {
             let lease = Lease {
                 id: ticket.lease,
@@ -235,7 +236,7 @@ impl UnderTest {
         let engine = Arc::clone(self.client.engine());
         let runtime = std::mem::replace(&mut self.runtime, idle());
         let lines = runtime.block_on(async {
-            let answer = self.answer(&*engine, state, verb).await;
+            let answer = self.answer(&engine, state, verb).await;
             assert_eq!(Some(answer), state.answer, "the answer to {verb:?}");
             engine.survey(Scope::Prefix(String::new())).await.unwrap()
         });

@@ -32,7 +32,7 @@ async fn a_login_is_asked_for_and_outlives_a_restart() {
             Err(error) => return error,
             Ok(client) => client,
         };
-        client.mutex("x").unwrap().try_lock().await.err().unwrap()
+        client.mutex("x").try_lock().await.err().unwrap()
     };
     for (login, words) in [
         ("", "asks for a login"),
@@ -50,16 +50,11 @@ async fn a_login_is_asked_for_and_outlives_a_restart() {
     let client = palisade::connect(&format!("etcd://root:top-secret@{host}"))
         .await
         .unwrap();
-    let mutex = client.mutex("mine").unwrap();
-    let hold = mutex
-        .ttl(Duration::from_secs(20))
-        .unwrap()
-        .lock()
-        .await
-        .unwrap();
+    let mutex = client.mutex("mine");
+    let hold = mutex.ttl(Duration::from_secs(20)).lock().await.unwrap();
     // The member forgets all logins, and is logged in to again.
     tokio::task::block_in_place(|| running.nodes()[0].restart()).unwrap();
-    let line = client.mutex("after").unwrap();
+    let line = client.mutex("after");
     soon("a lock", line.lock())
         .await
         .unwrap()
@@ -98,7 +93,7 @@ async fn a_user_needs_the_namespace_and_no_more() {
     let client = palisade::connect(&url).await.unwrap();
     // Every verb: a wait and its watch, a renewal and its audit, a survey, an eviction.
     let ttl = Duration::from_secs(3);
-    let mutex = client.mutex("shared").unwrap().ttl(ttl).unwrap();
+    let mutex = client.mutex("shared").ttl(ttl);
     let hold = mutex.lock().await.unwrap();
     let first = hold.deadline();
     let waiting = mutex.clone();
@@ -124,7 +119,7 @@ async fn a_user_needs_the_namespace_and_no_more() {
     let elsewhere = palisade::connect(&format!("{url}&namespace=elsewhere"))
         .await
         .unwrap();
-    let error = elsewhere.mutex("x").unwrap().lock().await.err().unwrap();
+    let error = elsewhere.mutex("x").lock().await.err().unwrap();
     assert_eq!(error.kind(), Kind::Denied, "{error:?}");
     assert!(error.to_string().contains("readwrite"), "{error}");
 }
@@ -152,7 +147,7 @@ async fn a_user_without_the_engines_own_prefix_is_refused_at_once() {
     let host = running.nodes()[0].address();
     let url = format!("etcd://worker:pass-word@{host}");
     let client = palisade::connect(&url).await.unwrap();
-    let refused = client.mutex("x").unwrap().lock().await.err().unwrap();
+    let refused = client.mutex("x").lock().await.err().unwrap();
     assert_eq!(refused.kind(), Kind::Denied, "{refused:?}");
     assert!(refused.message().contains(".palisade/"), "{refused}");
     // Nothing is left in anyone's way, and with the right it works at once.
@@ -160,7 +155,7 @@ async fn a_user_without_the_engines_own_prefix_is_refused_at_once() {
     let grant = "role grant-permission --prefix locks readwrite .palisade/";
     let grant: Vec<&str> = [root].into_iter().chain(grant.split(' ')).collect();
     run_ctl(&running, &grant).unwrap();
-    let hold = client.mutex("x").unwrap().try_lock().await.unwrap();
+    let hold = client.mutex("x").try_lock().await.unwrap();
     hold.expect("free").release().await.unwrap();
 }
 
@@ -186,7 +181,7 @@ async fn a_password_file_is_read_at_each_connect() {
     let file = password.path().display();
     let url = format!("etcd://{host}?user=root&password_file={file}&ttl=20s");
     let client = palisade::connect(&url).await.unwrap();
-    let hold = client.mutex("kept").unwrap().lock().await.unwrap();
+    let hold = client.mutex("kept").lock().await.unwrap();
     let rotate = [
         "--user=root:top-secret",
         "user",
@@ -264,7 +259,6 @@ async fn certificates_of_both_sides_are_checked() {
     let client = palisade::connect(&whole).await.unwrap();
     client
         .mutex("x")
-        .unwrap()
         .lock()
         .await
         .unwrap()
@@ -314,7 +308,7 @@ async fn certificates_of_both_sides_are_checked() {
     let refused = palisade::connect(&login("wrong")).await.err().unwrap();
     assert_eq!(refused.kind(), Kind::Denied, "{refused:?}");
     let client = palisade::connect(&login("top-secret")).await.unwrap();
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     hold.release().await.unwrap();
 }
 
@@ -347,11 +341,7 @@ async fn what_is_wrong_with_a_cluster_is_found() {
     assert!(codes(&check).contains(&"ttl_floor"), "{check:?}");
     assert!(!codes(&check).contains(&"quota_alarm"), "{check:?}");
     // A shorter ttl is granted longer, and believed as granted.
-    let mutex = client
-        .mutex("short")
-        .unwrap()
-        .ttl(Duration::from_secs(2))
-        .unwrap();
+    let mutex = client.mutex("short").ttl(Duration::from_secs(2));
     let hold = mutex.lock().await.unwrap();
     assert!(
         hold.remaining() > Duration::from_secs(4),
@@ -377,7 +367,7 @@ async fn what_is_wrong_with_a_cluster_is_found() {
         assert!(std::time::Instant::now() < deadline, "{check:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let full = client.mutex("full").unwrap().lock().await.err().unwrap();
+    let full = client.mutex("full").lock().await.err().unwrap();
     assert_eq!(full.kind(), Kind::Unusable, "{full:?}");
     call(&running, "/v3/maintenance/status", json!({}));
 }

@@ -40,13 +40,8 @@ async fn the_leader_is_stopped_for_five_seconds() {
         return;
     };
     let patient = palisade::connect(running.url()).await.unwrap();
-    let mutex = patient.mutex("patient").unwrap();
-    let hold = mutex
-        .ttl(Duration::from_secs(10))
-        .unwrap()
-        .lock()
-        .await
-        .unwrap();
+    let mutex = patient.mutex("patient");
+    let hold = mutex.ttl(Duration::from_secs(10)).lock().await.unwrap();
     let crew = crew(&running).await;
     crew.grants(40).await;
     let leader = running.leader_where(|_| true).unwrap();
@@ -103,7 +98,7 @@ async fn a_client_is_cut_off_for_longer_than_the_ttl() {
     };
     let (proxies, url) = proxied(&running);
     let lonely = palisade::connect(&url).await.unwrap();
-    let mutex = lonely.mutex("shared").unwrap().ttl(TTL).unwrap();
+    let mutex = lonely.mutex("shared").ttl(TTL);
     // Swallowed packets, and then connections that are refused.
     for silent in [true, false] {
         let hold = soon("the lock", mutex.lock()).await.unwrap();
@@ -141,7 +136,7 @@ async fn a_renewal_that_hangs_is_a_loss_by_the_local_deadline() {
     let (proxies, url) = proxied(&running);
     let client = palisade::connect(&url).await.unwrap();
     let ttl = Duration::from_secs(3);
-    let mutex = client.mutex("hangs").unwrap().ttl(ttl).unwrap();
+    let mutex = client.mutex("hangs").ttl(ttl);
     let hold = mutex.lock().await.unwrap();
     // Only the keepalive stream: everything else is answered.
     let rule = palisade_testkit::proxy::both_ways()
@@ -170,13 +165,14 @@ async fn a_renewal_of_an_earlier_term_is_not_believed() {
     // No renewal of the keeper's comes within the test.
     let url = format!("etcd://{}?timeout=30s&ttl=10m", follower.addr());
     let client = palisade::connect(&url).await.unwrap();
-    let hold = client.mutex("term").unwrap().lock().await.unwrap();
+    let hold = client.mutex("term").lock().await.unwrap();
     let renew = || {
         let lease = Lease {
             id: hold.ticket().lease,
             ticket: None,
         };
-        client.engine().renew(vec![lease], Duration::from_secs(2))
+        let engine = client.engine().clone();
+        async move { engine.renew(vec![lease], Duration::from_secs(2)).await }
     };
     assert!(matches!(renew().await[..], [Renewal::Held(_)]));
     let answer = palisade_testkit::proxy::to_client()
@@ -208,7 +204,7 @@ async fn a_lease_is_revoked_by_hand() {
         return;
     };
     let client = palisade::connect(running.url()).await.unwrap();
-    let mutex = client.mutex("shared").unwrap().ttl(TTL).unwrap();
+    let mutex = client.mutex("shared").ttl(TTL);
     let hold = mutex.lock().await.unwrap();
     let crew = crew(&running).await;
     let lease = hold.ticket().lease.0;
@@ -263,7 +259,7 @@ async fn a_dead_connection_costs_no_hold() {
     let (proxies, url) = proxied(&running);
     let client = palisade::connect(&url).await.unwrap();
     let ttl = Duration::from_secs(3);
-    let mutex = client.mutex("silent").unwrap().ttl(ttl).unwrap();
+    let mutex = client.mutex("silent").ttl(ttl);
     let hold = mutex.lock().await.unwrap();
     for _ in 0..3 {
         let first = hold.deadline();
@@ -285,14 +281,14 @@ async fn a_restored_cluster_ends_holds() {
             return;
         };
         let client = palisade::connect(running.url()).await.unwrap();
-        let mutex = client.mutex("kept").unwrap();
-        let mutex = mutex.ttl(Duration::from_secs(20)).unwrap();
+        let mutex = client.mutex("kept");
+        let mutex = mutex.ttl(Duration::from_secs(20));
         let hold = mutex.lock().await.unwrap();
         let file = running.folder().join("snapshot").display().to_string();
         if run_ctl(&running, &["snapshot", "save", &file]).is_none() {
             return;
         }
-        let other = client.mutex("other").unwrap();
+        let other = client.mutex("other");
         for _ in 0..3 {
             other.lock().await.unwrap().release().await.unwrap();
         }

@@ -18,7 +18,7 @@ async fn etcdctl_lock_excludes_palisade() {
         return;
     };
     let key = ctl.line();
-    let mutex = client.mutex("/jobs/nightly").unwrap();
+    let mutex = client.mutex("/jobs/nightly");
     assert!(mutex.try_lock().await.unwrap().is_none(), "two holders");
     let name = Name::new("/jobs/nightly").unwrap();
     let lines = client.survey(Scope::Line(name.clone())).await.unwrap();
@@ -27,10 +27,14 @@ async fn etcdctl_lock_excludes_palisade() {
         foreign.owner.is_none() && key.ends_with(&foreign.id),
         "{foreign:?}"
     );
-    let gently = client.evict(&name, None, false).await.err().unwrap();
+    let gently = client
+        .evict(&name, palisade::Which::Holders, palisade::Eviction::Mark)
+        .await
+        .err()
+        .unwrap();
     assert_eq!(gently.kind(), Kind::Unsupported);
     // It waits behind the other tool, as a reader too, and is woken by its release.
-    let reader = client.rwlock("/jobs/nightly").unwrap();
+    let reader = client.rwlock("/jobs/nightly");
     assert!(
         reader.try_read().await.unwrap().is_none(),
         "a reader beside a lock"
@@ -58,7 +62,7 @@ async fn etcdctl_lock_is_excluded_by_palisade() {
     };
     let client = beside_others(&running).await;
     // A reader excludes it as well as a lock does.
-    let read = client.rwlock("jobs").unwrap().read().await.unwrap();
+    let read = client.rwlock("jobs").read().await.unwrap();
     let Some(ctl) = start_ctl(&running, &["lock", "jobs"]) else {
         return;
     };
@@ -71,10 +75,15 @@ async fn etcdctl_lock_is_excluded_by_palisade() {
     assert!(ctl.is_silent(), "two holders");
     read.release().await.unwrap();
     assert!(ctl.line().starts_with("jobs/"));
-    let write = client.mutex("jobs").unwrap();
+    let write = client.mutex("jobs");
     assert!(write.try_lock().await.unwrap().is_none(), "two holders");
     // By force a foreign ticket goes, and its key with it.
-    assert!(client.evict(&name, None, true).await.unwrap());
+    assert!(
+        client
+            .evict(&name, palisade::Which::Holders, palisade::Eviction::Remove)
+            .await
+            .unwrap()
+    );
     soon("the lock", write.lock())
         .await
         .unwrap()
@@ -92,7 +101,7 @@ async fn v3lock_and_palisade_exclude_each_other() {
     let lease = call(&running, "/v3/lease/grant", json!({ "TTL": 60 }));
     let lock = json!({ "name": base64(b"served"), "lease": lease["ID"] });
     let locked = call(&running, "/v3/lock/lock", lock.clone());
-    let mutex = client.mutex("served").unwrap();
+    let mutex = client.mutex("served");
     assert!(mutex.try_lock().await.unwrap().is_none(), "two holders");
     call(&running, "/v3/lock/unlock", json!({ "key": locked["key"] }));
     let hold = soon("the lock", mutex.lock()).await.unwrap();
@@ -117,7 +126,7 @@ async fn etcdctl_elect_and_palisade_elect_one_leader() {
         return;
     };
     let client = beside_others(&running).await;
-    let election = client.election("boss").unwrap();
+    let election = client.election("boss");
     let Some(ctl) = start_ctl(&running, &["elect", "boss", "theirs"]) else {
         return;
     };
@@ -156,7 +165,7 @@ async fn a_hold_is_a_condition_for_other_writes() {
         return;
     };
     let client = palisade::connect(running.url()).await.unwrap();
-    let hold = client.mutex("guarded").unwrap().lock().await.unwrap();
+    let hold = client.mutex("guarded").lock().await.unwrap();
     let condition = hold.etcd_compare().unwrap();
     assert_eq!(hold.token().0, condition.create_revision as u64);
     assert!(applies(&running, &condition.key, condition.create_revision));
@@ -166,7 +175,7 @@ async fn a_hold_is_a_condition_for_other_writes() {
         condition.create_revision + 1
     ));
     hold.release().await.unwrap();
-    let next = client.mutex("guarded").unwrap().lock().await.unwrap();
+    let next = client.mutex("guarded").lock().await.unwrap();
     assert!(!applies(
         &running,
         &condition.key,
@@ -174,6 +183,6 @@ async fn a_hold_is_a_condition_for_other_writes() {
     ));
     next.release().await.unwrap();
     let memory = palisade::connect("memory:").await.unwrap();
-    let other = memory.mutex("guarded").unwrap().lock().await.unwrap();
+    let other = memory.mutex("guarded").lock().await.unwrap();
     assert_eq!(other.etcd_compare(), None);
 }

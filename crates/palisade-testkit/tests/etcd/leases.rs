@@ -28,19 +28,19 @@ async fn all_holds_of_a_ttl_share_one_lease_which_is_given_back() {
     let client = palisade::connect(running.url()).await.unwrap();
     let mut holds = Vec::new();
     for index in 0..50 {
-        let mutex = client.mutex(format!("many-{index}")).unwrap();
+        let mutex = client.mutex(format!("many-{index}"));
         holds.push(mutex.lock().await.unwrap());
     }
     assert_eq!(leases(&running), 1);
     let ttl = Duration::from_secs(60);
     // The lock itself must not live on: it keeps the client.
     let long = {
-        let mutex = client.mutex("long").unwrap().ttl(ttl).unwrap();
+        let mutex = client.mutex("long").ttl(ttl);
         mutex.lock().await.unwrap()
     };
     assert_eq!(leases(&running), 2);
     drop((holds, long));
-    soon("the end", client.end()).await;
+    soon("the end", client.close()).await;
     assert_eq!(leases(&running), 0, "leases left behind");
 }
 
@@ -51,12 +51,12 @@ async fn a_hold_without_renewal_has_a_lease_of_its_own_which_is_given_back() {
     };
     let (spy, client) = spied(&running).await;
     let ttl = Duration::from_secs(60);
-    let kept = client.mutex("kept").unwrap().ttl(ttl).unwrap();
+    let kept = client.mutex("kept").ttl(ttl);
     let kept = kept.lock().await.unwrap();
     assert_eq!(leases(&running), 1);
     let line = |name: &str| {
-        let line = client.line(name, Ask::Whole).unwrap().ttl(ttl).unwrap();
-        line.unrenewed().unwrap()
+        let line = client.line(name, Ask::Whole).ttl(ttl);
+        line.unrenewed()
     };
     let hold = line("own").acquire(Patience::Forever).await.unwrap();
     let hold = hold.expect("a free line is held");
@@ -170,16 +170,9 @@ async fn an_enter_that_arrives_after_its_leave_is_removed_by_the_audit() {
     let (spy, client) = spied(&running).await;
     let ttl = Duration::from_secs(9);
     // The lease is under care, and the audit goes with every renewal of it.
-    let kept = client
-        .mutex("kept")
-        .unwrap()
-        .ttl(ttl)
-        .unwrap()
-        .lock()
-        .await
-        .unwrap();
+    let kept = client.mutex("kept").ttl(ttl).lock().await.unwrap();
     spy.set_enters(Enters::Late);
-    let mutex = client.mutex("late").unwrap().ttl(ttl).unwrap();
+    let mutex = client.mutex("late").ttl(ttl);
     let lock = tokio::spawn(async move { mutex.lock().await });
     soon("the enter", spy.called(Verb::Enter, 2)).await;
     lock.abort();
@@ -207,7 +200,7 @@ async fn an_enter_on_a_key_that_was_used_before_is_left_when_it_is_dropped() {
     let (spy, client) = spied(&running).await;
     // No audit comes within the test.
     let ttl = Duration::from_secs(300);
-    let mutex = client.mutex("dropped").unwrap().ttl(ttl).unwrap();
+    let mutex = client.mutex("dropped").ttl(ttl);
     mutex.lock().await.unwrap().release().await.unwrap();
     spy.set_enters(Enters::Hang);
     let lock = tokio::spawn(async move { mutex.lock().await });
@@ -231,9 +224,9 @@ async fn quick_locks_beside_audits_are_never_lost() {
     let client = palisade::connect(running.url()).await.unwrap();
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..4 {
-        let mutex = client.mutex(format!("quick-{task}")).unwrap();
+        let mutex = client.mutex(format!("quick-{task}"));
         // Audited three times in two seconds.
-        let mutex = mutex.ttl(Duration::from_secs(2)).unwrap();
+        let mutex = mutex.ttl(Duration::from_secs(2));
         tasks.spawn(async move {
             let end = std::time::Instant::now() + Duration::from_secs(4);
             while std::time::Instant::now() < end {
@@ -254,7 +247,7 @@ async fn keys_are_used_again_and_marks_do_not_stay_on_them() {
         return;
     };
     let client = palisade::connect(running.url()).await.unwrap();
-    let mutex = client.mutex("again").unwrap();
+    let mutex = client.mutex("again");
     let first = mutex.lock().await.unwrap();
     let key = first.ticket().native.clone();
     // Marked and let go before anyone noticed.
@@ -277,10 +270,7 @@ async fn keys_are_used_again_and_marks_do_not_stay_on_them() {
         hold.release().await.unwrap();
     }
     // Two at once are two.
-    let (one, two) = (
-        client.semaphore("two", 2).unwrap(),
-        client.semaphore("two", 2).unwrap(),
-    );
+    let (one, two) = (client.semaphore("two", 2), client.semaphore("two", 2));
     let (one, two) = (one.acquire().await.unwrap(), two.acquire().await.unwrap());
     assert_ne!(one.ticket().native, two.ticket().native);
 }

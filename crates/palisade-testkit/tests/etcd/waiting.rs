@@ -24,7 +24,7 @@ async fn a_hand_over_does_not_wait_for_the_sync_loop() {
     for _ in 0..2 {
         let client = palisade::connect(running.url()).await.unwrap();
         tasks.spawn(async move {
-            let mutex = client.mutex("quick").unwrap();
+            let mutex = client.mutex("quick");
             for _ in 0..GRANTS / 2 {
                 mutex.lock().await.unwrap().release().await.unwrap();
             }
@@ -49,7 +49,7 @@ async fn a_waiter_whose_lease_died_is_never_granted() {
         return;
     };
     let client = palisade::connect(running.url()).await.unwrap();
-    let hold = client.mutex("line").unwrap().lock().await.unwrap();
+    let hold = client.mutex("line").lock().await.unwrap();
     // Nobody keeps this one's lease alive: it has another ttl than the hold's.
     let claim = Claim {
         id: ClaimId::random(),
@@ -69,8 +69,8 @@ async fn a_waiter_whose_lease_died_is_never_granted() {
     };
     assert_eq!(place, Place::Waiting);
     let far = BootTime::now() + Duration::from_secs(20);
-    let wait = tokio::spawn(other.engine().wait(ticket.clone(), far));
-    let lease = ticket.lease.0.to_string();
+    let (engine, lease) = (other.engine().clone(), ticket.lease.0.to_string());
+    let wait = tokio::spawn(async move { engine.wait(ticket, far).await });
     call(&running, "/v3/lease/revoke", json!({ "ID": lease }));
     hold.release().await.unwrap();
     let place = soon("the end of the wait", wait).await.unwrap().unwrap();

@@ -21,9 +21,9 @@ async fn two_thousand_waiters_cost_nobody_a_lock() {
     let client = palisade::connect(&format!("{}?ttl=6s&timeout=20s", server.url()))
         .await
         .unwrap();
-    let lock = client.mutex("crowd").unwrap();
+    let lock = client.mutex("crowd");
     let hold = lock.lock().await.unwrap();
-    let other = client.mutex("other").unwrap().lock().await.unwrap();
+    let other = client.mutex("other").lock().await.unwrap();
     let (inside, served) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let mut crowd = JoinSet::new();
     for _ in 0..CROWD {
@@ -61,7 +61,7 @@ async fn two_thousand_waiters_cost_nobody_a_lock() {
 async fn a_crowd_that_goes_leaves_nothing() {
     let Some(server) = server() else { return };
     let client = palisade::connect(server.url()).await.unwrap();
-    let lock = client.mutex("crowd").unwrap();
+    let lock = client.mutex("crowd");
     let hold = lock.lock().await.unwrap();
     let mut crowd = JoinSet::new();
     for _ in 0..100 {
@@ -81,7 +81,7 @@ async fn a_crowd_that_goes_leaves_nothing() {
 async fn a_renewal_writes_each_row_once() {
     let Some(server) = server() else { return };
     let client = palisade::connect(server.url()).await.unwrap();
-    drop(client.mutex("x").unwrap().lock().await.unwrap());
+    drop(client.mutex("x").lock().await.unwrap());
     let Some(mut psql) = Psql::open(&server) else {
         return;
     };
@@ -116,7 +116,7 @@ async fn a_row_that_another_locks_costs_its_own_lease_only() {
         .unwrap();
     let mut holds = Vec::new();
     for name in ["a", "b", "c"] {
-        holds.push(client.mutex(name).unwrap().lock().await.unwrap());
+        holds.push(client.mutex(name).lock().await.unwrap());
     }
     psql.ask("BEGIN; SELECT 1 FROM palisade.line WHERE name = 'b' FOR UPDATE;");
     let loss = tokio::time::timeout(SOON, holds[1].lost()).await.unwrap();
@@ -127,7 +127,7 @@ async fn a_row_that_another_locks_costs_its_own_lease_only() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     psql.ask("COMMIT;");
-    let lock = client.mutex("b").unwrap();
+    let lock = client.mutex("b");
     let again = tokio::time::timeout(SOON, lock.lock()).await.unwrap();
     assert!(again.unwrap().token() > holds[1].token());
 }

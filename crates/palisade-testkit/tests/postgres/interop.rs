@@ -20,7 +20,7 @@ async fn sqlx_s_advisory_lock_and_ours_exclude_each_other() {
     ] {
         let url = format!("{}{namespace}", advisory(&server));
         let client = palisade::connect(&url).await.unwrap();
-        let ours = client.mutex(name).unwrap();
+        let ours = client.mutex(name);
         let sqlx = PgAdvisoryLock::new(known_as);
 
         let hold = ours.lock().await.unwrap();
@@ -72,8 +72,8 @@ async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
     for (key, name, number) in cases {
         let url = format!("{}?namespace=&key={key}", advisory(&server));
         let client = palisade::connect(&url).await.unwrap();
-        let lock = client.mutex(name).unwrap();
-        let readers = client.rwlock(name).unwrap();
+        let lock = client.mutex(name);
+        let readers = client.rwlock(name);
 
         let hold = lock.lock().await.unwrap();
         assert_eq!(
@@ -132,7 +132,7 @@ async fn a_session_is_called_after_the_claim_that_it_has() {
     let named = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'palisade _%'";
     for round in 0..10 {
         let name = Name::new(format!("round {round}")).unwrap();
-        let hold = client.mutex(name.as_str()).unwrap().lock().await.unwrap();
+        let hold = client.mutex(name.as_str()).lock().await.unwrap();
         let line = other.survey(Scope::Line(name)).await.unwrap().remove(0);
         assert_eq!(line.holders[0].id, hold.claim().to_string());
         assert_eq!(
@@ -159,18 +159,18 @@ async fn a_foreign_session_is_taken_away_only_by_force() {
     let client = palisade::connect(&url).await.unwrap();
     let name = Name::new("7").unwrap();
     psql.ask("SELECT pg_advisory_lock(7);");
-    let refused = client.evict(&name, None, false).await.unwrap_err();
+    let refused = client
+        .evict(&name, palisade::Which::Holders, palisade::Eviction::Mark)
+        .await
+        .unwrap_err();
     assert_eq!(refused.kind(), Kind::Unsupported);
-    assert!(client.evict(&name, None, true).await.unwrap());
     assert!(
         client
-            .mutex("7")
-            .unwrap()
-            .try_lock()
+            .evict(&name, palisade::Which::Holders, palisade::Eviction::Remove)
             .await
             .unwrap()
-            .is_some()
     );
+    assert!(client.mutex("7").try_lock().await.unwrap().is_some());
 }
 
 /// The statements are ShedLock's own for PostgreSQL, with `usingDbTime`.
@@ -179,7 +179,7 @@ async fn a_shedlock_job_and_palisade_exclude_each_other() {
     let Some(server) = server() else { return };
     let url = format!("{}?namespace=&layout=shedlock&ttl=1s", server.url());
     let client = palisade::connect(&url).await.unwrap();
-    let lock = client.mutex("nightly").unwrap();
+    let lock = client.mutex("nightly");
     let first = lock.lock().await.unwrap();
     let theirs = "INSERT INTO shedlock(name, lock_until, locked_at, locked_by) VALUES('nightly', \
         timezone('utc', CURRENT_TIMESTAMP) + interval '60 seconds', \
@@ -236,17 +236,17 @@ async fn a_shedlock_job_and_palisade_exclude_each_other() {
         shown.holders[0].owner.as_ref().unwrap().pid,
         std::process::id()
     );
-    assert!(client.evict(&name, None, true).await.unwrap());
+    assert!(
+        client
+            .evict(&name, palisade::Which::Holders, palisade::Eviction::Remove)
+            .await
+            .unwrap()
+    );
     tokio::time::timeout(SOON, second.lost()).await.unwrap();
-    let long = client
-        .mutex("x".repeat(65))
-        .unwrap()
-        .try_lock()
-        .await
-        .unwrap_err();
+    let long = client.mutex("x".repeat(65)).try_lock().await.unwrap_err();
     assert_eq!(long.kind(), Kind::InvalidName);
     assert_eq!(
-        client.rwlock("r").unwrap().read().await.unwrap_err().kind(),
+        client.rwlock("r").read().await.unwrap_err().kind(),
         Kind::Unsupported
     );
 }
@@ -257,7 +257,7 @@ async fn a_minimum_hold_is_written_into_shedlocks_row() {
     let Some(server) = server() else { return };
     let url = format!("{}?namespace=&layout=shedlock&ttl=1s", server.url());
     let client = palisade::connect(&url).await.unwrap();
-    let line = client.line("daily", Ask::Whole).unwrap();
+    let line = client.line("daily", Ask::Whole);
     let hour = std::time::Duration::from_secs(3600);
     let hold = line.at_least(hour).acquire(Patience::NoWait).await;
     let hold = hold.unwrap().unwrap();
@@ -277,6 +277,11 @@ async fn a_minimum_hold_is_written_into_shedlocks_row() {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     let name = Name::new("daily").unwrap();
-    assert!(client.evict(&name, None, true).await.unwrap());
+    assert!(
+        client
+            .evict(&name, palisade::Which::Holders, palisade::Eviction::Remove)
+            .await
+            .unwrap()
+    );
     tokio::time::timeout(SOON, hold.lost()).await.unwrap();
 }

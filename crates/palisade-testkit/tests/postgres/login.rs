@@ -25,7 +25,7 @@ fn with_passwords() -> Option<Running> {
 async fn refusal(url: &str) -> palisade::Error {
     match palisade::connect(url).await {
         Err(error) => error,
-        Ok(client) => client.mutex("x").unwrap().try_lock().await.unwrap_err(),
+        Ok(client) => client.mutex("x").try_lock().await.unwrap_err(),
     }
 }
 
@@ -123,7 +123,7 @@ async fn a_password_is_read_at_each_connect() {
             file.display()
         );
         let client = palisade::connect(&url).await.unwrap();
-        let lock = client.mutex("x").unwrap();
+        let lock = client.mutex("x");
         let hold = tokio::time::timeout(SOON, lock.lock()).await.unwrap();
         hold.unwrap().release().await.unwrap();
         let password = format!("changed-{round}");

@@ -48,7 +48,7 @@ async fn a_pooler_is_found_out_and_waiters_are_served_without_a_push() {
     );
 
     let client = palisade::connect(pooler.url()).await.unwrap();
-    let lock = client.mutex("polled").unwrap();
+    let lock = client.mutex("polled");
     let hold = lock.lock().await.unwrap();
     let token = hold.token();
     let waiter = tokio::spawn(async move { lock.lock().await });
@@ -113,7 +113,7 @@ impl Drop for Traffic {
 async fn refusal(url: &str) -> palisade::Error {
     match palisade::connect(url).await {
         Err(error) => error,
-        Ok(client) => client.mutex("x").unwrap().try_lock().await.unwrap_err(),
+        Ok(client) => client.mutex("x").try_lock().await.unwrap_err(),
     }
 }
 
@@ -183,7 +183,7 @@ async fn a_pool_of_one_connection_is_enough() {
         return;
     };
     let client = palisade::connect(pooler.url()).await.unwrap();
-    let lock = client.mutex("x").unwrap();
+    let lock = client.mutex("x");
     let hold = tokio::time::timeout(SOON, lock.lock()).await;
     hold.expect("no lock").unwrap().release().await.unwrap();
     let refused = tokio::time::timeout(SOON, refusal(&advisory(&pooler))).await;
@@ -200,7 +200,7 @@ async fn a_pooler_in_session_mode_is_believed_only_when_it_is_said_so() {
     assert!(refused.to_string().contains("pooler=session"), "{refused}");
     let url = format!("{}?pooler=session", advisory(&pooler));
     let client = palisade::connect(&url).await.unwrap();
-    let lock = client.mutex("x").unwrap();
+    let lock = client.mutex("x");
     let hold = lock.lock().await.unwrap();
     assert!(lock.try_lock().await.unwrap().is_none(), "held by two");
     hold.release().await.unwrap();
@@ -216,14 +216,14 @@ async fn a_statement_in_another_session_takes_no_lock() {
     // A lie, which makes the client believe in the first session that it sees.
     let url = format!("{}?pooler=session", advisory(&pooler));
     let client = palisade::connect(&url).await.unwrap();
-    let first = client.mutex("first").unwrap();
+    let first = client.mutex("first");
     first.lock().await.unwrap().release().await.unwrap();
     // The pooler gives this one the session that was used last.
     let Some(mut psql) = Psql::open(&pooler) else {
         return;
     };
     psql.ask("BEGIN;");
-    let readers = client.rwlock("second").unwrap();
+    let readers = client.rwlock("second");
     let refused = readers.try_read().await.unwrap_err();
     assert_eq!(refused.kind(), Kind::Unsupported, "{refused}");
     let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
@@ -242,7 +242,7 @@ async fn stricter_isolation_costs_nobody_a_lock() {
     let (inside, most) = (Arc::new(std::sync::atomic::AtomicU32::new(0)), 8);
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..most {
-        let lock = client.mutex("strict").unwrap();
+        let lock = client.mutex("strict");
         let inside = Arc::clone(&inside);
         tasks.spawn(async move {
             for _ in 0..10 {

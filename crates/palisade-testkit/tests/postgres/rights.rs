@@ -18,7 +18,7 @@ async fn a_lesser_user_needs_the_grants_that_are_printed_and_no_more() {
     ];
     for url in &urls {
         let client = palisade::connect(url).await.unwrap();
-        let refused = client.mutex("x").unwrap().try_lock().await.unwrap_err();
+        let refused = client.mutex("x").try_lock().await.unwrap_err();
         assert_eq!(refused.kind(), Kind::Denied);
         assert!(
             refused.to_string().contains("palisade schema postgres"),
@@ -33,13 +33,7 @@ async fn a_lesser_user_needs_the_grants_that_are_printed_and_no_more() {
     }
     for url in &urls {
         let client = palisade::connect(url).await.unwrap();
-        let hold = client
-            .mutex("x")
-            .unwrap()
-            .try_lock()
-            .await
-            .unwrap()
-            .unwrap();
+        let hold = client.mutex("x").try_lock().await.unwrap().unwrap();
         hold.release().await.unwrap();
     }
 }
@@ -50,8 +44,8 @@ async fn another_schema_is_another_set_of_locks() {
     let one = palisade::connect(server.url()).await.unwrap();
     let other = format!("{}?schema=other_locks", server.url());
     let other = palisade::connect(&other).await.unwrap();
-    let first = one.mutex("x").unwrap().try_lock().await.unwrap();
-    let second = other.mutex("x").unwrap().try_lock().await.unwrap();
+    let first = one.mutex("x").try_lock().await.unwrap();
+    let second = other.mutex("x").try_lock().await.unwrap();
     assert!(first.is_some() && second.is_some());
     let bad = format!("{}?schema=a%3Bdrop", server.url());
     assert_eq!(
@@ -82,11 +76,11 @@ async fn no_connection_left_is_unreachable_and_passes() {
     sessions
         .iter_mut()
         .for_each(|psql| drop(psql.ask("SELECT 1;")));
-    let lock = client.mutex("x").unwrap();
+    let lock = client.mutex("x");
     let refused = lock.try_lock().await.unwrap_err();
     assert_eq!(refused.kind(), Kind::Unreachable);
     assert!(refused.to_string().contains("max_connections"), "{refused}");
-    let line = client.line("x", palisade::Ask::Whole).unwrap();
+    let line = client.line("x", palisade::Ask::Whole);
     let waiting = tokio::spawn(async move { line.acquire(Patience::For(super::SOON * 2)).await });
     drop(sessions);
     assert!(waiting.await.unwrap().unwrap().is_some());

@@ -31,7 +31,7 @@ async fn an_earlier_schema_is_left_alone_and_its_clients_go_on_with_this_one() {
     psql.ask(SCHEMA_3);
     let before = sql(&server, FUNCTIONS);
     let client = palisade::connect(server.url()).await.unwrap();
-    let lock = client.mutex("x").unwrap();
+    let lock = client.mutex("x");
     let refused = lock.try_lock().await.unwrap_err();
     assert_eq!(refused.kind(), Kind::Config);
     assert!(
@@ -68,7 +68,7 @@ async fn an_earlier_schema_is_left_alone_and_its_clients_go_on_with_this_one() {
 async fn a_later_schema_is_used_unless_it_says_that_it_can_t_be() {
     let Some(server) = server() else { return };
     let first = palisade::connect(server.url()).await.unwrap();
-    first.mutex("x").unwrap().try_lock().await.unwrap();
+    first.mutex("x").try_lock().await.unwrap();
     let say = |what: &str, number: u32| {
         let sql_text = format!(
             "CREATE OR REPLACE FUNCTION palisade.{what}() RETURNS int LANGUAGE sql AS 'SELECT {number}'"
@@ -77,11 +77,11 @@ async fn a_later_schema_is_used_unless_it_says_that_it_can_t_be() {
     };
     say("revision", 999);
     let client = palisade::connect(server.url()).await.unwrap();
-    let hold = client.mutex("y").unwrap().try_lock().await.unwrap();
+    let hold = client.mutex("y").try_lock().await.unwrap();
     assert!(hold.is_some());
     say("version", 999);
     let client = palisade::connect(server.url()).await.unwrap();
-    let newer = client.mutex("x").unwrap().try_lock().await.unwrap_err();
+    let newer = client.mutex("x").try_lock().await.unwrap_err();
     assert_eq!(newer.kind(), Kind::Config);
 }
 
@@ -89,7 +89,7 @@ async fn a_later_schema_is_used_unless_it_says_that_it_can_t_be() {
 async fn a_deleted_row_sends_no_token_back() {
     let Some(server) = server() else { return };
     let client = palisade::connect(server.url()).await.unwrap();
-    let lock = client.mutex("x").unwrap();
+    let lock = client.mutex("x");
     let token = async || {
         let hold = lock.lock().await.unwrap();
         let token = hold.token();
@@ -120,11 +120,11 @@ async fn a_grant_survives_a_crash_of_a_server_that_commits_later() {
         return;
     };
     let client = palisade::connect(server.url()).await.unwrap();
-    drop(client.mutex("other").unwrap().lock().await.unwrap());
+    drop(client.mutex("other").lock().await.unwrap());
     sql(&server, "CHECKPOINT");
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     server.nodes()[0].restart().unwrap();
-    let lock = client.mutex("x").unwrap();
+    let lock = client.mutex("x");
     let next = tokio::time::timeout(super::SOON, async {
         loop {
             match lock.try_lock().await {
@@ -148,7 +148,7 @@ async fn what_is_not_durable_is_a_danger() {
     };
     let dangers = async |server: &Running| {
         let client = palisade::connect(server.url()).await.unwrap();
-        client.mutex("x").unwrap().try_lock().await.unwrap();
+        client.mutex("x").try_lock().await.unwrap();
         let findings = client.check().await.unwrap().findings;
         let danger = findings.iter().filter(|f| f.severity == Severity::Danger);
         danger.map(|finding| finding.code).collect::<Vec<_>>()
@@ -164,7 +164,7 @@ async fn what_is_not_durable_is_a_danger() {
 async fn departed_claims_are_swept() {
     let Some(server) = server() else { return };
     let client = palisade::connect(server.url()).await.unwrap();
-    client.mutex("x").unwrap().try_lock().await.unwrap();
+    client.mutex("x").try_lock().await.unwrap();
     for leave in [
         "leave('palisade', 'x', gen_random_uuid(), 0, false)",
         "shed_leave('x', gen_random_uuid()::text, 0, false)",
@@ -199,7 +199,7 @@ async fn looks_don_t_scan_the_table() {
     psql.ask("CREATE DATABASE other TEMPLATE template0 LC_COLLATE 'C.UTF-8' LC_CTYPE 'C.UTF-8';");
     let url = server.url().replace("/postgres", "/other");
     let client = palisade::connect(&url).await.unwrap();
-    let hold = client.mutex("job/1").unwrap().lock().await.unwrap();
+    let hold = client.mutex("job/1").lock().await.unwrap();
     psql.ask(
         "\\c other
          INSERT INTO palisade.line (namespace, name, token)
@@ -232,7 +232,6 @@ async fn looks_don_t_scan_the_table() {
     // The server counts when a session has been idle for a moment.
     hold.release().await.unwrap();
     client.close().await;
-    drop(client);
     until("counts", async || count("idx_scan") >= reads + 80).await;
     // Making the tables may be counted by now.
     let more = count("seq_scan") - scans;
@@ -248,7 +247,7 @@ async fn of_many_who_start_at_once_one_makes_the_schema() {
         let url = url.clone();
         tokio::spawn(async move {
             let client = palisade::connect(&url).await.unwrap();
-            let hold = client.mutex("crowd").unwrap().lock().await.unwrap();
+            let hold = client.mutex("crowd").lock().await.unwrap();
             hold.release().await.unwrap();
         })
     });

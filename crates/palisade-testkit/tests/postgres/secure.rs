@@ -34,7 +34,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
     for scheme in schemes {
         let rest = format!("127.0.0.1:PORT/postgres?{}", ca("ca"));
         let client = palisade::connect(&url(scheme, &rest)).await.unwrap();
-        let refused = client.mutex("x").unwrap().try_lock().await.unwrap_err();
+        let refused = client.mutex("x").try_lock().await.unwrap_err();
         assert_eq!(refused.kind(), Kind::Config, "{refused}");
         assert!(refused.to_string().contains("tls=disable"), "{refused}");
     }
@@ -51,7 +51,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
     for scheme in schemes {
         let rest = format!("127.0.0.1:PORT/postgres?{}", ca("ca"));
         let client = palisade::connect(&url(scheme, &rest)).await.unwrap();
-        let lock = client.mutex("x").unwrap();
+        let lock = client.mutex("x");
         // The server takes a moment to read its settings.
         let hold = tokio::time::timeout(super::SOON * 2, async {
             loop {
@@ -65,7 +65,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
         let hold = hold.await.expect("TLS can't be agreed on");
         assert_ne!(sql(&server, spoken), ["0"], "{scheme} is not encrypted");
         // A waiter's statement is cancelled over TLS too.
-        let waits = client.line("x", palisade::Ask::Whole).unwrap();
+        let waits = client.line("x", palisade::Ask::Whole);
         let patience = palisade::Patience::For(std::time::Duration::from_millis(200));
         assert!(waits.acquire(patience).await.unwrap().is_none());
         hold.release().await.unwrap();
@@ -79,7 +79,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
             ),
         ] {
             let client = palisade::connect(&url(scheme, &rest)).await.unwrap();
-            let refused = client.mutex("x").unwrap().try_lock().await.unwrap_err();
+            let refused = client.mutex("x").try_lock().await.unwrap_err();
             assert_eq!(refused.kind(), Kind::Config, "{refused}");
             assert!(refused.to_string().contains(text), "{refused}");
         }
@@ -97,7 +97,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
     for scheme in schemes {
         std::fs::copy(data.join("other.pem"), &client).unwrap();
         let patient = palisade::connect(&url(scheme)).await.unwrap();
-        let lock = patient.mutex("x").unwrap();
+        let lock = patient.mutex("x");
         let refused = lock.try_lock().await.unwrap_err();
         assert_eq!(refused.kind(), Kind::Config, "{refused}");
         std::fs::copy(data.join("ca.pem"), &client).unwrap();
@@ -112,7 +112,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
         let expired = tokio::time::timeout(super::SOON * 2, async {
             loop {
                 let client = palisade::connect(&url(scheme)).await.unwrap();
-                match client.mutex("y").unwrap().try_lock().await {
+                match client.mutex("y").try_lock().await {
                     Err(error) => break error,
                     Ok(_) => tokio::task::yield_now().await,
                 }

@@ -43,7 +43,7 @@ async fn connections_have_a_ceiling() {
     let Some(server) = server() else { return };
     let url = format!("{}?max_connections=3&timeout=500ms", advisory(&server));
     let client = palisade::connect(&url).await.unwrap();
-    let lock = |name: &str| client.mutex(name).unwrap();
+    let lock = |name: &str| client.mutex(name);
     let mut holds = Vec::new();
     for name in ["a", "b", "c"] {
         holds.push(lock(name).lock().await.unwrap());
@@ -88,11 +88,11 @@ async fn a_crowd_costs_one_connection_and_leaves_others_alone() {
     let Some(server) = server() else { return };
     let url = format!("{}?max_connections=4", advisory(&server));
     let client = palisade::connect(&url).await.unwrap();
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     let inside = Arc::new(AtomicU32::new(0));
     let mut crowd = tokio::task::JoinSet::new();
     for _ in 0..CROWD {
-        let (lock, inside) = (client.mutex("x").unwrap(), Arc::clone(&inside));
+        let (lock, inside) = (client.mutex("x"), Arc::clone(&inside));
         crowd.spawn(async move {
             let hold = lock.lock().await.unwrap();
             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "held by two");
@@ -102,7 +102,7 @@ async fn a_crowd_costs_one_connection_and_leaves_others_alone() {
         });
     }
     // One of the crowd gives up, and one of another client is among them.
-    let impatient = client.line("x", Ask::Whole).unwrap();
+    let impatient = client.line("x", Ask::Whole);
     let patience = palisade::Patience::For(Duration::from_millis(300));
     assert!(impatient.acquire(patience).await.unwrap().is_none());
     let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
@@ -110,10 +110,10 @@ async fn a_crowd_costs_one_connection_and_leaves_others_alone() {
         sql(&server, waits) == ["1"]
     })
     .await;
-    let other = client.mutex("y").unwrap().try_lock().await.unwrap();
+    let other = client.mutex("y").try_lock().await.unwrap();
     other.expect("busy").release().await.unwrap();
     let foreign = palisade::connect(&advisory(&server)).await.unwrap();
-    let foreign = foreign.mutex("x").unwrap();
+    let foreign = foreign.mutex("x");
     let foreign = tokio::spawn(async move { foreign.lock().await.unwrap().release().await });
     hold.release().await.unwrap();
     let all = tokio::time::timeout(SOON * 6, crowd.join_all()).await;
@@ -128,13 +128,13 @@ async fn a_dead_connection_gives_its_place_back() {
     let Some(server) = server() else { return };
     let url = format!("{}?max_connections=1", advisory(&server));
     let client = palisade::connect(&url).await.unwrap();
-    let hold = client.mutex("a").unwrap().lock().await.unwrap();
+    let hold = client.mutex("a").lock().await.unwrap();
     sql(
         &server,
         "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'",
     );
     tokio::time::timeout(SOON, hold.lost()).await.unwrap();
-    let next = client.mutex("b").unwrap();
+    let next = client.mutex("b");
     let next = tokio::time::timeout(SOON, next.lock()).await;
     drop(next.expect("no connection").unwrap());
 }
@@ -154,9 +154,10 @@ async fn a_frozen_server_keeps_waiters_no_longer_than_one() {
     server.nodes()[0].stop().unwrap();
     let start = BootTime::now();
     let until = start + Duration::from_secs(60);
-    let waits = tickets
-        .into_iter()
-        .map(|ticket| tokio::spawn(client.engine().wait(ticket, until)));
+    let waits = tickets.into_iter().map(|ticket| {
+        let engine = client.engine().clone();
+        tokio::spawn(async move { engine.wait(ticket, until).await })
+    });
     for wait in waits.collect::<Vec<_>>() {
         let error = wait.await.unwrap().unwrap_err();
         assert_eq!(error.kind(), Kind::Unreachable);
@@ -179,7 +180,7 @@ async fn a_renewal_gives_a_silent_connection_up_in_time_and_the_owner_is_told() 
     );
     let client = palisade::connect(&url).await.unwrap();
     let (ticket, _) = enter(&client, "x").await;
-    let hold = client.mutex("y").unwrap().lock().await.unwrap();
+    let hold = client.mutex("y").lock().await.unwrap();
     proxy.silence();
     let lease = Lease {
         id: ticket.lease,
@@ -194,7 +195,7 @@ async fn a_renewal_gives_a_silent_connection_up_in_time_and_the_owner_is_told() 
     // server lets go, and new locks are taken by new connections.
     let loss = tokio::time::timeout(SOON, hold.lost()).await.unwrap();
     assert_eq!(loss.reason, LossReason::Expired);
-    let again = client.mutex("y").unwrap();
+    let again = client.mutex("y");
     let next = tokio::time::timeout(SOON * 2, again.lock()).await;
     let next = next.expect("the server does not let go").unwrap();
     assert!(next.token() > hold.token());
@@ -228,13 +229,13 @@ async fn a_token_is_on_the_disk_before_it_is_told() {
     let client = palisade::connect(&advisory(&server)).await.unwrap();
     let mut last = 0;
     for round in 0..40 {
-        let hold = client.mutex("x").unwrap().lock().await.unwrap();
+        let hold = client.mutex("x").lock().await.unwrap();
         assert!(hold.token().0 > last, "round {round}");
         last = hold.token().0;
         hold.release().await.unwrap();
     }
     drop(psql);
     server.nodes()[0].restart().unwrap();
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     assert!(hold.token().0 > last, "{} after {last}", hold.token().0);
 }

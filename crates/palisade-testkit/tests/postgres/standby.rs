@@ -47,12 +47,12 @@ async fn a_standby_is_refused_and_the_primary_among_several_is_found() {
             let client = palisade::connect(&url(scheme, std::slice::from_ref(&standby)))
                 .await
                 .unwrap();
-            let refused = client.mutex("x").unwrap().try_lock().await.unwrap_err();
+            let refused = client.mutex("x").try_lock().await.unwrap_err();
             assert_eq!(refused.kind(), Kind::Unreachable, "{scheme}, {tables}");
             assert!(refused.to_string().contains("standby"), "{refused}");
         }
         let made = palisade::connect(pair.url()).await.unwrap();
-        let hold = made.mutex("made").unwrap().try_lock().await.unwrap();
+        let hold = made.mutex("made").try_lock().await.unwrap();
         hold.unwrap().release().await.unwrap();
         caught_up(&pair).await;
     }
@@ -60,7 +60,7 @@ async fn a_standby_is_refused_and_the_primary_among_several_is_found() {
     let hosts = ["127.0.0.1:1".to_owned(), standby.clone(), primary];
     for scheme in SCHEMES {
         let client = palisade::connect(&url(scheme, &hosts)).await.unwrap();
-        let hold = client.mutex("x").unwrap().try_lock().await.unwrap();
+        let hold = client.mutex("x").try_lock().await.unwrap();
         hold.unwrap().release().await.unwrap();
         let findings = client.check().await.unwrap().findings;
         let codes: Vec<_> = findings.iter().map(|finding| finding.code).collect();
@@ -87,8 +87,8 @@ async fn a_failover_ends_session_locks_and_keeps_rows() {
     let [table, sessions] = SCHEMES.map(|scheme| url(scheme, &hosts));
     let table = palisade::connect(&table).await.unwrap();
     let sessions = palisade::connect(&sessions).await.unwrap();
-    let row = table.mutex("x").unwrap().lock().await.unwrap();
-    let session = sessions.mutex("x").unwrap().lock().await.unwrap();
+    let row = table.mutex("x").lock().await.unwrap();
+    let session = sessions.mutex("x").lock().await.unwrap();
     caught_up(&pair).await;
     pair.nodes()[0].kill().unwrap();
     tokio::time::timeout(SOON * 2, session.lost())
@@ -98,7 +98,7 @@ async fn a_failover_ends_session_locks_and_keeps_rows() {
     ask(&pair.nodes()[1], "SELECT pg_promote(false)");
     until(&pair.nodes()[1], "SELECT pg_is_in_recovery()", "f").await;
     let next = tokio::time::timeout(SOON * 2, async {
-        sessions.mutex("x").unwrap().lock().await.unwrap()
+        sessions.mutex("x").lock().await.unwrap()
     });
     let next = next.await.expect("no lock on the new primary");
     assert!(next.token() > session.token(), "a token went back");
@@ -108,7 +108,7 @@ async fn a_failover_ends_session_locks_and_keeps_rows() {
         assert!(row.is_valid(), "lost though the new primary has it");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    let lock = table.mutex("x").unwrap();
+    let lock = table.mutex("x");
     assert!(lock.try_lock().await.unwrap().is_none(), "held by two");
     let token = row.token();
     row.release().await.unwrap();
@@ -125,7 +125,7 @@ async fn a_demoted_primary_is_left_for_the_one_that_takes_writes() {
     };
     let hosts = [0, 1].map(|at| pair.nodes()[at].address());
     let client = palisade::connect(&url("postgres", &hosts)).await.unwrap();
-    let lock = client.mutex("x").unwrap();
+    let lock = client.mutex("x");
     let hold = lock.lock().await.unwrap();
     caught_up(&pair).await;
     ask(&pair.nodes()[1], "SELECT pg_promote(false)");

@@ -160,7 +160,7 @@ async fn what_is_kept_beside_a_key_is_forgotten_after_days() {
     assert!(DAYS.contains(&lasts(state)), "{}", lasts(state));
 
     // With readers, permits and waiters there are more keys.
-    let readers = client.rwlock("idle").unwrap().ttl(TTL).unwrap();
+    let readers = client.rwlock("idle").ttl(TTL);
     let (read, _other) = (readers.read().await.unwrap(), readers.read().await.unwrap());
     let next = mutex(&client, "idle", TTL);
     let waiter = tokio::spawn(async move { next.lock().await });

@@ -42,7 +42,7 @@ async fn a_lost_reply_to_enter_is_no_second_grant() {
         let eaten = Arc::clone(&eaten);
         tasks.push(tokio::spawn(async move {
             let name = format!("lost-{number}");
-            let lock = client.line(&name, Ask::Whole).unwrap().ttl(ttl).unwrap();
+            let lock = client.line(&name, Ask::Whole).ttl(ttl);
             let mut tokens = BTreeSet::new();
             let end = Instant::now() + Duration::from_secs(120);
             while eaten.hits() < LOST {

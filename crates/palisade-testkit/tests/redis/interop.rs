@@ -189,7 +189,7 @@ async fn exclude_each_other(name: &str, install: Install) {
     let client = server.direct_client("namespace=").await;
 
     // Ours first: exclusive, readers, permits.
-    let hold = client.mutex("job").unwrap().lock().await.unwrap();
+    let hold = client.mutex("job").lock().await.unwrap();
     assert!(
         !tool.ask("lock", "job", 5000).await,
         "{name} takes what we hold"
@@ -202,30 +202,14 @@ async fn exclude_each_other(name: &str, install: Install) {
     );
 
     // Theirs first: nobody of ours gets in, the holder is shown, and waiting ends with theirs.
-    assert!(
-        client
-            .mutex("job")
-            .unwrap()
-            .try_lock()
-            .await
-            .unwrap()
-            .is_none()
-    );
-    assert!(
-        client
-            .rwlock("job")
-            .unwrap()
-            .try_read()
-            .await
-            .unwrap()
-            .is_none()
-    );
+    assert!(client.mutex("job").try_lock().await.unwrap().is_none());
+    assert!(client.rwlock("job").try_read().await.unwrap().is_none());
     let shown = line(&client, "job").await.unwrap();
     assert_eq!(
         (shown.holders.len(), shown.holders[0].owner.as_ref()),
         (1, None)
     );
-    let waiting = client.mutex("job").unwrap();
+    let waiting = client.mutex("job");
     let waiter = tokio::spawn(async move { waiting.lock().await });
     super::support::until("a waiter", async || {
         line(&client, "job")
@@ -246,7 +230,7 @@ async fn exclude_each_other(name: &str, install: Install) {
     hold.release().await.unwrap();
 
     // While readers hold, and as long as the last of them does.
-    let lock = client.rwlock("shared").unwrap();
+    let lock = client.rwlock("shared");
     let (one, two) = (lock.read().await.unwrap(), lock.read().await.unwrap());
     assert!(
         !tool.ask("lock", "shared", 5000).await,

@@ -329,7 +329,7 @@ async fn one_node_in_cluster_mode_is_a_server_like_any_other() {
         let lock = mutex(&client, &format!("slot-{at}"), TTL);
         holds.push(lock.lock().await.unwrap());
     }
-    let permits = client.semaphore("permits", 2).unwrap().ttl(TTL).unwrap();
+    let permits = client.semaphore("permits", 2).ttl(TTL);
     let permit = permits.acquire().await.unwrap();
     let other = server.direct_client("").await;
     let next = mutex(&other, "slot-0", TTL);

@@ -79,7 +79,7 @@ impl Server {
 }
 
 pub(crate) fn mutex(client: &Client, name: &str, ttl: Duration) -> Mutex {
-    client.mutex(name).unwrap().ttl(ttl).unwrap()
+    client.mutex(name).ttl(ttl)
 }
 
 pub(crate) async fn line(client: &Client, name: &str) -> Option<LineReport> {

@@ -1,13 +1,16 @@
 //! The blocking [`Client`].
 
-use std::ops::Deref;
+use std::time::Duration;
 
 use super::hold::Hold;
 use super::primitives::{Election, MultiLock, Mutex, ReentrantMutex, RwLock, Semaphore};
 use super::runtime::wait;
+use crate::client::Which;
+use crate::core::capability::Capability;
+use crate::core::engine::Eviction;
 use crate::core::error::Result;
-use crate::core::name::Name;
-use crate::core::report::{LineReport, Scope};
+use crate::core::report::{Checkup, LineReport, Scope};
+use crate::core::token::Token;
 use crate::core::wait::Patience;
 
 /// Connects; see [`palisade::connect`](crate::connect()).
@@ -18,8 +21,7 @@ pub fn connect(url: &str) -> Result<Client> {
     wait(crate::connect(url))?.map(Client)
 }
 
-/// A client of one engine; see [`palisade::Client`](crate::Client), whose `capability()`,
-/// `describe()`, `owner()` and the like it has too.
+/// A client of one engine; see [`palisade::Client`](crate::Client).
 #[derive(Debug, Clone)]
 pub struct Client(crate::Client);
 
@@ -31,123 +33,73 @@ impl From<crate::Client> for Client {
     }
 }
 
-impl Client {
-    /// As [`for_correctness`](crate::Client::for_correctness).
-    ///
-    /// # Errors
-    /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
-    pub fn for_correctness(&self) -> Result<Self> {
-        wait(self.0.for_correctness())?.map(Self)
-    }
-
-    /// As [`mutex`](crate::Client::mutex).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn mutex(&self, name: impl AsRef<str>) -> Result<Mutex> {
-        self.0.mutex(name).map(Mutex)
-    }
-
-    /// As [`rwlock`](crate::Client::rwlock).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn rwlock(&self, name: impl AsRef<str>) -> Result<RwLock> {
-        self.0.rwlock(name).map(RwLock)
-    }
-
-    /// As [`semaphore`](crate::Client::semaphore).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn semaphore(&self, name: impl AsRef<str>, capacity: u32) -> Result<Semaphore> {
-        self.0.semaphore(name, capacity).map(Semaphore)
-    }
-
-    /// As [`election`](crate::Client::election).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn election(&self, name: impl AsRef<str>) -> Result<Election> {
-        self.0.election(name).map(Election)
-    }
-
-    /// As [`reentrant`](crate::Client::reentrant).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn reentrant(&self, name: impl AsRef<str>) -> Result<ReentrantMutex> {
-        self.0.reentrant(name).map(ReentrantMutex)
-    }
-
-    /// As [`multi_lock`](crate::Client::multi_lock).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn multi_lock<N: AsRef<str>>(
-        &self,
-        names: impl IntoIterator<Item = N>,
-    ) -> Result<MultiLock> {
-        self.0.multi_lock(names).map(MultiLock)
-    }
-
-    /// As [`lock_any`](crate::Client::lock_any).
-    ///
-    /// # Errors
-    /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
-    pub fn lock_any<N: AsRef<str>>(
-        &self,
-        names: impl IntoIterator<Item = N>,
-        patience: Patience,
-    ) -> Result<Option<Hold>> {
-        wait(self.0.lock_any(names, patience))?.map(|hold| hold.map(Hold))
-    }
-
-    /// As [`survey`](crate::Client::survey).
-    ///
-    /// # Errors
-    /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
-    pub fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
-        wait(self.0.survey(scope))?
-    }
-
-    /// As [`resize`](crate::Client::resize).
-    ///
-    /// # Errors
-    /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
-    pub fn resize(&self, name: impl AsRef<str>, capacity: u32) -> Result<bool> {
-        wait(self.0.resize(name, capacity))?
-    }
-
-    /// As [`evict`](crate::Client::evict).
-    ///
-    /// # Errors
-    /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
-    pub fn evict(&self, name: &Name, id: Option<&str>, force: bool) -> Result<bool> {
-        wait(self.0.evict(name, id, force))?
-    }
-
-    /// As [`end`](crate::Client::end).
-    ///
-    /// # Errors
-    /// [`Kind::WouldBlock`](crate::Kind::WouldBlock).
-    pub fn end(self) -> Result<()> {
-        wait(self.0.end())
-    }
-
-    /// As [`close`](crate::Client::close).
-    ///
-    /// # Errors
-    /// [`Kind::WouldBlock`](crate::Kind::WouldBlock).
-    pub fn close(&self) -> Result<()> {
-        wait(self.0.close())
-    }
+/// Writes methods that forward to the async client: at once, or waiting for its answer.
+macro_rules! forward {
+    ($($method:ident($($arg:ident: $type:ty),*) -> $answer:ty $(= $wrap:path)?;)*) => {$(
+        #[doc = concat!("As [`", stringify!($method), "`](crate::Client::", stringify!($method), ").")]
+        #[must_use]
+        pub fn $method(&self $(, $arg: $type)*) -> $answer {
+            $($wrap)?(self.0.$method($($arg),*))
+        }
+    )*};
+    (wait: $($method:ident($($arg:ident: $type:ty),*) -> $answer:ty $(= $wrap:expr)?;)*) => {$(
+        #[doc = concat!("As [`", stringify!($method), "`](crate::Client::", stringify!($method), "), blocking.")]
+        ///
+        /// # Errors
+        /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+        pub fn $method(&self $(, $arg: $type)*) -> Result<$answer> {
+            wait(self.0.$method($($arg),*))?$(.map($wrap))?
+        }
+    )*};
 }
 
-impl Deref for Client {
-    type Target = crate::Client;
+impl Client {
+    forward! {
+        capability() -> Capability;
+        describe() -> String;
+        owner() -> &str;
+        ttl() -> Duration;
+        with_owner(handle: impl Into<String>) -> Self = Self;
+        for_efficiency() -> Self = Self;
+        mutex(name: impl AsRef<str>) -> Mutex = Mutex;
+        rwlock(name: impl AsRef<str>) -> RwLock = RwLock;
+        semaphore(name: impl AsRef<str>, capacity: u32) -> Semaphore = Semaphore;
+        election(name: impl AsRef<str>) -> Election = Election;
+        reentrant(name: impl AsRef<str>) -> ReentrantMutex = ReentrantMutex;
+        multi_lock(names: impl IntoIterator<Item = impl AsRef<str>>) -> MultiLock = MultiLock;
+    }
 
-    fn deref(&self) -> &crate::Client {
-        &self.0
+    forward! { wait:
+        for_correctness() -> Self = Self;
+        lock_any(names: impl IntoIterator<Item = impl AsRef<str>>, patience: Patience)
+            -> Option<Hold> = |hold| hold.map(Hold);
+        survey(scope: Scope) -> Vec<LineReport>;
+        check() -> Checkup;
+        resize(name: impl AsRef<str>, capacity: u32) -> bool;
+        evict(name: impl AsRef<str>, which: Which<'_>, how: Eviction) -> bool;
+    }
+
+    /// As [`token`](crate::Client::token).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn token(&self, counted: u64) -> Result<Token> {
+        self.0.token(counted)
+    }
+
+    /// As [`flush`](crate::Client::flush), blocking.
+    ///
+    /// # Errors
+    /// [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    pub fn flush(&self) -> Result<()> {
+        wait(self.0.flush())
+    }
+
+    /// As [`close`](crate::Client::close), blocking.
+    ///
+    /// # Errors
+    /// [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    pub fn close(self) -> Result<()> {
+        wait(self.0.close())
     }
 }

@@ -9,7 +9,7 @@
 //! ```
 //! fn main() -> palisade::Result<()> {
 //!     let palisade = palisade::blocking::connect("memory:")?;
-//!     let hold = palisade.mutex("nightly-report")?.lock()?;
+//!     let hold = palisade.mutex("nightly-report").lock()?;
 //!     println!("token {}", hold.token());
 //!     hold.release()
 //! }
@@ -21,8 +21,5 @@ mod primitives;
 mod runtime;
 
 pub use client::{Client, connect};
-pub use hold::Hold;
-pub use primitives::{
-    Elected, Election, Leaders, MultiHold, MultiLock, Mutex, ReentrantHold, ReentrantMutex, RwLock,
-    Semaphore,
-};
+pub use hold::{Elected, Hold, MultiHold, ReentrantHold, RwHold};
+pub use primitives::{Election, Leaders, MultiLock, Mutex, ReentrantMutex, RwLock, Semaphore};

@@ -2,27 +2,45 @@
 
 use std::time::Duration;
 
-use super::hold::Hold;
+use super::hold::{Elected, Hold, MultiHold, ReentrantHold, RwHold};
 use super::runtime::wait;
 use crate::core::engine::BoxStream;
 use crate::core::error::Result;
+use crate::core::wait::Retry;
 use crate::primitives::{self, Leader};
 
 /// Writes a wrapper whose methods wait for the async method of the same name.
 macro_rules! blocking {
     ($(#[$doc:meta])* $name:ident { $($method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $wrap:expr;)* }) => {
         $(#[$doc])*
-        #[derive(Clone)]
+        #[derive(Debug, Clone)]
         pub struct $name(pub(super) primitives::$name);
 
         impl $name {
             /// Sets how long it lasts without renewal.
-            ///
-            /// # Errors
-            /// [`Kind::InvalidArgument`](crate::Kind::InvalidArgument) outside the engine's range.
-            pub fn ttl(self, ttl: Duration) -> Result<Self> {
-                self.0.ttl(ttl).map(Self)
+            #[must_use]
+            pub fn ttl(self, ttl: Duration) -> Self {
+                Self(self.0.ttl(ttl))
             }
+
+            /// Keeps what is granted for at least this long.
+            #[must_use]
+            pub fn at_least(self, at_least: Duration) -> Self {
+                Self(self.0.at_least(at_least))
+            }
+
+            /// Lets what is granted end by itself.
+            #[must_use]
+            pub fn unrenewed(self) -> Self {
+                Self(self.0.unrenewed())
+            }
+
+            /// Sets how to try again when the engine can't be reached.
+            #[must_use]
+            pub fn retry(self, retry: Retry) -> Self {
+                Self(self.0.retry(retry))
+            }
+
             $(
                 #[doc = concat!(
                     "As [`", stringify!($method), "`](crate::", stringify!($name), "::",
@@ -51,12 +69,12 @@ blocking!(
 blocking!(
     /// A lock that many may read, or one write; see [`palisade::RwLock`](crate::RwLock).
     RwLock {
-        read() -> Hold = Hold;
-        try_read() -> Option<Hold> = |hold| hold.map(Hold);
-        read_timeout(limit: Duration) -> Option<Hold> = |hold| hold.map(Hold);
-        write() -> Hold = Hold;
-        try_write() -> Option<Hold> = |hold| hold.map(Hold);
-        write_timeout(limit: Duration) -> Option<Hold> = |hold| hold.map(Hold);
+        read() -> RwHold = RwHold;
+        try_read() -> Option<RwHold> = |hold| hold.map(RwHold);
+        read_timeout(limit: Duration) -> Option<RwHold> = |hold| hold.map(RwHold);
+        write() -> RwHold = RwHold;
+        try_write() -> Option<RwHold> = |hold| hold.map(RwHold);
+        write_timeout(limit: Duration) -> Option<RwHold> = |hold| hold.map(RwHold);
     }
 );
 
@@ -111,6 +129,12 @@ impl Election {
 /// The leaders of an election, one after another. Each `next` blocks.
 pub struct Leaders(BoxStream<Result<Option<Leader>>>);
 
+impl std::fmt::Debug for Leaders {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Leaders").finish_non_exhaustive()
+    }
+}
+
 impl Iterator for Leaders {
     type Item = Result<Option<Leader>>;
 
@@ -119,56 +143,5 @@ impl Iterator for Leaders {
             Ok(next) => next,
             Err(error) => Some(Err(error)),
         }
-    }
-}
-
-/// Writes what is given back, and looked at, like the async one.
-macro_rules! held {
-    ($(#[$doc:meta])* $name:ident $end:ident) => {
-        $(#[$doc])*
-        #[must_use = "dropping it lets go"]
-        #[derive(Debug)]
-        pub struct $name(primitives::$name);
-
-        impl $name {
-            #[doc = concat!("As [`", stringify!($end), "`](crate::", stringify!($name), "::", stringify!($end), "), blocking.")]
-            ///
-            /// # Errors
-            /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
-            pub fn $end(self) -> Result<()> {
-                wait(self.0.$end())?
-            }
-        }
-
-        impl std::ops::Deref for $name {
-            type Target = primitives::$name;
-
-            fn deref(&self) -> &Self::Target {
-                &self.0
-            }
-        }
-    };
-}
-
-held!(
-    /// Several locks held together; see [`palisade::MultiHold`](crate::MultiHold).
-    MultiHold release
-);
-held!(
-    /// One taking of a reentrant lock; see [`palisade::ReentrantHold`](crate::ReentrantHold).
-    ReentrantHold release
-);
-held!(
-    /// A won election; see [`palisade::Elected`](crate::Elected).
-    Elected resign
-);
-
-impl Elected {
-    /// As [`proclaim`](crate::Elected::proclaim), blocking.
-    ///
-    /// # Errors
-    /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
-    pub fn proclaim(&self, value: &str) -> Result<()> {
-        wait(self.0.proclaim(value))?
     }
 }

@@ -36,16 +36,20 @@ pub struct Request {
     pub(crate) at_least: Duration,
     pub(crate) retry: Retry,
     pub(crate) renewed: bool,
+    /// The first thing that was wrong with what was asked for; told by [`Request::acquire`].
+    pub(crate) refused: Option<Error>,
 }
 
 impl Request {
-    /// Sets how long the place lasts without renewal.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidArgument`] when the engine can't keep such a ttl; the message has the range.
-    pub fn ttl(mut self, ttl: Duration) -> Result<Self> {
-        self.ttl = self.keeper.engine().capability().explicit_ttl(ttl)?;
-        Ok(self)
+    /// Sets how long the place lasts without renewal. One that the engine can't keep is refused
+    /// by [`Request::acquire`] with its range.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        match self.keeper.engine().capability().explicit_ttl(ttl) {
+            Ok(ttl) => self.ttl = ttl,
+            Err(error) => self.refuse(error),
+        }
+        self
     }
 
     /// Sets what a candidate stands for.
@@ -69,17 +73,35 @@ impl Request {
     /// alive, and its end is told as every loss by expiry is. An operator who asks for it back is
     /// heard at its end.
     ///
-    /// # Errors
-    /// [`Kind::Unsupported`] where a hold lives with its process or session, which is renewed for
-    /// all (see [`Capability::detached`](super::capability::Capability::detached)).
-    pub fn unrenewed(mut self) -> Result<Self> {
+    /// [`Request::acquire`] refuses it as [`Kind::Unsupported`] where a hold lives with its
+    /// process or session, which is renewed for all (see
+    /// [`Capability::detached`](super::capability::Capability::detached)).
+    #[must_use]
+    pub fn unrenewed(mut self) -> Self {
         if !self.keeper.engine().capability().detached {
             let message = "this engine keeps a hold alive with its process or session; it can't \
                            end by itself before them";
-            return Err(Error::new(Kind::Unsupported, "enter", message));
+            self.refuse(Error::new(Kind::Unsupported, "enter", message));
         }
         self.renewed = false;
-        Ok(self)
+        self
+    }
+
+    /// Asks for this much of the line.
+    pub(crate) fn asking(mut self, ask: Ask) -> Self {
+        self.ask = ask;
+        if let Ask::Part { weight, capacity } = ask
+            && (weight == 0 || weight > capacity)
+        {
+            let message = format!("permits must be 1 to {capacity}, not {weight}");
+            self.refuse(Error::new(Kind::InvalidArgument, "permits", message));
+        }
+        self
+    }
+
+    /// Remembers why this request can't be made; the first reason is told.
+    pub(crate) fn refuse(&mut self, error: Error) {
+        self.refused.get_or_insert(error);
     }
 
     /// Sets how to try again when the engine can't be reached or has no line to wait in.
@@ -101,12 +123,16 @@ impl Request {
     /// if it doesn't.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] before any I/O when the engine can't do it;
+    /// Before any I/O: [`Kind::InvalidName`]; [`Kind::InvalidArgument`] for a ttl, a weight or a
+    /// capacity that can't be; [`Kind::Unsupported`] when the engine can't do it. Then
     /// [`Kind::CapacityMismatch`] when patience ended while the line was in use with another
     /// capacity; [`Kind::Unreachable`] when patience ended without an answer (at once with
     /// [`Patience::NoWait`]); [`Kind::Lost`] when an operator evicted the waiting
     /// claim; [`Kind::Unusable`] and [`Kind::Denied`] from the engine.
     pub async fn acquire(&self, patience: Patience) -> Result<Option<Hold>> {
+        if let Some(refused) = &self.refused {
+            return Err(refused.clone());
+        }
         self.keeper.engine().capability().allows(self.ask)?;
         let mut acquiring = Acquiring::begin(self);
         let acquired = self.acquire_by(patience).await;

@@ -10,7 +10,8 @@ use std::sync::Arc;
 #[cfg(feature = "baseline")]
 use super::baseline::Baseline;
 use super::capability::Capability;
-use super::engine::{BoxFuture, Engine};
+use super::dyn_engine::DynEngine;
+use super::engine::BoxFuture;
 use super::error::Result;
 use super::url::{Settings, Url};
 
@@ -37,7 +38,7 @@ pub struct Offer {
     /// What is offered.
     pub card: Card,
     /// Connects.
-    pub open: Opener<dyn Engine>,
+    pub open: Opener<dyn DynEngine>,
     /// Connects for the raw operations that `bench` compares with.
     #[cfg(feature = "baseline")]
     pub baseline: Option<Opener<dyn Baseline>>,

@@ -5,7 +5,7 @@
 //! Two processes of one boot read the same clock; across machines only differences mean anything.
 
 use std::ops::Add;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::known_bad::{self, Bad};
 use super::sync;
@@ -48,6 +48,15 @@ impl BootTime {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
+    /// This point for a timer: as far from `Instant::now()` as it is from now. An `Instant` may
+    /// stand still while the machine sleeps, so ask anew after each renewal and never keep it.
+    pub fn to_instant(self) -> Instant {
+        let now = Instant::now();
+        // A deadline that never passes is some years away for a timer.
+        let far = Duration::from_secs(u64::from(u32::MAX));
+        now + self.remaining().min(far)
+    }
+
     /// Whether this point lies behind us.
     pub fn has_passed(self) -> bool {
         Self::now() >= self
@@ -73,6 +82,8 @@ mod tests {
         assert!(BootTime::now() >= before);
         assert_eq!(before + Duration::MAX, BootTime::NEVER);
         assert_eq!(BootTime::PAST.remaining(), Duration::ZERO);
+        assert!(BootTime::PAST.to_instant() <= Instant::now());
+        assert!(BootTime::NEVER.to_instant() > Instant::now());
         assert!(BootTime::PAST.has_passed() && !BootTime::NEVER.has_passed());
     }
 }

@@ -1,9 +1,10 @@
 //! `Engine`: what palisade asks of a store. Everything else is built on these verbs.
 //!
-//! The trait is small and object-safe. Futures are boxed, `Send + 'static` and own their
-//! arguments; dropping one loses nothing, though a request that was sent may still be applied.
-//! There are no default methods, so that a wrapper can't forget one. Each `# Behavior` line is a
-//! case of the conformance suite in `palisade-testkit`.
+//! Authors implement the verbs as plain `async fn`s whose futures are `Send` and may borrow the
+//! engine; dropping one loses nothing, though a request that was sent may still be applied. There
+//! are no default methods, so that no engine forgets one. Everyone else uses a
+//! [`SharedEngine`](super::dyn_engine::SharedEngine). Each `# Behavior` line is a case of the
+//! conformance suite in `palisade-testkit`.
 //!
 //! An engine never renews by itself, never starts a hold, and never decides a place by a read.
 
@@ -49,7 +50,7 @@ pub trait Engine: Send + Sync + 'static {
     /// - Another capacity, or another kind, than the live line's is `CapacityMismatch`.
     /// - `armed` counts from before the request that created or re-armed the lease was sent;
     ///   entering extends a shared lease only if the same atomic step re-arms it.
-    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>>;
+    fn enter(&self, claim: Arc<Claim>) -> impl Future<Output = Result<Entered>> + Send;
 
     /// Sleeps until the ticket's place may have changed, `until` at the longest, then says
     /// where it stands.
@@ -61,7 +62,7 @@ pub trait Engine: Send + Sync + 'static {
     /// - Dropping it keeps the place.
     /// - A ticket that is no longer in the line is [`Place::Gone`].
     /// - Fails as unreachable rather than sleeping while the engine can't be asked.
-    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>>;
+    fn wait(&self, ticket: Ticket, until: BootTime) -> impl Future<Output = Result<Place>> + Send;
 
     /// Renews many leases with one call, and answers for each, in order.
     ///
@@ -73,7 +74,11 @@ pub trait Engine: Send + Sync + 'static {
     /// - An outcome that is not known is [`Renewal::Unknown`], for that lease alone.
     /// - An answer that takes longer than `within` is of no use. An engine behind a connection
     ///   gives up on it by then and connects anew, so that the next try can still be in time.
-    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>>;
+    fn renew(
+        &self,
+        leases: Vec<Lease>,
+        within: Duration,
+    ) -> impl Future<Output = Vec<Renewal>> + Send;
 
     /// Changes what a ticket weighs or says; its count stays.
     ///
@@ -83,7 +88,11 @@ pub trait Engine: Send + Sync + 'static {
     ///   nothing changes.
     /// - A value is replaced and shown by `survey`.
     /// - A ticket that is no longer in the line is [`Amended::Gone`].
-    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>>;
+    fn amend(
+        &self,
+        ticket: Ticket,
+        amendment: Amendment,
+    ) -> impl Future<Output = Result<Amended>> + Send;
 
     /// Gives a place up, held or waiting.
     ///
@@ -95,12 +104,12 @@ pub trait Engine: Send + Sync + 'static {
     ///   still under way finds it was left. On shared leases [`Engine::audit`] does this instead.
     /// - A ticket in doubt is remembered in the same way, though it was found: an earlier copy of
     ///   its enter may still arrive.
-    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>>;
+    fn leave(&self, ticket: Ticket) -> impl Future<Output = Result<Left>> + Send;
 
     /// Lists the tickets that hang on a shared lease, so that the keeper can leave those which no
     /// claim of its client knows (an enter whose future was dropped may still have been applied).
     /// An engine whose tickets have their own leases answers an empty list.
-    fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>>;
+    fn audit(&self, lease: LeaseId) -> impl Future<Output = Result<Vec<Audited>>> + Send;
 
     /// Hints for the keeper that leases may be lost or marked for eviction: it renews or audits
     /// them at once. A hint is never a verdict. Called once per client; ends never, or with the
@@ -113,7 +122,7 @@ pub trait Engine: Send + Sync + 'static {
     /// - Holders first, then waiters in the order in which they will be served.
     /// - Shows no claim whose lease has ended.
     /// - An empty line is not shown.
-    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>>;
+    fn survey(&self, scope: Scope) -> impl Future<Output = Result<Vec<LineReport>>> + Send;
 
     /// Yields after every change that a survey of `scope` could show, many at once as one.
     /// A hint: whoever listens surveys, and re-checks now and then.
@@ -127,7 +136,12 @@ pub trait Engine: Send + Sync + 'static {
     /// - [`Eviction::Remove`] removes it at once; the next in line is granted and woken, and an
     ///   alarm is raised at its client.
     /// - An id that is not in the line answers `false`.
-    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>>;
+    fn evict(
+        &self,
+        name: Name,
+        id: String,
+        eviction: Eviction,
+    ) -> impl Future<Output = Result<bool>> + Send;
 
     /// Gives a line of permits another capacity while it is in use.
     ///
@@ -138,17 +152,17 @@ pub trait Engine: Send + Sync + 'static {
     /// - A later claim must name the new capacity.
     /// - A claim that weighs more than the new capacity is `InvalidArgument`, and nothing changes.
     /// - A line of readers is `CapacityMismatch`; one without permits answers `false`.
-    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>>;
+    fn resize(&self, name: Name, capacity: u32) -> impl Future<Output = Result<bool>> + Send;
 
     /// Looks at the engine itself: its version, its clock, and unsafe settings.
-    fn check(&self) -> BoxFuture<Result<Checkup>>;
+    fn check(&self) -> impl Future<Output = Result<Checkup>> + Send;
 
     /// The engine's own key of a place, for the user's own conditional writes and for other tools
     /// (an etcd key, a Redis key, a path); `None` where there is nothing to point at.
     fn key(&self, ticket: &Ticket) -> Option<String>;
 
     /// Gives back what is shared by all claims: sessions, leases, connections. Best effort.
-    fn close(&self) -> BoxFuture<()>;
+    fn close(&self) -> impl Future<Output = ()> + Send;
 }
 
 /// What [`Engine::enter`] answers.

@@ -78,7 +78,8 @@ impl Hold {
         }
     }
 
-    /// Until when it is valid. Moves on with every renewal; in the past when it is lost.
+    /// Until when it is valid, on the clock that runs on while the machine sleeps. Moves on with
+    /// every renewal; in the past when it is lost. For a timer see [`BootTime::to_instant`].
     pub fn deadline(&self) -> BootTime {
         self.pulse.deadline()
     }
@@ -141,40 +142,8 @@ impl Hold {
         }
     }
 
-    /// Makes an exclusive hold a reader, without letting anyone write in between. The token
-    /// stays; readers that wait next in line hold at once.
-    ///
-    /// # Cancellation
-    /// The hold stays a hold; whether it was downgraded is not known.
-    ///
-    /// # Errors
-    /// [`Kind::Unsupported`] where the engine has no readers; [`Kind::CapacityMismatch`] when
-    /// permits wait in the line; [`Kind::Lost`]; those of the engine. The hold is kept.
-    pub async fn downgrade(&mut self) -> Result<()> {
-        match self.reweigh(Ask::READ, "downgrade").await? {
-            true => Ok(()),
-            false => Err(Error::new(
-                Kind::CapacityMismatch,
-                "downgrade",
-                "permits wait for this name, so it can't become a line of readers",
-            )),
-        }
-    }
-
-    /// Makes a reader the one writer, if nobody else reads: `false` otherwise, and the hold goes
-    /// on reading. The token stays. It never waits: two readers waiting for each other to leave
-    /// would wait for ever.
-    ///
-    /// # Cancellation
-    /// The hold stays a hold; whether it was upgraded is not known.
-    ///
-    /// # Errors
-    /// [`Kind::Lost`]; those of the engine. The hold is kept.
-    pub async fn try_upgrade(&mut self) -> Result<bool> {
-        self.reweigh(Ask::Whole, "upgrade").await
-    }
-
-    async fn reweigh(&mut self, ask: Ask, operation: &'static str) -> Result<bool> {
+    /// Asks for another part of the line; `false` when others are in the way.
+    pub(crate) async fn reweigh(&mut self, ask: Ask, operation: &'static str) -> Result<bool> {
         self.place.keeper.engine().capability().allows(ask)?;
         match self.amend(Amendment::Ask(ask)).await? {
             _ if !self.is_valid() => Err(self.lost_error(operation)),

@@ -13,6 +13,7 @@ pub mod card;
 pub mod claim;
 pub mod clock;
 pub mod duration;
+pub mod dyn_engine;
 pub mod engine;
 pub mod error;
 pub mod events;

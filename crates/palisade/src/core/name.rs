@@ -40,8 +40,19 @@ impl Name {
         Ok(Self(name.into()))
     }
 
+    /// Stands where a name was refused; such a request is never sent.
+    pub(crate) fn refused() -> Self {
+        Self("".into())
+    }
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl AsRef<str> for Name {
+    fn as_ref(&self) -> &str {
         &self.0
     }
 }

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures_util::{FutureExt, StreamExt, stream};
+use futures_util::{StreamExt, stream};
 use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast};
 
@@ -19,9 +19,9 @@ use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
 use crate::core::card::{Card, Offer};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
+use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
 use crate::core::error::{Error, Kind, Result};
 use crate::core::line::{Line, Seat};
@@ -74,7 +74,7 @@ static STORES: LazyLock<RwLock<HashMap<String, Arc<Store>>>> = LazyLock::new(Def
 ///
 /// # Errors
 /// [`Kind::Config`] for hosts or options that it does not have.
-pub fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
+pub fn open(url: Url, settings: &Settings) -> Result<SharedEngine> {
     url.finish(&[])?;
     if !url.hosts.is_empty() {
         return Err(Error::new(
@@ -171,19 +171,13 @@ fn count_on(last: &mut u64) -> u64 {
 }
 
 impl MemoryEngine {
-    fn key(&self, name: &Name) -> Key {
+    fn key_of(&self, name: &Name) -> Key {
         (self.namespace.clone(), name.clone())
     }
 
     /// Runs one verb: atomic, and followed by a settled line.
-    fn change<T: Send + 'static>(
-        &self,
-        name: &Name,
-        verb: impl FnOnce(&mut State, &Key, BootTime) -> T + Send + 'static,
-    ) -> BoxFuture<T> {
-        let store = Arc::clone(&self.store);
-        let key = self.key(name);
-        Box::pin(async move { store.change(&key, verb) })
+    fn change<T>(&self, name: &Name, verb: impl FnOnce(&mut State, &Key, BootTime) -> T) -> T {
+        self.store.change(&self.key_of(name), verb)
     }
 }
 
@@ -225,9 +219,8 @@ impl Engine for MemoryEngine {
         "memory:".to_owned()
     }
 
-    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
-        let name = claim.name.clone();
-        self.change(&name, move |state, key, now| {
+    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
+        self.change(&claim.name, |state, key, now| {
             if state
                 .tombstones
                 .get(&claim.id)
@@ -277,57 +270,49 @@ impl Engine for MemoryEngine {
         })
     }
 
-    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
-        let store = Arc::clone(&self.store);
-        let key = self.key(&ticket.name);
-        Box::pin(async move {
-            if let Some((bell, due)) = store.blocked(&key, ticket.claim) {
-                tokio::select! {
-                    () = bell.notified() => {}
-                    () = sync::sleep_until(due.min(until)) => {}
+    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
+        let key = self.key_of(&ticket.name);
+        if let Some((bell, due)) = self.store.blocked(&key, ticket.claim) {
+            tokio::select! {
+                () = bell.notified() => {}
+                () = sync::sleep_until(due.min(until)) => {}
+            }
+        }
+        let mut state = self.store.state.lock();
+        state.settle(&key, BootTime::now());
+        Ok(state.place(&key, ticket.claim))
+    }
+
+    async fn renew(&self, leases: Vec<Lease>, _within: Duration) -> Vec<Renewal> {
+        let renew = |lease: Lease| {
+            let Some(ticket) = lease.ticket else {
+                return Renewal::Lost;
+            };
+            let key = self.key_of(&ticket.name);
+            let mut state = self.store.state.lock();
+            let now = BootTime::now();
+            state.settle(&key, now);
+            let seat = state
+                .lines
+                .get_mut(&key)
+                .and_then(|line| line.incarnation_mut(ticket.claim, ticket.counted));
+            match seat {
+                None => Renewal::Lost,
+                Some(seat) if seat.evicted => Renewal::Evicted,
+                Some(seat) => {
+                    seat.expires = now + seat.ttl;
+                    Renewal::Held(Armed {
+                        sent: now,
+                        ttl: seat.ttl,
+                    })
                 }
             }
-            let mut state = store.state.lock();
-            state.settle(&key, BootTime::now());
-            Ok(state.place(&key, ticket.claim))
-        })
+        };
+        leases.into_iter().map(renew).collect()
     }
 
-    fn renew(&self, leases: Vec<Lease>, _within: Duration) -> BoxFuture<Vec<Renewal>> {
-        let store = Arc::clone(&self.store);
-        let namespace = self.namespace.clone();
-        Box::pin(async move {
-            let renew = |lease: Lease| {
-                let Some(ticket) = lease.ticket else {
-                    return Renewal::Lost;
-                };
-                let key = (namespace.clone(), ticket.name);
-                let mut state = store.state.lock();
-                let now = BootTime::now();
-                state.settle(&key, now);
-                let seat = state
-                    .lines
-                    .get_mut(&key)
-                    .and_then(|line| line.incarnation_mut(ticket.claim, ticket.counted));
-                match seat {
-                    None => Renewal::Lost,
-                    Some(seat) if seat.evicted => Renewal::Evicted,
-                    Some(seat) => {
-                        seat.expires = now + seat.ttl;
-                        Renewal::Held(Armed {
-                            sent: now,
-                            ttl: seat.ttl,
-                        })
-                    }
-                }
-            };
-            leases.into_iter().map(renew).collect()
-        })
-    }
-
-    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
-        let name = ticket.name.clone();
-        self.change(&name, move |state, key, _| {
+    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
+        self.change(&ticket.name, |state, key, _| {
             let line = state.line(key);
             let amended = match amendment {
                 Amendment::Ask(ask) => line.reweigh(ticket.claim, ticket.counted, ask),
@@ -343,9 +328,8 @@ impl Engine for MemoryEngine {
         })
     }
 
-    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
-        let name = ticket.name.clone();
-        self.change(&name, move |state, key, now| {
+    async fn leave(&self, ticket: Ticket) -> Result<Left> {
+        self.change(&ticket.name, |state, key, now| {
             let left = state.line(key).remove(ticket.claim, ticket.counted);
             if ticket.in_doubt || (left.is_none() && ticket.counted == 0) {
                 state.tombstones.retain(|_, until| *until > now);
@@ -358,8 +342,8 @@ impl Engine for MemoryEngine {
         })
     }
 
-    fn audit(&self, _: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
-        async { Ok(Vec::new()) }.boxed()
+    async fn audit(&self, _: LeaseId) -> Result<Vec<Audited>> {
+        Ok(Vec::new())
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
@@ -368,24 +352,20 @@ impl Engine for MemoryEngine {
         })
     }
 
-    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
-        let store = Arc::clone(&self.store);
-        let namespace = self.namespace.clone();
-        Box::pin(async move {
-            let mut state = store.state.lock();
-            let now = BootTime::now();
-            let mut keys: Vec<Key> = state.lines.keys().cloned().collect();
-            keys.retain(|(space, name)| *space == namespace && scope.includes(name.as_str()));
-            keys.sort();
-            let reports = keys.iter().filter_map(|key| {
-                state.settle(key, now);
-                let line = state.lines.get(key)?;
-                Some(line.report(key.1.as_str(), now, |extra| {
-                    (Some(extra.claim.owner.clone()), extra.value.clone())
-                }))
-            });
-            Ok(reports.collect())
-        })
+    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
+        let mut state = self.store.state.lock();
+        let now = BootTime::now();
+        let mut keys: Vec<Key> = state.lines.keys().cloned().collect();
+        keys.retain(|(space, name)| *space == self.namespace && scope.includes(name.as_str()));
+        keys.sort();
+        let reports = keys.iter().filter_map(|key| {
+            state.settle(key, now);
+            let line = state.lines.get(key)?;
+            Some(line.report(key.1.as_str(), now, |extra| {
+                (Some(extra.claim.owner.clone()), extra.value.clone())
+            }))
+        });
+        Ok(reports.collect())
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
@@ -399,9 +379,8 @@ impl Engine for MemoryEngine {
         )
     }
 
-    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
-        let alarms = self.store.alarms.clone();
-        self.change(&name, move |state, key, _| {
+    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
+        self.change(&name, |state, key, _| {
             let Ok(claim) = id.parse::<ClaimId>() else {
                 return Ok(false);
             };
@@ -420,26 +399,24 @@ impl Engine for MemoryEngine {
                     seat.extra.bell.notify_one();
                 }
             }
-            let _ = alarms.send(Alarm::Lease(claim.into()));
+            let _ = self.store.alarms.send(Alarm::Lease(claim.into()));
             Ok(true)
         })
     }
 
-    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
-        self.change(&name, move |state, key, _| state.line(key).resize(capacity))
+    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
+        self.change(&name, |state, key, _| state.line(key).resize(capacity))
     }
 
-    fn check(&self) -> BoxFuture<Result<Checkup>> {
-        async { Ok(Checkup::default()) }.boxed()
+    async fn check(&self) -> Result<Checkup> {
+        Ok(Checkup::default())
     }
 
     fn key(&self, _ticket: &Ticket) -> Option<String> {
         None
     }
 
-    fn close(&self) -> BoxFuture<()> {
-        async {}.boxed()
-    }
+    async fn close(&self) {}
 }
 
 /// What `pick` makes of each message; of `None` when some were missed.

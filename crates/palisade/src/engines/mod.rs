@@ -1,14 +1,17 @@
 //! The engines, one folder or file each, by feature. An engine knows the core and nothing else.
 
 #[cfg(feature = "consul")]
+#[allow(refining_impl_trait)]
 pub mod consul;
 #[cfg(feature = "etcd")]
+#[allow(refining_impl_trait)]
 pub mod etcd;
 #[cfg(feature = "file")]
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "postgres")]
+#[allow(refining_impl_trait)]
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;

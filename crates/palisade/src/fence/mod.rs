@@ -49,10 +49,10 @@ pub struct Fenced {
 /// let palisade = palisade::connect("memory:").await?;
 /// let (stock, fence) = (palisade::Name::new("stock")?, MemoryFence::default());
 ///
-/// let zombie = palisade.mutex("stock")?.lock().await?;
+/// let zombie = palisade.mutex("stock").lock().await?;
 /// let old = zombie.token();
 /// zombie.release().await?; // or: it was paused, and its lease ran out
-/// let holder = palisade.mutex("stock")?.lock().await?;
+/// let holder = palisade.mutex("stock").lock().await?;
 ///
 /// assert_eq!(fence.write(&stock, holder.token(), b"9".into()).await?, Verdict::Accepted);
 /// let late = fence.write(&stock, old, b"10".into()).await?;

@@ -28,7 +28,7 @@ use crate::fence::{Fence, Fenced, Verdict};
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
 /// let palisade = palisade::connect("memory:").await?.observed_by(palisade::layers::Metrics);
-/// palisade.mutex("x")?.lock().await?.release().await
+/// palisade.mutex("x").lock().await?.release().await
 /// # }
 /// ```
 #[derive(Debug, Clone, Copy, Default)]

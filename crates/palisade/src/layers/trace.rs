@@ -10,13 +10,10 @@ use std::time::Duration;
 
 use tracing::{Instrument, Span, debug, debug_span, info, trace_span, warn};
 
-use crate::core::capability::Capability;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
-use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
-};
+use crate::core::dyn_engine::{Layer, SharedEngine};
+use crate::core::engine::{Amended, Amendment, Audited, Entered, Eviction, Left, Place, Renewal};
 use crate::core::error::Result;
 use crate::core::events::{Ending, Event, Observer};
 use crate::core::name::Name;
@@ -28,7 +25,7 @@ use crate::core::ticket::{Lease, LeaseId, Ticket};
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
 /// let palisade = palisade::connect("memory:").await?.observed_by(palisade::layers::Trace);
-/// palisade.mutex("x")?.lock().await?.release().await
+/// palisade.mutex("x").lock().await?.release().await
 /// # }
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
@@ -88,17 +85,17 @@ impl Observer for Trace {
 }
 
 /// An engine whose verbs are spans: `enter`, `wait`, `renew`, `amend`, `leave`, `audit`,
-/// `survey`, `evict`, `check`, `close`, each with the target `palisade::engine`.
-pub struct Traced(Arc<dyn Engine>);
+/// `survey`, `evict`, `resize`, `check`, `close`, each with the target `palisade::engine`.
+pub struct Traced(SharedEngine);
 
 impl Traced {
     /// Lays spans over `engine`.
-    pub fn over(engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
-        Arc::new(Self(engine))
+    pub fn over(engine: SharedEngine) -> Self {
+        Self(engine)
     }
 }
 
-fn within<T: Send + 'static>(span: Span, call: BoxFuture<Result<T>>) -> BoxFuture<Result<T>> {
+async fn within<T>(span: Span, call: impl Future<Output = Result<T>>) -> Result<T> {
     let answer = async move {
         let answer = call.await;
         if let Err(error) = &answer {
@@ -106,7 +103,7 @@ fn within<T: Send + 'static>(span: Span, call: BoxFuture<Result<T>>) -> BoxFutur
         }
         answer
     };
-    Box::pin(answer.instrument(span))
+    answer.instrument(span).await
 }
 
 fn verb(name: &'static str, ticket: &Ticket) -> Span {
@@ -115,81 +112,64 @@ fn verb(name: &'static str, ticket: &Ticket) -> Span {
     )
 }
 
-#[deny(clippy::missing_trait_methods)]
-impl Engine for Traced {
-    fn capability(&self) -> Capability {
-        self.0.capability()
+impl Layer for Traced {
+    fn inner(&self) -> &SharedEngine {
+        &self.0
     }
 
-    fn describe(&self) -> String {
-        self.0.describe()
-    }
-
-    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
+    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
         let span = verb("enter", &Ticket::own(claim.name.clone(), claim.id));
-        within(span, self.0.enter(claim))
+        within(span, self.0.enter(claim)).await
     }
 
-    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
-        within(verb("wait", &ticket), self.0.wait(ticket, until))
+    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
+        within(verb("wait", &ticket), self.0.wait(ticket, until)).await
     }
 
-    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
         let count = leases.len();
         let span = trace_span!(target: "palisade::engine", "verb", verb = "renew", leases = count);
-        Box::pin(self.0.renew(leases, within).instrument(span))
+        self.0.renew(leases, within).instrument(span).await
     }
 
-    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
-        within(verb("amend", &ticket), self.0.amend(ticket, amendment))
+    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
+        within(verb("amend", &ticket), self.0.amend(ticket, amendment)).await
     }
 
-    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
-        within(verb("leave", &ticket), self.0.leave(ticket))
+    async fn leave(&self, ticket: Ticket) -> Result<Left> {
+        within(verb("leave", &ticket), self.0.leave(ticket)).await
     }
 
-    fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
+    async fn audit(&self, lease: LeaseId) -> Result<Vec<Audited>> {
         let span = trace_span!(target: "palisade::engine", "verb", verb = "audit");
-        within(span, self.0.audit(lease))
+        within(span, self.0.audit(lease)).await
     }
 
-    fn alarms(&self) -> BoxStream<Alarm> {
-        self.0.alarms()
-    }
-
-    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
+    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
         let span = debug_span!(target: "palisade::engine", "verb", verb = "survey", ?scope);
-        within(span, self.0.survey(scope))
+        within(span, self.0.survey(scope)).await
     }
 
-    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        self.0.watch(scope)
-    }
-
-    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
+    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
         let span = debug_span!(
             target: "palisade::engine", "verb", verb = "evict", %name, claim = id, ?eviction
         );
-        within(span, self.0.evict(name, id, eviction))
+        within(span, self.0.evict(name, id, eviction)).await
     }
 
-    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
         let span =
             debug_span!(target: "palisade::engine", "verb", verb = "resize", %name, capacity);
-        within(span, self.0.resize(name, capacity))
+        within(span, self.0.resize(name, capacity)).await
     }
 
-    fn check(&self) -> BoxFuture<Result<Checkup>> {
+    async fn check(&self) -> Result<Checkup> {
         let span = debug_span!(target: "palisade::engine", "verb", verb = "check");
-        within(span, self.0.check())
+        within(span, self.0.check()).await
     }
 
-    fn key(&self, ticket: &Ticket) -> Option<String> {
-        self.0.key(ticket)
-    }
-
-    fn close(&self) -> BoxFuture<()> {
+    async fn close(&self) {
         let span = debug_span!(target: "palisade::engine", "verb", verb = "close");
-        Box::pin(self.0.close().instrument(span))
+        self.0.close().instrument(span).await;
     }
 }

@@ -22,7 +22,7 @@ use crate::core::token::Token;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
 /// let palisade = palisade::connect("memory:").await?;
-/// let election = palisade.election("scheduler")?;
+/// let election = palisade.election("scheduler");
 /// let elected = election.campaign("10.0.0.7:8080").await?;
 /// let leader = election.leader().await?.expect("we lead");
 /// assert_eq!(leader.value.as_deref(), Some("10.0.0.7:8080"));
@@ -48,17 +48,6 @@ pub struct Leader {
 }
 
 impl Election {
-    /// Sets how long a leadership lasts without renewal.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidArgument`] outside the engine's range.
-    pub fn ttl(self, ttl: Duration) -> Result<Self> {
-        Ok(Self {
-            request: self.request.ttl(ttl)?,
-            ..self
-        })
-    }
-
     /// Waits to lead. Errors and cancellation as in [`Request::acquire`].
     ///
     /// # Errors
@@ -94,7 +83,7 @@ impl Election {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
     /// let palisade = palisade::connect("memory:").await?;
     /// let term = palisade
-    ///     .election("scheduler")?
+    ///     .election("scheduler")
     ///     .lead("10.0.0.7:8080", |leadership| async move { leadership.token() })
     ///     .await?;
     /// # let _ = term; Ok(()) }
@@ -127,6 +116,9 @@ impl Election {
     /// # Errors
     /// Those of the engine.
     pub async fn leader(&self) -> Result<Option<Leader>> {
+        if let Some(refused) = &self.request.refused {
+            return Err(refused.clone());
+        }
         let lines = self.client.survey(self.scope()).await?;
         let Some(holder) = lines.into_iter().flat_map(|line| line.holders).next() else {
             return Ok(None);
@@ -147,7 +139,10 @@ impl Election {
         let watching = Watching {
             election: self.clone(),
             // Opened before the first look, so that no change falls between the two.
-            changes: self.client.engine().watch(self.scope()),
+            changes: match &self.request.refused {
+                None => self.client.engine().watch(self.scope()),
+                Some(_) => stream::pending().boxed(),
+            },
             last: None,
         };
         stream::unfold(watching, |mut watching| async move {
@@ -262,7 +257,7 @@ async fn proclaim(hold: &Hold, value: String) -> Result<()> {
         Amended::Busy => Err(Error::new(
             Kind::Internal,
             "proclaim",
-            "a value can't be in anyone's way",
+            "unexpected `Busy` from a value update (bug)",
         )),
     }
 }

@@ -13,7 +13,7 @@ pub(crate) use multi::any;
 pub use multi::{MultiHold, MultiLock};
 pub use mutex::Mutex;
 pub use reentrant::{ReentrantHold, ReentrantMutex};
-pub use rwlock::RwLock;
+pub use rwlock::{RwHold, RwLock};
 pub use semaphore::Semaphore;
 
 use std::time::Duration;
@@ -21,12 +21,69 @@ use std::time::Duration;
 use crate::core::acquire::Request;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::hold::Hold;
-use crate::core::wait::Patience;
+use crate::core::wait::{Patience, Retry};
+
+/// Writes the options that every primitive has. `$requests` goes through
+/// the primitive's requests.
+macro_rules! options {
+    ($name:ident, $self:ident => $requests:expr) => {
+        impl $name {
+            fn each(mut $self, mut change: impl FnMut(&mut Request)) -> Self {
+                $requests.for_each(|request| change(request));
+                $self
+            }
+
+            /// Sets how long it lasts without renewal, which the library does by itself. A ttl
+            /// that the engine can't keep is refused when this is used, with the range.
+            #[must_use]
+            pub fn ttl(self, ttl: Duration) -> Self {
+                self.each(|request| *request = request.clone().ttl(ttl))
+            }
+
+            /// Keeps what is granted for at least this long; see [`Request::at_least`].
+            #[must_use]
+            pub fn at_least(self, at_least: Duration) -> Self {
+                self.each(|request| *request = request.clone().at_least(at_least))
+            }
+
+            /// Lets what is granted end by itself; see [`Request::unrenewed`].
+            #[must_use]
+            pub fn unrenewed(self) -> Self {
+                self.each(|request| *request = request.clone().unrenewed())
+            }
+
+            /// Sets how to try again when the engine can't be reached or has no line to wait in.
+            #[must_use]
+            pub fn retry(self, retry: Retry) -> Self {
+                self.each(|request| *request = request.clone().retry(retry))
+            }
+        }
+
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name)).finish_non_exhaustive()
+            }
+        }
+    };
+}
+
+options!(Mutex, self => std::iter::once(&mut self.0));
+options!(RwLock, self => [&mut self.read, &mut self.write].into_iter());
+options!(Semaphore, self => std::iter::once(&mut self.0));
+options!(Election, self => std::iter::once(&mut self.request));
+options!(ReentrantMutex, self => std::iter::once(&mut self.request));
+options!(MultiLock, self => self.0.iter_mut());
 
 /// Waits as long as it takes.
 async fn forever(request: &Request) -> Result<Hold> {
     let hold = request.acquire(Patience::Forever).await?;
-    hold.ok_or_else(|| Error::new(Kind::Internal, "acquire", "endless patience came to an end"))
+    hold.ok_or_else(|| {
+        Error::new(
+            Kind::Internal,
+            "acquire",
+            "acquire without a deadline returned no hold (bug)",
+        )
+    })
 }
 
 /// Does not wait.

@@ -22,38 +22,20 @@ use crate::core::wait::Patience;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
 /// let palisade = palisade::connect("memory:").await?;
-/// let holds = palisade.multi_lock(["account-7", "account-4"])?.lock().await?;
+/// let holds = palisade.multi_lock(["account-7", "account-4"]).lock().await?;
 /// assert!(holds.is_valid());
 /// holds.release().await
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct MultiLock(Vec<Request>);
+pub struct MultiLock(pub(super) Vec<Request>);
 
 impl MultiLock {
-    pub(crate) fn new(mut requests: Vec<Request>) -> Result<Self> {
+    pub(crate) fn new(mut requests: Vec<Request>) -> Self {
         requests.sort_by(|a, b| a.name.cmp(&b.name));
-        requests.dedup_by(|a, b| a.name == b.name);
-        match requests.is_empty() {
-            true => Err(Error::new(
-                Kind::InvalidArgument,
-                "lock",
-                "give at least one name",
-            )),
-            false => Ok(Self(requests)),
-        }
-    }
-
-    /// Sets how long the locks last without renewal.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidArgument`] outside the engine's range.
-    pub fn ttl(self, ttl: Duration) -> Result<Self> {
-        self.0
-            .into_iter()
-            .map(|request| request.ttl(ttl))
-            .collect::<Result<_>>()
-            .map(Self)
+        // Names that were refused are alike; each keeps its own reason.
+        requests.dedup_by(|a, b| a.name == b.name && a.refused.is_none());
+        Self(requests)
     }
 
     /// Waits for all of them. Those already taken are held meanwhile.
@@ -65,7 +47,13 @@ impl MultiLock {
     /// Those of [`Request::acquire`]; what was taken is given up.
     pub async fn lock(&self) -> Result<MultiHold> {
         let holds = self.acquire(Patience::Forever).await?;
-        holds.ok_or_else(|| Error::new(Kind::Internal, "lock", "endless patience came to an end"))
+        holds.ok_or_else(|| {
+            Error::new(
+                Kind::Internal,
+                "lock",
+                "acquire without a deadline returned no hold (bug)",
+            )
+        })
     }
 
     /// Takes all of them if all are free now; `None`, and nothing taken, otherwise. What was taken
@@ -86,6 +74,13 @@ impl MultiLock {
     }
 
     async fn acquire(&self, patience: Patience) -> Result<Option<MultiHold>> {
+        if self.0.is_empty() {
+            let message = "give at least one name";
+            return Err(Error::new(Kind::InvalidArgument, "lock", message));
+        }
+        if let Some(refused) = self.0.iter().find_map(|request| request.refused.as_ref()) {
+            return Err(refused.clone());
+        }
         let deadline = patience.deadline();
         let mut holds = MultiHold(Vec::with_capacity(self.0.len()));
         for request in &self.0 {

@@ -16,7 +16,7 @@ use crate::core::hold::Hold;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
 /// let palisade = palisade::connect("memory:").await?;
-/// let hold = palisade.mutex("nightly-report")?.lock().await?;
+/// let hold = palisade.mutex("nightly-report").lock().await?;
 /// // Give the token to the storage with every write; it refuses the write of a stale holder.
 /// println!("holding {} with token {}", hold.name(), hold.token());
 /// hold.run(async { /* the work, dropped at once if the lock is lost */ }).await?;
@@ -27,14 +27,6 @@ use crate::core::hold::Hold;
 pub struct Mutex(pub(crate) Request);
 
 impl Mutex {
-    /// Sets how long the lock lasts without renewal, which the library does by itself.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidArgument`](crate::Kind::InvalidArgument) outside the engine's range.
-    pub fn ttl(self, ttl: Duration) -> Result<Self> {
-        Ok(Self(self.0.ttl(ttl)?))
-    }
-
     /// Waits for the lock as long as it takes, also for an engine that can't be reached.
     ///
     /// # Cancellation

@@ -19,7 +19,7 @@ use crate::core::wait::Patience;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
 /// let palisade = palisade::connect("memory:").await?;
-/// let mine = palisade.reentrant("inventory")?;
+/// let mine = palisade.reentrant("inventory");
 /// let outer = mine.lock().await?;
 /// let inner = mine.lock().await?; // at once
 /// assert_eq!(outer.token(), inner.token());
@@ -27,7 +27,7 @@ use crate::core::wait::Patience;
 /// ```
 #[derive(Clone)]
 pub struct ReentrantMutex {
-    request: Request,
+    pub(super) request: Request,
     /// What this handle holds. Locked across an acquire, so that two tasks of one handle make
     /// one claim.
     held: Arc<tokio::sync::Mutex<Weak<Hold>>>,
@@ -41,17 +41,6 @@ impl ReentrantMutex {
         }
     }
 
-    /// Sets how long the lock lasts without renewal.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidArgument`] outside the engine's range.
-    pub fn ttl(self, ttl: Duration) -> Result<Self> {
-        Ok(Self {
-            request: self.request.ttl(ttl)?,
-            ..self
-        })
-    }
-
     /// Takes the lock, at once when this handle holds it.
     ///
     /// # Errors
@@ -59,7 +48,13 @@ impl ReentrantMutex {
     /// [`Request::acquire`].
     pub async fn lock(&self) -> Result<ReentrantHold> {
         let hold = self.acquire(Patience::Forever).await?;
-        hold.ok_or_else(|| Error::new(Kind::Internal, "lock", "endless patience came to an end"))
+        hold.ok_or_else(|| {
+            Error::new(
+                Kind::Internal,
+                "lock",
+                "acquire without a deadline returned no hold (bug)",
+            )
+        })
     }
 
     /// Takes the lock if it is free, or this handle's, now.

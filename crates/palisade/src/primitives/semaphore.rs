@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{forever, now, within};
 use crate::core::acquire::Request;
 use crate::core::claim::Ask;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::Result;
 use crate::core::hold::Hold;
 
 /// At most `capacity` permits are out at once.
@@ -17,7 +17,7 @@ use crate::core::hold::Hold;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
 /// let palisade = palisade::connect("memory:").await?;
-/// let api = palisade.semaphore("partner-api", 10)?;
+/// let api = palisade.semaphore("partner-api", 10);
 /// let few = api.acquire_many(8).await?;
 /// let one = api.acquire().await?;
 /// assert!(api.try_acquire_many(2).await?.is_none());
@@ -29,14 +29,6 @@ use crate::core::hold::Hold;
 pub struct Semaphore(pub(crate) Request);
 
 impl Semaphore {
-    /// Sets how long permits last without renewal.
-    ///
-    /// # Errors
-    /// [`Kind::InvalidArgument`] outside the engine's range.
-    pub fn ttl(self, ttl: Duration) -> Result<Self> {
-        Ok(Self(self.0.ttl(ttl)?))
-    }
-
     /// Waits for one permit. Errors and cancellation as in [`Request::acquire`].
     ///
     /// # Errors
@@ -67,7 +59,7 @@ impl Semaphore {
     /// As [`Semaphore::acquire`]; [`Kind::InvalidArgument`] for 0 or more than the capacity;
     /// [`Kind::Unsupported`] above 1 where the engine gives permits one by one.
     pub async fn acquire_many(&self, permits: u32) -> Result<Hold> {
-        forever(&self.weighing(permits)?).await
+        forever(&self.weighing(permits)).await
     }
 
     /// Takes `permits` at once if they are there now.
@@ -75,7 +67,7 @@ impl Semaphore {
     /// # Errors
     /// As [`Semaphore::acquire_many`].
     pub async fn try_acquire_many(&self, permits: u32) -> Result<Option<Hold>> {
-        now(&self.weighing(permits)?).await
+        now(&self.weighing(permits)).await
     }
 
     /// Waits for `permits` at once, at most this long.
@@ -83,21 +75,14 @@ impl Semaphore {
     /// # Errors
     /// As [`Semaphore::acquire_many`].
     pub async fn acquire_many_timeout(&self, permits: u32, wait: Duration) -> Result<Option<Hold>> {
-        within(&self.weighing(permits)?, wait).await
+        within(&self.weighing(permits), wait).await
     }
 
-    fn weighing(&self, weight: u32) -> Result<Request> {
+    fn weighing(&self, weight: u32) -> Request {
         let capacity = match self.0.ask {
             Ask::Part { capacity, .. } => capacity,
             Ask::Whole => 1,
         };
-        if !(1..=capacity).contains(&weight) {
-            let message = format!("permits must be 1 to {capacity}, not {weight}");
-            return Err(Error::new(Kind::InvalidArgument, "permits", message));
-        }
-        Ok(Request {
-            ask: Ask::Part { weight, capacity },
-            ..self.0.clone()
-        })
+        self.0.clone().asking(Ask::Part { weight, capacity })
     }
 }

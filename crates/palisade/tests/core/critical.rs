@@ -25,7 +25,7 @@ async fn clients(dir: &tempfile::TempDir) -> Vec<Client> {
 async fn a_panic_in_the_critical_section_releases() {
     let dir = tempfile::tempdir().unwrap();
     for client in clients(&dir).await {
-        let mutex = client.mutex("x").unwrap();
+        let mutex = client.mutex("x");
         for inside_run in [false, true] {
             let mutex = mutex.clone();
             let work = tokio::spawn({

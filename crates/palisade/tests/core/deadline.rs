@@ -17,7 +17,7 @@ async fn the_deadline_counts_from_before_the_request() {
     let (engine, client) = Faulty::client(ms(2_000)).await;
     engine.enter.set([Fault::Late(ms(300))], Fault::Pass);
     let before = BootTime::now();
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     assert!(
         hold.deadline() <= before + ms(1_805),
         "ttl less the margin, from before the call"
@@ -29,7 +29,7 @@ async fn the_deadline_counts_from_before_the_request() {
 async fn the_deadline_of_a_renewal_counts_from_before_the_request() {
     let (engine, client) = Faulty::client(ms(3_000)).await;
     engine.renew.set([Fault::Late(ms(500))], Fault::Hang);
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     let first = hold.deadline();
     within(SOON, async {
         while hold.deadline() == first {
@@ -49,7 +49,7 @@ async fn the_deadline_of_a_renewal_counts_from_before_the_request() {
 async fn renewal_comes_back_after_the_engine_was_away_for_most_of_the_ttl() {
     let (engine, client) = Faulty::client(ms(3_000)).await;
     engine.renew.set([], Fault::Refuse);
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     let first = hold.deadline();
     let away_until = BootTime::from_nanos(first.as_nanos() - ms(700).as_nanos() as u64);
     tokio::time::sleep(away_until.remaining()).await;

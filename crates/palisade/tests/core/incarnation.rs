@@ -104,7 +104,7 @@ async fn a_late_renewal_renews_neither_the_next_holder_nor_a_later_incarnation()
 #[tokio::test]
 async fn a_late_release_leaves_the_next_hold_alone() {
     let (engine, client) = Faulty::client(ms(300)).await;
-    let mutex = client.mutex("x").unwrap();
+    let mutex = client.mutex("x");
     engine.renew.set([], Fault::Refuse);
     let hold = mutex.lock().await.unwrap();
     within(SOON, hold.lost()).await;
@@ -127,13 +127,13 @@ async fn a_copy_of_an_enter_that_arrives_after_the_release_takes_no_place() {
     let (engine, client) = Faulty::client(SOON).await;
     for queue in [true, false] {
         engine.enter.set([Fault::Defer], Fault::Pass);
-        let mutex = client.mutex("copied").unwrap();
+        let mutex = client.mutex("copied");
         match queue {
             true => mutex.lock().await.unwrap().release().await.unwrap(),
             // Not asked again: it is left in the background.
             false => {
                 mutex.try_lock().await.unwrap_err();
-                within(SOON, client.close()).await;
+                within(SOON, client.flush()).await;
             }
         }
         assert_eq!(engine.enter.arrive().await, 1);

@@ -21,7 +21,7 @@ const fn ms(millis: u64) -> Duration {
 #[tokio::test]
 async fn a_hold_outlives_its_ttl_because_it_is_renewed() {
     let (engine, client) = Faulty::client(ms(150)).await;
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     let first = hold.deadline();
     within(SOON, async {
         while engine.renew.calls() < 6 {
@@ -39,7 +39,7 @@ async fn one_failed_renewal_is_no_loss() {
     engine
         .renew
         .set([Fault::Refuse, Fault::EatReply], Fault::Pass);
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     within(SOON, async {
         while engine.renew.calls() < 6 {
             tokio::time::sleep(ms(5)).await;
@@ -55,7 +55,7 @@ async fn one_failed_renewal_is_no_loss() {
 async fn a_hung_renewal_is_told_before_anyone_else_is_granted() {
     let (engine, client) = Faulty::client(ms(400)).await;
     engine.renew.set([], Fault::Hang);
-    let mutex = client.mutex("x").unwrap();
+    let mutex = client.mutex("x");
     let hold = mutex.lock().await.unwrap();
     let next = tokio::spawn(async move {
         let next = mutex.lock().await.unwrap();
@@ -82,7 +82,7 @@ async fn a_hung_renewal_is_told_before_anyone_else_is_granted() {
 async fn a_late_acknowledgement_does_not_revive_a_hold() {
     let (engine, client) = Faulty::client(ms(300)).await;
     engine.renew.set([Fault::Late(ms(350))], Fault::Hang);
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     within(SOON, hold.lost()).await;
     tokio::time::sleep(ms(400)).await;
     assert!(!hold.is_valid());
@@ -92,7 +92,7 @@ async fn a_late_acknowledgement_does_not_revive_a_hold() {
 async fn a_grant_whose_answer_took_longer_than_the_ttl_is_not_held() {
     let (engine, client) = Faulty::client(ms(200)).await;
     engine.enter.set([Fault::Late(ms(250))], Fault::Pass);
-    let mutex = client.mutex("x").unwrap();
+    let mutex = client.mutex("x");
     assert!(mutex.try_lock().await.unwrap().is_none());
     engine.until_in_line("x", 0).await;
 }
@@ -103,7 +103,7 @@ async fn a_lost_reply_is_answered_by_asking_again_with_the_same_id() {
     engine
         .enter
         .set([Fault::EatReply, Fault::EatReply], Fault::Pass);
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     assert_eq!(engine.in_line("x").await, 1, "one claim, not three");
     hold.release().await.unwrap();
     assert_eq!(engine.in_line("x").await, 0);
@@ -113,7 +113,7 @@ async fn a_lost_reply_is_answered_by_asking_again_with_the_same_id() {
 async fn an_unknown_enter_that_is_given_up_is_left_in_the_background() {
     let (engine, client) = Faulty::client(ms(20_000)).await;
     engine.enter.set([], Fault::EatReply);
-    let error = client.mutex("x").unwrap().try_lock().await.unwrap_err();
+    let error = client.mutex("x").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unreachable);
     engine.until_in_line("x", 0).await;
 }
@@ -124,7 +124,7 @@ async fn an_unreachable_engine_is_retried_until_patience_ends() {
     engine
         .enter
         .set([Fault::Refuse, Fault::Refuse, Fault::Refuse], Fault::Pass);
-    let mutex = client.mutex("x").unwrap();
+    let mutex = client.mutex("x");
     within(SOON, mutex.lock())
         .await
         .unwrap()
@@ -149,8 +149,8 @@ async fn dropping_a_hold_leaves_in_the_background_until_it_is_done() {
     engine
         .leave
         .set([Fault::Refuse, Fault::Refuse], Fault::Pass);
-    drop(client.mutex("x").unwrap().lock().await.unwrap());
-    within(SOON, client.close()).await;
+    drop(client.mutex("x").lock().await.unwrap());
+    within(SOON, client.flush()).await;
     assert_eq!(engine.in_line("x").await, 0);
     assert_eq!(engine.leave.calls(), 3);
 }
@@ -159,7 +159,7 @@ async fn dropping_a_hold_leaves_in_the_background_until_it_is_done() {
 #[tokio::test]
 async fn a_dropped_acquire_leaves_no_place() {
     let (engine, client) = Faulty::client(ms(20_000)).await;
-    let mutex = client.mutex("x").unwrap();
+    let mutex = client.mutex("x");
     let hold = mutex.lock().await.unwrap();
     // While waiting.
     assert!(tokio::time::timeout(ms(30), mutex.lock()).await.is_err());
@@ -176,7 +176,7 @@ async fn a_dropped_acquire_leaves_no_place() {
 async fn a_release_that_is_dropped_half_way_goes_on() {
     let (engine, client) = Faulty::client(ms(20_000)).await;
     engine.leave.set([Fault::Hang], Fault::Pass);
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     assert!(tokio::time::timeout(ms(20), hold.release()).await.is_err());
     engine.until_in_line("x", 0).await;
 }
@@ -184,7 +184,7 @@ async fn a_release_that_is_dropped_half_way_goes_on() {
 #[tokio::test]
 async fn no_renewal_outlives_its_release() {
     let (engine, client) = Faulty::client(ms(150)).await;
-    let mutex = client.mutex("x").unwrap();
+    let mutex = client.mutex("x");
     for _ in 0..20 {
         mutex.lock().await.unwrap().release().await.unwrap();
     }
@@ -198,12 +198,10 @@ async fn no_renewal_outlives_its_release() {
 async fn a_panic_in_the_engine_is_a_loss_and_the_next_claim_starts_afresh() {
     let (engine, client) = Faulty::client(ms(300)).await;
     engine.renew.set([Fault::Panic], Fault::Pass);
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     assert_eq!(within(SOON, hold.lost()).await.reason, LossReason::Expired);
     drop(hold);
-    let again = within(SOON, client.mutex("x").unwrap().lock())
-        .await
-        .unwrap();
+    let again = within(SOON, client.mutex("x").lock()).await.unwrap();
     assert!(again.is_valid());
 }
 
@@ -216,10 +214,8 @@ async fn a_claim_that_arrives_after_a_panic_starts_afresh_too() {
     engine
         .enter
         .set([Fault::Pass, Fault::Late(ms(2_000))], Fault::Pass);
-    let first = client.mutex("x").unwrap().lock().await.unwrap();
-    let second = within(SOON, client.mutex("y").unwrap().lock())
-        .await
-        .unwrap();
+    let first = client.mutex("x").lock().await.unwrap();
+    let second = within(SOON, client.mutex("y").lock()).await.unwrap();
     assert!(!first.is_valid());
     let granted = second.deadline();
     within(SOON, async {
@@ -244,7 +240,7 @@ fn holds_survive_the_runtime_that_took_them() {
     let (engine, client, hold) = {
         let first = runtime();
         let (engine, client) = first.block_on(Faulty::client(ms(200)));
-        let hold = first.block_on(client.mutex("x").unwrap().lock()).unwrap();
+        let hold = first.block_on(client.mutex("x").lock()).unwrap();
         (engine, client, hold)
     };
     let before = hold.deadline();
@@ -256,7 +252,7 @@ fn holds_survive_the_runtime_that_took_them() {
     assert!(hold.is_valid());
     drop(hold);
     runtime().block_on(async {
-        within(SOON, client.close()).await;
+        within(SOON, client.flush()).await;
         assert_eq!(engine.in_line("x").await, 0);
     });
 }
@@ -265,7 +261,7 @@ fn holds_survive_the_runtime_that_took_them() {
 async fn work_is_dropped_at_the_moment_of_a_loss() {
     let (engine, client) = Faulty::client(ms(200)).await;
     engine.renew.set([], Fault::Refuse);
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     let worked = within(SOON, hold.run(std::future::pending::<()>())).await;
     assert_eq!(worked.unwrap_err().kind(), Kind::Lost);
 }
@@ -274,7 +270,7 @@ async fn work_is_dropped_at_the_moment_of_a_loss() {
 async fn work_that_ends_after_the_loss_is_not_called_done() {
     let (engine, client) = Faulty::client(ms(200)).await;
     engine.renew.set([], Fault::Refuse);
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     // Blocks the runtime, as a paused process would: nothing can be told meanwhile.
     let worked = hold.run(async { std::thread::sleep(ms(300)) }).await;
     assert_eq!(worked.unwrap_err().kind(), Kind::Lost);
@@ -283,8 +279,8 @@ async fn work_that_ends_after_the_loss_is_not_called_done() {
 #[tokio::test]
 async fn a_lease_that_ends_while_waiting_starts_over_and_is_never_granted() {
     let (engine, client) = Faulty::client(ms(300)).await;
-    let mutex = client.mutex("x").unwrap();
-    let hold = mutex.clone().ttl(SOON).unwrap().lock().await.unwrap();
+    let mutex = client.mutex("x");
+    let hold = mutex.clone().ttl(SOON).lock().await.unwrap();
     engine.renew.set([], Fault::Refuse);
     let waiter = tokio::spawn({
         let mutex = mutex.clone();
@@ -307,7 +303,7 @@ async fn a_lease_that_ends_while_waiting_starts_over_and_is_never_granted() {
 #[tokio::test]
 async fn a_failed_look_keeps_the_place() {
     let (engine, client) = Faulty::client(ms(5_000)).await;
-    let mutex = client.mutex("x").unwrap();
+    let mutex = client.mutex("x");
     let hold = mutex.lock().await.unwrap();
     engine.wait.set([Fault::Refuse, Fault::Refuse], Fault::Pass);
     let waiter = tokio::spawn({
@@ -328,7 +324,7 @@ async fn a_failed_look_keeps_the_place() {
 #[tokio::test]
 async fn an_evicted_waiter_is_told_and_does_not_come_back() {
     let (engine, client) = Faulty::client(ms(5_000)).await;
-    let mutex = client.mutex("x").unwrap();
+    let mutex = client.mutex("x");
     let _hold = mutex.lock().await.unwrap();
     let waiter = tokio::spawn({
         let mutex = mutex.clone();
@@ -342,9 +338,12 @@ async fn an_evicted_waiter_is_told_and_does_not_come_back() {
         .unwrap();
     let id = lines[0].waiters[0].id.clone();
     assert!(
-        within(SOON, client.evict(&name, Some(&id), false))
-            .await
-            .unwrap()
+        within(
+            SOON,
+            client.evict(&name, palisade::Which::Claim(&id), palisade::Eviction::Mark)
+        )
+        .await
+        .unwrap()
     );
     assert_eq!(
         within(SOON, waiter).await.unwrap().unwrap_err().kind(),
@@ -358,7 +357,7 @@ async fn many_leases_are_renewed_with_few_calls() {
     let (engine, client) = Faulty::client(ms(600)).await;
     let mut holds = Vec::new();
     for n in 0..500 {
-        holds.push(client.mutex(format!("x{n}")).unwrap().lock().await.unwrap());
+        holds.push(client.mutex(format!("x{n}")).lock().await.unwrap());
     }
     let before = engine.renew.calls();
     let deadlines: Vec<_> = holds.iter().map(|hold| hold.deadline()).collect();
@@ -380,10 +379,10 @@ async fn many_leases_are_renewed_with_few_calls() {
 #[tokio::test]
 async fn patience_ends_on_time() {
     let (_engine, client) = Faulty::client(ms(5_000)).await;
-    let mutex = client.mutex("x").unwrap();
+    let mutex = client.mutex("x");
     let _hold = mutex.lock().await.unwrap();
     let before = BootTime::now();
-    let request = client.line("x", Ask::Whole).unwrap();
+    let request = client.line("x", Ask::Whole);
     assert!(
         request
             .acquire(Patience::For(ms(80)))
@@ -399,7 +398,7 @@ async fn patience_ends_on_time() {
 #[tokio::test]
 async fn patience_is_a_bound_on_a_frozen_engine_too() {
     let (engine, client) = Faulty::client(ms(20_000)).await;
-    let mutex = client.mutex("x").unwrap();
+    let mutex = client.mutex("x");
     let hold = mutex.lock().await.unwrap();
     let punctual = |began: BootTime| {
         let took = BootTime::now().saturating_since(began);
@@ -422,7 +421,7 @@ async fn patience_is_a_bound_on_a_frozen_engine_too() {
         let error = within(SOON, mutex.lock_timeout(ms(100))).await.unwrap_err();
         assert_eq!(error.kind(), Kind::Unreachable);
         punctual(began);
-        within(SOON, client.close()).await;
+        within(SOON, client.flush()).await;
         engine.enter.arrive().await;
         assert_eq!(engine.in_line("x").await, 0, "{frozen:?}");
     }
@@ -431,7 +430,7 @@ async fn patience_is_a_bound_on_a_frozen_engine_too() {
     engine.enter.set([Fault::Pass], Fault::Hang);
     engine.leave.set([Fault::Hang], Fault::Pass);
     let began = BootTime::now();
-    let both = client.multi_lock(["x", "y"]).unwrap();
+    let both = client.multi_lock(["x", "y"]);
     let error = within(SOON, both.lock_timeout(ms(100))).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unreachable);
     punctual(began);
@@ -452,7 +451,7 @@ async fn an_observer_may_drop_holds_and_use_the_client_when_it_is_told_of_a_loss
     let (engine, client) = Faulty::client(ms(300)).await;
     let holds: Arc<Mutex<Vec<Hold>>> = Arc::default();
     let client = client.clone().observed_by(Watcher({
-        let (holds, line) = (Arc::clone(&holds), client.line("z", Ask::Whole).unwrap());
+        let (holds, line) = (Arc::clone(&holds), client.line("z", Ask::Whole));
         move |event: &Event<'_>| {
             if let Event::Lost { .. } = event {
                 holds.lock().clear();
@@ -463,7 +462,7 @@ async fn an_observer_may_drop_holds_and_use_the_client_when_it_is_told_of_a_loss
     }));
     engine.renew.set([], Fault::Refuse);
     for name in ["x", "y"] {
-        let hold = client.mutex(name).unwrap().lock().await.unwrap();
+        let hold = client.mutex(name).lock().await.unwrap();
         holds.lock().push(hold);
     }
     within(SOON, async {
@@ -473,9 +472,9 @@ async fn an_observer_may_drop_holds_and_use_the_client_when_it_is_told_of_a_loss
     })
     .await;
     engine.renew.set([], Fault::Pass);
-    within(SOON, client.close()).await;
+    within(SOON, client.flush()).await;
     engine.until_in_line("x", 0).await;
-    let again = within(SOON, client.mutex("x").unwrap().lock()).await;
+    let again = within(SOON, client.mutex("x").lock()).await;
     again.unwrap().release().await.unwrap();
 }
 
@@ -491,7 +490,7 @@ async fn an_observer_that_panics_costs_nobody_a_lease() {
                 told.fetch_add(1, Ordering::SeqCst);
             }
         }));
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     within(SOON, async {
         while engine.renew.calls() < 3 {
             tokio::time::sleep(ms(5)).await;
@@ -507,7 +506,7 @@ async fn an_observer_that_panics_costs_nobody_a_lease() {
 async fn a_loss_says_why_the_renewals_failed() {
     let (engine, client) = Faulty::client(ms(300)).await;
     engine.renew.set([], Fault::Refuse);
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     let loss = within(SOON, hold.lost()).await;
     assert_eq!(loss.why().unwrap().kind(), Kind::Unreachable);
     let said = "its lease was not renewed in time: renew: cut off";
@@ -516,7 +515,7 @@ async fn a_loss_says_why_the_renewals_failed() {
     assert!(error.to_string().contains(said), "{error}");
 
     engine.renew.set([], Fault::Hang);
-    let hold = client.mutex("x").unwrap().lock().await.unwrap();
+    let hold = client.mutex("x").lock().await.unwrap();
     let loss = within(SOON, hold.lost()).await;
     assert!(loss.to_string().contains("did not answer"), "{loss}");
 }

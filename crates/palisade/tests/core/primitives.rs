@@ -30,7 +30,7 @@ async fn in_line(client: &Client, name: &str) -> usize {
 #[tokio::test]
 async fn downgrade_lets_readers_in_but_no_writer_between() {
     let client = client().await;
-    let lock = client.rwlock("x").unwrap();
+    let lock = client.rwlock("x");
     let mut writer = lock.write().await.unwrap();
     let token = writer.token();
     let waiting = tokio::spawn({
@@ -53,7 +53,7 @@ async fn downgrade_lets_readers_in_but_no_writer_between() {
 #[tokio::test]
 async fn only_the_sole_reader_is_upgraded_and_busy_keeps_the_read() {
     let client = client().await;
-    let lock = client.rwlock("x").unwrap();
+    let lock = client.rwlock("x");
     let mut one = lock.read().await.unwrap();
     let two = lock.read().await.unwrap();
     assert!(!one.try_upgrade().await.unwrap());
@@ -68,9 +68,9 @@ async fn only_the_sole_reader_is_upgraded_and_busy_keeps_the_read() {
 #[tokio::test]
 async fn a_permit_can_not_become_a_reader_beside_other_permits() {
     let client = client().await;
-    let mut whole = client.mutex("x").unwrap().lock().await.unwrap();
+    let mut whole = client.rwlock("x").write().await.unwrap();
     let waiting = tokio::spawn({
-        let permits = client.semaphore("x", 3).unwrap();
+        let permits = client.semaphore("x", 3);
         async move { permits.acquire().await }
     });
     within(SOON, async {
@@ -97,11 +97,11 @@ async fn a_permit_can_not_become_a_reader_beside_other_permits() {
 #[tokio::test]
 async fn a_multi_lock_takes_all_or_nothing() {
     let client = client().await;
-    let both = client.multi_lock(["b", "a", "b"]).unwrap();
-    let b = client.mutex("b").unwrap().lock().await.unwrap();
+    let both = client.multi_lock(["b", "a", "b"]);
+    let b = client.mutex("b").lock().await.unwrap();
     assert!(both.try_lock().await.unwrap().is_none());
     assert!(both.lock_timeout(ms(50)).await.unwrap().is_none());
-    within(SOON, client.close()).await;
+    within(SOON, client.flush()).await;
     assert_eq!(
         in_line(&client, "a").await,
         0,
@@ -122,8 +122,8 @@ async fn a_multi_lock_takes_all_or_nothing() {
 #[tokio::test]
 async fn a_multi_lock_that_gives_up_has_given_everything_back() {
     let client = client().await;
-    let _last = client.mutex("c").unwrap().lock().await.unwrap();
-    let all = client.multi_lock(["a", "b", "c"]).unwrap();
+    let _last = client.mutex("c").lock().await.unwrap();
+    let all = client.multi_lock(["a", "b", "c"]);
     for _ in 0..50 {
         assert!(all.try_lock().await.unwrap().is_none());
         assert_eq!(in_line(&client, "a").await + in_line(&client, "b").await, 0);
@@ -135,10 +135,7 @@ async fn a_multi_lock_that_gives_up_has_given_everything_back() {
 #[tokio::test]
 async fn a_claim_with_another_capacity_waits_as_its_patience_allows() {
     let client = client().await;
-    let (three, five) = (
-        client.semaphore("x", 3).unwrap(),
-        client.semaphore("x", 5).unwrap(),
-    );
+    let (three, five) = (client.semaphore("x", 3), client.semaphore("x", 5));
     let permit = three.acquire().await.unwrap();
     let mismatch = |answer: palisade::Result<Option<Hold>>| {
         assert_eq!(answer.unwrap_err().kind(), Kind::CapacityMismatch);
@@ -162,7 +159,7 @@ async fn a_claim_with_another_capacity_waits_as_its_patience_allows() {
 async fn multi_locks_of_opposite_orders_never_deadlock() {
     let client = client().await;
     let run = |names: [&'static str; 3]| {
-        let lock = client.multi_lock(names).unwrap();
+        let lock = client.multi_lock(names);
         tokio::spawn(async move {
             for _ in 0..100 {
                 lock.lock().await.unwrap().release().await.unwrap();
@@ -177,12 +174,11 @@ async fn multi_locks_of_opposite_orders_never_deadlock() {
 #[tokio::test]
 async fn one_deadline_counts_for_all_names() {
     let client = client().await;
-    let _b = client.mutex("b").unwrap().lock().await.unwrap();
-    let _c = client.mutex("c").unwrap().lock().await.unwrap();
+    let _b = client.mutex("b").lock().await.unwrap();
+    let _c = client.mutex("c").lock().await.unwrap();
     let before = BootTime::now();
     let none = client
         .multi_lock(["a", "b", "c"])
-        .unwrap()
         .lock_timeout(ms(100))
         .await
         .unwrap();
@@ -193,7 +189,7 @@ async fn one_deadline_counts_for_all_names() {
 #[tokio::test]
 async fn a_multi_hold_is_lost_when_one_of_it_is() {
     let (engine, client) = Faulty::client(ms(200)).await;
-    let holds = client.multi_lock(["a", "b"]).unwrap().lock().await.unwrap();
+    let holds = client.multi_lock(["a", "b"]).lock().await.unwrap();
     engine.renew.set([], Fault::Refuse);
     within(SOON, holds.lost()).await;
     assert!(!holds.is_valid());
@@ -253,12 +249,12 @@ async fn any_takes_the_first_free_and_can_wait_for_one() {
 #[tokio::test]
 async fn re_entry_gives_the_same_token_and_the_last_one_releases() {
     let client = client().await;
-    let mine = client.reentrant("x").unwrap();
+    let mine = client.reentrant("x");
     let outer = mine.lock().await.unwrap();
     let inner = mine.clone().try_lock().await.unwrap().unwrap();
     assert_eq!(outer.token(), inner.token());
     assert_eq!(inner.depth(), 2);
-    let other = client.reentrant("x").unwrap();
+    let other = client.reentrant("x");
     assert!(
         other.try_lock().await.unwrap().is_none(),
         "another handle is another owner"
@@ -273,7 +269,7 @@ async fn re_entry_gives_the_same_token_and_the_last_one_releases() {
 async fn re_entry_into_a_lost_hold_is_refused() {
     let (engine, client) = Faulty::client(ms(200)).await;
     engine.renew.set([], Fault::Refuse);
-    let mine = client.reentrant("x").unwrap();
+    let mine = client.reentrant("x");
     let outer = mine.lock().await.unwrap();
     within(SOON, outer.lost()).await;
     assert_eq!(mine.lock().await.unwrap_err().kind(), Kind::Lost);
@@ -284,7 +280,7 @@ async fn re_entry_into_a_lost_hold_is_refused() {
 #[tokio::test]
 async fn leading_ends_only_after_the_work() {
     let client = client().await;
-    let election = client.election("x").unwrap();
+    let election = client.election("x");
     let (started, running) = tokio::sync::oneshot::channel();
     let (finish, finished) = tokio::sync::oneshot::channel();
     let leading = tokio::spawn({
@@ -320,7 +316,7 @@ async fn leading_ends_only_after_the_work() {
 async fn work_of_a_lost_leader_is_dropped_before_the_next_leads() {
     let (engine, client) = Faulty::client(ms(300)).await;
     engine.renew.set([], Fault::Refuse);
-    let election = client.election("x").unwrap();
+    let election = client.election("x");
     let led = within(SOON, election.lead("one", |_| std::future::pending::<()>())).await;
     assert_eq!(led.unwrap_err().kind(), Kind::Lost);
 }
@@ -328,7 +324,7 @@ async fn work_of_a_lost_leader_is_dropped_before_the_next_leads() {
 #[tokio::test]
 async fn a_panic_in_the_work_resigns() {
     let client = client().await;
-    let election = client.election("x").unwrap();
+    let election = client.election("x");
     let panicked = tokio::spawn({
         let election = election.clone();
         async move {
@@ -350,11 +346,8 @@ async fn a_panic_in_the_work_resigns() {
 #[tokio::test]
 async fn at_least_keeps_a_released_and_a_dropped_hold() {
     let client = client().await;
-    let request = client
-        .line("x", palisade::Ask::Whole)
-        .unwrap()
-        .at_least(ms(120));
-    let mutex = client.mutex("x").unwrap();
+    let request = client.line("x", palisade::Ask::Whole).at_least(ms(120));
+    let mutex = client.mutex("x");
 
     let before = BootTime::now();
     request
@@ -379,13 +372,10 @@ async fn at_least_keeps_a_released_and_a_dropped_hold() {
 #[tokio::test]
 async fn a_dropped_hold_that_is_kept_longer_than_its_ttl_is_renewed() {
     let (engine, client) = Faulty::client(ms(900)).await;
-    let request = client
-        .line("x", palisade::Ask::Whole)
-        .unwrap()
-        .at_least(ms(2_000));
+    let request = client.line("x", palisade::Ask::Whole).at_least(ms(2_000));
     drop(request.acquire(Patience::NoWait).await.unwrap().unwrap());
     let before = BootTime::now();
-    within(SOON, client.close()).await;
+    within(SOON, client.flush()).await;
     assert!(BootTime::now().saturating_since(before) >= ms(1_500));
     assert!(engine.renew.calls() >= 3);
     assert_eq!(engine.in_line("x").await, 0);
@@ -395,7 +385,7 @@ async fn a_dropped_hold_that_is_kept_longer_than_its_ttl_is_renewed() {
 async fn retry_policies_decide_how_often_an_unreachable_engine_is_asked() {
     let (engine, client) = Faulty::client(ms(5_000)).await;
     engine.enter.set([], Fault::Refuse);
-    let request = client.line("x", palisade::Ask::Whole).unwrap();
+    let request = client.line("x", palisade::Ask::Whole);
     let none = request.clone().retry(Retry::None);
     assert_eq!(
         none.acquire(Patience::Forever).await.unwrap_err().kind(),

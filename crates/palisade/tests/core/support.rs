@@ -9,15 +9,12 @@ use std::time::Duration;
 
 use palisade::core::capability::Class;
 use palisade::core::claim::Claim;
-use palisade::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
-};
+use palisade::core::dyn_engine::{Layer, SharedEngine};
+use palisade::core::engine::{BoxFuture, Entered, Left, Place, Renewal};
 use palisade::core::report::Finding;
-use palisade::core::ticket::{Lease, LeaseId, Ticket};
+use palisade::core::ticket::{Lease, Ticket};
 use palisade::{
-    BootTime, Capability, Checkup, Client, Error, Kind, LineReport, Name, Result, Scope, Settings,
-    Url,
+    BootTime, Capability, Checkup, Client, Error, Kind, Name, Result, Scope, Settings, Url,
 };
 use parking_lot::Mutex;
 
@@ -114,7 +111,7 @@ impl Script {
 
 /// An engine with a script for each verb that changes something.
 pub(crate) struct Faulty {
-    inner: Arc<dyn Engine>,
+    inner: SharedEngine,
     pub(crate) enter: Arc<Script>,
     pub(crate) wait: Arc<Script>,
     pub(crate) renew: Arc<Script>,
@@ -184,86 +181,47 @@ pub(crate) fn within<T>(
     }
 }
 
-impl Engine for Faulty {
+impl Layer for Faulty {
+    fn inner(&self) -> &SharedEngine {
+        &self.inner
+    }
+
     fn capability(&self) -> Capability {
         let mut capability = self.inner.capability();
         capability.class = self.class.lock().unwrap_or(capability.class);
         capability
     }
 
-    fn describe(&self) -> String {
-        self.inner.describe()
+    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
+        let inner = Arc::clone(&self.inner);
+        let call = async move { inner.enter(claim).await };
+        self.enter.apply("enter", call).await
     }
 
-    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
-        let (script, call) = (self.enter.clone(), self.inner.enter(claim));
-        Box::pin(async move { script.apply("enter", call).await })
+    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
+        let inner = Arc::clone(&self.inner);
+        let call = async move { inner.wait(ticket, until).await };
+        self.wait.apply("wait", call).await
     }
 
-    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
-        let (script, call) = (self.wait.clone(), self.inner.wait(ticket, until));
-        Box::pin(async move { script.apply("wait", call).await })
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+        let (inner, count) = (Arc::clone(&self.inner), leases.len());
+        let call = async move { Ok(inner.renew(leases, within).await) };
+        let unknown = |_| Renewal::Unknown(Error::new(Kind::Unreachable, "renew", "cut off"));
+        let answer = self.renew.apply("renew", call).await;
+        answer.unwrap_or_else(|_| (0..count).map(unknown).collect())
     }
 
-    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
-        let (script, count, call) = (
-            self.renew.clone(),
-            leases.len(),
-            self.inner.renew(leases, within),
-        );
-        Box::pin(async move {
-            let answer = script.apply("renew", async move { Ok(call.await) }).await;
-            let unknown = |_| Renewal::Unknown(Error::new(Kind::Unreachable, "renew", "cut off"));
-            answer.unwrap_or_else(|_| (0..count).map(unknown).collect())
-        })
+    async fn leave(&self, ticket: Ticket) -> Result<Left> {
+        let inner = Arc::clone(&self.inner);
+        let call = async move { inner.leave(ticket).await };
+        self.leave.apply("leave", call).await
     }
 
-    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
-        self.inner.amend(ticket, amendment)
-    }
-
-    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
-        let (script, call) = (self.leave.clone(), self.inner.leave(ticket));
-        Box::pin(async move { script.apply("leave", call).await })
-    }
-
-    fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
-        self.inner.audit(lease)
-    }
-
-    fn alarms(&self) -> BoxStream<Alarm> {
-        self.inner.alarms()
-    }
-
-    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
-        self.inner.survey(scope)
-    }
-
-    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        self.inner.watch(scope)
-    }
-
-    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
-        self.inner.evict(name, id, eviction)
-    }
-
-    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
-        self.inner.resize(name, capacity)
-    }
-
-    fn check(&self) -> BoxFuture<Result<Checkup>> {
-        let checkup = Checkup {
+    async fn check(&self) -> Result<Checkup> {
+        Ok(Checkup {
             findings: self.findings.lock().clone(),
             ..Checkup::default()
-        };
-        Box::pin(std::future::ready(Ok(checkup)))
-    }
-
-    fn key(&self, ticket: &Ticket) -> Option<String> {
-        self.inner.key(ticket)
-    }
-
-    fn close(&self) -> BoxFuture<()> {
-        self.inner.close()
+        })
     }
 }

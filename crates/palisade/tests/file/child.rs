@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc;
 
 use palisade::core::claim::Ask;
+use palisade::core::dyn_engine::SharedEngine;
 use palisade::core::engine::{Engine, Left, Place, Renewal};
 use palisade::core::ticket::Lease;
 
@@ -184,10 +185,10 @@ async fn act() {
             let run = async {
                 let client = prepared.connect().await?;
                 let name = format!("name-{}", std::process::id() % 3);
-                let held = client.mutex(name)?.lock().await?;
+                let held = client.mutex(name).lock().await?;
                 held.release().await?;
                 drop(prepared);
-                client.end().await;
+                client.close().await;
                 Ok::<(), palisade::Error>(())
             };
             match run.await {
@@ -289,7 +290,7 @@ async fn guarded(dir: &Path) {
 
 /// Adds to a file under the lock, not atomically: two at once would lose updates. Also proves
 /// that counts rise from grant to grant.
-async fn count(engine: &Arc<dyn Engine>, dir: &Path) {
+async fn count(engine: &SharedEngine, dir: &Path) {
     let file = dir.join("count");
     for _ in 0..ROUNDS {
         let (mut ticket, counted) = enter(engine, claim("count", Ask::Whole)).await;
@@ -311,7 +312,7 @@ async fn count(engine: &Arc<dyn Engine>, dir: &Path) {
     say("done");
 }
 
-async fn pushed_or_looked(engine: &Arc<dyn Engine>, ticket: &Ticket) -> Place {
+async fn pushed_or_looked(engine: &SharedEngine, ticket: &Ticket) -> Place {
     let until = BootTime::now() + PATIENCE;
     engine.wait(ticket.clone(), until).await.unwrap()
 }

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use palisade::core::dyn_engine::SharedEngine;
 use palisade::core::engine::{Left, Renewal};
 use palisade::core::error::{Error, Kind};
 use palisade::core::report::Scope;
@@ -29,13 +30,13 @@ fn lease(ticket: &Ticket) -> Lease {
     }
 }
 
-async fn renew(engine: &Arc<dyn Engine>, ticket: &Ticket) -> Renewal {
+async fn renew(engine: &SharedEngine, ticket: &Ticket) -> Renewal {
     let within = Duration::from_secs(2);
     engine.renew(vec![lease(ticket)], within).await.remove(0)
 }
 
 /// What the owner is told.
-async fn revoked(engine: &Arc<dyn Engine>, ticket: &Ticket) -> String {
+async fn revoked(engine: &SharedEngine, ticket: &Ticket) -> String {
     match renew(engine, ticket).await {
         Renewal::Revoked(error) => error.to_string(),
         other => panic!("{other:?}"),

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use palisade::core::claim::{Ask, Claim, ClaimId};
 use palisade::core::clock::BootTime;
+use palisade::core::dyn_engine::SharedEngine;
 use palisade::core::engine::{Engine, Entered, Place};
 use palisade::core::error::Result;
 use palisade::core::name::Name;
@@ -24,13 +25,13 @@ use palisade::core::url::Url;
 /// Longer than anything here takes, shorter than a person's patience.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-async fn try_open(dir: &Path, options: &str) -> Result<Arc<dyn Engine>> {
+async fn try_open(dir: &Path, options: &str) -> Result<SharedEngine> {
     let mut url = Url::parse(&format!("file:{}?{options}", dir.display()))?;
     let settings = url.take_settings()?;
     palisade::engines::file::open(url, &settings).await
 }
 
-async fn open(dir: &Path) -> Arc<dyn Engine> {
+async fn open(dir: &Path) -> SharedEngine {
     try_open(dir, "").await.unwrap()
 }
 
@@ -49,7 +50,7 @@ fn claim(name: &str, ask: Ask) -> Claim {
 }
 
 /// Enters and says where: the count, or `None` while it waits.
-async fn enter(engine: &Arc<dyn Engine>, claim: Claim) -> (Ticket, Option<u64>) {
+async fn enter(engine: &SharedEngine, claim: Claim) -> (Ticket, Option<u64>) {
     match engine.enter(Arc::new(claim)).await.unwrap() {
         Entered::Busy => panic!("it queues"),
         Entered::In { ticket, place, .. } => match place {
@@ -60,14 +61,14 @@ async fn enter(engine: &Arc<dyn Engine>, claim: Claim) -> (Ticket, Option<u64>) 
     }
 }
 
-async fn hold(engine: &Arc<dyn Engine>, name: &str) -> Ticket {
+async fn hold(engine: &SharedEngine, name: &str) -> Ticket {
     let (ticket, counted) = enter(engine, claim(name, Ask::Whole)).await;
     assert!(counted.is_some(), "{name} is free");
     ticket
 }
 
 /// Waits with the only look at the end far away, so that only a push can bring the answer.
-async fn pushed(engine: &Arc<dyn Engine>, ticket: &Ticket) -> Place {
+async fn pushed(engine: &SharedEngine, ticket: &Ticket) -> Place {
     let until = BootTime::now() + PATIENCE;
     let place = engine.wait(ticket.clone(), until).await.unwrap();
     assert!(

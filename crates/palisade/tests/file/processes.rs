@@ -5,6 +5,7 @@ use palisade::core::error::{Kind, Outcome};
 use palisade::core::report::Scope;
 use palisade::core::ticket::Lease;
 use rustix::process::Signal;
+use tokio::task::JoinHandle;
 
 use super::child::{ROUNDS, Second};
 use super::*;
@@ -27,6 +28,11 @@ async fn processes_that_create_at_once_exclude_each_other() {
     assert_eq!(left_behind, 0);
 }
 
+fn spawn_wait(engine: &SharedEngine, ticket: Ticket) -> JoinHandle<Result<Place>> {
+    let engine = engine.clone();
+    tokio::spawn(async move { engine.wait(ticket, BootTime::now() + PATIENCE).await })
+}
+
 #[tokio::test]
 async fn a_killed_holder_is_replaced_at_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -35,7 +41,7 @@ async fn a_killed_holder_is_replaced_at_once() {
     let engine = open(dir.path()).await;
     let (ticket, counted) = enter(&engine, claim("door", Ask::Whole)).await;
     assert_eq!(counted, None);
-    let wait = tokio::spawn(engine.wait(ticket, BootTime::now() + PATIENCE));
+    let wait = spawn_wait(&engine, ticket);
     // Let it fall asleep; if it has not, the test is easier, not wrong.
     tokio::time::sleep(Duration::from_millis(50)).await;
     let killed = BootTime::now();
@@ -100,7 +106,7 @@ async fn a_waiter_hears_of_the_holder_it_came_to_stand_behind() {
     holder.says();
     let (ahead, _) = enter(&engine, claim("door", Ask::Whole)).await;
     let (ticket, _) = enter(&engine, claim("door", Ask::Whole)).await;
-    let wait = tokio::spawn(engine.wait(ticket, BootTime::now() + PATIENCE));
+    let wait = spawn_wait(&engine, ticket);
     tokio::time::sleep(Duration::from_millis(50)).await;
     // It slept on `ahead` alone; now only the other process is before it.
     engine.leave(ahead).await.unwrap();
@@ -125,7 +131,7 @@ async fn a_hold_lives_until_all_who_share_its_sign_of_life_are_gone() {
     let soon = BootTime::now() + Duration::from_millis(200);
     let place = engine.wait(ticket.clone(), soon).await.unwrap();
     assert_eq!(place, Place::Waiting);
-    let wait = tokio::spawn(engine.wait(ticket, BootTime::now() + PATIENCE));
+    let wait = spawn_wait(&engine, ticket);
     rustix::process::kill_process(guard, Signal::KILL).unwrap();
     let killed = BootTime::now();
     let place = wait.await.unwrap().unwrap();
@@ -268,22 +274,21 @@ async fn a_client_that_ends_leaves_nothing_behind() {
     let client = palisade::connect(&url).await.unwrap();
     client
         .mutex("door")
-        .unwrap()
         .lock()
         .await
         .unwrap()
         .release()
         .await
         .unwrap();
-    drop(client.mutex("door").unwrap().lock().await.unwrap());
+    drop(client.mutex("door").lock().await.unwrap());
     assert_eq!(signs(), 1);
-    client.end().await;
+    client.close().await;
     assert_eq!(signs(), 0);
 
     // One that is still in use stays.
     let client = palisade::connect(&url).await.unwrap();
-    let hold = client.mutex("door").unwrap().lock().await.unwrap();
-    client.end().await;
+    let hold = client.mutex("door").lock().await.unwrap();
+    client.close().await;
     assert!(hold.is_valid() && signs() == 1);
 }
 

@@ -80,7 +80,7 @@ async fn take(client: &Client, name: &str, count: u32) -> Result<Vec<Hold>, Fail
         tasks.spawn(async move {
             let mut holds = Vec::new();
             for at in (first..count).step_by(AT_ONCE as usize) {
-                holds.push(client.mutex(format!("{name}-held-{at}"))?.lock().await?);
+                holds.push(client.mutex(format!("{name}-held-{at}")).lock().await?);
             }
             Ok::<_, palisade::Error>(holds)
         });

@@ -45,7 +45,7 @@ impl Traces {
                 baton.take_baton_away().await;
             }
             for client in clients {
-                client.end().await;
+                client.close().await;
             }
         };
         let _ = tokio::time::timeout(FAREWELL, remove).await;

@@ -150,7 +150,7 @@ pub(super) async fn serve(told: &str) -> Verdict {
     let stage = Stage::new(Path::new(dir), Duration::ZERO);
     let url = crate::config::url(None)?;
     let client = palisade::connect(&url).await?;
-    let hold = client.mutex(LOCK)?.lock().await?;
+    let hold = client.mutex(LOCK).lock().await?;
     let (plain, fenced) = stage.read().await?;
     say(&format!("granted {}", hold.token()))?;
 

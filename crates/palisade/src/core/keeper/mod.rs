@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use self::ledger::{Departure, Ledger, Lost};
 use super::claim::ClaimId;
 use super::clock::BootTime;
+use super::dyn_engine::SharedEngine;
 use super::engine::Engine;
 use super::error::{Error, Kind, Result};
 use super::events::{Event, Observers};
@@ -31,8 +32,8 @@ mod task;
 pub(crate) struct Keeper(Arc<Shared>);
 
 struct Shared {
-    engine: Arc<dyn Engine>,
-    observers: Observers,
+    engine: SharedEngine,
+    observers: Arc<Observers>,
     /// How long one request may take.
     timeout: Duration,
     state: Mutex<State>,
@@ -40,6 +41,8 @@ struct Shared {
     wake: Notify,
     /// Told whenever nothing is left to be left.
     drained: Notify,
+    /// One share for each keeper of the same engine: the last one closes it.
+    users: Mutex<Option<Arc<()>>>,
 }
 
 struct State {
@@ -49,11 +52,31 @@ struct State {
 }
 
 impl Keeper {
-    pub(crate) fn new(engine: Arc<dyn Engine>, timeout: Duration) -> Self {
+    pub(crate) fn new(engine: SharedEngine, timeout: Duration) -> Self {
+        let observers = Arc::new(Observers::new(&engine.describe()));
+        Self::sharing(engine, timeout, observers, Arc::default())
+    }
+
+    /// A keeper of what `layer` makes of this one's engine, with the same observers. Claims that
+    /// are here stay here.
+    pub(crate) fn layered<E: Engine>(&self, layer: impl FnOnce(SharedEngine) -> E) -> Self {
+        let engine = Arc::new(layer(Arc::clone(&self.0.engine)));
+        // Only a keeper that has ended has given its share away.
+        let users = self.0.users.lock().clone().unwrap_or_default();
+        Self::sharing(engine, self.0.timeout, Arc::clone(&self.0.observers), users)
+    }
+
+    fn sharing(
+        engine: SharedEngine,
+        timeout: Duration,
+        observers: Arc<Observers>,
+        users: Arc<()>,
+    ) -> Self {
         Self(Arc::new(Shared {
-            observers: Observers::new(&engine.describe()),
+            observers,
             engine,
             timeout,
+            users: Mutex::new(Some(users)),
             state: Mutex::new(State {
                 ledger: Ledger::new(timeout),
                 running: false,
@@ -64,7 +87,7 @@ impl Keeper {
         }))
     }
 
-    pub(crate) fn engine(&self) -> &Arc<dyn Engine> {
+    pub(crate) fn engine(&self) -> &SharedEngine {
         &self.0.engine
     }
 

@@ -55,7 +55,11 @@ pub(super) async fn keep(shared: Arc<Shared>, mut alarms: BoxStream<Alarm>) {
             () = sleep_until(looks_at), if looks_at < BootTime::NEVER => {}
         }
     }
-    shared.engine.close().await;
+    // Another keeper may still have holds on what the engine would give back.
+    let share = shared.users.lock().take();
+    if share.and_then(Arc::into_inner).is_some() {
+        shared.engine.close().await;
+    }
 }
 
 impl Shared {
@@ -92,10 +96,10 @@ impl Shared {
     fn renew(&self, Batch { limit, leases }: Batch) -> BoxFuture<'static, Answer> {
         let ids: Vec<LeaseId> = leases.iter().map(|lease| lease.id).collect();
         let sent = BootTime::now();
-        let renewal = self.engine.renew(leases, limit);
+        let engine = Arc::clone(&self.engine);
         Box::pin(async move {
             // The engine gives up first, and says why; this is for one that doesn't.
-            let answers = timeout(limit + limit / 4, renewal).await;
+            let answers = timeout(limit + limit / 4, engine.renew(leases, limit)).await;
             let answers = answers.unwrap_or_default();
             Answer::Renewed {
                 limit,
@@ -109,9 +113,10 @@ impl Shared {
     fn audit(&self, lease: LeaseId) -> BoxFuture<'static, Answer> {
         let limit = self.timeout;
         let sent = BootTime::now();
-        let audit = self.engine.audit(lease);
+        let engine = Arc::clone(&self.engine);
         Box::pin(async move {
-            let answer = timeout(limit, audit).await.unwrap_or_else(|_| {
+            let answer = timeout(limit, engine.audit(lease)).await;
+            let answer = answer.unwrap_or_else(|_| {
                 Err(Error::new(Kind::Unreachable, "audit", "no answer in time"))
             });
             Answer::Audited {

@@ -15,7 +15,7 @@ use super::{ConsulEngine, Shared};
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
 use crate::core::card::{Card, Offer};
 use crate::core::duration::parse_duration;
-use crate::core::engine::Engine;
+use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url};
 use crate::engines::remote::{Asked, Host, SecretFile, Tls};
@@ -143,7 +143,7 @@ fn token(url: &mut Url) -> Result<Token> {
     Ok(token)
 }
 
-async fn open(mut url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
+async fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
     let shown = url.shown();
     let options = Options::take(&mut url, settings)?;
     let keys = Keys::new(&settings.namespace)?;

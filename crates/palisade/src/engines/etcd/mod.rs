@@ -53,6 +53,7 @@ use self::rpc::Rpc;
 use crate::core::capability::Capability;
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
+use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
     Place, Renewal,
@@ -93,7 +94,7 @@ struct Inner {
 /// [`Kind::Config`](crate::Kind::Config) for hosts, options or certificates that can't be used;
 /// [`Kind::Unreachable`](crate::Kind::Unreachable) when no member answers;
 /// [`Kind::Denied`](crate::Kind::Denied) when the login is refused.
-async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
+async fn open(url: Url, settings: &Settings) -> Result<SharedEngine> {
     let inner = Inner::new(url, settings)?;
     inner.rpc.links.get().await?;
     Ok(Arc::new(EtcdEngine(Arc::new(inner))))

@@ -41,9 +41,9 @@ use self::store::{LineName, Store};
 use crate::core::capability::{Capability, DEFAULT_TTL};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
+use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
@@ -72,7 +72,7 @@ pub fn exists(url: Url) -> Result<bool> {
 /// # Errors
 /// [`Kind::Config`] for a directory that can't be used, [`Kind::Unusable`] for a damaged store or
 /// a full disk, [`Kind::Unreachable`] when a process that is stopped in the store keeps it.
-pub async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
+pub async fn open(url: Url, settings: &Settings) -> Result<SharedEngine> {
     open_with(url, settings, None).await
 }
 
@@ -84,7 +84,7 @@ pub async fn open_with(
     url: Url,
     settings: &Settings,
     liveness: Option<Arc<Liveness>>,
-) -> Result<Arc<dyn Engine>> {
+) -> Result<SharedEngine> {
     let config = Config::from_url(url)?;
     let timeout = settings.connect_timeout;
     let (done, opened) = tokio::sync::oneshot::channel();
@@ -160,34 +160,33 @@ impl Engine for FileEngine {
         format!("file:{}", self.store.home().dir.path.display())
     }
 
-    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
+    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
         let (store, line) = (Arc::clone(&self.store), self.line(&claim.name));
-        Box::pin(acquire::enter(store, line, claim, self.timeout))
+        acquire::enter(store, line, claim, self.timeout).await
     }
 
-    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
+    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
         let (store, line) = (Arc::clone(&self.store), self.line(&ticket.name));
-        Box::pin(acquire::wait(store, line, ticket, until, self.timeout))
+        acquire::wait(store, line, ticket, until, self.timeout).await
     }
 
-    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
         let (store, namespace) = (Arc::clone(&self.store), Arc::clone(&self.namespace));
-        Box::pin(renew::renew(store, namespace, leases, within))
+        renew::renew(store, namespace, leases, within).await
     }
 
-    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
+    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
         let (store, line) = (Arc::clone(&self.store), self.line(&ticket.name));
-        Box::pin(release::amend(store, line, ticket, amendment, self.timeout))
+        release::amend(store, line, ticket, amendment, self.timeout).await
     }
 
-    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
+    async fn leave(&self, ticket: Ticket) -> Result<Left> {
         let (store, line) = (Arc::clone(&self.store), self.line(&ticket.name));
-        let (remembered, timeout) = (self.remembered, self.timeout);
-        Box::pin(release::leave(store, line, ticket, remembered, timeout))
+        release::leave(store, line, ticket, self.remembered, self.timeout).await
     }
 
-    fn audit(&self, _: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
-        Box::pin(std::future::ready(Ok(Vec::new())))
+    async fn audit(&self, _: LeaseId) -> Result<Vec<Audited>> {
+        Ok(Vec::new())
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
@@ -198,13 +197,9 @@ impl Engine for FileEngine {
         }))
     }
 
-    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
-        let (store, namespace) = (Arc::clone(&self.store), Arc::clone(&self.namespace));
-        let timeout = self.timeout;
-        Box::pin(async move {
-            let surveyed = inspect::survey(&store, &namespace, &scope, timeout).await;
-            Ok(surveyed?.0)
-        })
+    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
+        let surveyed = inspect::survey(&self.store, &self.namespace, &scope, self.timeout).await;
+        Ok(surveyed?.0)
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
@@ -222,26 +217,23 @@ impl Engine for FileEngine {
         }))
     }
 
-    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
+    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
         let Ok(id) = id.parse::<ClaimId>() else {
-            return Box::pin(std::future::ready(Ok(false)));
+            return Ok(false);
         };
         let (store, line) = (Arc::clone(&self.store), self.line(&name));
-        Box::pin(release::evict(store, line, id, eviction, self.timeout))
+        release::evict(store, line, id, eviction, self.timeout).await
     }
 
-    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
+    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
         let (store, line) = (Arc::clone(&self.store), self.line(&name));
-        Box::pin(release::resize(store, line, capacity, self.timeout))
+        release::resize(store, line, capacity, self.timeout).await
     }
 
-    fn check(&self) -> BoxFuture<Result<Checkup>> {
-        let store = Arc::clone(&self.store);
-        Box::pin(async move {
-            Ok(Checkup {
-                findings: inspect::check(&store),
-                ..Checkup::default()
-            })
+    async fn check(&self) -> Result<Checkup> {
+        Ok(Checkup {
+            findings: inspect::check(&self.store),
+            ..Checkup::default()
         })
     }
 
@@ -251,8 +243,6 @@ impl Engine for FileEngine {
         Some(path.display().to_string())
     }
 
-    fn close(&self) -> BoxFuture<()> {
-        // What is shared is given back when the last engine of the directory is dropped.
-        Box::pin(std::future::ready(()))
-    }
+    /// What is shared is given back when the last engine of the directory is dropped.
+    async fn close(&self) {}
 }

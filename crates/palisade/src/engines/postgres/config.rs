@@ -7,11 +7,10 @@ use super::client::Client;
 use super::connect::Server;
 use super::pooler::Between;
 use super::schema::Schema;
-use super::shim::Shim;
 use super::{PostgresEngine, shedlock};
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
 use crate::core::card::{Card, Offer};
-use crate::core::engine::Engine;
+use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url};
 
@@ -75,17 +74,15 @@ pub(super) struct Config {
 ///
 /// # Errors
 /// [`Kind::Config`] for a URL or option that can't be used.
-pub fn open(mut url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
+pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
     let layout = url.take("layout");
     let config = Config::take(&mut url, settings)?;
     url.finish(OPTIONS)?;
     let shown = config.server.shown(&url.scheme);
     let client = Arc::new(Client::new(config, settings));
     match layout.as_deref() {
-        None | Some("palisade") => Ok(Arc::new(Shim(Arc::new(PostgresEngine { client, shown })))),
-        Some("shedlock") => Ok(Arc::new(Shim(Arc::new(shedlock::ShedlockEngine::new(
-            client, shown,
-        ))))),
+        None | Some("palisade") => Ok(Arc::new(PostgresEngine { client, shown })),
+        Some("shedlock") => Ok(Arc::new(shedlock::ShedlockEngine::new(client, shown))),
         Some(_) => Err(Error::new(
             Kind::Config,
             "connect",

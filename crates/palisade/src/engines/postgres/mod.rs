@@ -27,7 +27,6 @@ mod release;
 mod renew;
 mod schema;
 mod shedlock;
-mod shim;
 mod statements;
 
 use std::sync::Arc;
@@ -39,12 +38,11 @@ pub use schema::Schema;
 
 use self::client::Client;
 use self::config::CAPABILITY;
-use self::shim::Engine;
 use crate::core::capability::Capability;
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Entered, Eviction, Left, Place, Renewal,
+    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
 use crate::core::error::Result;
 use crate::core::name::Name;

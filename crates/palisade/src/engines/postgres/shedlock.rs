@@ -16,14 +16,13 @@ use super::client::Client;
 use super::config::CAPABILITY;
 use super::renew::{Round, incarnations};
 use super::schema::first_cell;
-use super::shim::Engine;
 use super::statements::{Parameters, Verb};
 use super::{error, from_micros, inspect, micros, signed};
 use crate::core::capability::{Capability, Permits};
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Entered, Eviction, Left, Place, Renewal,
+    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
     cannot_resize,
 };
 use crate::core::error::{Error, Kind, Result};

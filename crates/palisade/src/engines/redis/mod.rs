@@ -24,8 +24,6 @@ mod scripts;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
-
 use self::client::Client;
 use self::config::Target;
 use self::connection::Connection;
@@ -34,9 +32,9 @@ use self::notify::Hub;
 use crate::core::capability::Capability;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
+use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
@@ -52,7 +50,7 @@ pub(crate) use config::OFFER;
 /// # Errors
 /// [`Kind::Config`] for options that can't be used; [`Kind::Unreachable`], [`Kind::Denied`] and
 /// [`Kind::Unusable`] from the server.
-async fn open(url: Url, settings: Settings) -> Result<Arc<dyn Engine>> {
+async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
     let shown = url.shown();
     let keys = Keys::new(&settings.namespace)?;
     let target = Target::take(url, settings.connect_timeout)?;
@@ -92,61 +90,52 @@ impl Engine for RedisEngine {
         self.shown.clone()
     }
 
-    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
-        let client = Arc::clone(&self.client);
-        Box::pin(async move { client.enter(&claim).await })
+    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
+        self.client.enter(&claim).await
     }
 
-    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
-        let client = Arc::clone(&self.client);
-        Box::pin(async move { client.wait(&ticket, until).await })
+    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
+        self.client.wait(&ticket, until).await
     }
 
-    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
-        let client = Arc::clone(&self.client);
-        Box::pin(async move { client.rearm(leases, within).await })
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+        self.client.rearm(leases, within).await
     }
 
-    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
-        let client = Arc::clone(&self.client);
-        Box::pin(async move { client.amend(&ticket, &amendment).await })
+    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
+        self.client.amend(&ticket, &amendment).await
     }
 
-    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
-        let client = Arc::clone(&self.client);
-        Box::pin(async move { client.leave(&ticket).await })
+    async fn leave(&self, ticket: Ticket) -> Result<Left> {
+        self.client.leave(&ticket).await
     }
 
-    fn audit(&self, _: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
-        async { Ok(Vec::new()) }.boxed()
+    async fn audit(&self, _: LeaseId) -> Result<Vec<Audited>> {
+        Ok(Vec::new())
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
         notify::alarms(Arc::clone(&self.client))
     }
 
-    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
-        let client = Arc::clone(&self.client);
-        Box::pin(async move { client.survey(&scope).await })
+    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
+        self.client.survey(&scope).await
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
         notify::changes(Arc::clone(&self.client), scope)
     }
 
-    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
-        let client = Arc::clone(&self.client);
-        Box::pin(async move { client.evict(&name, &id, eviction).await })
+    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
+        self.client.evict(&name, &id, eviction).await
     }
 
-    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
-        let client = Arc::clone(&self.client);
-        Box::pin(async move { client.resize(&name, capacity).await })
+    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
+        self.client.resize(&name, capacity).await
     }
 
-    fn check(&self) -> BoxFuture<Result<Checkup>> {
-        let client = Arc::clone(&self.client);
-        Box::pin(async move { client.check().await })
+    async fn check(&self) -> Result<Checkup> {
+        self.client.check().await
     }
 
     fn key(&self, ticket: &Ticket) -> Option<String> {
@@ -154,8 +143,7 @@ impl Engine for RedisEngine {
         Some(keys.key)
     }
 
-    fn close(&self) -> BoxFuture<()> {
+    async fn close(&self) {
         self.client.links.close();
-        async {}.boxed()
     }
 }

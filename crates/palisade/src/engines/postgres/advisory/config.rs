@@ -7,13 +7,12 @@ use super::super::config::CAPABILITY as TABLE;
 use super::super::connect::Server;
 use super::super::pooler::{Between, no_session_locks};
 use super::super::schema::Schema;
-use super::super::shim::Shim;
 use super::AdvisoryEngine;
 use super::keys::Keys;
 use super::registry::Registry;
 use crate::core::capability::{Capability, Permits, TtlRange};
 use crate::core::card::{Card, Offer};
-use crate::core::engine::Engine;
+use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url};
 
@@ -81,7 +80,7 @@ pub(super) struct Config {
 ///
 /// # Errors
 /// [`Kind::Config`] for a URL or option that can't be used.
-pub fn open(mut url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
+pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
     let schema = Schema::take(&mut url)?;
     let keys = Keys::new(url.take("key").as_deref(), &settings.namespace)?;
     let between = Between::take(&mut url)?;
@@ -106,5 +105,5 @@ pub fn open(mut url: Url, settings: &Settings) -> Result<Arc<dyn Engine>> {
     url.finish(OPTIONS)?;
     let shown = config.server.shown(&url.scheme);
     let registry = Registry::new(config, settings);
-    Ok(Arc::new(Shim(Arc::new(AdvisoryEngine { registry, shown }))))
+    Ok(Arc::new(AdvisoryEngine { registry, shown }))
 }

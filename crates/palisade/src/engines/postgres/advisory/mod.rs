@@ -28,12 +28,11 @@ pub use config::open;
 
 use self::config::CAPABILITY;
 use self::registry::Registry;
-use super::shim::Engine;
 use crate::core::capability::Capability;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Entered, Eviction, Left, Place, Renewal,
+    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
     cannot_resize,
 };
 use crate::core::error::Result;

@@ -2,7 +2,8 @@
 //! named tests fail, and without a variant the same tests must pass.
 //!
 //! This binary holds the tests of the core and runs itself again, one process for each test and
-//! variant. Run with `cargo test -p palisade --features known-bad --test known_bad`.
+//! variant. Run with `RUSTFLAGS="--cfg palisade_known_bad" cargo test -p palisade --test known_bad`.
+#![cfg(palisade_known_bad)]
 #![allow(clippy::unwrap_used)]
 
 #[path = "core/deadline.rs"]

@@ -2,8 +2,9 @@
 //! every lock, atomic and clock read. Everything is the library's own code but locks, threads and
 //! time; the engine is the one in memory.
 //!
-//! Run with `cargo test -p palisade --features shuttle --test orderings`. A failure prints a
+//! Run with `RUSTFLAGS="--cfg palisade_shuttle" cargo test -p palisade --test orderings`. A failure prints a
 //! schedule, but ids are random: run it again rather than replay it.
+#![cfg(palisade_shuttle)]
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code)]
@@ -146,7 +147,7 @@ fn a_hold_that_is_dropped_while_it_expires_is_left_once() {
             advance(DEADLINE - DUE);
         });
         drop(hold);
-        block_on(client.close());
+        block_on(client.flush());
         assert_eq!(block_on(engine.in_line("x")), 0);
         clock.join().unwrap();
         end(&engine, client);
@@ -199,7 +200,7 @@ fn who_saw_itself_invalid_stays_so_and_is_told() {
             block_on(hold.lost());
         }
         drop(hold);
-        block_on(client.close());
+        block_on(client.flush());
         end(&engine, client);
         assert_eq!(engine.leave.calls(), 1);
     });

@@ -1,6 +1,6 @@
 //! Known-bad variants of our own code, so that tests can prove that they see.
 //!
-//! For tests only: without the feature `known-bad` every switch is the constant `false` and
+//! For tests only: without `--cfg palisade_known_bad` every switch is the constant `false` and
 //! compiles to nothing. With it, `PALISADE_KNOWN_BAD=N` in the environment of a process breaks
 //! that process in one way, each a mistake that some lock library has shipped.
 //! `tests/known_bad.rs` runs named tests once per variant and asserts that they fail.
@@ -37,13 +37,13 @@ pub(crate) enum Bad {
 }
 
 /// Whether this process is to be wrong in this way.
-#[cfg(not(feature = "known-bad"))]
+#[cfg(not(palisade_known_bad))]
 pub(crate) const fn is(_: Bad) -> bool {
     false
 }
 
 /// Whether this process is to be wrong in this way.
-#[cfg(feature = "known-bad")]
+#[cfg(palisade_known_bad)]
 pub(crate) fn is(bad: Bad) -> bool {
     static CHOSEN: std::sync::LazyLock<Option<u8>> = std::sync::LazyLock::new(|| {
         let chosen = std::env::var("PALISADE_KNOWN_BAD").ok()?.parse().ok();
@@ -70,7 +70,7 @@ pub(crate) fn wall_clock() -> BootTime {
 }
 
 /// Steps the wall clock forward as this process sees it, as an operator or NTP would.
-#[cfg(feature = "known-bad")]
+#[cfg(palisade_known_bad)]
 pub fn step_wall_clock(by: std::time::Duration) {
     STEPPED.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
 }

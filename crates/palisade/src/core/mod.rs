@@ -19,10 +19,10 @@ pub mod error;
 pub mod events;
 pub mod hold;
 pub(crate) mod keeper;
-#[cfg(not(feature = "known-bad"))]
+#[cfg(not(palisade_known_bad))]
 mod known_bad;
 /// Known-bad variants of our own code, for tests only.
-#[cfg(feature = "known-bad")]
+#[cfg(palisade_known_bad)]
 #[doc(hidden)]
 pub mod known_bad;
 pub mod line;
@@ -31,10 +31,10 @@ pub mod owner;
 mod place;
 pub mod pulse;
 pub mod report;
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(palisade_shuttle))]
 pub(crate) mod sync;
 /// Locks, timers and threads that a test schedules.
-#[cfg(feature = "shuttle")]
+#[cfg(palisade_shuttle)]
 #[doc(hidden)]
 pub mod sync;
 pub mod ticket;

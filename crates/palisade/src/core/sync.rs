@@ -1,21 +1,21 @@
 //! The locks, the timers and the keeper's thread, in one place, so that tests can put others
-//! there: with the feature `shuttle` (for tests only) a scheduler decides which thread goes on at
+//! there: with `--cfg palisade_shuttle` (for tests only) a scheduler decides which thread goes on at
 //! every lock, atomic and clock read, and time moves only when the test says so.
 //!
 //! `tests/orderings.rs` drives the core that way. Nothing else works in such a build.
 
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(palisade_shuttle))]
 mod real;
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(palisade_shuttle))]
 pub(crate) use real::*;
 
-#[cfg(feature = "shuttle")]
+#[cfg(palisade_shuttle)]
 mod tried;
-#[cfg(feature = "shuttle")]
+#[cfg(palisade_shuttle)]
 pub(crate) use tried::*;
 
 /// Moves the clock of the test, and wakes who slept until then.
-#[cfg(feature = "shuttle")]
+#[cfg(palisade_shuttle)]
 pub fn advance(by: std::time::Duration) {
     tried::advance(by);
 }

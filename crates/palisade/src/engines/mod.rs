@@ -11,7 +11,6 @@ pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "postgres")]
-#[allow(refining_impl_trait)]
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use palisade::{Card, Client, Error, Kind, Patience, Prepared, Url};
+use palisade::{Client, EngineInfo, Error, Kind, Patience, Prepared, Url};
 
 use crate::args::Global;
 use crate::config::Config;
@@ -49,11 +49,11 @@ impl Place {
     }
 
     /// What is known of the engine before it is connected to.
-    pub(crate) fn card(&self) -> Result<Card, Failure> {
+    pub(crate) fn info(&self) -> Result<EngineInfo, Failure> {
         let scheme = Url::parse(&self.url)?.scheme;
-        let mut cards = palisade::cards().into_iter();
-        let card = cards.find(|card| card.schemes.contains(&scheme.as_str()));
-        card.ok_or_else(|| Failure::Defect("an engine without its card".into()))
+        let mut infos = palisade::registry().into_iter();
+        let info = infos.find(|info| info.schemes.contains(&scheme.as_str()));
+        info.ok_or_else(|| Failure::Defect("an engine that the registry lacks".into()))
     }
 
     /// Whether its locks are those of one process, so that two commands never meet there.

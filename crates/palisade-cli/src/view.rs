@@ -97,7 +97,7 @@ impl ClaimView {
         position: Option<usize>,
         client: &Client,
     ) -> Result<Self, Failure> {
-        let token = claim.counted.map(|counted| client.token(counted));
+        let token = claim.sequence.map(|sequence| client.token(sequence));
         Ok(Self {
             weight: claim.ask.weight_in(capacity),
             mode: match claim.ask.mode() {

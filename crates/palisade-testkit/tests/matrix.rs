@@ -81,11 +81,11 @@ fn every_case_has_a_name_of_its_own() {
 fn every_engine_has_a_subject() {
     let subjects: BTreeSet<&str> = SUBJECTS.iter().map(|subject| subject.name).collect();
     // An engine may have a second scheme for the same thing with TLS.
-    let is_run = |card: &palisade::Card| card.schemes.iter().any(|s| subjects.contains(s));
-    let without: Vec<_> = palisade::cards()
+    let is_run = |info: &palisade::EngineInfo| info.schemes.iter().any(|s| subjects.contains(s));
+    let without: Vec<_> = palisade::registry()
         .into_iter()
-        .filter(|card| !is_run(card))
-        .map(|card| card.name)
+        .filter(|info| !is_run(info))
+        .map(|info| info.name)
         .collect();
     assert!(
         without.is_empty(),

@@ -67,7 +67,7 @@ impl Doctor {
                 let round_trip = round_trip(client).await?;
                 (client.describe(), client.capability(), Some(round_trip))
             }
-            None => (place.shown()?, place.card()?.capability, None),
+            None => (place.shown()?, place.info()?.capability, None),
         };
         let health = Health {
             engine,

@@ -1,6 +1,6 @@
 //! `palisade guide`: which engine, which URL and which ttl, and why.
 //!
-//! Everything that it says of an engine is made of the engines' own cards and capability data;
+//! Everything that it says of an engine is made of the registry of engines and their capabilities;
 //! `needs` has the list of needs, each with its test of that data.
 
 mod needs;
@@ -9,7 +9,7 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::time::Duration;
 
 use palisade::core::url::nearest;
-use palisade::{Card, Tokens};
+use palisade::{EngineInfo, Tokens};
 use serde::Serialize;
 
 use self::needs::{NEEDS, Need};
@@ -92,7 +92,7 @@ impl Guide {
             }
             self.ask()?;
         }
-        let answer = decide(&self.need, &self.have, &palisade::cards());
+        let answer = decide(&self.need, &self.have, &palisade::registry());
         global.printer().answer(&answer, Answer::text)?;
         Ok(match answer.advice {
             Some(_) => Outcome::Done,
@@ -156,15 +156,15 @@ fn parse_have(word: &str) -> Result<&'static str, String> {
         .find(|(name, others)| *name == lower || others.contains(&&*lower));
     let found = found.map(|(name, _)| *name);
     // An engine that the list forgot is known by its card.
-    let cards = || {
-        palisade::cards()
+    let infos = || {
+        palisade::registry()
             .into_iter()
-            .map(|card| card.name)
+            .map(|info| info.name)
             .find(|name| *name == lower)
     };
-    found.or_else(cards).ok_or_else(|| {
+    found.or_else(infos).ok_or_else(|| {
         let mut names: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
-        names.extend(palisade::cards().iter().map(|card| card.name));
+        names.extend(palisade::registry().iter().map(|info| info.name));
         names.sort_unstable();
         names.dedup();
         unknown(word, names)
@@ -180,70 +180,70 @@ fn unknown(word: &str, known: Vec<&'static str>) -> String {
 }
 
 /// Whether a card is for what is there: by its name, or by a scheme such as `postgres+advisory`.
-fn is_of(card: &Card, have: &str) -> bool {
-    let schemes = card.schemes.iter();
+fn is_of(info: &EngineInfo, have: &str) -> bool {
+    let schemes = info.schemes.iter();
     let mut bases = schemes.filter_map(|scheme| scheme.split('+').next());
-    card.name == have || bases.any(|base| base == have)
+    info.name == have || bases.any(|base| base == have)
 }
 
 /// Chooses among the engines of this build: what the user has before what needs nothing, then
 /// the better class, then durable tokens, then the order in which they are offered.
-fn decide(needs: &[&'static Need], have: &[&'static str], cards: &[Card]) -> Answer {
-    let named = |card: &Card| have.iter().any(|have| is_of(card, have));
+fn decide(needs: &[&'static Need], have: &[&'static str], infos: &[EngineInfo]) -> Answer {
+    let named = |info: &EngineInfo| have.iter().any(|have| is_of(info, have));
     // What needs no server is there anyway; without a word of what is there, all are candidates.
-    let there = |card: &Card| have.is_empty() || named(card) || !needs::has_hosts(card);
-    let unmet = |card: &Card| -> Vec<String> {
-        let unmet = needs.iter().filter(|need| !(need.fits)(card));
+    let there = |info: &EngineInfo| have.is_empty() || named(info) || !needs::has_hosts(info);
+    let unmet = |info: &EngineInfo| -> Vec<String> {
+        let unmet = needs.iter().filter(|need| !(need.fits)(info));
         unmet
-            .map(|need| format!("{}: {}", need.word, (need.why)(card)))
+            .map(|need| format!("{}: {}", need.word, (need.why)(info)))
             .collect()
     };
-    let mut ranked: Vec<&Card> = cards.iter().collect();
-    ranked.sort_by_key(|card| {
-        let fits = unmet(card).is_empty();
-        let durable = card.capability.tokens == Tokens::Durable;
+    let mut ranked: Vec<&EngineInfo> = infos.iter().collect();
+    ranked.sort_by_key(|info| {
+        let fits = unmet(info).is_empty();
+        let durable = info.capability.tokens == Tokens::Durable;
         // Nobody is sent to install a server without a need for it.
-        let extra = have.is_empty() && needs::has_hosts(card);
+        let extra = have.is_empty() && needs::has_hosts(info);
         (
             !fits,
-            !there(card),
-            !named(card),
+            !there(info),
+            !named(info),
             extra,
-            card.capability.class,
+            info.capability.class,
             !durable,
         )
     });
     let chosen = ranked
         .first()
         .copied()
-        .filter(|card| unmet(card).is_empty() && there(card));
+        .filter(|info| unmet(info).is_empty() && there(info));
     let others = ranked
         .iter()
-        .filter(|card| Some(card.name) != chosen.map(|chosen| chosen.name));
+        .filter(|info| Some(info.name) != chosen.map(|chosen| chosen.name));
     Answer {
         needs: needs.iter().map(|need| need.word).collect(),
         have: have.to_vec(),
         lacking: have
             .iter()
             .copied()
-            .filter(|have| !cards.iter().any(|card| is_of(card, have)))
+            .filter(|have| !infos.iter().any(|info| is_of(info, have)))
             .collect(),
-        advice: chosen.map(|card| Advice::new(card, needs)),
+        advice: chosen.map(|info| Advice::new(info, needs)),
         others: others
-            .map(|card| {
-                let mut why = unmet(card);
+            .map(|info| {
+                let mut why = unmet(info);
                 let fits = why.is_empty();
-                if fits && !there(card) {
-                    why.push(format!("would need {}", card.needs));
+                if fits && !there(info) {
+                    why.push(format!("would need {}", info.needs));
                 } else if fits {
                     why.push(format!(
                         "class {}: {}",
-                        card.capability.class,
-                        meaning(card.capability.class)
+                        info.capability.class,
+                        meaning(info.capability.class)
                     ));
                 }
                 Other {
-                    engine: card.name,
+                    engine: info.name,
                     fits,
                     why,
                 }
@@ -253,8 +253,8 @@ fn decide(needs: &[&'static Need], have: &[&'static str], cards: &[Card]) -> Ans
 }
 
 impl Advice {
-    fn new(card: &Card, needs: &[&'static Need]) -> Self {
-        let capability = card.capability;
+    fn new(info: &EngineInfo, needs: &[&'static Need]) -> Self {
+        let capability = info.capability;
         let leads = needs.iter().any(|need| need.word == "election");
         let wanted = match leads {
             true => LEADER_TTL.clamp(capability.ttl.min, capability.ttl.max),
@@ -263,17 +263,17 @@ impl Advice {
         let ttl = capability.explicit_ttl(wanted).unwrap_or(wanted);
         let shown = humantime::format_duration(ttl);
         let url = match ttl == capability.default_ttl() {
-            true => card.example.to_owned(),
+            true => info.example.to_owned(),
             false => {
-                let sign = if card.example.contains('?') { '&' } else { '?' };
+                let sign = if info.example.contains('?') { '&' } else { '?' };
                 let seconds = ttl.as_secs();
-                format!("{}{sign}ttl={seconds}s", card.example)
+                format!("{}{sign}ttl={seconds}s", info.example)
             }
         };
         let class = capability.class;
         let mut why: Vec<String> = needs
             .iter()
-            .map(|need| format!("{}: {}", need.word, (need.why)(card)))
+            .map(|need| format!("{}: {}", need.word, (need.why)(info)))
             .collect();
         why.push(format!("class {class}: {}", meaning(class)));
         why.push(match leads {
@@ -283,12 +283,12 @@ impl Advice {
             ),
         });
         Self {
-            engine: card.name,
+            engine: info.name,
             url,
             ttl_ms: ttl.as_millis() as u64,
             class: class.to_string(),
             why,
-            requires: card.needs,
+            requires: info.needs,
         }
     }
 }

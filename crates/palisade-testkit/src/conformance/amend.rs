@@ -148,7 +148,7 @@ async fn value_is_replaced_and_shown(bed: Bed) -> Check {
         ensure_eq!(amended, Amended::Done, "the amendment");
         let line = bed.line(&name).await?;
         ensure_eq!(line.holders[0].value.as_deref(), Some(value), "the value");
-        ensure_eq!(line.holders[0].counted, Some(held.counted()), "the count");
+        ensure_eq!(line.holders[0].sequence, Some(held.sequence()), "the count");
     }
     Ok(())
 }
@@ -167,7 +167,7 @@ async fn another_incarnation_can_not_be_amended(bed: Bed) -> Check {
     let name = bed.name("gone")?;
     let held = bed.hold(&name, Ask::Whole).await?;
     let mut wrong = held.ticket.clone();
-    wrong.counted += 1;
+    wrong.sequence += 1;
     let amended = bed
         .engine()
         .amend(wrong, Amendment::Value("late".into()))

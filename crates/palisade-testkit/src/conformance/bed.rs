@@ -15,7 +15,7 @@ use palisade::core::engine::{Engine, Entered, Place, Renewal};
 use palisade::core::name::Name;
 use palisade::core::owner::Owner;
 use palisade::core::report::{LineReport, Scope};
-use palisade::core::ticket::{Armed, Lease, Ticket};
+use palisade::core::ticket::{Lease, LeaseStart, Ticket};
 use palisade::core::url::{Settings, Url};
 use parking_lot::Mutex;
 
@@ -64,25 +64,22 @@ struct Inner {
 #[derive(Debug, Clone)]
 pub(crate) struct Seated {
     pub(crate) ticket: Ticket,
-    pub(crate) armed: Armed,
+    pub(crate) armed: LeaseStart,
     pub(crate) place: Place,
 }
 
 impl Seated {
     /// The count of its grant, 0 while it waits.
-    pub(crate) fn counted(&self) -> u64 {
+    pub(crate) fn sequence(&self) -> u64 {
         match self.place {
-            Place::Held { counted } => counted,
+            Place::Held { sequence } => sequence,
             _ => 0,
         }
     }
 
     /// What to renew for it.
     pub(crate) fn lease(&self) -> Lease {
-        Lease {
-            id: self.ticket.lease,
-            ticket: self.ticket.has_own_lease().then(|| self.ticket.clone()),
-        }
+        Lease::in_a_test(&self.ticket)
     }
 
     /// Fails as not applicable when its lease is shared with other tickets.
@@ -382,7 +379,7 @@ pub(crate) async fn granted_on(
         loop {
             let until = BootTime::now() + RECHECK;
             match engine.wait(ticket.clone(), until).await? {
-                Place::Held { counted } => return Ok(counted),
+                Place::Held { sequence } => return Ok(sequence),
                 Place::Waiting => continue,
                 Place::Gone => return Err(Failure::new("a claim that waits is gone")),
             }

@@ -56,13 +56,13 @@ async fn free_line_is_held_at_once(bed: Bed) -> Check {
         "the id shown"
     );
     ensure_eq!(
-        line.holders[0].counted,
-        Some(seated.counted()),
+        line.holders[0].sequence,
+        Some(seated.sequence()),
         "the count shown"
     );
     ensure_eq!(
-        seated.ticket.counted,
-        seated.counted(),
+        seated.ticket.sequence,
+        seated.sequence(),
         "the ticket's count"
     );
     Ok(())
@@ -80,11 +80,11 @@ async fn counts_rise_with_every_grant(bed: Bed) -> Check {
         };
         let seated = enter_on(engine, bed.claim(&name, Ask::Whole)).await?;
         ensure!(
-            seated.counted() > last,
+            seated.sequence() > last,
             "count {} after {last}",
-            seated.counted()
+            seated.sequence()
         );
-        last = seated.counted();
+        last = seated.sequence();
         engine.leave(seated.ticket).await?;
     }
     Ok(())
@@ -93,13 +93,13 @@ async fn counts_rise_with_every_grant(bed: Bed) -> Check {
 async fn counts_rise_along_the_line(bed: Bed) -> Check {
     let name = bed.name("rising")?;
     let mut held = bed.hold(&name, Ask::Whole).await?;
-    let mut last = held.counted();
+    let mut last = held.sequence();
     for _ in 0..5 {
         let next = bed.queue(&name, Ask::Whole).await?;
         bed.engine().leave(held.ticket).await?;
-        let counted = bed.granted(&next).await?;
-        ensure!(counted > last, "count {counted} after {last}");
-        last = counted;
+        let sequence = bed.granted(&next).await?;
+        ensure!(sequence > last, "count {sequence} after {last}");
+        last = sequence;
         held = next;
     }
     Ok(())
@@ -114,11 +114,11 @@ async fn counts_rise_after_a_lease_ended(bed: Bed) -> Check {
     let first = bed.enter(brief).await?;
     let next = bed.queue(&name, Ask::Whole).await?;
     let limit = bed.short_ttl() + SOON;
-    let counted = granted_on(bed.engine(), &next.ticket, limit).await?;
+    let sequence = granted_on(bed.engine(), &next.ticket, limit).await?;
     ensure!(
-        counted > first.counted(),
-        "count {counted} after {}",
-        first.counted()
+        sequence > first.sequence(),
+        "count {sequence} after {}",
+        first.sequence()
     );
     Ok(())
 }
@@ -143,7 +143,7 @@ async fn queued_claim_takes_the_last_place(bed: Bed) -> Check {
         let shown: Vec<_> = line.waiters.iter().map(|w| w.id.clone()).collect();
         ensure_eq!(shown, waiting, "the waiters");
         ensure!(
-            line.waiters.iter().all(|w| w.counted.is_none()),
+            line.waiters.iter().all(|w| w.sequence.is_none()),
             "waiters have a count"
         );
     }
@@ -177,7 +177,7 @@ async fn same_id_is_the_same_ticket(bed: Bed) -> Check {
         ensure_eq!(again.place, first.place, "where it stands");
         ensure_eq!(again.ticket.claim, first.ticket.claim, "the claim");
         ensure_eq!(again.ticket.lease, first.ticket.lease, "the lease");
-        ensure_eq!(again.ticket.counted, first.ticket.counted, "the count");
+        ensure_eq!(again.ticket.sequence, first.ticket.sequence, "the count");
     }
     // Also for a claim that would not queue: it is in the line already.
     let again = bed
@@ -219,9 +219,9 @@ async fn same_id_says_where_it_stands_now(bed: Bed) -> Check {
     let waiting = bed.enter(claim.clone()).await?;
     ensure_eq!(waiting.place, Place::Waiting, "behind a holder");
     bed.engine().leave(first.ticket).await?;
-    let counted = bed.granted(&waiting).await?;
+    let sequence = bed.granted(&waiting).await?;
     let again = bed.enter(claim).await?;
-    ensure_eq!(again.place, Place::Held { counted }, "after the grant");
+    ensure_eq!(again.place, Place::Held { sequence }, "after the grant");
     Ok(())
 }
 

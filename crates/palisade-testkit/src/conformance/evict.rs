@@ -132,11 +132,11 @@ async fn removed_holder_is_replaced(bed: Bed) -> Check {
         evict(&bed, &held, Eviction::Remove).await?,
         "the holder is there"
     );
-    let counted = bed.granted(&next).await?;
+    let sequence = bed.granted(&next).await?;
     ensure!(
-        counted > held.counted(),
-        "count {counted} after {}",
-        held.counted()
+        sequence > held.sequence(),
+        "count {sequence} after {}",
+        held.sequence()
     );
     ensure!(
         !evict(&bed, &held, Eviction::Remove).await?,

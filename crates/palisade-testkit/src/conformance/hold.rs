@@ -34,8 +34,8 @@ async fn it_shows_the_token_of_the_survey(bed: Bed) -> Check {
     ensure_eq!(hold.name().as_str(), "shown", "the name");
     let line = bed.line(hold.name()).await?;
     ensure_eq!(line.holders[0].id, hold.claim().to_string(), "the claim");
-    let counted = line.holders[0].counted.unwrap_or(0);
-    ensure_eq!(bed.client().token(counted)?, hold.token(), "the token");
+    let sequence = line.holders[0].sequence.unwrap_or(0);
+    ensure_eq!(bed.client().token(sequence)?, hold.token(), "the token");
     let owner = inside!(&line.holders[0].owner, Some(owner) => owner, "an owner");
     ensure_eq!(owner.owner, bed.client().owner(), "the owner");
     ensure_eq!(owner.pid, std::process::id(), "the process");
@@ -46,8 +46,10 @@ async fn the_era_sits_above_the_count(bed: Bed) -> Check {
     let later = bed.client_of(&bed.url_with("era", "3")).await?;
     let hold = later.mutex("era").lock().await?;
     ensure_eq!(hold.token().0 >> 56, 3, "the era");
-    let counted = bed.line(hold.name()).await?.holders[0].counted.unwrap_or(0);
-    ensure_eq!(hold.token().0 & ((1 << 56) - 1), counted, "the count");
+    let sequence = bed.line(hold.name()).await?.holders[0]
+        .sequence
+        .unwrap_or(0);
+    ensure_eq!(hold.token().0 & ((1 << 56) - 1), sequence, "the count");
     let token = hold.token();
     hold.release().await?;
     // Who still counts in the old era is below all of the new one.

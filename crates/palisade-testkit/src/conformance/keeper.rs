@@ -59,7 +59,7 @@ async fn a_hold_outlives_its_ttl(bed: Bed) -> Check {
     let line = bed.line(hold.name()).await?;
     ensure_eq!(line.holders.len(), 1, "holders");
     ensure_eq!(
-        bed.client().token(line.holders[0].counted.unwrap_or(0))?,
+        bed.client().token(line.holders[0].sequence.unwrap_or(0))?,
         token,
         "the token"
     );

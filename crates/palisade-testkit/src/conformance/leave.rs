@@ -79,7 +79,7 @@ async fn another_incarnation_does_not_leave(bed: Bed) -> Check {
     let name = bed.name("incarnation")?;
     let held = bed.hold(&name, Ask::Whole).await?;
     let mut wrong = held.ticket.clone();
-    wrong.counted += 1;
+    wrong.sequence += 1;
     ensure_eq!(
         bed.engine().leave(wrong).await?,
         Left::Absent,
@@ -98,7 +98,7 @@ async fn unknown_count_leaves_by_id(bed: Bed) -> Check {
     let name = bed.name("unknown")?;
     let held = bed.hold(&name, Ask::Whole).await?;
     let mut unknown = held.ticket;
-    unknown.counted = 0;
+    unknown.sequence = 0;
     ensure_eq!(
         bed.engine().leave(unknown).await?,
         Left::Done,
@@ -193,7 +193,7 @@ async fn copy_under_way_finds_it_was_left(bed: Bed) -> Check {
     let held = enter_on(bed.engine(), claim.clone()).await?;
     held.must_own_lease()?;
     let doubtful = Ticket {
-        counted: held.counted(),
+        sequence: held.sequence(),
         in_doubt: true,
         ..held.ticket
     };

@@ -51,7 +51,7 @@ const PROCESSES: u32 = 4;
 const TIMES: u32 = 25;
 
 /// Lets processes count, and gives what is in the file at the end.
-async fn counted(bed: &Bed, unlocked: bool) -> Result<u64, Failure> {
+async fn sequence(bed: &Bed, unlocked: bool) -> Result<u64, Failure> {
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("counter");
     std::fs::write(&file, format!("{:020}\n", 0))?;
@@ -71,7 +71,7 @@ async fn counted(bed: &Bed, unlocked: bool) -> Result<u64, Failure> {
 
 async fn counting_loses_nothing(bed: Bed) -> Check {
     ensure_eq!(
-        counted(&bed, false).await?,
+        sequence(&bed, false).await?,
         u64::from(PROCESSES * TIMES),
         "the count"
     );
@@ -80,7 +80,7 @@ async fn counting_loses_nothing(bed: Bed) -> Check {
 
 /// The control: if it loses nothing, the case above could not have seen an overlap.
 async fn counting_without_the_lock_loses_updates(bed: Bed) -> Check {
-    let count = counted(&bed, true).await?;
+    let count = sequence(&bed, true).await?;
     ensure!(
         count < u64::from(PROCESSES * TIMES),
         "no update was lost: {count}"

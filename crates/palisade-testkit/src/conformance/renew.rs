@@ -59,7 +59,7 @@ async fn renewed_lease_outlives_its_ttl(bed: Bed) -> Check {
         bed.is_busy(&name, Ask::Whole).await?;
     }
     let line = bed.line(&name).await?;
-    ensure_eq!(line.holders[0].counted, Some(held.counted()), "the count");
+    ensure_eq!(line.holders[0].sequence, Some(held.sequence()), "the count");
     Ok(())
 }
 
@@ -191,7 +191,7 @@ async fn another_incarnation_is_lost(bed: Bed) -> Check {
     let held = bed.hold(&name, Ask::Whole).await?;
     held.must_own_lease()?;
     let mut wrong = held.clone();
-    wrong.ticket.counted += 1;
+    wrong.ticket.sequence += 1;
     inside!(bed.renew(&wrong).await?, Renewal::Lost => (), "another incarnation is lost");
     inside!(bed.renew(&held).await?, Renewal::Held(_) => (), "the right one is held");
     Ok(())

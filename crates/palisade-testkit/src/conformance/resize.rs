@@ -44,7 +44,7 @@ async fn every_claim_has_the_new_capacity(bed: Bed) -> Check {
     }
     ensure_eq!(line.holders.len(), 2, "holders");
     for (held, shown) in [&first, &second].into_iter().zip(&line.holders) {
-        ensure_eq!(Some(held.counted()), shown.counted, "the count");
+        ensure_eq!(Some(held.sequence()), shown.sequence, "the count");
         inside!(bed.renew(held).await?, Renewal::Held(_) => (), "a holder goes on holding");
     }
     inside!(bed.renew(&third).await?, Renewal::Held(_) => Ok(()), "a waiter goes on waiting")

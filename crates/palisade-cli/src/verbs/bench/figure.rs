@@ -88,13 +88,13 @@ impl Figure {
             .collect();
         times.sort_unstable();
         let took: Duration = self.rounds.iter().map(|round| round.took).sum();
-        let counted = times.len() as f64 / took.as_secs_f64().max(1e-9);
+        let sequence = times.len() as f64 / took.as_secs_f64().max(1e-9);
         let micros = |nanos: f64| rounded(nanos / 1e3, 3);
         Row {
             engine: self.engine.clone(),
             scenario: self.scenario.clone(),
             who: self.who.word(),
-            ops_s: rounded(self.ops_s.unwrap_or(counted), 1),
+            ops_s: rounded(self.ops_s.unwrap_or(sequence), 1),
             p50_us: micros(quantile(&times, 0.5)),
             p99_us: micros(quantile(&times, 0.99)),
             ratio_to_raw: sorted(self.ratios.clone())

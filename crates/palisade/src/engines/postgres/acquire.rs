@@ -15,7 +15,7 @@ use crate::core::engine::{Entered, Place};
 use crate::core::error::{Outcome, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::sync;
-use crate::core::ticket::{Armed, Ticket};
+use crate::core::ticket::{LeaseStart, Ticket};
 
 /// A push can be lost; then this is how late a waiter is.
 const RECHECK: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ pub(super) async fn enter(client: &Client, claim: &Arc<Claim>) -> Result<Entered
         return enter_line(client, claim).await;
     }
     if !client.queue.admit(claim) {
-        let armed = Armed {
+        let armed = LeaseStart {
             sent: BootTime::now(),
             ttl: claim.ttl,
         };
@@ -48,10 +48,10 @@ pub(super) async fn enter(client: &Client, claim: &Arc<Claim>) -> Result<Entered
     entered
 }
 
-fn entered(claim: &Claim, place: Place, armed: Armed) -> Entered {
+fn entered(claim: &Claim, place: Place, armed: LeaseStart) -> Entered {
     let mut ticket = Ticket::own(claim.name.clone(), claim.id);
-    if let Place::Held { counted } = place {
-        ticket.counted = counted;
+    if let Place::Held { sequence } = place {
+        ticket.sequence = sequence;
     }
     Entered::In {
         ticket,
@@ -83,7 +83,7 @@ async fn enter_line(client: &Client, claim: &Claim) -> Result<Entered> {
         .await?;
     let (place, left) = match *answer.as_slice() {
         [0] => return Ok(Entered::Busy),
-        [1, counted, left] => (held(counted), left),
+        [1, sequence, left] => (held(sequence), left),
         [2, _, left] => (Place::Waiting, left),
         [3, live] => {
             let small = |number| u32::try_from(number).unwrap_or(u32::MAX);
@@ -92,12 +92,12 @@ async fn enter_line(client: &Client, claim: &Claim) -> Result<Entered> {
         _ => return error::unreadable("enter"),
     };
     let ttl = from_micros(left);
-    Ok(entered(claim, place, Armed { sent, ttl }))
+    Ok(entered(claim, place, LeaseStart { sent, ttl }))
 }
 
-fn held(counted: i64) -> Place {
+fn held(sequence: i64) -> Place {
     Place::Held {
-        counted: counted.unsigned_abs(),
+        sequence: sequence.unsigned_abs(),
     }
 }
 
@@ -143,8 +143,8 @@ async fn wait_in_line(client: &Client, ticket: &Ticket, until: BootTime) -> Resu
         () = woken(waiting.as_ref()) => {}
         () = sync::sleep_until(look) => {}
     }
-    if let Some(counted) = waiting.and_then(|waiting| waiting.granted_after(last)) {
-        return Ok(Place::Held { counted });
+    if let Some(sequence) = waiting.and_then(|waiting| waiting.granted_after(last)) {
+        return Ok(Place::Held { sequence });
     }
     Ok(standing(client, ticket).await?.place())
 }
@@ -179,7 +179,7 @@ async fn standing(client: &Client, ticket: &Ticket) -> Result<Standing> {
     let answer = client.numbers("wait", Verb::Place, parameters).await?;
     match *answer.as_slice() {
         [0] => Ok(Standing::At(Place::Gone)),
-        [1, counted] => Ok(Standing::At(held(counted))),
+        [1, sequence] => Ok(Standing::At(held(sequence))),
         [2, due, last] => Ok(Standing::Waiting {
             due: from_micros(due),
             last: last.unsigned_abs(),

@@ -9,9 +9,9 @@ use super::pooler::Between;
 use super::schema::Schema;
 use super::{PostgresEngine, shedlock};
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
-use crate::core::card::{Card, Offer};
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, Kind, Result};
+use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 
 /// The engine's own options.
@@ -47,8 +47,8 @@ pub(super) const CAPABILITY: Capability = Capability {
 };
 
 /// What `connect` knows of it.
-pub(crate) const OFFER: Offer = Offer {
-    card: Card {
+pub(crate) const FACTORY: EngineFactory = EngineFactory {
+    info: EngineInfo {
         name: "postgres",
         schemes: &["postgres", "postgresql"],
         needs: "a PostgreSQL database, 12 or newer; a transaction pooler may stand in between",
@@ -110,7 +110,7 @@ impl Config {
 
 fn listener(text: &str, settings: &Settings) -> Result<Server> {
     let mut url = Url::parse(text)?;
-    if !OFFER.card.schemes.contains(&url.scheme.as_str()) {
+    if !FACTORY.info.schemes.contains(&url.scheme.as_str()) {
         let message = "it is a postgres:// URL of the server itself, %-encoded";
         return Err(Error::new(Kind::Config, "connect", message));
     }

@@ -48,7 +48,7 @@ fn lines(rows: &[Row]) -> Result<Vec<LineReport>, tokio_postgres::Error> {
             if let Ask::Part { capacity, .. } = claim.ask {
                 line.capacity.get_or_insert(capacity);
             }
-            match claim.counted {
+            match claim.sequence {
                 Some(_) => line.holders.push(claim),
                 None => line.waiters.push(claim),
             }
@@ -67,14 +67,16 @@ pub(super) fn empty_line(name: String) -> LineReport {
 }
 
 fn claim(row: &Row) -> Result<ClaimReport, tokio_postgres::Error> {
-    let counted: i64 = row.try_get(4)?;
+    let sequence: i64 = row.try_get(4)?;
     let owner: Option<&str> = row.try_get(7)?;
     Ok(ClaimReport {
         id: row.try_get(1)?,
         owner: owner.and_then(|owner| Owner::from_json(owner.as_bytes())),
         ask: to_ask(row.try_get(2)?, row.try_get(3)?),
         value: row.try_get(8)?,
-        counted: u64::try_from(counted).ok().filter(|counted| *counted > 0),
+        sequence: u64::try_from(sequence)
+            .ok()
+            .filter(|sequence| *sequence > 0),
         expires_in: Some(from_micros(row.try_get(5)?)),
         evicted: row.try_get(6)?,
     })

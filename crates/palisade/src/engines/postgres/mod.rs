@@ -32,7 +32,7 @@ mod statements;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use config::OFFER;
+pub(crate) use config::FACTORY;
 pub use config::open;
 pub use schema::Schema;
 
@@ -133,8 +133,8 @@ fn from_micros(micros: i64) -> Duration {
 }
 
 /// How the table keeps a token.
-fn signed(counted: u64) -> i64 {
-    i64::try_from(counted).unwrap_or(i64::MAX)
+fn signed(sequence: u64) -> i64 {
+    i64::try_from(sequence).unwrap_or(i64::MAX)
 }
 
 /// A weight and a capacity as the table keeps them: two zeroes are the whole line.

@@ -19,9 +19,14 @@ pub(super) async fn leave(client: &Client, mut ticket: Ticket) -> Result<Left> {
         Was::Elsewhere => {}
     }
     let (name, claim) = (ticket.name.as_str(), ticket.claim.to_string());
-    let counted = signed(ticket.counted);
-    let parameters: Parameters<'_> =
-        &[&client.namespace, &name, &claim, &counted, &ticket.in_doubt];
+    let sequence = signed(ticket.sequence);
+    let parameters: Parameters<'_> = &[
+        &client.namespace,
+        &name,
+        &claim,
+        &sequence,
+        &ticket.in_doubt,
+    ];
     let answer = client.numbers("leave", Verb::Leave, parameters).await?;
     let left = match *answer.as_slice() {
         [0] => Left::Absent,
@@ -52,7 +57,7 @@ pub(super) async fn amend(
                 &client.namespace,
                 &ticket.name.as_str(),
                 &ticket.claim.to_string(),
-                &signed(ticket.counted),
+                &signed(ticket.sequence),
                 &weight,
                 &capacity,
                 &value,

@@ -11,7 +11,7 @@ use super::{from_micros, signed};
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
 use crate::core::error::{Error, Kind, Result};
-use crate::core::ticket::{Armed, Lease, Ticket};
+use crate::core::ticket::{Lease, LeaseStart, Ticket};
 
 /// What the functions answer beside a ttl in µs.
 const EVICTED: i64 = -1;
@@ -38,7 +38,7 @@ pub(super) async fn renew(client: &Client, leases: &[Lease], within: Duration) -
 
 /// The claims and tokens of tickets, as parameters.
 pub(super) fn incarnations(tickets: &[&Ticket]) -> (Vec<String>, Vec<i64>) {
-    let both = |ticket: &&Ticket| (ticket.claim.to_string(), signed(ticket.counted));
+    let both = |ticket: &&Ticket| (ticket.claim.to_string(), signed(ticket.sequence));
     tickets.iter().map(both).unzip()
 }
 
@@ -87,7 +87,7 @@ impl<'a> Round<'a> {
         for holds in [true, false] {
             let open = |index: &usize| {
                 let ticket = self.tickets[*index];
-                let fits = ticket.is_some_and(|ticket| (ticket.counted > 0) == holds);
+                let fits = ticket.is_some_and(|ticket| (ticket.sequence > 0) == holds);
                 fits && self.answers[*index].is_none()
             };
             let indexes: Vec<usize> = (0..self.tickets.len()).filter(open).collect();
@@ -139,7 +139,7 @@ impl<'a> Round<'a> {
                     continue;
                 }
                 Ok(Some(&EVICTED)) => Renewal::Evicted,
-                Ok(Some(&ttl)) if ttl > 0 => Renewal::Held(Armed {
+                Ok(Some(&ttl)) if ttl > 0 => Renewal::Held(LeaseStart {
                     sent,
                     ttl: from_micros(ttl),
                 }),

@@ -29,7 +29,7 @@ use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
-use crate::core::ticket::{Armed, Lease, LeaseId, Ticket};
+use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 
 /// The longest name that ShedLock's table takes.
 const LONGEST: usize = 64;
@@ -118,14 +118,14 @@ impl Table {
 fn holder(locked_by: &str, left: Duration) -> ClaimReport {
     let mut words = locked_by.splitn(5, ' ');
     let mut word = || words.next().unwrap_or_default();
-    let (kind, claim, counted, _ttl, owner) = (word(), word(), word(), word(), word());
+    let (kind, claim, sequence, _ttl, owner) = (word(), word(), word(), word(), word());
     let ours = matches!(kind, "palisade" | "evicting");
     ClaimReport {
         id: if ours { claim } else { locked_by }.to_owned(),
         owner: Owner::from_json(owner.as_bytes()).filter(|_| ours),
         ask: Ask::Whole,
         value: None,
-        counted: counted.parse().ok().filter(|_| ours),
+        sequence: sequence.parse().ok().filter(|_| ours),
         expires_in: Some(left),
         evicted: kind == "evicting",
     }
@@ -157,16 +157,16 @@ impl Engine for ShedlockEngine {
         let answer = client.numbers("enter", Verb::ShedEnter, parameters).await?;
         match *answer.as_slice() {
             [0] => Ok(Entered::Busy),
-            [1, counted, left] => {
-                let counted = counted.unsigned_abs();
+            [1, sequence, left] => {
+                let sequence = sequence.unsigned_abs();
                 let ttl = from_micros(left);
                 Ok(Entered::In {
                     ticket: Ticket {
-                        counted,
+                        sequence,
                         ..Ticket::own(claim.name.clone(), claim.id)
                     },
-                    armed: Armed { sent, ttl },
-                    place: Place::Held { counted },
+                    armed: LeaseStart { sent, ttl },
+                    place: Place::Held { sequence },
                 })
             }
             _ => error::unreadable("enter"),
@@ -178,8 +178,8 @@ impl Engine for ShedlockEngine {
         let lines = self.table.survey(&Scope::Line(ticket.name.clone())).await?;
         let mut holders = lines.into_iter().flat_map(|line| line.holders);
         let mine = holders.find(|holder| holder.id == ticket.claim.to_string());
-        let counted = mine.and_then(|holder| holder.counted);
-        Ok(counted.map_or(Place::Gone, |counted| Place::Held { counted }))
+        let sequence = mine.and_then(|holder| holder.sequence);
+        Ok(sequence.map_or(Place::Gone, |sequence| Place::Held { sequence }))
     }
 
     async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
@@ -209,8 +209,8 @@ impl Engine for ShedlockEngine {
     async fn leave(&self, ticket: Ticket) -> Result<Left> {
         let key = self.table.key(ticket.name.as_str())?;
         let client = self.table.client().await?;
-        let (id, counted) = (ticket.claim.to_string(), signed(ticket.counted));
-        let parameters: Parameters<'_> = &[&key, &id, &counted, &ticket.in_doubt];
+        let (id, sequence) = (ticket.claim.to_string(), signed(ticket.sequence));
+        let parameters: Parameters<'_> = &[&key, &id, &sequence, &ticket.in_doubt];
         let answer = client.numbers("leave", Verb::ShedLeave, parameters).await?;
         Ok(if answer == [1] {
             Left::Done

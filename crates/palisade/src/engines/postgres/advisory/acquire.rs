@@ -22,7 +22,7 @@ use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
 use crate::core::error::{Error, Result};
 use crate::core::sync;
-use crate::core::ticket::{Armed, Ticket};
+use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::remote::timed;
 
 /// How long a waiter sleeps at most before it looks whether the server still answers.
@@ -46,7 +46,7 @@ pub(super) async fn enter(registry: &Arc<Registry>, claim: Arc<Claim>) -> Result
     let taken = session.take(statement(Verb::Try, claim.ask), &key, claim.ttl);
     let taken = timed("enter", registry.timeout, taken).await?;
     let place = match taken.map_err(|error| failed("enter", &error))? {
-        Taken::Token(counted) => Place::Held { counted },
+        Taken::Token(sequence) => Place::Held { sequence },
         Taken::Busy if claim.queue => Place::Waiting,
         Taken::Busy => {
             registry.spare(session);
@@ -97,10 +97,10 @@ fn entered(local: &LocalClaim, place: Place, sent: BootTime) -> Entered {
     let ttl = claim.ttl;
     Entered::In {
         ticket: Ticket {
-            counted: local.counted(),
+            sequence: local.sequence(),
             ..Ticket::own(claim.name.clone(), claim.id)
         },
-        armed: Armed { sent, ttl },
+        armed: LeaseStart { sent, ttl },
         place,
     }
 }
@@ -112,7 +112,7 @@ fn queue(registry: &Arc<Registry>, local: &Arc<LocalClaim>, turn: Option<OwnedMu
     tokio::spawn(async move {
         let place = tokio::select! {
             taken = block(&registry, &local, turn) => match taken {
-                Some(counted) => Place::Held { counted },
+                Some(sequence) => Place::Held { sequence },
                 None => Place::Gone,
             },
             () = local.until(|place| place == Place::Gone) => Place::Gone,
@@ -156,7 +156,7 @@ async fn block(
         .take(taking, &local.key, local.claim.ttl)
         .await
     {
-        Ok(Taken::Token(counted)) => Some(counted),
+        Ok(Taken::Token(sequence)) => Some(sequence),
         _ => None,
     }
 }

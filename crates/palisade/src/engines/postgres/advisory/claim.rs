@@ -86,9 +86,9 @@ impl LocalClaim {
         let _ = place.wait_for(|place| fits(*place)).await;
     }
 
-    pub(super) fn counted(&self) -> u64 {
+    pub(super) fn sequence(&self) -> u64 {
         match *self.place.borrow() {
-            Place::Held { counted } => counted,
+            Place::Held { sequence } => sequence,
             _ => 0,
         }
     }

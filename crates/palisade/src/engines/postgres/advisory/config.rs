@@ -11,9 +11,9 @@ use super::AdvisoryEngine;
 use super::keys::Keys;
 use super::registry::Registry;
 use crate::core::capability::{Capability, Permits, TtlRange};
-use crate::core::card::{Card, Offer};
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, Kind, Result};
+use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 
 /// The engine's own options.
@@ -52,8 +52,8 @@ pub(super) const CAPABILITY: Capability = Capability {
 };
 
 /// What `connect` knows of it.
-pub(crate) const OFFER: Offer = Offer {
-    card: Card {
+pub(crate) const FACTORY: EngineFactory = EngineFactory {
+    info: EngineInfo {
         name: "postgres+advisory",
         schemes: &["postgres+advisory", "postgresql+advisory"],
         needs: "a PostgreSQL server, 14 or newer, with no pooler in between",

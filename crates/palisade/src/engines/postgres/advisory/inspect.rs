@@ -80,8 +80,8 @@ impl Held {
 
     /// The claim and its token, as a session of palisade says them in its name.
     fn said(&self) -> Option<(ClaimId, u64)> {
-        let (claim, counted) = self.called.strip_prefix("palisade ")?.split_once(' ')?;
-        Some((claim.parse().ok()?, counted.parse().ok()?))
+        let (claim, sequence) = self.called.strip_prefix("palisade ")?.split_once(' ')?;
+        Some((claim.parse().ok()?, sequence.parse().ok()?))
     }
 
     fn report(self, ours: Option<&LocalClaim>) -> ClaimReport {
@@ -91,7 +91,7 @@ impl Held {
             owner: self.owner,
             ask: if self.shared { Ask::READ } else { Ask::Whole },
             value: self.value,
-            counted: said.map(|(_, counted)| counted),
+            sequence: said.map(|(_, sequence)| sequence),
             expires_in: None,
             evicted: false,
         };
@@ -100,7 +100,7 @@ impl Held {
             report.id = local.claim.id.to_string();
             report.owner = Some(local.claim.owner.clone());
             report.value = state.value.clone();
-            report.counted = Some(local.counted());
+            report.sequence = Some(local.sequence());
             report.evicted = state.evicted;
         }
         report
@@ -138,7 +138,7 @@ pub(super) async fn survey(registry: &Registry, scope: &Scope) -> Result<Vec<Lin
     }
     lines.sort_by(|a, b| a.name.cmp(&b.name));
     for line in &mut lines {
-        line.holders.sort_by_key(|claim| claim.counted);
+        line.holders.sort_by_key(|claim| claim.sequence);
     }
     Ok(lines)
 }

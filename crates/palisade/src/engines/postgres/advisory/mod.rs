@@ -23,7 +23,7 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use tokio::sync::broadcast::error::RecvError;
 
-pub(crate) use config::OFFER;
+pub(crate) use config::FACTORY;
 pub use config::open;
 
 use self::config::CAPABILITY;

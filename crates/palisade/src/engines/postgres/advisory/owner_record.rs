@@ -76,7 +76,7 @@ pub(super) async fn record(registry: &Registry, local: &LocalClaim) -> Result<()
         return Ok(());
     };
     let _naming = session.naming.lock().await;
-    let Place::Held { counted } = local.place() else {
+    let Place::Held { sequence } = local.place() else {
         return Ok(());
     };
     if registry.claim(claim.id).is_none() {
@@ -91,7 +91,7 @@ pub(super) async fn record(registry: &Registry, local: &LocalClaim) -> Result<()
             &micros(claim.ttl),
             &claim.owner.to_json(),
             &value,
-            &format!("{NAMELESS} {} {counted}", claim.id),
+            &format!("{NAMELESS} {} {sequence}", claim.id),
         ])
         .await;
     recorded.map_err(|error| failed("record", &error))

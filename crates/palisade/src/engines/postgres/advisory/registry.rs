@@ -340,10 +340,10 @@ impl Registry {
     }
 
     /// Takes a claim out if the incarnation matches.
-    pub(super) fn remove(&self, claim: ClaimId, counted: u64) -> Option<Arc<LocalClaim>> {
+    pub(super) fn remove(&self, claim: ClaimId, sequence: u64) -> Option<Arc<LocalClaim>> {
         let mut claims = self.claims.lock();
-        let now = claims.get(&claim)?.counted();
-        let same = counted == 0 || now == 0 || now == counted;
+        let now = claims.get(&claim)?.sequence();
+        let same = sequence == 0 || now == 0 || now == sequence;
         if same { claims.remove(&claim) } else { None }
     }
 

@@ -17,8 +17,8 @@ use crate::core::ticket::Ticket;
 use crate::engines::remote::timed;
 
 pub(super) async fn leave(registry: &Arc<Registry>, ticket: &Ticket) -> Result<Left> {
-    let local = registry.remove(ticket.claim, ticket.counted);
-    if ticket.in_doubt || (local.is_none() && ticket.counted == 0) {
+    let local = registry.remove(ticket.claim, ticket.sequence);
+    if ticket.in_doubt || (local.is_none() && ticket.sequence == 0) {
         registry.depart(ticket.claim);
     }
     let Some(local) = local else {
@@ -74,8 +74,8 @@ pub(super) async fn amend(
     amendment: Amendment,
 ) -> Result<Amended> {
     let local = registry.claim(ticket.claim).filter(|local| {
-        let counted = local.counted();
-        counted != 0 && counted == ticket.counted && local.place() != Place::Gone
+        let sequence = local.sequence();
+        sequence != 0 && sequence == ticket.sequence && local.place() != Place::Gone
     });
     let Some((local, session)) = local.as_ref().and_then(|l| Some((l, l.session()?))) else {
         return Ok(Amended::Gone);

@@ -14,7 +14,7 @@ use super::session::Beat;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Place, Renewal};
 use crate::core::error::{Error, Kind, Result};
-use crate::core::ticket::{Armed, Lease};
+use crate::core::ticket::{Lease, LeaseStart};
 use crate::engines::remote::timed;
 
 /// Whose sessions waited when it was asked.
@@ -65,7 +65,7 @@ async fn renew_one(
 ) -> Renewal {
     let local = lease.ticket.as_ref().and_then(|ticket| {
         let local = registry.claim(ticket.claim)?;
-        let same = ticket.counted == 0 || ticket.counted == local.counted();
+        let same = ticket.sequence == 0 || ticket.sequence == local.sequence();
         same.then_some(local)
     });
     let Some(local) = local else {
@@ -80,7 +80,7 @@ async fn renew_one(
             // Its turn has not come: it has asked for nothing yet.
             local.want();
             local.state.lock().waited = sent;
-            Renewal::Held(Armed { sent, ttl })
+            Renewal::Held(LeaseStart { sent, ttl })
         }
         (Place::Gone, _) | (_, None) => Renewal::Lost,
         (Place::Waiting, Some(session)) => {
@@ -89,7 +89,7 @@ async fn renew_one(
                 Ok(Waiting { sent, pids }) if pids.contains(&session.pid) => {
                     let sent = *sent;
                     local.state.lock().waited = sent;
-                    Renewal::Held(Armed { sent, ttl })
+                    Renewal::Held(LeaseStart { sent, ttl })
                 }
                 // It is being granted, or not yet begun: soon more is known.
                 Ok(_) => unknown("the answer of the lock is under way"),
@@ -97,7 +97,7 @@ async fn renew_one(
             }
         }
         (Place::Held { .. }, Some(session)) => match timed("renew", limit, session.beat()).await {
-            Ok(Ok(Beat::Alive)) => Renewal::Held(Armed { sent, ttl }),
+            Ok(Ok(Beat::Alive)) => Renewal::Held(LeaseStart { sent, ttl }),
             Ok(Ok(Beat::Moved)) => Renewal::Revoked(Error::new(
                 Kind::Lost,
                 "renew",

@@ -8,6 +8,7 @@ pub mod consul;
 pub mod etcd;
 #[cfg(feature = "file")]
 pub mod file;
+pub(crate) mod kit;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "postgres")]
@@ -15,5 +16,8 @@ pub mod memory;
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+
+// The former name of the kit.
 #[cfg(feature = "remote")]
-pub(crate) mod remote;
+#[allow(unused_imports)]
+pub(crate) use self::kit as remote;

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::client::Client;
 use super::local_queue::Next;
-use super::notify::Waiting;
 use super::statements::{Parameters, Verb};
 use super::{error, from_ask, from_micros, micros};
 use crate::core::claim::Claim;
@@ -75,7 +74,7 @@ async fn enter_line(client: &Client, claim: &Claim) -> Result<Entered> {
                 &capacity,
                 &micros(claim.ttl),
                 &claim.queue,
-                &client.channel,
+                &client.channel(),
                 &claim.owner.to_json(),
                 &claim.value,
             ],
@@ -121,39 +120,32 @@ pub(super) async fn wait(client: &Client, ticket: &Ticket, until: BootTime) -> R
     };
     if place != Place::Waiting {
         client.queue.is_over(&ticket.name, ticket.claim);
+        client.hub.forget(ticket.claim);
     }
     Ok(place)
 }
 
 async fn wait_in_line(client: &Client, ticket: &Ticket, until: BootTime) -> Result<Place> {
-    // It is registered before the look, so that no push in between is lost.
-    let waiting = client
-        .listen()
-        .await?
-        .then(|| client.hub.wait(ticket.claim));
+    // The bell hangs before the look, so that no push in between is lost.
+    let listens = client.listen().await?;
+    let bell = client.hub.bell(ticket.claim);
     let (due, last) = match standing(client, ticket).await? {
         Standing::Waiting { due, last } if !until.has_passed() => (due, last),
         standing => return Ok(standing.place()),
     };
-    let recheck = if waiting.is_some() { RECHECK } else { POLL };
+    let recheck = if listens { RECHECK } else { POLL };
     // A little after the lease's end: the server must find it ended.
     let due = due + Duration::from_millis(1);
     let look = until.min(BootTime::now() + due.min(recheck));
+    bell.waits(last, look);
     tokio::select! {
-        () = woken(waiting.as_ref()) => {}
+        () = bell.rung.notified() => {}
         () = sync::sleep_until(look) => {}
     }
-    if let Some(sequence) = waiting.and_then(|waiting| waiting.granted_after(last)) {
+    if let Some(sequence) = bell.granted() {
         return Ok(Place::Held { sequence });
     }
     Ok(standing(client, ticket).await?.place())
-}
-
-async fn woken(waiting: Option<&Waiting>) {
-    match waiting {
-        Some(waiting) => waiting.woken().await,
-        None => std::future::pending().await,
-    }
 }
 
 /// Where a claim stands.

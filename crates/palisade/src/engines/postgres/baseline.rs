@@ -18,7 +18,7 @@ use crate::core::baseline::Baseline;
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url};
-use crate::engines::remote::Links;
+use crate::engines::kit::PerRuntime;
 
 fn failed(error: tokio_postgres::Error) -> Error {
     error::failed("baseline", &error)
@@ -37,14 +37,14 @@ fn server(mut url: Url, settings: &Settings, options: &[&str]) -> Result<Server>
 /// The lease table's.
 pub(super) async fn table(url: Url, settings: Settings) -> Result<Arc<dyn Baseline>> {
     let server = server(url, &settings, config::OPTIONS)?;
-    let rows = Links::new(settings.connect_timeout, move || {
+    let rows = PerRuntime::new(settings.connect_timeout, move || {
         let server = server.clone();
         Box::pin(async move { Row::connect(&server).await.map(Arc::new) })
     });
     Ok(Arc::new(Rows(Arc::new(rows))))
 }
 
-struct Rows(Arc<Links<Arc<Row>>>);
+struct Rows(Arc<PerRuntime<Arc<Row>>>);
 
 /// One connection that updates rows.
 struct Row {
@@ -139,7 +139,7 @@ impl Baseline for Rows {
 pub(super) async fn sessions(url: Url, settings: Settings) -> Result<Arc<dyn Baseline>> {
     let server = server(url, &settings, advisory::config::OPTIONS)?;
     let shared = server.clone();
-    let links = Links::new(settings.connect_timeout, move || {
+    let links = PerRuntime::new(settings.connect_timeout, move || {
         let server = shared.clone();
         Box::pin(async move { Lock::connect(&server).await.map(Arc::new) })
     });
@@ -155,7 +155,7 @@ struct Locks(Arc<Inner>);
 
 struct Inner {
     server: Server,
-    links: Links<Arc<Lock>>,
+    links: PerRuntime<Arc<Lock>>,
     spare: Mutex<Vec<Lock>>,
     taken: Mutex<HashMap<String, Lock>>,
 }

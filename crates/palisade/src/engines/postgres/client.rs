@@ -13,18 +13,19 @@ use super::config::Config;
 use super::connect::Server;
 use super::error::{self, Remedy};
 use super::local_queue::LocalQueue;
-use super::notify::Hub;
+use super::notify;
 use super::pooler::{self, Between};
 use super::schema::Schema;
 use super::statements::{Blanks, Parameters, Session, Verb};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::Settings;
-use crate::engines::remote::{Link, Links, timed};
+use crate::engines::kit::push::PushHub;
+use crate::engines::kit::{Link, PerRuntime, timed};
 
 /// How often a statement that was rolled back because of others is asked again by itself.
 const TRIES: u32 = 10;
 
-type Sessions = Links<Arc<Session>>;
+type Sessions = PerRuntime<Arc<Session>>;
 
 /// What all connections of one engine share.
 pub(super) struct Client {
@@ -32,9 +33,7 @@ pub(super) struct Client {
     pub(super) schema: Schema,
     pub(super) namespace: String,
     pub(super) timeout: Duration,
-    /// The channel on which this client is notified.
-    pub(super) channel: String,
-    pub(super) hub: Arc<Hub>,
+    pub(super) hub: Arc<PushHub>,
     pub(super) queue: LocalQueue,
     between: Arc<Mutex<Option<Between>>>,
     sessions: Sessions,
@@ -47,7 +46,7 @@ pub(super) struct Client {
 struct Connector {
     server: Server,
     blanks: Arc<Blanks>,
-    hub: Arc<Hub>,
+    hub: Arc<PushHub>,
     /// What stands in between; `None` until it is known.
     between: Arc<Mutex<Option<Between>>>,
     /// The schema, and whether it is known to be there; `None` for a session that only listens.
@@ -56,7 +55,10 @@ struct Connector {
 
 impl Connector {
     async fn connect(&self) -> Result<Arc<Session>> {
-        let connection = self.server.connect(None, self.hub.listener()).await?;
+        let connection = self
+            .server
+            .connect(None, notify::listener(&self.hub))
+            .await?;
         let session = Session::new(connection, Arc::clone(&self.blanks));
         let known = *self.between.lock();
         let found = match known {
@@ -80,7 +82,7 @@ impl Connector {
 
     /// One session per runtime.
     fn sessions(self, settings: &Settings) -> Sessions {
-        Links::new(settings.connect_timeout, move || {
+        PerRuntime::new(settings.connect_timeout, move || {
             let connector = self.clone();
             Box::pin(async move { connector.connect().await })
         })
@@ -89,7 +91,10 @@ impl Connector {
 
 impl Client {
     pub(super) fn new(config: Config, settings: &Settings) -> Self {
-        let (hub, between) = (Arc::<Hub>::default(), Arc::new(Mutex::new(config.between)));
+        let (hub, between) = (
+            Arc::new(PushHub::new()),
+            Arc::new(Mutex::new(config.between)),
+        );
         let blanks = Blanks::new(config.schema.quoted(), settings.timeout);
         let connector = Connector {
             server: config.server.clone(),
@@ -109,7 +114,6 @@ impl Client {
             schema: config.schema,
             namespace: settings.namespace.clone(),
             timeout: settings.timeout,
-            channel: format!("palisade_{:016x}", rand::random::<u64>()),
             hub,
             queue: LocalQueue::default(),
             between,
@@ -126,6 +130,11 @@ impl Client {
     /// Whether pushes can be had.
     pub(super) fn can_listen(&self) -> bool {
         self.listeners.is_some() || self.between() == Between::Nothing
+    }
+
+    /// The channel on which this client is notified.
+    pub(super) fn channel(&self) -> String {
+        format!("palisade_{}", self.hub.channel)
     }
 
     /// A connection of this runtime that lives, made anew if it must be.
@@ -251,7 +260,8 @@ impl Client {
         if !self.can_listen() {
             return Ok(false);
         }
-        let listening = link.connection.listen(&self.channel);
+        let channel = self.channel();
+        let listening = link.connection.listen(&channel);
         match timed("listen", self.timeout, listening).await {
             Ok(Ok(())) => Ok(true),
             Ok(Err(error)) => {

@@ -20,7 +20,7 @@ use super::error;
 use super::schema::first_cell;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url};
-use crate::engines::remote::{Host, Login, Tls};
+use crate::engines::kit::{Host, Login, Tls};
 
 /// A peer that does not answer for this long is given up by the kernel: 3 s of silence, then a
 /// probe every 2 s. Shorter would give up peers that are only slow.

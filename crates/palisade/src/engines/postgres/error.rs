@@ -8,7 +8,7 @@ use tokio_postgres::error::{DbError, SqlState};
 
 use super::pooler;
 use crate::core::error::{Error, Kind, Result};
-use crate::engines::remote::{Host, about_tls, cause};
+use crate::engines::kit::{Host, about_tls, cause};
 
 /// Said of a server that follows another one.
 pub(super) const STANDBY: &str =

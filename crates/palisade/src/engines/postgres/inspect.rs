@@ -18,7 +18,7 @@ use crate::core::engine::BoxStream;
 use crate::core::error::Result;
 use crate::core::owner::Owner;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
-use crate::engines::remote::{clock_off, plain_text, timed};
+use crate::engines::kit::{clock_off, plain_text, timed};
 
 /// How often a watch looks whether anything changed: at one row, or at those with its prefix.
 /// Pushes would have to be sent for every change, also when nobody watches.

@@ -18,6 +18,7 @@ pub(super) async fn leave(client: &Client, mut ticket: Ticket) -> Result<Left> {
         Was::Entering => ticket.in_doubt = true,
         Was::Elsewhere => {}
     }
+    client.hub.forget(ticket.claim);
     let (name, claim) = (ticket.name.as_str(), ticket.claim.to_string());
     let sequence = signed(ticket.sequence);
     let parameters: Parameters<'_> = &[

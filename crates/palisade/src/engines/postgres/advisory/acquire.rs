@@ -23,7 +23,7 @@ use crate::core::engine::{Entered, Place};
 use crate::core::error::{Error, Result};
 use crate::core::sync;
 use crate::core::ticket::{LeaseStart, Ticket};
-use crate::engines::remote::timed;
+use crate::engines::kit::timed;
 
 /// How long a waiter sleeps at most before it looks whether the server still answers.
 const RECHECK: Duration = Duration::from_secs(1);

@@ -22,7 +22,7 @@ use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
-use crate::engines::remote::timed;
+use crate::engines::kit::timed;
 
 /// The locks of this database: `$1` is the key of one line, or null; `$2` the namespace and `$3`
 /// the beginning of names.

@@ -20,9 +20,6 @@ mod statements;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{StreamExt, stream};
-use tokio::sync::broadcast::error::RecvError;
-
 pub(crate) use config::FACTORY;
 pub use config::open;
 
@@ -39,6 +36,7 @@ use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
+use crate::engines::kit::alarms::alarms;
 
 /// The session locks of one client.
 struct AdvisoryEngine {
@@ -82,15 +80,7 @@ impl Engine for AdvisoryEngine {
     /// Called by the keeper, whose runtime it is.
     fn alarms(&self) -> BoxStream<Alarm> {
         self.registry.settle_here();
-        let alarms = self.registry.alarms.subscribe();
-        stream::unfold(alarms, |mut alarms| async move {
-            match alarms.recv().await {
-                Ok(alarm) => Some((alarm, alarms)),
-                Err(RecvError::Lagged(_)) => Some((Alarm::All, alarms)),
-                Err(RecvError::Closed) => None,
-            }
-        })
-        .boxed()
+        alarms(self.registry.alarms.subscribe())
     }
 
     async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {

@@ -30,7 +30,8 @@ use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Place};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::Settings;
-use crate::engines::remote::{Link, Links, timed};
+use crate::engines::kit::tombstones::Tombstones;
+use crate::engines::kit::{Link, PerRuntime, timed};
 
 /// How many free sessions are kept for the next claims, and for how long the others are: whoever
 /// takes many locks at once takes them again, and a connection costs far more than a lock.
@@ -57,14 +58,14 @@ pub(super) struct Registry {
     permits: Arc<Semaphore>,
     max_connections: usize,
     /// For questions that are no claim's.
-    shared: Links<Arc<Session>>,
+    shared: PerRuntime<Arc<Session>>,
     /// The keeper's runtime.
     home: Mutex<Option<Handle>>,
     spare: Mutex<Spares>,
     claims: Mutex<HashMap<ClaimId, Arc<LocalClaim>>>,
     /// Who waits for a lock at the server, one at a time for each.
     turns: Mutex<HashMap<Key, Weak<Turn>>>,
-    departed: Mutex<HashMap<ClaimId, BootTime>>,
+    departed: Mutex<Tombstones>,
     /// When something was sent that the server has answered, for those who wait.
     pub(super) answered: Mutex<BootTime>,
     pub(super) fresh: Fresh,
@@ -136,7 +137,7 @@ impl Registry {
                 connector,
                 permits: Arc::new(Semaphore::new(config.max_connections)),
                 max_connections: config.max_connections,
-                shared: Links::new(settings.connect_timeout, move || {
+                shared: PerRuntime::new(settings.connect_timeout, move || {
                     let shared = shared.clone();
                     Box::pin(async move { shared.connect().await })
                 }),
@@ -356,15 +357,11 @@ impl Registry {
 
     /// Remembers that a claim was left.
     pub(super) fn depart(&self, claim: ClaimId) {
-        let now = BootTime::now();
-        let mut departed = self.departed.lock();
-        departed.retain(|_, until| *until > now);
-        departed.insert(claim, now + DEPARTED);
+        self.departed.lock().add(claim, BootTime::now(), DEPARTED);
     }
 
     pub(super) fn has_departed(&self, claim: ClaimId) -> bool {
-        let until = self.departed.lock().get(&claim).copied();
-        until.is_some_and(|until| !until.has_passed())
+        self.departed.lock().has(claim, BootTime::now())
     }
 
     pub(super) fn close(&self) {

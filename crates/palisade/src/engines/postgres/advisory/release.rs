@@ -14,7 +14,7 @@ use crate::core::engine::{Amended, Amendment, Eviction, Left, Place};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
 use crate::core::ticket::Ticket;
-use crate::engines::remote::timed;
+use crate::engines::kit::timed;
 
 pub(super) async fn leave(registry: &Arc<Registry>, ticket: &Ticket) -> Result<Left> {
     let local = registry.remove(ticket.claim, ticket.sequence);

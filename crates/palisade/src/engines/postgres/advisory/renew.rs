@@ -15,7 +15,7 @@ use crate::core::clock::BootTime;
 use crate::core::engine::{Place, Renewal};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::ticket::{Lease, LeaseStart};
-use crate::engines::remote::timed;
+use crate::engines::kit::timed;
 
 /// Whose sessions waited when it was asked.
 struct Waiting {

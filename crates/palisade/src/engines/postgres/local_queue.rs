@@ -1,11 +1,12 @@
 //! `LocalQueue`: claims of this client that wait, and which of them are in the server's line.
 //!
 //! A line is one row, so that each claim in it makes every change of it dearer, and each waiting
-//! claim looks after its place. A line lets nobody overtake: a claim behind [`AHEAD`] waiting
-//! claims of its own client can't be granted before them. So it waits here, costs the server
-//! nothing, and enters when one of them has gone.
+//! claim looks after its place: 2,000 waiters of one process once cost the holder its renewals. A
+//! line lets nobody overtake: a claim behind [`AHEAD`] waiting claims of its own client can't be
+//! granted before them. So it waits here, costs the server nothing, and enters when one of them
+//! has gone.
 //!
-//! Invariant: a claim is here, or it may be in the server's line; never both.
+//! Invariant: a claim is local, or it may be in the server's line; never both.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -28,16 +29,16 @@ pub(super) struct LocalQueue(Mutex<HashMap<Name, Waiting>>);
 /// The waiting claims on one name.
 #[derive(Default)]
 struct Waiting {
-    there: HashMap<ClaimId, There>,
+    remote: HashMap<ClaimId, Remote>,
     /// By when they came.
-    here: BTreeMap<u64, Here>,
-    /// Where they are in `here`.
+    local: BTreeMap<u64, Local>,
+    /// Where they are in `local`.
     numbers: HashMap<ClaimId, u64>,
     last: u64,
 }
 
 /// A claim that may be in the server's line.
-enum There {
+enum Remote {
     /// Its enter was sent at this time, and no answer is known.
     Entering(Arc<Claim>, BootTime),
     /// It waits there.
@@ -47,7 +48,7 @@ enum There {
 }
 
 /// A claim that waits here, and what wakes it when it may enter.
-struct Here {
+struct Local {
     claim: Arc<Claim>,
     turn: Arc<Notify>,
 }
@@ -65,32 +66,32 @@ pub(super) enum Next {
 /// Where a claim was when it was left.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Was {
-    Here,
+    Local,
     Entering,
     Elsewhere,
 }
 
 impl Waiting {
     fn has_room(&self) -> bool {
-        let counts = |there: &&There| !matches!(there, There::Leaving);
-        self.there.values().filter(counts).count() < AHEAD
+        let counts = |remote: &&Remote| !matches!(remote, Remote::Leaving);
+        self.remote.values().filter(counts).count() < AHEAD
     }
 
-    /// Wakes the first one here if it may enter.
+    /// Wakes the first local one if it may enter.
     fn wake_next(&self) {
-        if let Some((_, first)) = self.here.first_key_value()
+        if let Some((_, first)) = self.local.first_key_value()
             && self.has_room()
         {
             first.turn.notify_one();
         }
     }
 
-    fn here(&self, claim: ClaimId) -> Option<&Here> {
-        self.here.get(self.numbers.get(&claim)?)
+    fn local(&self, claim: ClaimId) -> Option<&Local> {
+        self.local.get(self.numbers.get(&claim)?)
     }
 
-    fn remove_here(&mut self, claim: ClaimId) -> Option<Here> {
-        self.here.remove(&self.numbers.remove(&claim)?)
+    fn remove_local(&mut self, claim: ClaimId) -> Option<Local> {
+        self.local.remove(&self.numbers.remove(&claim)?)
     }
 }
 
@@ -100,7 +101,7 @@ impl LocalQueue {
         let waiting = lines.entry(name.clone()).or_default();
         let answer = act(waiting);
         waiting.wake_next();
-        if waiting.there.is_empty() && waiting.here.is_empty() {
+        if waiting.remote.is_empty() && waiting.local.is_empty() {
             lines.remove(name);
         }
         answer
@@ -109,22 +110,22 @@ impl LocalQueue {
     /// Whether a claim is to enter the server's line now; else it waits here from now on.
     pub(super) fn admit(&self, claim: &Arc<Claim>) -> bool {
         self.with(&claim.name, |waiting| {
-            if waiting.there.contains_key(&claim.id) {
+            if waiting.remote.contains_key(&claim.id) {
                 return true;
             }
-            if waiting.here.is_empty() && waiting.has_room() {
-                let entering = There::Entering(Arc::clone(claim), BootTime::now());
-                waiting.there.insert(claim.id, entering);
+            if waiting.local.is_empty() && waiting.has_room() {
+                let entering = Remote::Entering(Arc::clone(claim), BootTime::now());
+                waiting.remote.insert(claim.id, entering);
                 return true;
             }
-            if waiting.here(claim.id).is_none() {
-                let here = Here {
+            if waiting.local(claim.id).is_none() {
+                let local = Local {
                     claim: Arc::clone(claim),
                     turn: Arc::default(),
                 };
                 waiting.last += 1;
                 waiting.numbers.insert(claim.id, waiting.last);
-                waiting.here.insert(waiting.last, here);
+                waiting.local.insert(waiting.last, local);
             }
             false
         })
@@ -134,19 +135,19 @@ impl LocalQueue {
     /// does not ask holds nobody up.
     pub(super) fn next(&self, name: &Name, claim: ClaimId) -> Next {
         self.with(name, |waiting| {
-            if let Some(There::Entering(claim, _)) = waiting.there.get(&claim) {
+            if let Some(Remote::Entering(claim, _)) = waiting.remote.get(&claim) {
                 return Next::Enter(Arc::clone(claim));
             }
             if !waiting.has_room()
-                && let Some(here) = waiting.here(claim)
+                && let Some(local) = waiting.local(claim)
             {
-                return Next::Stay(Arc::clone(&here.turn));
+                return Next::Stay(Arc::clone(&local.turn));
             }
-            let Some(Here { claim, .. }) = waiting.remove_here(claim) else {
+            let Some(Local { claim, .. }) = waiting.remove_local(claim) else {
                 return Next::InLine;
             };
-            let entering = There::Entering(Arc::clone(&claim), BootTime::now());
-            waiting.there.insert(claim.id, entering);
+            let entering = Remote::Entering(Arc::clone(&claim), BootTime::now());
+            waiting.remote.insert(claim.id, entering);
             Next::Enter(claim)
         })
     }
@@ -154,31 +155,31 @@ impl LocalQueue {
     /// Says that a claim waits in the server's line.
     pub(super) fn is_in_line(&self, name: &Name, claim: ClaimId) {
         self.with(name, |waiting| {
-            if let Some(there @ There::Entering(..)) = waiting.there.get_mut(&claim) {
-                *there = There::InLine;
+            if let Some(remote @ Remote::Entering(..)) = waiting.remote.get_mut(&claim) {
+                *remote = Remote::InLine;
             }
         });
     }
 
     /// Says that a claim does not wait any more.
     pub(super) fn is_over(&self, name: &Name, claim: ClaimId) {
-        self.with(name, |waiting| waiting.there.remove(&claim));
+        self.with(name, |waiting| waiting.remote.remove(&claim));
     }
 
     /// Takes a claim out that is being left, and says where it was. One whose enter may be under
     /// way is remembered until the server has heard that it was left ([`LocalQueue::is_over`]).
     pub(super) fn leave(&self, name: &Name, claim: ClaimId) -> Was {
         self.with(name, |waiting| {
-            if waiting.remove_here(claim).is_some() {
-                return Was::Here;
+            if waiting.remove_local(claim).is_some() {
+                return Was::Local;
             }
-            match waiting.there.get_mut(&claim) {
-                Some(there @ (There::Entering(..) | There::Leaving)) => {
-                    *there = There::Leaving;
+            match waiting.remote.get_mut(&claim) {
+                Some(remote @ (Remote::Entering(..) | Remote::Leaving)) => {
+                    *remote = Remote::Leaving;
                     Was::Entering
                 }
-                Some(There::InLine) => {
-                    waiting.there.remove(&claim);
+                Some(Remote::InLine) => {
+                    waiting.remote.remove(&claim);
                     Was::Elsewhere
                 }
                 None => Was::Elsewhere,
@@ -187,14 +188,14 @@ impl LocalQueue {
     }
 
     /// The lease of a claim that the server does not keep yet: renewed while it is here, and
-    /// counted from its enter while that is under way.
+    /// sequence from its enter while that is under way.
     pub(super) fn armed(&self, name: &Name, claim: ClaimId) -> Option<LeaseStart> {
         self.with(name, |waiting| {
-            if let Some(There::Entering(claim, sent)) = waiting.there.get(&claim) {
+            if let Some(Remote::Entering(claim, sent)) = waiting.remote.get(&claim) {
                 let (sent, ttl) = (*sent, claim.ttl);
                 return Some(LeaseStart { sent, ttl });
             }
-            let (sent, ttl) = (BootTime::now(), waiting.here(claim)?.claim.ttl);
+            let (sent, ttl) = (BootTime::now(), waiting.local(claim)?.claim.ttl);
             Some(LeaseStart { sent, ttl })
         })
     }
@@ -235,7 +236,7 @@ mod tests {
         let Next::Stay(turn) = queue.next(&name, second) else {
             panic!("there is no room");
         };
-        assert_eq!(queue.leave(&name, first), Was::Here);
+        assert_eq!(queue.leave(&name, first), Was::Local);
         queue.is_in_line(&name, claims[0].id);
         assert!(queue.armed(&name, claims[0].id).is_none(), "the server's");
         assert!(queue.armed(&name, third).is_some());

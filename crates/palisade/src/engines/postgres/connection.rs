@@ -1,12 +1,11 @@
-//! `Wire`: a connection that is driven wherever it is asked, and can change runtimes.
+//! `Connection`: one connection, driven by a task of the runtime that uses it, which can change.
 //!
-//! A session lock is as alive as its connection. If a connection could only be driven by the
-//! runtime that made it, a caller that blocks its runtime would lose its locks; if it lived with
-//! the keeper, every request would cross threads twice. So it lives with whoever uses it, and
-//! whoever must use it from another runtime takes it over, without the help of the one it is taken
-//! from.
+//! A session lock is as alive as its connection. If only the runtime that made a connection could
+//! drive it, a caller that blocks its runtime would lose its locks; if it lived with the keeper,
+//! every request would cross threads twice. So it lives with its user, and another runtime that
+//! must use it takes it over, without the help of the one it is taken from.
 //!
-//! Invariant: one driver at a time polls to the end; an older one finds another number and stops.
+//! Invariant: one driver at a time polls; an older one finds another number and stops.
 
 use std::future::poll_fn;
 use std::io;
@@ -20,9 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::runtime::{Handle, Id};
 use tokio::task::AbortHandle;
-use tokio_postgres::{AsyncMessage, Connection, Error};
-
-use super::mail::Mail;
+use tokio_postgres::{AsyncMessage, Client, Error};
 
 /// The most that a server may send after we have last sent something. The client library keeps a
 /// message until it has all of it, and a first byte too many makes it one of a gigabyte. A survey
@@ -47,7 +44,7 @@ impl Socket {
     }
 
     /// Registers it with the runtime that this is called in.
-    fn settle_here(&self) -> io::Result<()> {
+    fn move_here(&self) -> io::Result<()> {
         let mut slot = self.stream.lock();
         if let Some(stream) = slot.take() {
             *slot = Some(TcpStream::from_std(stream.into_std()?)?);
@@ -104,13 +101,13 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// A connection, encrypted or not.
-pub(super) trait Driven: Send {
-    /// What the server says unasked; everything else is answered on the way.
+/// The client library's half that does the I/O, encrypted or not.
+pub(super) trait Protocol: Send {
+    /// What the server says unasked; answers go to those who asked.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<AsyncMessage, Error>>>;
 }
 
-impl<S, T> Driven for Connection<S, T>
+impl<S, T> Protocol for tokio_postgres::Connection<S, T>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
     T: AsyncRead + AsyncWrite + Unpin + Send,
@@ -120,67 +117,108 @@ where
     }
 }
 
-/// A connection and where it lives.
-pub(super) struct Wire {
-    connection: Mutex<Box<dyn Driven>>,
+/// What the server says unasked.
+pub(super) enum Notice<'a> {
+    /// The text of a notification.
+    Text(&'a str),
+    /// The connection is over; its client knows.
+    End,
+}
+
+/// Who hears it, on the task that drives the connection.
+pub(super) type Listener = Arc<dyn Fn(Notice<'_>) + Send + Sync>;
+
+/// A connection and what drives it.
+pub(super) struct Connection {
+    pub(super) client: Client,
+    /// Which of the server's hosts it leads to.
+    pub(super) host: usize,
+    driver: Arc<Driver>,
+}
+
+struct Driver {
+    /// `None` when it is over: then all that was asked fails at once.
+    protocol: Mutex<Option<Box<dyn Protocol>>>,
     socket: Socket,
-    mail: Arc<Mail>,
+    listener: Listener,
     home: Mutex<Option<(Id, AbortHandle)>>,
     /// Rises with every move.
     moves: AtomicU64,
 }
 
-impl Wire {
-    /// Takes a connection; it is driven from the first [`Wire::settle_here`] on.
-    pub(super) fn new(connection: Box<dyn Driven>, socket: Socket, mail: Arc<Mail>) -> Arc<Self> {
-        Arc::new(Self {
-            connection: Mutex::new(connection),
+impl Connection {
+    /// Drives a connection from now on, in the runtime that this is called in.
+    pub(super) fn new(
+        client: Client,
+        protocol: Box<dyn Protocol>,
+        socket: Socket,
+        host: usize,
+        listener: Listener,
+    ) -> Self {
+        let driver = Arc::new(Driver {
+            protocol: Mutex::new(Some(protocol)),
             socket,
-            mail,
+            listener,
             home: Mutex::new(None),
             moves: AtomicU64::new(0),
-        })
+        });
+        driver.move_here();
+        Self {
+            client,
+            host,
+            driver,
+        }
     }
 
-    /// Lives in the runtime that this is called in.
-    pub(super) fn settle_here(self: &Arc<Self>) {
+    /// The client, with its connection driven by the runtime that this is called in.
+    pub(super) fn here(&self) -> &Client {
+        self.driver.move_here();
+        &self.client
+    }
+}
+
+impl Driver {
+    fn move_here(self: &Arc<Self>) {
         let here = Handle::current().id();
         let mut home = self.home.lock();
         match &*home {
             Some((id, _)) if *id == here => return,
             // Nothing would wake it any more, and it keeps the connection.
-            Some((_, driver)) => driver.abort(),
+            Some((_, task)) => task.abort(),
             None => {}
         }
         let number = self.moves.fetch_add(1, Ordering::SeqCst) + 1;
         // Nobody polls while it moves: a driver that comes now waits, and finds another number.
-        let connection = self.connection.lock();
+        let protocol = self.protocol.lock();
         // A socket that can't be registered answers everything with an error, and is over.
-        let _ = self.socket.settle_here();
-        drop(connection);
-        let driver = tokio::spawn(Arc::clone(self).drive(number));
-        *home = Some((here, driver.abort_handle()));
+        let _ = self.socket.move_here();
+        drop(protocol);
+        let task = tokio::spawn(Arc::clone(self).drive(number));
+        *home = Some((here, task.abort_handle()));
     }
 
     async fn drive(self: Arc<Self>, number: u64) {
         loop {
             let message = poll_fn(|cx| {
-                let mut connection = self.connection.lock();
-                match self.moves.load(Ordering::SeqCst) == number {
-                    true => connection.poll(cx).map(Some),
-                    false => Poll::Ready(None),
+                let mut protocol = self.protocol.lock();
+                if self.moves.load(Ordering::SeqCst) != number {
+                    return Poll::Ready(None);
                 }
-            })
-            .await;
-            match message {
+                match protocol.as_mut() {
+                    Some(protocol) => protocol.poll(cx).map(Some),
+                    None => Poll::Ready(None),
+                }
+            });
+            match message.await {
                 None => return,
                 Some(Some(Ok(AsyncMessage::Notification(notification)))) => {
-                    self.mail.deliver(notification.payload());
+                    (self.listener)(Notice::Text(notification.payload()));
                 }
                 Some(Some(Ok(_))) => {}
                 Some(Some(Err(_)) | None) => {
-                    drop(self.mail.end_when_dropped());
-                    return;
+                    let over = self.protocol.lock().take();
+                    drop(over);
+                    return (self.listener)(Notice::End);
                 }
             }
         }

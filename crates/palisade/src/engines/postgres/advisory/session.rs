@@ -1,4 +1,4 @@
-//! `Own`: one connection that belongs to one claim at a time.
+//! `Session`: one connection that belongs to one claim at a time.
 //!
 //! The lock is the session's, so the session is the lease: the server ends it when it is idle for
 //! the claim's ttl (`idle_session_timeout`), and everything that is asked on it begins that time
@@ -9,18 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::OnceCell;
-use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, Row, Statement};
+use tokio_postgres::{Client, Error as SqlError, Row};
 
-use super::super::fault::{self, STANDBY};
-use super::super::mail::Mail;
+use super::super::connect::Server;
+use super::super::connection::{Connection, Listener};
+use super::super::error::{self, STANDBY};
 use super::super::pooler::{announced, no_session_locks};
 use super::super::schema::first_cell;
-use super::super::server::Server;
-use super::super::wire::Wire;
-use super::key::Key;
-use super::statement::{AWAY, Statements, TIMELINE, VERBS, Verb};
+use super::super::statements::{Parameters, Prepared};
+use super::keys::Key;
+use super::statements::{AWAY, Blanks, STATEMENTS, Statement, TIMELINE, Verb};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, Kind, Result};
 
@@ -28,26 +26,23 @@ use crate::core::error::{Error, Kind, Result};
 /// is not blocked, far below what heartbeats can spare.
 const AFAR: Duration = Duration::from_millis(20);
 
-/// A connection of ours.
-pub(super) struct Own {
-    pub(super) client: Client,
-    wire: Arc<Wire>,
-    pub(super) mail: Arc<Mail>,
+/// A session of ours.
+pub(super) struct Session {
+    pub(super) connection: Connection,
     pub(super) pid: i32,
-    /// Which of the servers it leads to.
-    pub(super) at: usize,
-    statements: Arc<Statements>,
-    prepared: [OnceCell<Statement>; VERBS],
+    blanks: Arc<Blanks>,
+    prepared: Prepared<STATEMENTS>,
     /// Where this server's history was when we came: another one is another server's.
     timeline: String,
+    /// The setting that ends idle sessions; one of no effect before PostgreSQL 14.
     idle: &'static str,
     /// After how many milliseconds the server ends the session when it is idle; 0 is never.
-    rests: AtomicU64,
+    idle_limit: AtomicU64,
     /// Whether the session may be called after a claim.
     named: AtomicBool,
-    /// Whoever writes a claim down, or gives its lock back: one after the other, so that no
+    /// Held by whoever records a claim or gives its lock back: one after the other, so that no
     /// session is called after a claim that has left it.
-    pub(super) turn: tokio::sync::Mutex<()>,
+    pub(super) naming: tokio::sync::Mutex<()>,
 }
 
 /// How a heartbeat went.
@@ -67,7 +62,7 @@ pub(super) enum Taken {
     Away,
 }
 
-impl Own {
+impl Session {
     /// Connects, and makes sure that the session is ours alone before anything is set in it.
     ///
     /// Two things prove it. The process that serves us is the one that was announced, which a
@@ -79,28 +74,26 @@ impl Own {
     /// As connecting; [`Kind::Unsupported`] behind a pooler; what the server refuses.
     pub(super) async fn connect(
         server: &Server,
-        statements: &Arc<Statements>,
+        blanks: &Arc<Blanks>,
         trusted: bool,
+        listener: Listener,
     ) -> Result<Self> {
-        let mail = Arc::new(Mail::default());
         let proof = format!("{:032x}", rand::random::<u128>());
         let options = format!("-c palisade.session={proof}");
         let options = (!trusted).then_some(options.as_str());
-        let (client, wire, at) = server.connect_wire(Arc::clone(&mail), options).await?;
+        let connection = server.connect(options, listener).await?;
+        let client = &connection.client;
         let look = "SELECT pg_backend_pid() || ' ' || current_setting('server_version_num') || ' ' \
              || coalesce(current_setting('palisade.session', true), '') || ' ' || ";
-        let failed = |error: tokio_postgres::Error| fault::reading("connect", &error);
+        let failed = |error: SqlError| error::failed("connect", &error);
         let rows = client.simple_query(&format!("{look}{TIMELINE}")).await;
         let rows = rows.map_err(failed)?;
-        let Some(cell) = first_cell(&rows) else {
-            return fault::unreadable("connect");
-        };
-        let mut words = cell.splitn(4, ' ');
+        let mut words = first_cell(&rows).unwrap_or_default().splitn(4, ' ');
         let mut word = || words.next().unwrap_or_default();
         let (Ok(pid), Ok(version)) = (word().parse::<i32>(), word().parse::<u32>()) else {
-            return fault::unreadable("connect");
+            return error::unreadable("connect");
         };
-        let proven = word() == proof && announced(&client) == Some(pid);
+        let proven = word() == proof && announced(client) == Some(pid);
         if !proven && !trusted {
             return Err(no_session_locks("connect"));
         }
@@ -118,92 +111,83 @@ impl Own {
              WHERE current_setting('synchronous_commit') = 'off'; \
              LISTEN palisade_pid_{pid}"
         );
+        let mut idle = "palisade.idle";
         if version >= 140_000 {
+            idle = "idle_session_timeout";
             // While a statement waits for the lock, the server looks whether we are still there.
             setup.push_str("; SET client_connection_check_interval = 2000");
         }
         client.batch_execute(&setup).await.map_err(failed)?;
         Ok(Self {
-            client,
-            wire,
-            mail,
+            connection,
             pid,
-            at,
-            statements: Arc::clone(statements),
-            prepared: Default::default(),
+            blanks: Arc::clone(blanks),
+            prepared: Prepared::default(),
             timeline,
-            idle: match version >= 140_000 {
-                true => "idle_session_timeout",
-                false => "palisade.idle",
-            },
-            rests: AtomicU64::new(0),
+            idle,
+            idle_limit: AtomicU64::new(0),
             named: AtomicBool::new(false),
-            turn: tokio::sync::Mutex::default(),
+            naming: tokio::sync::Mutex::default(),
         })
     }
 
-    pub(super) async fn ask(
-        &self,
-        verb: Verb,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, tokio_postgres::Error> {
-        self.wire.settle_here();
-        self.send(verb, parameters).await
+    /// Whether its connection has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.connection.client.is_closed()
     }
 
-    /// Asks without taking the connection over, unless whoever drives it does not do so in time:
-    /// every move costs its user time.
+    async fn ask(
+        &self,
+        statement: impl Into<Statement>,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, SqlError> {
+        self.send(self.connection.here(), statement.into(), parameters)
+            .await
+    }
+
+    /// Asks without taking the connection over, unless the runtime that drives it does not do so
+    /// in time: every move costs its user time.
     async fn ask_from_afar(
         &self,
         verb: Verb,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, tokio_postgres::Error> {
-        let mut asked = std::pin::pin!(self.send(verb, parameters));
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, SqlError> {
+        let client = &self.connection.client;
+        let mut asked = std::pin::pin!(self.send(client, verb.into(), parameters));
         if let Ok(answer) = tokio::time::timeout(AFAR, &mut asked).await {
             return answer;
         }
-        self.wire.settle_here();
+        self.connection.here();
         asked.await
     }
 
     async fn send(
         &self,
-        verb: Verb,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, tokio_postgres::Error> {
-        let cell = &self.prepared[verb as usize];
-        let statement = match cell.get() {
-            Some(statement) => statement,
-            None => {
-                let (sql, types) = self.statements.of(verb, self.idle, self.pid);
-                let prepare = || self.client.prepare_typed(&sql, &types);
-                cell.get_or_try_init(prepare).await?
-            }
-        };
-        self.client.query(statement, parameters).await
-    }
-
-    /// Makes a connection answer here that is used past [`Own::ask`].
-    pub(super) fn here(&self) -> &Client {
-        self.wire.settle_here();
-        &self.client
+        client: &Client,
+        statement: Statement,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, SqlError> {
+        let text = || self.blanks.fill(statement, self.idle, self.pid);
+        let index = statement.index();
+        self.prepared.query(client, index, text, parameters).await
     }
 
     /// Takes the lock `key`, or waits for it; busy also when the server's history is another one
     /// afterwards.
     pub(super) async fn take(
         &self,
-        verb: Verb,
+        mut statement: Statement,
         key: &Key,
         ttl: Duration,
-    ) -> Result<Taken, tokio_postgres::Error> {
+    ) -> Result<Taken, SqlError> {
         let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-        let rows = match self.rests.load(Ordering::Relaxed) == millis && !verb.waits() {
-            true => self.ask(verb, &[key.sql()]).await?,
-            false => {
-                let idle = millis.to_string();
-                self.ask(verb.setting(), &[key.sql(), &idle]).await?
-            }
+        let waits = statement.verb == Verb::Block;
+        statement.setting = self.idle_limit.load(Ordering::Relaxed) != millis;
+        let rows = if statement.setting || waits {
+            let limit = millis.to_string();
+            self.ask(statement, &[key.sql(), &limit]).await?
+        } else {
+            self.ask(statement, &[key.sql()]).await?
         };
         let Some(row) = rows.first() else {
             return Ok(Taken::Busy);
@@ -212,8 +196,8 @@ impl Own {
         if token == Some(AWAY) {
             return Ok(Taken::Away);
         }
-        self.rests.store(millis, Ordering::Relaxed);
-        if verb.waits() && row.try_get::<_, &str>(2)? != self.timeline {
+        self.idle_limit.store(millis, Ordering::Relaxed);
+        if waits && row.try_get::<_, &str>(2)? != self.timeline {
             return Ok(Taken::Busy);
         }
         Ok(token.map_or(Taken::Busy, |token| Taken::Token(token.unsigned_abs())))
@@ -223,76 +207,61 @@ impl Own {
     /// `None` when another session answered.
     pub(super) async fn give(
         &self,
-        verb: Verb,
+        mut statement: Statement,
         key: &Key,
-    ) -> Result<Option<bool>, tokio_postgres::Error> {
-        let _turn = self.turn.lock().await;
-        let verb = match self.named.load(Ordering::Relaxed) {
-            true => verb.setting(),
-            false => verb,
-        };
-        let rows = self.ask(verb, &[key.sql()]).await?;
+    ) -> Result<Option<bool>, SqlError> {
+        let _naming = self.naming.lock().await;
+        statement.setting = self.named.load(Ordering::Relaxed);
+        let answer = self.whether(statement, key).await?;
         self.named.store(false, Ordering::Relaxed);
-        answer(&rows)
+        Ok(answer)
     }
 
-    /// Writes down who has the lock, and calls the session after it. Only in one's [`Own::turn`].
-    pub(super) async fn record(
+    /// Asks for yes or no; `None` when another session answered.
+    pub(super) async fn whether(
         &self,
-        record: &[&(dyn ToSql + Sync)],
-    ) -> Result<(), tokio_postgres::Error> {
+        statement: impl Into<Statement>,
+        key: &Key,
+    ) -> Result<Option<bool>, SqlError> {
+        let rows = self.ask(statement, &[key.sql()]).await?;
+        rows.first().map_or(Ok(None), |row| row.try_get(0))
+    }
+
+    /// Records who has the lock, and calls the session after it. Only while [`Session::naming`].
+    pub(super) async fn record(&self, record: Parameters<'_>) -> Result<(), SqlError> {
         self.named.store(true, Ordering::Relaxed);
         self.ask_from_afar(Verb::Record, record).await.map(drop)
     }
 
     /// When a session that is idle since `since` must not be used any more: it may be ended.
     pub(super) fn usable_until(&self, since: BootTime) -> BootTime {
-        match self.rests.load(Ordering::Relaxed) {
+        match self.idle_limit.load(Ordering::Relaxed) {
             0 => BootTime::NEVER,
             millis => since + Duration::from_millis(millis) / 2,
         }
     }
 
     /// Lets the session be idle for as long as it is.
-    pub(super) async fn rest(&self) -> Result<(), tokio_postgres::Error> {
+    pub(super) async fn rest(&self) -> Result<(), SqlError> {
         self.ask(Verb::Rest, &[]).await?;
-        self.rests.store(0, Ordering::Relaxed);
+        self.idle_limit.store(0, Ordering::Relaxed);
         Ok(())
     }
 
     /// Which of other sessions wait for a lock.
-    pub(super) async fn waiting(&self, pids: &[i32]) -> Result<Vec<i32>, tokio_postgres::Error> {
+    pub(super) async fn waiting(&self, pids: &[i32]) -> Result<Vec<i32>, SqlError> {
         let rows = self.ask(Verb::Waits, &[&pids]).await?;
         rows.iter().map(|row| row.try_get(0)).collect()
     }
 
-    /// Asks for yes or no; `None` when another session answered.
-    pub(super) async fn whether(
-        &self,
-        verb: Verb,
-        key: &Key,
-    ) -> Result<Option<bool>, tokio_postgres::Error> {
-        answer(&self.ask(verb, &[key.sql()]).await?)
-    }
-
     /// Begins the session's idle time anew.
-    pub(super) async fn beat(&self) -> Result<Beat, tokio_postgres::Error> {
+    pub(super) async fn beat(&self) -> Result<Beat, SqlError> {
         let rows = self.ask_from_afar(Verb::Beat, &[]).await?;
-        let timeline: Option<&str> = match rows.first() {
-            Some(row) => row.try_get(0)?,
-            None => None,
-        };
+        let timeline: Option<&str> = rows.first().map_or(Ok(None), |row| row.try_get(0))?;
         Ok(match timeline {
             Some(timeline) if timeline == self.timeline => Beat::Alive,
             Some(_) => Beat::Moved,
             None => Beat::Away,
         })
-    }
-}
-
-fn answer(rows: &[Row]) -> Result<Option<bool>, tokio_postgres::Error> {
-    match rows.first() {
-        Some(row) => row.try_get(0),
-        None => Ok(None),
     }
 }

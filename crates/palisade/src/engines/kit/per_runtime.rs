@@ -1,4 +1,4 @@
-//! `Links`: one connection per runtime, which fails fast while the server is down and comes back.
+//! `PerRuntime`: one connection per runtime, which fails fast while the server is down and comes back.
 //!
 //! Client libraries drive a connection by a task of the runtime that made it. The keeper renews
 //! from its own thread, so that a blocked or ended runtime of the caller costs no lock: it must
@@ -9,7 +9,7 @@
 //! fails at once with what the last one found. An attempt is a task of its own: a caller with
 //! little time leaves it to go on for the next one. A connection is given up when a call says that
 //! it broke, or when two answers in a row did not come in time: a frozen server looks alive. An
-//! engine gives it up ([`Links::broken`]) at the first renewal that is late: there is time for one
+//! engine gives it up ([`PerRuntime::broken`]) at the first renewal that is late: there is time for one
 //! more on another connection. A runtime that ends takes its connection with it.
 
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const LATE: u32 = 2;
 
 /// The connections of one engine.
-pub(crate) struct Links<C> {
+pub(crate) struct PerRuntime<C> {
     connect: Box<dyn Fn() -> BoxFuture<Result<C>> + Send + Sync>,
     connect_timeout: Duration,
     /// Whom it connects to, for messages.
@@ -98,7 +98,7 @@ impl<C> Drop for RuntimeEnd<C> {
     }
 }
 
-impl<C: Clone + Send + Sync + 'static> Links<C> {
+impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     /// Connects when it is asked to, with `connect`, for `connect_timeout` at the longest.
     pub(crate) fn new(
         connect_timeout: Duration,
@@ -287,10 +287,10 @@ pub(crate) async fn timed<T>(
 mod tests {
     use super::*;
 
-    fn counting() -> (Arc<AtomicU64>, Links<u64>) {
+    fn counting() -> (Arc<AtomicU64>, PerRuntime<u64>) {
         let made = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&made);
-        let links = Links::new(Duration::from_millis(50), move || {
+        let links = PerRuntime::new(Duration::from_millis(50), move || {
             let number = counter.fetch_add(1, Ordering::Relaxed);
             Box::pin(async move { Ok(number) })
         });
@@ -342,7 +342,7 @@ mod tests {
     fn a_runtime_that_ends_takes_its_connection_along() {
         let connection = Arc::new(());
         let given = Arc::clone(&connection);
-        let links = Links::new(Duration::from_secs(5), move || {
+        let links = PerRuntime::new(Duration::from_secs(5), move || {
             let connection = Arc::clone(&given);
             Box::pin(async move { Ok(connection) })
         });
@@ -364,7 +364,7 @@ mod tests {
     async fn a_caller_with_little_time_leaves_the_attempt_to_the_next() {
         let made = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&made);
-        let links = Links::new(Duration::from_secs(5), move || {
+        let links = PerRuntime::new(Duration::from_secs(5), move || {
             let number = counter.fetch_add(1, Ordering::Relaxed);
             Box::pin(async move {
                 tokio::time::sleep(Duration::from_secs(2)).await;
@@ -388,7 +388,7 @@ mod tests {
     async fn an_attempt_that_panics_is_made_again() {
         let made = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&made);
-        let links = Links::new(Duration::from_secs(5), move || {
+        let links = PerRuntime::new(Duration::from_secs(5), move || {
             let number = counter.fetch_add(1, Ordering::Relaxed);
             Box::pin(async move {
                 assert!(number > 0, "the first one");
@@ -403,7 +403,7 @@ mod tests {
     async fn while_it_is_down_calls_fail_at_once_and_attempts_are_rare() {
         let made = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&made);
-        let links: Links<()> = Links::new(Duration::from_millis(50), move || {
+        let links: PerRuntime<()> = PerRuntime::new(Duration::from_millis(50), move || {
             counter.fetch_add(1, Ordering::Relaxed);
             Box::pin(std::future::pending())
         });

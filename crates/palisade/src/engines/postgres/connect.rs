@@ -1,13 +1,10 @@
-//! `Server`: where PostgreSQL is, who asks, whether encrypted, and one connection to it.
+//! `Server`: where PostgreSQL is, who asks, whether encrypted, and how to connect to it.
 //!
-//! Passwords and certificates are read at each connect, since they are rotated. Every connection
-//! is driven by a task of the runtime that made it, which ends when the client is dropped; one for
-//! session locks can move. What the server says unasked (notifications, the end) goes to its
-//! [`Mail`].
+//! Passwords and certificates are read at each connect, since they are rotated. Of several hosts
+//! the first that takes writes is used.
 
 use std::future::poll_fn;
 use std::io;
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -15,17 +12,15 @@ use rustix::net::sockopt;
 use tokio::net::TcpStream;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::MakeTlsConnect;
-use tokio_postgres::{AsyncMessage, Client, Config, NoTls};
+use tokio_postgres::{Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::fault;
-use super::mail::Mail;
-use super::refused;
+use super::connection::{Connection, Listener, Protocol, Socket};
+use super::error;
 use super::schema::first_cell;
-use super::wire::{Driven, Socket, Wire};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url};
-use crate::engines::remote::{Host, Login, Tls};
+use crate::engines::kit::{Host, Login, Tls};
 
 /// A peer that does not answer for this long is given up by the kernel: 3 s of silence, then a
 /// probe every 2 s. Shorter would give up peers that are only slow.
@@ -57,13 +52,8 @@ struct Encryption {
     connector: MakeRustlsConnect,
 }
 
-/// A connection that nobody drives yet, its socket, and which of the hosts it leads to.
-struct Dialled {
-    client: Client,
-    connection: Box<dyn Driven>,
-    socket: Socket,
-    at: usize,
-}
+/// A connection that nobody drives yet, and its socket.
+type Dialled = (Client, Box<dyn Protocol>, Socket);
 
 impl Server {
     /// Takes what it needs out of a URL.
@@ -101,12 +91,12 @@ impl Server {
         if let Some(user) = &login.user {
             config.user(user);
         }
-        config
-            .application_name("palisade")
-            .ssl_mode(match encrypted {
-                true => SslMode::Require,
-                false => SslMode::Disable,
-            });
+        let mode = if encrypted {
+            SslMode::Require
+        } else {
+            SslMode::Disable
+        };
+        config.application_name("palisade").ssl_mode(mode);
         let count = u32::try_from(hosts.len()).unwrap_or(u32::MAX);
         Ok(Self {
             config,
@@ -128,34 +118,16 @@ impl Server {
         format!("{scheme}://{}", hosts.join(","))
     }
 
-    /// Connects, and drives the connection until the client is dropped.
+    /// Connects to the first host that takes writes, or to the only one. `options` are settings
+    /// for the session, as `-c name=value`.
     ///
     /// # Errors
     /// [`Kind::Unreachable`], [`Kind::Denied`] or [`Kind::Config`], as the server answers.
-    pub(super) async fn connect(&self, mail: Arc<Mail>) -> Result<Client> {
-        let dialled = self.dial_any(None).await?;
-        drive(dialled.connection, mail);
-        Ok(dialled.client)
-    }
-
-    /// Connects with a connection that can move between runtimes, and says to which host.
-    /// `options` are settings for the session, as `-c name=value`.
-    ///
-    /// # Errors
-    /// As [`Server::connect`].
-    pub(super) async fn connect_wire(
+    pub(super) async fn connect(
         &self,
-        mail: Arc<Mail>,
         options: Option<&str>,
-    ) -> Result<(Client, Arc<Wire>, usize)> {
-        let dialled = self.dial_any(options).await?;
-        let wire = Wire::new(dialled.connection, dialled.socket, mail);
-        wire.settle_here();
-        Ok((dialled.client, wire, dialled.at))
-    }
-
-    /// The first server that takes writes, or the only one.
-    async fn dial_any(&self, options: Option<&str>) -> Result<Dialled> {
+        listener: Listener,
+    ) -> Result<Connection> {
         let mut config = self.config.clone();
         if let Some(password) = self.login.fresh()?.password {
             config.password(password);
@@ -169,7 +141,9 @@ impl Server {
             let dialled = self.dial(at, &config, tls.as_ref());
             let dialled = tokio::time::timeout(self.patience, dialled).await;
             match dialled.unwrap_or_else(|_| Err(self.too_slow(at))) {
-                Ok(dialled) => return Ok(dialled),
+                Ok((client, protocol, socket)) => {
+                    return Ok(Connection::new(client, protocol, socket, at, listener));
+                }
                 // What is for people to mend is told rather than that another host is down.
                 Err(error) if told.as_ref().is_none_or(Error::is_transient) => told = Some(error),
                 Err(_) => {}
@@ -194,39 +168,34 @@ impl Server {
     ) -> Result<Dialled> {
         let host = &self.hosts[at];
         let socket = Socket::new(self.open(at).await?);
-        let stream = socket.clone();
-        let failed = |error| refused::why(host, error);
-        let (client, mut connection): (Client, Box<dyn Driven>) = match tls {
+        let failed = |error| error::connecting(host, &error);
+        let (client, mut protocol): (Client, Box<dyn Protocol>) = match tls {
             None => {
-                let connected = config.connect_raw(stream, NoTls).await;
+                let connected = config.connect_raw(socket.clone(), NoTls).await;
                 let (client, connection) = connected.map_err(failed)?;
                 (client, Box::new(connection))
             }
             Some(tls) => {
-                let tls = self.tls_for(tls, at)?;
-                let connected = config.connect_raw(stream, tls).await;
+                let connected = config
+                    .connect_raw(socket.clone(), self.tls_for(tls, at)?)
+                    .await;
                 let (client, connection) = connected.map_err(failed)?;
                 (client, Box::new(connection))
             }
         };
-        if self.hosts.len() > 1 && !takes_writes(&client, &mut *connection).await? {
+        if self.hosts.len() > 1 && !takes_writes(&client, &mut *protocol).await? {
             let message = format!("{host} takes no writes: it is a standby");
             return Err(Error::new(Kind::Unreachable, "connect", message));
         }
-        Ok(Dialled {
-            client,
-            connection,
-            socket,
-            at,
-        })
+        Ok((client, protocol, socket))
     }
 
     /// A socket to a server, with the timeouts of every connection of ours.
     async fn open(&self, at: usize) -> Result<TcpStream> {
         let host = &self.hosts[at];
-        let failed = |error: io::Error| refused::unreachable(host, &error);
+        let failed = |error: io::Error| error::unreachable(host, &error);
         let found = tokio::net::lookup_host((host.name.as_str(), host.port)).await;
-        let addresses: Vec<_> = found.map_err(|_| refused::unknown(host))?.collect();
+        let addresses: Vec<_> = found.map_err(|_| error::unknown_host(host))?.collect();
         let stream = TcpStream::connect(&*addresses).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         let millis = u32::try_from(UNACKNOWLEDGED.as_millis()).unwrap_or(u32::MAX);
@@ -262,12 +231,9 @@ impl Server {
         made.map_err(|_| config_error("the host's name can't be in a certificate"))
     }
 
-    /// Asks the server `at` to give up what `client` waits for.
-    ///
-    /// # Errors
-    /// As connecting.
-    pub(super) async fn cancel(&self, client: &Client, at: usize) -> Result<()> {
-        let cancel = client.cancel_token();
+    /// Asks the server to give up the statement that `connection` waits for.
+    pub(super) async fn cancel(&self, connection: &Connection) -> Result<()> {
+        let (at, cancel) = (connection.host, connection.client.cancel_token());
         let socket = Socket::new(self.open(at).await?);
         let cancelled = match self.connector()? {
             None => cancel.cancel_query_raw(socket, NoTls).await,
@@ -276,7 +242,7 @@ impl Server {
                 cancel.cancel_query_raw(socket, tls).await
             }
         };
-        cancelled.map_err(|error| refused::why(&self.hosts[at], error))
+        cancelled.map_err(|error| error::connecting(&self.hosts[at], &error))
     }
 }
 
@@ -287,10 +253,10 @@ fn has_certificates(url: &Url) -> bool {
 }
 
 /// Asks a fresh connection, which nobody drives yet.
-async fn takes_writes(client: &Client, connection: &mut dyn Driven) -> Result<bool> {
+async fn takes_writes(client: &Client, protocol: &mut dyn Protocol) -> Result<bool> {
     let ended = poll_fn(|cx| {
         loop {
-            match connection.poll(cx) {
+            match protocol.poll(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some(Ok(_))) => {}
                 Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
@@ -300,24 +266,11 @@ async fn takes_writes(client: &Client, connection: &mut dyn Driven) -> Result<bo
     let asked = client.simple_query("SHOW transaction_read_only");
     let rows = tokio::select! {
         biased;
-        rows = asked => rows.map_err(|error| fault::reading("connect", &error))?,
+        rows = asked => rows.map_err(|error| error::failed("connect", &error))?,
         () = ended => {
             let message = "the server ended the connection at once";
             return Err(Error::new(Kind::Unreachable, "connect", message));
         }
     };
     Ok(first_cell(&rows) == Some("off"))
-}
-
-/// Drives a connection and delivers its mail.
-fn drive(mut connection: Box<dyn Driven>, mail: Arc<Mail>) {
-    tokio::spawn(async move {
-        // However this ends, a runtime that is shut down included, whoever waits is told.
-        let _end = mail.end_when_dropped();
-        while let Some(Ok(message)) = poll_fn(|cx| connection.poll(cx)).await {
-            if let AsyncMessage::Notification(notification) = message {
-                mail.deliver(notification.payload());
-            }
-        }
-    });
 }

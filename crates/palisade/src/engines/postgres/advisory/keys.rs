@@ -4,7 +4,6 @@
 //! or the name itself as a number. It is derived from the name alone with `namespace=`, and from
 //! `NAMESPACE/NAME` otherwise. Two names with one number exclude each other: safe, and rare.
 
-use parking_lot::Mutex;
 use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
 use tokio_postgres::types::{ToSql, Type};
 
@@ -44,8 +43,6 @@ impl Key {
 pub(super) struct Keys {
     derivation: Derivation,
     namespace: String,
-    /// Who locks in a loop locks one name.
-    last: Mutex<Option<(Name, Key)>>,
 }
 
 fn config(message: &str) -> Error {
@@ -75,7 +72,6 @@ impl Keys {
         Ok(Self {
             derivation,
             namespace: namespace.to_owned(),
-            last: Mutex::default(),
         })
     }
 
@@ -84,18 +80,6 @@ impl Keys {
     /// # Errors
     /// [`Kind::InvalidName`] when it must be a number and is none.
     pub(super) fn of(&self, name: &Name) -> Result<Key> {
-        let mut last = self.last.lock();
-        if let Some((known, key)) = &*last
-            && known == name
-        {
-            return Ok(key.clone());
-        }
-        let key = self.derive(name)?;
-        *last = Some((name.clone(), key.clone()));
-        Ok(key)
-    }
-
-    fn derive(&self, name: &Name) -> Result<Key> {
         let text = match self.namespace.as_str() {
             "" => name.to_string(),
             namespace => format!("{namespace}/{name}"),
@@ -171,10 +155,7 @@ mod tests {
         }
         let raw = Keys::new(Some("raw"), "").unwrap();
         let key = |keys: &Keys, name| keys.of(&Name::new(name).unwrap());
-        for _ in 0..2 {
-            assert_eq!(key(&raw, "-7").unwrap(), Key::Number(-7));
-            assert_eq!(key(&raw, "8").unwrap(), Key::Number(8));
-        }
+        assert_eq!(key(&raw, "-7").unwrap(), Key::Number(-7));
         let bad = key(&raw, "x").unwrap_err();
         assert_eq!(bad.kind(), Kind::InvalidName);
         let spaced = Keys::new(Some("hashtext"), "shop").unwrap();

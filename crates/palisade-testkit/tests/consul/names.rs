@@ -4,7 +4,7 @@ use palisade::Kind;
 use palisade::core::report::Scope;
 use palisade_testkit::lab::trial::{NASTY, every_nasty_name};
 
-use crate::util::{beside_others, client};
+use crate::util::{beside_others, connected};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_name_locks_shows_and_goes() {

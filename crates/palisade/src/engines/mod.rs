@@ -12,9 +12,11 @@ pub(crate) mod kit;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "postgres")]
-#[allow(refining_impl_trait)]
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+
+// The former name of the kit.
 #[cfg(feature = "remote")]
-pub(crate) mod remote;
+#[allow(unused_imports)]
+pub(crate) use self::kit as remote;

@@ -4,8 +4,10 @@
 #![allow(dead_code, unused_imports)]
 
 pub(crate) mod alarms;
+pub(crate) mod cas;
 #[cfg(feature = "remote")]
 mod findings;
+pub(crate) mod finish;
 #[cfg(feature = "remote")]
 mod host;
 #[cfg(feature = "remote")]
@@ -13,6 +15,8 @@ mod login;
 #[cfg(feature = "remote")]
 mod per_runtime;
 pub(crate) mod push;
+pub(crate) mod shared_sessions;
+pub(crate) mod single_flight;
 #[cfg(feature = "remote")]
 mod tls;
 #[cfg(feature = "remote")]

@@ -1,7 +1,8 @@
-//! `Finish`: a future that goes on in the background when whoever waits for it is dropped.
+//! `finish`: a future that goes on in the background when its caller is dropped.
 //!
-//! It runs where it is awaited, so that an answer wakes nobody else in between; only when it is
-//! dropped unfinished does it become a task of the runtime.
+//! It runs where it is awaited, so that an answer wakes nobody else in between. Only when it is
+//! dropped unfinished does it become a task of the runtime, so that the table that it writes its
+//! outcome into learns it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,14 +12,14 @@ use tokio::runtime::Handle;
 
 use crate::core::engine::BoxFuture;
 
-/// See the module's text.
-pub(super) struct Finish<T: Send + 'static>(Option<BoxFuture<T>>);
-
-impl<T: Send + 'static> Finish<T> {
-    pub(super) fn new(future: impl Future<Output = T> + Send + 'static) -> Self {
-        Self(Some(Box::pin(future)))
-    }
+/// Runs a future to its end, whether or not the caller goes on waiting for it.
+pub(crate) fn finish<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> impl Future<Output = T> {
+    Finish(Some(Box::pin(future)))
 }
+
+struct Finish<T: Send + 'static>(Option<BoxFuture<T>>);
 
 impl<T: Send + 'static> Future for Finish<T> {
     type Output = T;
@@ -54,17 +55,16 @@ mod tests {
 
     #[tokio::test]
     async fn it_is_finished_also_when_it_is_dropped() {
-        assert_eq!(Finish::new(async { 7 }).await, 7);
+        assert_eq!(finish(async { 7 }).await, 7);
         let (go, gone) = oneshot::channel::<()>();
-        let (told, done) = oneshot::channel();
-        let mut finish = Finish::new(async move {
+        let (tell, told) = oneshot::channel();
+        let mut waits = Box::pin(finish(async move {
             let _ = gone.await;
-            let _ = told.send(());
-        });
-        let soon = std::time::Duration::from_millis(1);
-        assert!(tokio::time::timeout(soon, &mut finish).await.is_err());
-        drop(finish);
+            let _ = tell.send(());
+        }));
+        assert!(futures_util::FutureExt::now_or_never(&mut waits).is_none());
+        drop(waits);
         go.send(()).unwrap();
-        done.await.unwrap();
+        told.await.unwrap();
     }
 }

@@ -1,17 +1,14 @@
-//! What `connect` knows of this engine before it is opened, and how it is opened.
+//! What a `consul:` URL says, what the engine can do, and how it is opened.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::broadcast;
 
-use super::agents::{Access, Token};
-use super::api::{Api, Read};
-use super::book::Book;
-use super::check::{self, TTL_MIN};
+use super::client::{Access, Client, Read, Token};
+use super::inspect::{Agent, TTL_MIN};
 use super::keys::Keys;
-use super::wire::session_text;
-use super::{ConsulEngine, Shared};
+use super::{Consul, ConsulEngine};
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
 use crate::core::duration::parse_duration;
 use crate::core::dyn_engine::SharedEngine;
@@ -148,13 +145,14 @@ async fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
     let options = Options::take(&mut url, settings)?;
     let keys = Keys::new(&settings.namespace)?;
     let (hosts, encrypted) = (options.access.hosts.clone(), options.access.tls.is_some());
-    let api = Api::new(options.access)?;
-    api.connect().await?;
-    let agent = check::agent(&api).await?;
-    if api.is_elsewhere() {
+    let client = Client::new(options.access)?;
+    client.connect().await?;
+    let agent = Agent::read(&client).await?;
+    if client.is_elsewhere() {
         // What is asked of the agent itself does not tell.
         let marks = keys.marks();
-        api.read("connect", &marks, true, Read::Consistent).await?;
+        let read = client.read("connect", &marks, true, Read::Consistent);
+        read.await?;
     }
     let capability = Capability {
         ttl: TtlRange {
@@ -174,12 +172,12 @@ async fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
         ));
     }
     let default_ttl = settings.ttl.unwrap_or_else(|| capability.default_ttl());
-    Ok(Arc::new(Shared(Arc::new(ConsulEngine {
-        api,
+    Ok(Arc::new(ConsulEngine(Arc::new(Consul {
+        client,
         keys,
-        book: Book::default(),
-        turns: Default::default(),
-        making: Default::default(),
+        sessions: Default::default(),
+        flight: Default::default(),
+        maker: Default::default(),
         alarms: broadcast::channel(64).0,
         capability,
         default_ttl,
@@ -189,20 +187,6 @@ async fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
         encrypted,
         shown,
     }))))
-}
-
-impl ConsulEngine {
-    /// Ends all sessions, which releases whatever still hangs on them.
-    pub(super) async fn do_close(self: Arc<Self>) {
-        let sessions = self.book.close();
-        let destroy = sessions.into_iter().map(|session| {
-            let engine = Arc::clone(&self);
-            async move { engine.api.destroy_session(&session_text(session)).await }
-        });
-        // What can't be ended now ends by its ttl.
-        futures_util::future::join_all(destroy).await;
-        self.api.close();
-    }
 }
 
 #[cfg(test)]

@@ -175,7 +175,7 @@ impl Pair {
         let counts: Vec<u64> = granted
             .iter()
             .filter_map(|id| self.line.seat(*id))
-            .map(|s| s.counted)
+            .map(|s| s.sequence)
             .collect();
         assert!(counts.is_sorted() && counts.len() == granted.len());
     }
@@ -184,10 +184,10 @@ impl Pair {
         index.index(self.entered.max(1) as usize) as u32
     }
 
-    fn counted(&self, id: u32) -> u64 {
+    fn sequence(&self, id: u32) -> u64 {
         self.line
             .seat(ClaimId(id.into()))
-            .map_or(0, |seat| seat.counted)
+            .map_or(0, |seat| seat.sequence)
     }
 
     fn apply(&mut self, step: &Step) {
@@ -198,7 +198,7 @@ impl Pair {
                 let seat = Seat {
                     id: ClaimId(id.into()),
                     ask: *ask,
-                    counted: 0,
+                    sequence: 0,
                     expires: at(self.now + ttl),
                     ttl: Duration::from_nanos(*ttl),
                     evicted: false,
@@ -211,8 +211,8 @@ impl Pair {
             }
             Step::Leave(index) => {
                 let id = self.claim(index);
-                let counted = self.counted(id);
-                let removed = self.line.remove(ClaimId(id.into()), counted);
+                let sequence = self.sequence(id);
+                let removed = self.line.remove(ClaimId(id.into()), sequence);
                 self.settle();
                 assert_eq!(removed.is_some(), self.bench.leave(id));
             }
@@ -220,8 +220,8 @@ impl Pair {
                 // Another incarnation than the one that holds: nothing changes.
                 let id = self.claim(index);
                 if self.bench.get(id).is_some_and(|sitter| sitter.held) {
-                    let counted = self.counted(id) + 1;
-                    assert_eq!(self.line.remove(ClaimId(id.into()), counted), None);
+                    let sequence = self.sequence(id) + 1;
+                    assert_eq!(self.line.remove(ClaimId(id.into()), sequence), None);
                 }
             }
             Step::Renew(index) => {
@@ -241,12 +241,12 @@ impl Pair {
             }
             Step::Reweigh(index, ask) => {
                 let id = self.claim(index);
-                let counted = self.counted(id);
-                let amended = self.line.reweigh(ClaimId(id.into()), counted, *ask);
+                let sequence = self.sequence(id);
+                let amended = self.line.reweigh(ClaimId(id.into()), sequence, *ask);
                 self.settle();
                 assert_eq!(amended, self.bench.reweigh(id, *ask), "{id} to {ask:?}");
                 if amended == Amended::Done {
-                    assert_eq!(self.counted(id), counted, "the count stays");
+                    assert_eq!(self.sequence(id), sequence, "the count stays");
                 }
             }
         }
@@ -265,7 +265,7 @@ impl Pair {
             .line
             .seats
             .iter()
-            .map(|s| s.counted)
+            .map(|s| s.sequence)
             .filter(|c| *c > 0)
             .collect();
         assert!(

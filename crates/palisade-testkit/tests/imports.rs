@@ -1,6 +1,6 @@
 //! The direction of imports, and who may do what: core names no engine and no primitive, an
-//! engine names no primitive, only the keeper renews (it alone makes what a renewal is asked
-//! with), only the command's entry picks exit codes.
+//! engine names no primitive, only the command's entry picks exit codes. (That only the keeper
+//! renews is for the compiler to say: see `Lease`.)
 
 #![allow(clippy::unwrap_used)]
 
@@ -46,12 +46,6 @@ const RULES: &[Rule] = &[
         words: &["crate::engines", "crate::connect"],
         except: &[],
         why: "a primitive names no engine",
-    },
-    Rule {
-        under: "crates/palisade/src",
-        words: &[" Lease {", "(Lease {"],
-        except: &["core/keeper/ledger.rs", "core/ticket.rs"],
-        why: "only the keeper makes leases to renew",
     },
     Rule {
         under: "crates/palisade/src",
@@ -135,27 +129,19 @@ fn imports_point_one_way() {
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
-/// The test can see: the keeper does renew, and the command does pick exit codes.
+/// The test can see: without its exceptions it finds where the command picks exit codes.
 #[test]
 fn the_exceptions_are_in_use() {
-    let renews = Rule {
-        except: &["core/ticket.rs"],
-        ..rule("only the keeper makes leases to renew")
+    let rule = RULES.iter().find(|rule| !rule.except.is_empty()).unwrap();
+    let bare = Rule {
+        except: &[],
+        ..*rule
     };
-    assert!(
-        breaches(&renews)
-            .iter()
-            .any(|breach| breach.contains("core/keeper"))
-    );
-    let text = "KeptLease {\n// Lease {\n    (Lease { id })\n#[cfg(test)]\n(Lease {";
+    assert!(!breaches(&bare).is_empty());
+    let text = "at\n// process::exit\n    process::exit(1)\n#[cfg(test)]\nprocess::exit(2)";
     let seen: Vec<usize> = code(text)
-        .filter(|(_, l)| renews.words.iter().any(|word| l.contains(word)))
+        .filter(|(_, line)| line.contains("process::exit"))
         .map(|(at, _)| at)
         .collect();
     assert_eq!(seen, [3]);
-}
-
-fn rule(why: &str) -> Rule {
-    let rule = RULES.iter().find(|rule| rule.why == why).unwrap();
-    Rule { ..*rule }
 }

@@ -16,7 +16,7 @@ use palisade::core::engine::{
 };
 use palisade::core::error::Result;
 use palisade::core::report::{LineReport, Scope};
-use palisade::core::ticket::{Armed, Lease, Ticket};
+use palisade::core::ticket::{Lease, LeaseStart, Ticket};
 use palisade::core::url::Url;
 use palisade_testkit::conformance::Verdict;
 use palisade_testkit::engine::{EngineUnderTest, Site};
@@ -142,8 +142,8 @@ impl Layer for Flawed {
                 if self.has(Flaw::ArmedAfterTheReply) {
                     armed = late(armed);
                 }
-                if let (Flaw::RandomTokens, Place::Held { counted }) = (self.flaw, &mut place) {
-                    *counted = u64::from(rand::random::<u32>()) + 1;
+                if let (Flaw::RandomTokens, Place::Held { sequence }) = (self.flaw, &mut place) {
+                    *sequence = u64::from(rand::random::<u32>()) + 1;
                 }
                 Entered::In {
                     ticket,
@@ -164,7 +164,7 @@ impl Layer for Flawed {
             }
             Flaw::PushIsGrant => {
                 inner.wait(ticket, until).await?;
-                Ok(Place::Held { counted: 1 })
+                Ok(Place::Held { sequence: 1 })
             }
             Flaw::SleepsWhenGone => match inner.wait(ticket, until).await? {
                 Place::Gone => {
@@ -178,7 +178,7 @@ impl Layer for Flawed {
     }
 
     async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
-        let now = Armed {
+        let now = LeaseStart {
             sent: BootTime::now(),
             ttl: Duration::from_secs(1),
         };
@@ -249,8 +249,8 @@ fn is_in(line: &LineReport, id: &str) -> bool {
         .any(|claim| claim.id == id)
 }
 
-fn late(armed: Armed) -> Armed {
-    Armed {
+fn late(armed: LeaseStart) -> LeaseStart {
+    LeaseStart {
         sent: armed.sent + Duration::from_millis(100),
         ..armed
     }

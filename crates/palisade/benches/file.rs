@@ -158,10 +158,7 @@ fn renewal(dir: &Path) {
 
 fn lease(hold: &palisade::Hold) -> Lease {
     let ticket = hold.ticket();
-    Lease {
-        id: ticket.lease,
-        ticket: Some(ticket.clone()),
-    }
+    Lease::in_a_test(ticket)
 }
 
 fn start(dir: &Path) {

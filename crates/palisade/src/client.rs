@@ -257,8 +257,8 @@ impl Client {
     ///
     /// # Errors
     /// [`Kind::Unusable`] when the engine's counter has outgrown the token.
-    pub fn token(&self, counted: u64) -> Result<Token> {
-        self.era.stamp(counted)
+    pub fn token(&self, sequence: u64) -> Result<Token> {
+        self.era.stamp(sequence)
     }
 
     /// Looks at the engine itself: its version, its clock, and unsafe settings.

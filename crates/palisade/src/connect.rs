@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::client::Client;
 #[cfg(feature = "baseline")]
 use crate::core::baseline::Baseline;
-use crate::core::card::{Card, Offer};
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, Kind, Result};
+use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url, nearest};
 use crate::fence::FileFence;
 
@@ -141,39 +141,39 @@ pub fn open_fence(url: &str) -> Result<FileFence> {
 
 /// The engines of this build. Adding one is one line here; of two that do the same, the first is
 /// advised.
-const OFFERS: &[Offer] = &[
+const OFFERS: &[EngineFactory] = &[
     #[cfg(feature = "etcd")]
-    crate::engines::etcd::OFFER,
+    crate::engines::etcd::FACTORY,
     #[cfg(feature = "consul")]
-    crate::engines::consul::OFFER,
+    crate::engines::consul::FACTORY,
     #[cfg(feature = "file")]
-    crate::engines::file::OFFER,
+    crate::engines::file::FACTORY,
     #[cfg(feature = "memory")]
-    crate::engines::memory::OFFER,
+    crate::engines::memory::FACTORY,
     #[cfg(feature = "redis")]
-    crate::engines::redis::OFFER,
+    crate::engines::redis::FACTORY,
     #[cfg(feature = "postgres")]
-    crate::engines::postgres::OFFER,
+    crate::engines::postgres::FACTORY,
     #[cfg(feature = "postgres")]
-    crate::engines::postgres::advisory::OFFER,
+    crate::engines::postgres::advisory::FACTORY,
 ];
 
 /// What this build can connect to, by name.
-pub fn cards() -> Vec<Card> {
-    OFFERS.iter().map(|offer| offer.card).collect()
+pub fn registry() -> Vec<EngineInfo> {
+    OFFERS.iter().map(|offer| offer.info).collect()
 }
 
 /// The schemes that this build knows.
 pub fn schemes() -> Vec<&'static str> {
     OFFERS
         .iter()
-        .flat_map(|offer| offer.card.schemes)
+        .flat_map(|offer| offer.info.schemes)
         .copied()
         .collect()
 }
 
-fn offer(url: &Url) -> Result<&'static Offer> {
-    let offered = |offer: &&Offer| offer.card.schemes.contains(&url.scheme.as_str());
+fn offer(url: &Url) -> Result<&'static EngineFactory> {
+    let offered = |offer: &&EngineFactory| offer.info.schemes.contains(&url.scheme.as_str());
     OFFERS.iter().find(offered).ok_or_else(|| unknown(url))
 }
 

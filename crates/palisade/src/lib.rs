@@ -30,10 +30,9 @@ mod primitives;
 pub use client::{Client, Which};
 #[cfg(feature = "baseline")]
 pub use connect::baseline;
-pub use connect::{Prepared, cards, connect, connect_existing, open_fence, prepare, schemes};
+pub use connect::{Prepared, connect, connect_existing, open_fence, prepare, registry, schemes};
 pub use core::acquire::Request;
 pub use core::capability::{Capability, Class, Permits, Tokens, TtlRange};
-pub use core::card::Card;
 pub use core::claim::{Ask, ClaimId, Mode};
 pub use core::clock::BootTime;
 pub use core::duration::parse_duration;
@@ -43,10 +42,11 @@ pub use core::events::{Ending, Event, Observer, Renewed};
 pub use core::hold::Hold;
 pub use core::name::Name;
 pub use core::owner::Owner;
-pub use core::pulse::{Loss, LossReason};
+pub use core::registry::EngineInfo;
 pub use core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 pub use core::token::{Era, Token};
 pub use core::url::{Settings, Url};
+pub use core::validity::{Loss, LossReason};
 pub use core::wait::{Patience, Retry};
 pub use primitives::{
     Elected, Election, Leader, Leadership, MultiHold, MultiLock, Mutex, ReentrantHold,

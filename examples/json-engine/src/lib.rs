@@ -15,7 +15,7 @@ use palisade::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
 use palisade::core::line::{Line, Seat};
-use palisade::core::ticket::{Armed, Lease, LeaseId, Ticket};
+use palisade::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 use palisade::{
     BootTime, Capability, Checkup, ClaimId, Class, Client, Error, Kind, LineReport, Name, Permits,
     Result, Scope, Tokens, TtlRange, Url,
@@ -123,7 +123,7 @@ impl Engine for JsonEngine {
                 line.push(Seat {
                     id: claim.id,
                     ask: claim.ask,
-                    counted: 0,
+                    sequence: 0,
                     expires: now + claim.ttl,
                     ttl: claim.ttl,
                     evicted: false,
@@ -144,10 +144,10 @@ impl Engine for JsonEngine {
             let left = seat.expires.saturating_since(now);
             Ok(Entered::In {
                 ticket: Ticket {
-                    counted: seat.counted,
+                    sequence: seat.sequence,
                     ..Ticket::own(claim.name.clone(), claim.id)
                 },
-                armed: Armed { sent, ttl: left },
+                armed: LeaseStart { sent, ttl: left },
                 place: seat.place(),
             })
         };
@@ -173,13 +173,13 @@ impl Engine for JsonEngine {
         for ticket in leases.into_iter().filter_map(|lease| lease.ticket) {
             let sent = BootTime::now();
             let renew = |_: &mut State, line: &mut Line<Extra>, now: BootTime| match line
-                .incarnation_mut(ticket.claim, ticket.counted)
+                .incarnation_mut(ticket.claim, ticket.sequence)
             {
                 None => Renewal::Lost,
                 Some(seat) if seat.evicted => Renewal::Evicted,
                 Some(seat) => {
                     seat.expires = now + seat.ttl;
-                    Renewal::Held(Armed {
+                    Renewal::Held(LeaseStart {
                         sent,
                         ttl: seat.ttl,
                     })
@@ -193,8 +193,8 @@ impl Engine for JsonEngine {
 
     async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
         let amend = |_: &mut State, line: &mut Line<Extra>, _| match amendment {
-            Amendment::Ask(ask) => line.reweigh(ticket.claim, ticket.counted, ask),
-            Amendment::Value(value) => match line.incarnation_mut(ticket.claim, ticket.counted) {
+            Amendment::Ask(ask) => line.reweigh(ticket.claim, ticket.sequence, ask),
+            Amendment::Value(value) => match line.incarnation_mut(ticket.claim, ticket.sequence) {
                 None => Amended::Gone,
                 Some(seat) => {
                     seat.extra.value = Some(value);
@@ -207,9 +207,9 @@ impl Engine for JsonEngine {
 
     async fn leave(&self, ticket: Ticket) -> Result<Left> {
         let leave = |state: &mut State, line: &mut Line<Extra>, now| {
-            let left = line.remove(ticket.claim, ticket.counted);
+            let left = line.remove(ticket.claim, ticket.sequence);
             // A request for it may still be under way: it must not come true afterwards.
-            if ticket.in_doubt || (left.is_none() && ticket.counted == 0) {
+            if ticket.in_doubt || (left.is_none() && ticket.sequence == 0) {
                 state.bury(ticket.claim, now);
             }
             left.map_or(Left::Absent, |_| Left::Done)

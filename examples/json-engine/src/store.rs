@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) struct State {
     /// The sequence number of the last grant. The clock is its floor, so that tokens rise even if
     /// the file is lost.
-    pub(crate) counted: u64,
+    pub(crate) sequence: u64,
     /// Rises with every change.
     pub(crate) version: u64,
     /// Rises with every eviction.
@@ -36,7 +36,7 @@ struct Record {
     id: String,
     /// Weight and capacity; nothing for the whole line.
     part: Option<(u32, u32)>,
-    counted: u64,
+    sequence: u64,
     expires: u64,
     ttl: Duration,
     evicted: bool,
@@ -60,7 +60,7 @@ impl Record {
                     weight,
                     capacity,
                 }),
-            counted: self.counted,
+            sequence: self.sequence,
             expires: BootTime::from_nanos(self.expires),
             ttl: self.ttl,
             evicted: self.evicted,
@@ -75,7 +75,7 @@ impl Record {
                 Ask::Whole => None,
                 Ask::Part { weight, capacity } => Some((weight, capacity)),
             },
-            counted: seat.counted,
+            sequence: seat.sequence,
             expires: seat.expires.as_nanos(),
             ttl: seat.ttl,
             evicted: seat.evicted,
@@ -100,7 +100,7 @@ impl State {
     }
 
     pub(crate) fn settle(&mut self, line: &mut Line<Extra>, now: BootTime) {
-        let (last, clock) = (&mut self.counted, UNIX_EPOCH.elapsed());
+        let (last, clock) = (&mut self.sequence, UNIX_EPOCH.elapsed());
         let floor = clock.map_or(0, |since| since.as_micros() as u64);
         line.settle(now, || {
             *last = floor.max(*last + 1);

@@ -1,6 +1,6 @@
 //! `palisade guide`: which engine, which URL and which ttl, and why.
 //!
-//! Everything that it says of an engine is made of the engines' own cards and capability data;
+//! Everything that it says of an engine is made of the registry of engines and their capabilities;
 //! `needs` has the list of needs, each with its test of that data.
 
 mod needs;
@@ -9,13 +9,13 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::time::Duration;
 
 use palisade::core::url::nearest;
-use palisade::{Card, Tokens};
+use palisade::{EngineInfo, Tokens};
 use serde::Serialize;
 
 use self::needs::{NEEDS, Need};
 use crate::abilities::meaning;
 use crate::args::Global;
-use crate::exit::{Failure, Outcome, Verdict};
+use crate::exit::{Failure, Verdict};
 
 /// What engines are made for, whether or not this build has them; and other names for them.
 const KNOWN: &[(&str, &[&str])] = &[
@@ -92,12 +92,9 @@ impl Guide {
             }
             self.ask()?;
         }
-        let answer = decide(&self.need, &self.have, &palisade::cards());
-        global.printer().answer(&answer, Answer::text)?;
-        Ok(match answer.advice {
-            Some(_) => Outcome::Done,
-            None => Outcome::No,
-        })
+        let answer = decide(&self.need, &self.have, &palisade::registry());
+        let found = answer.advice.is_some();
+        global.printer().reply(&answer, Answer::text, found)
     }
 
     /// Asks the person at the terminal.
@@ -105,8 +102,7 @@ impl Guide {
         let needs = format!("What must the lock do?\n{}", needs::list());
         self.need = ask(&needs, "needs, by comma", parse_need)?;
         if self.have.is_empty() {
-            let names: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
-            let have = format!("\nWhat is there already?\n  {}\n", names.join(", "));
+            let have = format!("\nWhat is there already?\n  {}\n", known().join(", "));
             self.have = ask(&have, "names, by comma, or Enter for nothing", parse_have)?;
         }
         if self.need.is_empty() {
@@ -130,9 +126,7 @@ fn ask<T>(
         let mut line = String::new();
         let length = std::io::stdin().lock().read_line(&mut line);
         if length.map_err(|error| Failure::Usage(format!("can't read the answer: {error}")))? == 0 {
-            return Err(Failure::Usage(
-                "no answer; say it with --need and --have".into(),
-            ));
+            return Err(Failure::Usage("no answer; use --need and --have".into()));
         }
         let words = line
             .split([',', ' ', '\n', '\t'])
@@ -151,24 +145,19 @@ fn parse_need(word: &str) -> Result<&'static Need, String> {
 
 fn parse_have(word: &str) -> Result<&'static str, String> {
     let lower = word.to_lowercase();
-    let found = KNOWN
-        .iter()
-        .find(|(name, others)| *name == lower || others.contains(&&*lower));
-    let found = found.map(|(name, _)| *name);
-    // An engine that the list forgot is known by its card.
-    let cards = || {
-        palisade::cards()
-            .into_iter()
-            .map(|card| card.name)
-            .find(|name| *name == lower)
-    };
-    found.or_else(cards).ok_or_else(|| {
-        let mut names: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
-        names.extend(palisade::cards().iter().map(|card| card.name));
-        names.sort_unstable();
-        names.dedup();
-        unknown(word, names)
-    })
+    let alias = KNOWN.iter().find(|(_, others)| others.contains(&&*lower));
+    let named = || known().into_iter().find(|name| *name == lower);
+    let found = alias.map(|(name, _)| *name).or_else(named);
+    found.ok_or_else(|| unknown(word, known()))
+}
+
+/// The names of engines, those of this build included.
+fn known() -> Vec<&'static str> {
+    let mut names: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
+    names.extend(palisade::registry().iter().map(|info| info.name));
+    names.sort_unstable();
+    names.dedup();
+    names
 }
 
 fn unknown(word: &str, known: Vec<&'static str>) -> String {
@@ -179,82 +168,64 @@ fn unknown(word: &str, known: Vec<&'static str>) -> String {
     format!("{hint}known are {}", known.join(", "))
 }
 
-/// Whether a card is for what is there: by its name, or by a scheme such as `postgres+advisory`.
-fn is_of(card: &Card, have: &str) -> bool {
-    let schemes = card.schemes.iter();
+/// Whether a info is for what is there: by its name, or by a scheme such as `postgres+advisory`.
+fn is_of(info: &EngineInfo, have: &str) -> bool {
+    let schemes = info.schemes.iter();
     let mut bases = schemes.filter_map(|scheme| scheme.split('+').next());
-    card.name == have || bases.any(|base| base == have)
+    info.name == have || bases.any(|base| base == have)
 }
 
 /// Chooses among the engines of this build: what the user has before what needs nothing, then
 /// the better class, then durable tokens, then the order in which they are offered.
-fn decide(needs: &[&'static Need], have: &[&'static str], cards: &[Card]) -> Answer {
-    let named = |card: &Card| have.iter().any(|have| is_of(card, have));
+fn decide(needs: &[&'static Need], have: &[&'static str], infos: &[EngineInfo]) -> Answer {
+    let named = |info: &EngineInfo| have.iter().any(|have| is_of(info, have));
     // What needs no server is there anyway; without a word of what is there, all are candidates.
-    let there = |card: &Card| have.is_empty() || named(card) || !needs::has_hosts(card);
-    let unmet = |card: &Card| -> Vec<String> {
-        let unmet = needs.iter().filter(|need| !(need.fits)(card));
-        unmet
-            .map(|need| format!("{}: {}", need.word, (need.why)(card)))
-            .collect()
+    let there = |info: &EngineInfo| have.is_empty() || named(info) || !needs::has_hosts(info);
+    let unmet = |info: &EngineInfo| -> Vec<String> {
+        let unmet = needs.iter().filter(|need| !(need.fits)(info));
+        unmet.map(|need| need.says(info)).collect()
     };
-    let mut ranked: Vec<&Card> = cards.iter().collect();
-    ranked.sort_by_key(|card| {
-        let fits = unmet(card).is_empty();
-        let durable = card.capability.tokens == Tokens::Durable;
+    let mut ranked: Vec<&EngineInfo> = infos.iter().collect();
+    ranked.sort_by_key(|info| {
+        let fits = unmet(info).is_empty();
+        let durable = info.capability.tokens == Tokens::Durable;
         // Nobody is sent to install a server without a need for it.
-        let extra = have.is_empty() && needs::has_hosts(card);
-        (
-            !fits,
-            !there(card),
-            !named(card),
-            extra,
-            card.capability.class,
-            !durable,
-        )
+        let extra = have.is_empty() && needs::has_hosts(info);
+        let class = info.capability.class;
+        (!fits, !there(info), !named(info), extra, class, !durable)
     });
     let chosen = ranked
         .first()
-        .copied()
-        .filter(|card| unmet(card).is_empty() && there(card));
-    let others = ranked
-        .iter()
-        .filter(|card| Some(card.name) != chosen.map(|chosen| chosen.name));
+        .filter(|info| unmet(info).is_empty() && there(info));
+    let other = |info: &&EngineInfo| {
+        let mut why = unmet(info);
+        let fits = why.is_empty();
+        let class = info.capability.class;
+        match (fits, there(info)) {
+            (true, false) => why.push(format!("would need {}", info.needs)),
+            (true, true) => why.push(format!("class {class}: {}", meaning(class))),
+            (false, _) => {}
+        }
+        let engine = info.name;
+        Other { engine, fits, why }
+    };
+    let lacks = |have: &&&str| !infos.iter().any(|info| is_of(info, have));
     Answer {
         needs: needs.iter().map(|need| need.word).collect(),
         have: have.to_vec(),
-        lacking: have
+        lacking: have.iter().filter(lacks).copied().collect(),
+        advice: chosen.map(|info| Advice::new(info, needs)),
+        others: ranked
             .iter()
-            .copied()
-            .filter(|have| !cards.iter().any(|card| is_of(card, have)))
-            .collect(),
-        advice: chosen.map(|card| Advice::new(card, needs)),
-        others: others
-            .map(|card| {
-                let mut why = unmet(card);
-                let fits = why.is_empty();
-                if fits && !there(card) {
-                    why.push(format!("would need {}", card.needs));
-                } else if fits {
-                    why.push(format!(
-                        "class {}: {}",
-                        card.capability.class,
-                        meaning(card.capability.class)
-                    ));
-                }
-                Other {
-                    engine: card.name,
-                    fits,
-                    why,
-                }
-            })
+            .skip(usize::from(chosen.is_some()))
+            .map(other)
             .collect(),
     }
 }
 
 impl Advice {
-    fn new(card: &Card, needs: &[&'static Need]) -> Self {
-        let capability = card.capability;
+    fn new(info: &EngineInfo, needs: &[&'static Need]) -> Self {
+        let capability = info.capability;
         let leads = needs.iter().any(|need| need.word == "election");
         let wanted = match leads {
             true => LEADER_TTL.clamp(capability.ttl.min, capability.ttl.max),
@@ -263,18 +234,15 @@ impl Advice {
         let ttl = capability.explicit_ttl(wanted).unwrap_or(wanted);
         let shown = humantime::format_duration(ttl);
         let url = match ttl == capability.default_ttl() {
-            true => card.example.to_owned(),
+            true => info.example.to_owned(),
             false => {
-                let sign = if card.example.contains('?') { '&' } else { '?' };
+                let sign = if info.example.contains('?') { '&' } else { '?' };
                 let seconds = ttl.as_secs();
-                format!("{}{sign}ttl={seconds}s", card.example)
+                format!("{}{sign}ttl={seconds}s", info.example)
             }
         };
         let class = capability.class;
-        let mut why: Vec<String> = needs
-            .iter()
-            .map(|need| format!("{}: {}", need.word, (need.why)(card)))
-            .collect();
+        let mut why: Vec<String> = needs.iter().map(|need| need.says(info)).collect();
         why.push(format!("class {class}: {}", meaning(class)));
         why.push(match leads {
             true => format!("ttl {shown}: a leader that is cut off is replaced after it"),
@@ -283,47 +251,38 @@ impl Advice {
             ),
         });
         Self {
-            engine: card.name,
+            engine: info.name,
             url,
             ttl_ms: ttl.as_millis() as u64,
             class: class.to_string(),
             why,
-            requires: card.needs,
+            requires: info.needs,
         }
     }
 }
 
 impl Answer {
     fn text(&self) -> String {
-        let mut text = String::new();
-        match &self.advice {
-            Some(advice) => {
-                let Advice {
-                    engine,
-                    url,
-                    requires,
-                    ..
-                } = advice;
-                text.push_str(&format!("Use {engine}: {requires}.\n\n  {url}\n\n"));
-                for why in &advice.why {
-                    text.push_str(&format!("- {why}\n"));
-                }
-                text.push_str(&format!(
-                    "\nTry it: palisade run my-lock --url '{url}' -- true\n"
-                ));
+        let mut text = match &self.advice {
+            Some(Advice {
+                engine,
+                url,
+                requires,
+                why,
+                ..
+            }) => {
+                let why: String = why.iter().map(|why| format!("- {why}\n")).collect();
+                let run = format!("palisade run my-lock --url '{url}' -- true");
+                format!("Use {engine}: {requires}.\n\n  {url}\n\n{why}\nTry it: {run}\n")
             }
-            None => text.push_str("No engine of this build does all of that with what there is.\n"),
-        }
+            None => "No engine of this build does all of that with what there is.\n".to_owned(),
+        };
         if !self.others.is_empty() {
             text.push_str("\nThe others:\n");
         }
-        for other in &self.others {
-            let fits = if other.fits { "would do" } else { "no" };
-            text.push_str(&format!(
-                "- {} ({fits}): {}\n",
-                other.engine,
-                other.why.join("; ")
-            ));
+        for Other { engine, fits, why } in &self.others {
+            let fits = if *fits { "would do" } else { "no" };
+            text.push_str(&format!("- {engine} ({fits}): {}\n", why.join("; ")));
         }
         for lacking in &self.lacking {
             text.push_str(&format!(

@@ -94,7 +94,10 @@ async fn value_is_replaced_and_shown(fx: Fixture) {
         let amended = held.amend(Amendment::Value(value.into())).await;
         assert_eq!(amended, Amended::Done);
         assert_eq!(shown().await.as_deref(), Some(value));
-        assert_eq!(line.shown().await.holders[0].counted, Some(held.counted()));
+        assert_eq!(
+            line.shown().await.holders[0].sequence,
+            Some(held.sequence())
+        );
     }
 }
 

@@ -48,8 +48,8 @@ async fn free_line_is_held_at_once(fx: Fixture) {
     let shown = line.shown().await.holders;
     assert_eq!(shown.len(), 1, "holders shown");
     assert_eq!(shown[0].id, held.id());
-    assert_eq!(shown[0].counted, Some(held.counted()));
-    assert_eq!(held.ticket.counted, held.counted(), "the ticket's count");
+    assert_eq!(shown[0].sequence, Some(held.sequence()));
+    assert_eq!(held.ticket.sequence, held.sequence(), "the ticket's count");
 }
 
 async fn counts_rise_with_every_grant(fx: Fixture) {
@@ -58,8 +58,8 @@ async fn counts_rise_with_every_grant(fx: Fixture) {
     let mut last = 0;
     for line in lines.iter().cycle().take(10) {
         let held = line.held(Whole).await;
-        assert!(held.counted() > last, "{} after {last}", held.counted());
-        last = held.counted();
+        assert!(held.sequence() > last, "{} after {last}", held.sequence());
+        last = held.sequence();
         held.leave().await;
     }
 }
@@ -67,13 +67,13 @@ async fn counts_rise_with_every_grant(fx: Fixture) {
 async fn counts_rise_along_the_line(fx: Fixture) {
     let line = fx.line("rising");
     let mut held = line.held(Whole).await;
-    let mut last = held.counted();
+    let mut last = held.sequence();
     for _ in 0..5 {
         let next = line.waiting(Whole).await;
         held.leave().await;
-        let counted = next.granted().await;
-        assert!(counted > last, "{counted} after {last}");
-        last = counted;
+        let sequence = next.granted().await;
+        assert!(sequence > last, "{sequence} after {last}");
+        last = sequence;
         held = next;
     }
 }
@@ -82,8 +82,8 @@ async fn counts_rise_after_a_lease_ended(fx: Fixture) {
     let line = fx.line("rising");
     let first = line.brief().held(Whole).await;
     let next = line.waiting(Whole).await;
-    let counted = next.granted_within(first.after_its_end()).await;
-    assert!(counted > first.counted());
+    let sequence = next.granted_within(first.after_its_end()).await;
+    assert!(sequence > first.sequence());
 }
 
 async fn queued_claim_waits(fx: Fixture) {
@@ -102,7 +102,7 @@ async fn queued_claim_takes_the_last_place(fx: Fixture) {
         waiting.push(line.waiting(Whole).await.id());
         assert_eq!(line.ids().await.1, waiting);
         let shown = line.shown().await.waiters;
-        assert!(shown.iter().all(|w| w.counted.is_none()), "{shown:?}");
+        assert!(shown.iter().all(|w| w.sequence.is_none()), "{shown:?}");
     }
 }
 
@@ -136,7 +136,7 @@ async fn same_id_is_the_same_ticket(fx: Fixture) {
         assert_eq!(again.place, first.place);
         assert_eq!(again.ticket.claim, first.ticket.claim);
         assert_eq!(again.ticket.lease, first.ticket.lease);
-        assert_eq!(again.ticket.counted, first.ticket.counted);
+        assert_eq!(again.ticket.sequence, first.ticket.sequence);
     }
     assert_eq!(line.length().await, (1, 0));
 }
@@ -159,8 +159,8 @@ async fn same_id_says_where_it_stands_now(fx: Fixture) {
     let waiting = line.enter(claim.clone()).await;
     assert_eq!(waiting.place, Place::Waiting);
     first.leave().await;
-    let counted = waiting.granted().await;
-    assert_eq!(line.enter(claim).await.place, Place::Held { counted });
+    let sequence = waiting.granted().await;
+    assert_eq!(line.enter(claim).await.place, Place::Held { sequence });
 }
 
 async fn left_before_it_arrived_is_busy(fx: Fixture) {

@@ -95,7 +95,7 @@ async fn removed_holder_is_replaced(fx: Fixture) {
     let held = line.held(Whole).await;
     let next = line.waiting(Whole).await;
     assert!(held.evict(Eviction::Remove).await, "the holder is there");
-    assert!(next.granted().await > held.counted());
+    assert!(next.granted().await > held.sequence());
     assert!(!held.evict(Eviction::Remove).await, "it was there twice");
     held.must_own_lease();
     assert_is!(held.renew().await, Renewal::Lost);

@@ -19,7 +19,7 @@ use palisade::core::engine::{Amended, Amendment, Engine, Entered, Eviction, Left
 use palisade::core::name::Name;
 use palisade::core::owner::Owner;
 use palisade::core::report::{LineReport, Scope};
-use palisade::core::ticket::{Armed, Lease, Ticket};
+use palisade::core::ticket::{Lease, LeaseStart, Ticket};
 use palisade::core::url::{Settings, Url};
 use palisade::{Client, Error, Hold, Kind};
 use parking_lot::Mutex;
@@ -499,16 +499,16 @@ impl Line {
 #[derive(Clone)]
 pub(super) struct Seat {
     pub(super) ticket: Ticket,
-    pub(super) armed: Armed,
+    pub(super) armed: LeaseStart,
     pub(super) place: Place,
     engine: SharedEngine,
 }
 
 impl Seat {
     /// The sequence number of its grant, 0 while it waits.
-    pub(super) fn counted(&self) -> u64 {
+    pub(super) fn sequence(&self) -> u64 {
         match self.place {
-            Place::Held { counted } => counted,
+            Place::Held { sequence } => sequence,
             _ => 0,
         }
     }
@@ -529,10 +529,7 @@ impl Seat {
 
     /// What to renew for it.
     pub(super) fn lease(&self) -> Lease {
-        Lease {
-            id: self.ticket.lease,
-            ticket: self.ticket.has_own_lease().then(|| self.ticket.clone()),
-        }
+        Lease::in_a_test(&self.ticket)
     }
 
     /// Ends the case as not applicable when its lease is shared with other tickets.
@@ -545,7 +542,7 @@ impl Seat {
     /// The same claim as another incarnation.
     pub(super) fn another_incarnation(&self) -> Self {
         let mut other = self.clone();
-        other.ticket.counted += 1;
+        other.ticket.sequence += 1;
         other
     }
 
@@ -576,7 +573,7 @@ impl Seat {
         within(limit, "the grant", async move {
             loop {
                 match self.wait(BootTime::now() + RECHECK).await.unwrap() {
-                    Place::Held { counted } => return counted,
+                    Place::Held { sequence } => return sequence,
                     Place::Waiting => {}
                     Place::Gone => panic!("a claim that waits is gone"),
                 }

@@ -33,8 +33,8 @@ async fn it_shows_the_token_of_the_survey(fx: Fixture) {
     assert_eq!(hold.name().as_str(), "shown");
     let holder = fx.line("shown").shown().await.holders.remove(0);
     assert_eq!(holder.id, hold.claim().to_string());
-    let counted = holder.counted.unwrap_or(0);
-    assert_eq!(fx.client().token(counted).unwrap(), hold.token());
+    let sequence = holder.sequence.unwrap_or(0);
+    assert_eq!(fx.client().token(sequence).unwrap(), hold.token());
     let owner = holder.owner.expect("an owner");
     assert_eq!(owner.owner, fx.client().owner());
     assert_eq!(owner.pid, std::process::id());
@@ -45,8 +45,8 @@ async fn the_era_sits_above_the_count(fx: Fixture) {
     let hold = later.mutex("era").lock().await.unwrap();
     let token = hold.token();
     assert_eq!(token.0 >> 56, 3, "the era");
-    let counted = fx.line("era").shown().await.holders[0].counted;
-    assert_eq!(Some(token.0 & ((1 << 56) - 1)), counted);
+    let sequence = fx.line("era").shown().await.holders[0].sequence;
+    assert_eq!(Some(token.0 & ((1 << 56) - 1)), sequence);
     hold.release().await.unwrap();
     // Who still counts in the old era is below all of the new one.
     let old = fx.mutex("era").lock().await.unwrap();

@@ -55,8 +55,8 @@ async fn a_hold_outlives_its_ttl(fx: Fixture) {
     }
     let holders = fx.line("kept").shown().await.holders;
     assert_eq!(holders.len(), 1, "holders");
-    let counted = holders[0].counted.unwrap_or(0);
-    assert_eq!(fx.client().token(counted).unwrap(), hold.token());
+    let sequence = holders[0].sequence.unwrap_or(0);
+    assert_eq!(fx.client().token(sequence).unwrap(), hold.token());
     hold.release().await.unwrap();
 }
 

@@ -59,7 +59,7 @@ async fn another_incarnation_does_not_leave(fx: Fixture) {
 async fn unknown_count_leaves_by_id(fx: Fixture) {
     let line = fx.line("unknown");
     let mut unknown = line.held(Whole).await;
-    unknown.ticket.counted = 0;
+    unknown.ticket.sequence = 0;
     assert_eq!(unknown.leave().await, Left::Done);
     line.held(Whole).await;
 }
@@ -118,7 +118,7 @@ async fn copy_under_way_finds_it_was_left(fx: Fixture) {
     let claim = line.claim(Whole);
     let mut doubtful = line.enter(claim.clone()).await;
     doubtful.must_own_lease();
-    doubtful.ticket.counted = doubtful.counted();
+    doubtful.ticket.sequence = doubtful.sequence();
     doubtful.ticket.in_doubt = true;
     assert_eq!(doubtful.leave().await, Left::Done);
     assert_is!(line.ask(claim).await.unwrap(), Entered::Busy);

@@ -55,7 +55,7 @@ const PROCESSES: u32 = 4;
 const TIMES: u32 = 25;
 
 /// Lets processes count, and gives what is in the file at the end.
-async fn counted(fx: &Fixture, unlocked: bool) -> u32 {
+async fn sequence(fx: &Fixture, unlocked: bool) -> u32 {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("counter");
     std::fs::write(&file, format!("{:020}\n", 0)).unwrap();
@@ -70,12 +70,12 @@ async fn counted(fx: &Fixture, unlocked: bool) -> u32 {
 }
 
 async fn counting_loses_nothing(fx: Fixture) {
-    assert_eq!(counted(&fx, false).await, PROCESSES * TIMES);
+    assert_eq!(sequence(&fx, false).await, PROCESSES * TIMES);
 }
 
 /// The control: if it loses nothing, the case above could not have seen an overlap.
 async fn counting_without_the_lock_loses_updates(fx: Fixture) {
-    let count = counted(&fx, true).await;
+    let count = sequence(&fx, true).await;
     assert!(count < PROCESSES * TIMES, "no update was lost: {count}");
 }
 

@@ -52,7 +52,10 @@ async fn renewed_lease_outlives_its_ttl(fx: Fixture) {
         last = armed.sent;
         line.busy(Whole).await;
     }
-    assert_eq!(line.shown().await.holders[0].counted, Some(held.counted()));
+    assert_eq!(
+        line.shown().await.holders[0].sequence,
+        Some(held.sequence())
+    );
 }
 
 async fn waiting_claim_is_renewed_too(fx: Fixture) {

@@ -42,7 +42,7 @@ async fn every_claim_has_the_new_capacity(fx: Fixture) {
     }
     assert_eq!(shown.holders.len(), 2, "holders");
     for (held, shown) in [&first, &second].into_iter().zip(&shown.holders) {
-        assert_eq!(Some(held.counted()), shown.counted);
+        assert_eq!(Some(held.sequence()), shown.sequence);
         assert_is!(held.renew().await, Renewal::Held(_));
     }
     assert_is!(third.renew().await, Renewal::Held(_));

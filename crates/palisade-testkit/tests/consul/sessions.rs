@@ -247,7 +247,7 @@ async fn a_lost_reply_is_one_grant() {
         .await
         .unwrap();
     assert_eq!(line[0].holders.len(), 1);
-    assert_eq!(line[0].holders[0].counted, Some(hold.token().0));
+    assert_eq!(line[0].holders[0].sequence, Some(hold.token().0));
     hold.release().await.unwrap();
 
     // The same without a second try: the lock does not stay.

@@ -80,7 +80,7 @@ impl UnderTest {
 
     fn other_incarnation(&self, state: &State, id: u32) -> Ticket {
         let mut ticket = self.ticket(state, id);
-        ticket.counted += 1;
+        ticket.sequence += 1;
         ticket
     }
 
@@ -102,10 +102,7 @@ impl UnderTest {
 
     async fn answer(&mut self, engine: &SharedEngine, state: &State, verb: &Verb) -> Answer {
         let renew = async |ticket: Ticket| {
-            let lease = Lease {
-                id: ticket.lease,
-                ticket: Some(ticket),
-            };
+            let lease = Lease::in_a_test(&ticket);
             match engine
                 .renew(vec![lease], Duration::from_secs(2))
                 .await
@@ -179,7 +176,7 @@ impl UnderTest {
                     (
                         c.id.clone(),
                         c.ask,
-                        c.counted.is_some(),
+                        c.sequence.is_some(),
                         c.value.clone(),
                         c.evicted,
                     )
@@ -200,7 +197,7 @@ impl UnderTest {
                 .collect();
             assert_eq!(seen, model, "the line {:?}", NAMES[index]);
             assert!(
-                line.holders.iter().all(|holder| holder.counted.is_some()),
+                line.holders.iter().all(|holder| holder.sequence.is_some()),
                 "{line:?}"
             );
             assert_eq!(
@@ -212,17 +209,17 @@ impl UnderTest {
             );
             let mut greatest = self.greatest[index];
             for (sitter, holder) in bench.0.iter().zip(&line.holders) {
-                let counted = holder.counted.unwrap();
+                let sequence = holder.sequence.unwrap();
                 let Some(ticket) = self.tickets.get_mut(&sitter.id) else {
                     panic!("no ticket")
                 };
-                if ticket.counted != 0 && ticket.counted <= self.greatest[index] {
-                    assert_eq!(ticket.counted, counted, "a count changed");
+                if ticket.sequence != 0 && ticket.sequence <= self.greatest[index] {
+                    assert_eq!(ticket.sequence, sequence, "a count changed");
                 } else {
-                    assert!(counted > greatest, "count {counted} after {greatest}");
-                    greatest = counted;
+                    assert!(sequence > greatest, "count {sequence} after {greatest}");
+                    greatest = sequence;
                 }
-                ticket.counted = counted;
+                ticket.sequence = sequence;
             }
             self.greatest[index] = greatest;
         }

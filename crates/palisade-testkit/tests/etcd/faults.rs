@@ -167,10 +167,7 @@ async fn a_renewal_of_an_earlier_term_is_not_believed() {
     let client = palisade::connect(&url).await.unwrap();
     let hold = client.mutex("term").lock().await.unwrap();
     let renew = || {
-        let lease = Lease {
-            id: hold.ticket().lease,
-            ticket: None,
-        };
+        let lease = Lease::in_a_test(hold.ticket());
         let engine = client.engine().clone();
         async move { engine.renew(vec![lease], Duration::from_secs(2)).await }
     };
@@ -292,10 +289,7 @@ async fn a_restored_cluster_ends_holds() {
         for _ in 0..3 {
             other.lock().await.unwrap().release().await.unwrap();
         }
-        let lease = || Lease {
-            id: hold.ticket().lease,
-            ticket: None,
-        };
+        let lease = || Lease::in_a_test(hold.ticket());
         let renew = || async {
             let within = Duration::from_secs(2);
             client.engine().renew(vec![lease()], within).await.remove(0)

@@ -118,10 +118,7 @@ async fn an_own_lease_is_kept_alive_only_with_its_place() {
         }
     };
     let renew = async |ticket: &Ticket| {
-        let lease = Lease {
-            id: ticket.lease,
-            ticket: Some(ticket.clone()),
-        };
+        let lease = Lease::in_a_test(ticket);
         engine
             .renew(vec![lease], Duration::from_secs(2))
             .await
@@ -133,7 +130,7 @@ async fn an_own_lease_is_kept_alive_only_with_its_place() {
     let ticket = enter().await;
     assert!(matches!(renew(&ticket).await, Renewal::Held(_)));
     let other = Ticket {
-        counted: ticket.counted + 1,
+        sequence: ticket.sequence + 1,
         ..ticket.clone()
     };
     assert!(matches!(renew(&other).await, Renewal::Lost));

@@ -18,7 +18,7 @@ pub(crate) struct Engine {
     counter: u64,
     /// The highest count ever granted.
     highest: u64,
-    /// A grant counted less than one before it.
+    /// A grant sequence less than one before it.
     pub(crate) fell_back: bool,
     /// A leave or a renewal changed another incarnation than its own.
     pub(crate) touched_another: bool,
@@ -68,7 +68,7 @@ impl Engine {
             let seat = Seat {
                 id: me,
                 ask: Ask::Whole,
-                counted: 0,
+                sequence: 0,
                 expires: now + TTL,
                 ttl: TTL,
                 evicted: false,
@@ -79,39 +79,39 @@ impl Engine {
             self.settle(now, variant);
         }
         let seat = self.line.seat(me)?;
-        let counted = match seat.place() {
-            Place::Held { counted } => Some(counted),
+        let sequence = match seat.place() {
+            Place::Held { sequence } => Some(sequence),
             Place::Waiting | Place::Gone => None,
         };
-        Some((seat.expires.saturating_since(now), counted))
+        Some((seat.expires.saturating_since(now), sequence))
     }
 
     pub(crate) fn renew(
         &mut self,
         me: ClaimId,
-        counted: u64,
+        sequence: u64,
         now: BootTime,
         variant: Variant,
     ) -> bool {
         let seat = match variant {
             Variant::RenewByName => self.line.seats.first_mut(),
-            _ => self.line.incarnation_mut(me, counted),
+            _ => self.line.incarnation_mut(me, sequence),
         };
         let Some(seat) = seat else { return false };
-        self.touched_another |= is_another(seat, me, counted);
+        self.touched_another |= is_another(seat, me, sequence);
         seat.expires = now + seat.ttl;
         self.renewed |= seat.is_held();
         true
     }
 
-    pub(crate) fn leave(&mut self, me: ClaimId, counted: u64, now: BootTime, variant: Variant) {
+    pub(crate) fn leave(&mut self, me: ClaimId, sequence: u64, now: BootTime, variant: Variant) {
         let left = match variant {
             Variant::LeaveByName if !self.line.seats.is_empty() => Some(self.line.seats.remove(0)),
-            _ => self.line.remove(me, counted),
+            _ => self.line.remove(me, sequence),
         };
         match left {
-            Some(seat) => self.touched_another |= is_another(&seat, me, counted),
-            None if counted == 0 => {
+            Some(seat) => self.touched_another |= is_another(&seat, me, sequence),
+            None if sequence == 0 => {
                 self.tombstones.insert(me);
             }
             None => self.spared_another |= !self.line.seats.is_empty(),
@@ -122,17 +122,17 @@ impl Engine {
 
 /// Whether a seat is another incarnation than a message is about. A place that a claim of the
 /// same id waits for is not: it can only come from a late copy of its own enter.
-fn is_another(seat: &Seat<()>, me: ClaimId, counted: u64) -> bool {
-    seat.id != me || (counted != 0 && seat.counted != 0 && seat.counted != counted)
+fn is_another(seat: &Seat<()>, me: ClaimId, sequence: u64) -> bool {
+    seat.id != me || (sequence != 0 && seat.sequence != 0 && seat.sequence != sequence)
 }
 
 impl Store {
-    pub(crate) fn write(&mut self, counted: u64, variant: Variant) {
-        if counted < self.highest && variant != Variant::Unfenced {
+    pub(crate) fn write(&mut self, sequence: u64, variant: Variant) {
+        if sequence < self.highest && variant != Variant::Unfenced {
             self.refused = true;
             return;
         }
-        self.went_back |= counted < self.highest;
-        self.highest = self.highest.max(counted);
+        self.went_back |= sequence < self.highest;
+        self.highest = self.highest.max(sequence);
     }
 }

@@ -1,7 +1,7 @@
 //! The lease protocol as a model: clients that ask, hold, renew, write and leave; an engine that
 //! grants and expires; a network that delays, reorders and doubles; a store that checks tokens.
 //!
-//! The engine's line and the deadline are the library's own `Line` and [`Armed`]. Time is a
+//! The engine's line and the deadline are the library's own `Line` and [`LeaseStart`]. Time is a
 //! clock of ticks that only the action [`Action::Tick`] moves. **A pause needs no action of its
 //! own**: a client that takes no step while time goes on is paused, and the search lets every
 //! client take no step at every point, also between the check and the write. A message that is
@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use palisade::core::ticket::Armed;
+use palisade::core::ticket::LeaseStart;
 use palisade::{BootTime, ClaimId};
 
 use crate::engine::{Engine, Store};
@@ -92,7 +92,7 @@ pub(crate) enum Phase {
     Asking,
     Waiting,
     Holding {
-        counted: u64,
+        sequence: u64,
     },
 }
 
@@ -113,20 +113,20 @@ pub(crate) enum What {
     },
     Renew {
         sent: BootTime,
-        counted: u64,
+        sequence: u64,
     },
     Leave {
-        counted: u64,
+        sequence: u64,
     },
     Write {
-        counted: u64,
+        sequence: u64,
     },
     /// The answers, which say what they answer.
     Entered {
         sent: BootTime,
         ask: u8,
         left: Duration,
-        counted: Option<u64>,
+        sequence: Option<u64>,
     },
     Renewed {
         sent: BootTime,
@@ -192,7 +192,7 @@ impl World {
         let Client { claim, phase, .. } = self.clients[client];
         let seat = self.engine.line.seat(id(client as u8, claim));
         match phase {
-            Phase::Holding { counted } => seat.is_some_and(|seat| seat.counted == counted),
+            Phase::Holding { sequence } => seat.is_some_and(|seat| seat.sequence == sequence),
             _ => false,
         }
     }
@@ -260,16 +260,16 @@ impl World {
             Action::Renew(c) => {
                 let sent = self.now;
                 self.client(c).renewals += 1;
-                let counted = self.client(c).counted();
-                self.send(c, What::Renew { sent, counted });
+                let sequence = self.client(c).sequence();
+                self.send(c, What::Renew { sent, sequence });
             }
             Action::Check(c) => self.client(c).checked = true,
             Action::Write(c) => {
                 let client = self.client(c);
                 client.checked = false;
                 client.writes += 1;
-                let counted = client.counted();
-                self.send(c, What::Write { counted });
+                let sequence = client.sequence();
+                self.send(c, What::Write { sequence });
             }
             Action::Leave(c) => self.leave(c),
             Action::Deliver(message) => {
@@ -303,8 +303,8 @@ impl World {
 
     /// Stops renewing, then leaves; what comes next is a new claim.
     fn leave(&mut self, c: u8) {
-        let counted = self.client(c).counted();
-        self.send(c, What::Leave { counted });
+        let sequence = self.client(c).sequence();
+        self.send(c, What::Leave { sequence });
         let client = self.client(c);
         *client = Client {
             claim: client.claim + 1,
@@ -326,12 +326,12 @@ impl World {
         let (now, me) = (self.now, id(c, claim));
         match what {
             What::Enter { sent, ask } => {
-                if let Some((left, counted)) = self.engine.enter(me, now, variant) {
+                if let Some((left, sequence)) = self.engine.enter(me, now, variant) {
                     let answer = What::Entered {
                         sent,
                         ask,
                         left,
-                        counted,
+                        sequence,
                     };
                     self.network.insert(Message {
                         what: answer,
@@ -339,23 +339,23 @@ impl World {
                     });
                 }
             }
-            What::Renew { sent, counted } => {
-                let held = self.engine.renew(me, counted, now, variant);
+            What::Renew { sent, sequence } => {
+                let held = self.engine.renew(me, sequence, now, variant);
                 let answer = What::Renewed { sent, held };
                 self.network.insert(Message {
                     what: answer,
                     ..message
                 });
             }
-            What::Leave { counted } => self.engine.leave(me, counted, now, variant),
-            What::Write { counted } => self.store.write(counted, variant),
+            What::Leave { sequence } => self.engine.leave(me, sequence, now, variant),
+            What::Write { sequence } => self.store.write(sequence, variant),
             What::Entered {
                 sent,
                 left,
-                counted,
+                sequence,
                 ..
             } => {
-                let armed = Armed {
+                let armed = LeaseStart {
                     sent: counts_from(sent, now, variant),
                     ttl: left,
                 };
@@ -365,10 +365,10 @@ impl World {
                     client.deadline = armed.deadline();
                 }
                 let unchecked = variant == Variant::GrantUnchecked;
-                match counted {
+                match sequence {
                     None => {}
-                    Some(counted) if now < client.deadline || unchecked => {
-                        client.phase = Phase::Holding { counted };
+                    Some(sequence) if now < client.deadline || unchecked => {
+                        client.phase = Phase::Holding { sequence };
                         // Whoever does not look believes at least for a moment.
                         client.deadline = client.deadline.max(now + TICK / 4);
                     }
@@ -377,7 +377,7 @@ impl World {
                 }
             }
             What::Renewed { sent, held } => {
-                let armed = Armed {
+                let armed = LeaseStart {
                     sent: counts_from(sent, now, variant),
                     ttl: TTL,
                 };
@@ -413,9 +413,9 @@ impl Client {
         }
     }
 
-    fn counted(&self) -> u64 {
+    fn sequence(&self) -> u64 {
         match self.phase {
-            Phase::Holding { counted } => counted,
+            Phase::Holding { sequence } => sequence,
             _ => 0,
         }
     }

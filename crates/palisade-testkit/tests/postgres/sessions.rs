@@ -182,10 +182,7 @@ async fn a_renewal_gives_a_silent_connection_up_in_time_and_the_owner_is_told() 
     let (ticket, _) = enter(&client, "x").await;
     let hold = client.mutex("y").lock().await.unwrap();
     proxy.silence();
-    let lease = Lease {
-        id: ticket.lease,
-        ticket: Some(ticket),
-    };
+    let lease = Lease::in_a_test(&ticket);
     let start = BootTime::now();
     let renewed = client.engine().renew(vec![lease], WITHIN).await;
     let took = BootTime::now().saturating_since(start);

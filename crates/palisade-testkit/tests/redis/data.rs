@@ -203,7 +203,7 @@ async fn state_without_a_version_is_read() {
     assert!(lock.try_lock().await.unwrap().is_none());
     let shown = line(&client, "old").await.unwrap();
     assert_eq!(shown.holders[0].id, holder);
-    assert_eq!(shown.holders[0].counted, Some(token));
+    assert_eq!(shown.holders[0].sequence, Some(token));
     // Its key is the truth: without it nobody holds.
     server.ask(&["DEL", "palisade:old"]);
     let hold = lock.lock().await.unwrap();

@@ -58,7 +58,7 @@ async fn a_lost_reply_to_enter_is_no_second_grant() {
                     let holders = shown.unwrap().holders;
                     assert_eq!(holders.len(), 1, "holders of {name}");
                     assert_eq!(holders[0].id, hold.claim().to_string());
-                    assert_eq!(holders[0].counted, Some(hold.token().0));
+                    assert_eq!(holders[0].sequence, Some(hold.token().0));
                 }
                 assert!(tokens.insert(hold.token()), "a token twice");
                 assert_eq!(tokens.last(), Some(&hold.token()), "a token went back");

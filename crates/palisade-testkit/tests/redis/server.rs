@@ -57,13 +57,10 @@ async fn a_key_of_another_type_is_never_free() {
 
 fn lease(hold: &Hold) -> Lease {
     let ticket = Ticket {
-        counted: hold.token().0,
+        sequence: hold.token().0,
         ..Ticket::own(hold.name().clone(), hold.claim())
     };
-    Lease {
-        id: ticket.lease,
-        ticket: Some(ticket),
-    }
+    Lease::in_a_test(&ticket)
 }
 
 /// After another tool has taken the key our renewals are lost, and the foreign lock is not touched.

@@ -83,8 +83,8 @@ impl Client {
     ///
     /// # Errors
     /// As there.
-    pub fn token(&self, counted: u64) -> Result<Token> {
-        self.0.token(counted)
+    pub fn token(&self, sequence: u64) -> Result<Token> {
+        self.0.token(sequence)
     }
 
     /// As [`flush`](crate::Client::flush), blocking.

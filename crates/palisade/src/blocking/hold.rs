@@ -7,8 +7,8 @@ use crate::core::clock::BootTime;
 use crate::core::error::Result;
 use crate::core::hold;
 use crate::core::name::Name;
-use crate::core::pulse::Loss;
 use crate::core::token::Token;
+use crate::core::validity::Loss;
 use crate::primitives;
 
 /// Writes a hold that is looked at like the async one, and whose verbs wait for it. `$looks` are

@@ -18,9 +18,9 @@ use super::known_bad::{self, Bad};
 use super::name::Name;
 use super::owner::Owner;
 use super::place::Occupied;
-use super::pulse::{LossReason, Pulse};
 use super::ticket::Ticket;
 use super::token::Era;
+use super::validity::{LossReason, Validity};
 use super::wait::{Backoff, Patience, Retry, recheck_at};
 
 /// An ask for a place in a line; what every primitive is made of. Reusable.
@@ -207,20 +207,20 @@ impl Request {
             }
         };
 
-        let pulse = self.keeper.watch_over(&occupied.ticket, armed);
+        let validity = self.keeper.watch_over(&occupied.ticket, armed);
         loop {
             match place {
                 // A grant counts only while our own lease is still good.
-                Place::Held { counted }
-                    if pulse.is_valid() || known_bad::is(Bad::GrantUnchecked) =>
+                Place::Held { sequence }
+                    if validity.is_valid() || known_bad::is(Bad::GrantUnchecked) =>
                 {
-                    let token = self.era.stamp(counted)?;
-                    pulse.grant();
-                    occupied.granted(counted, self.at_least, self.renewed);
-                    return Ok(Attempt::Held(Hold::new(occupied, token, pulse)));
+                    let token = self.era.stamp(sequence)?;
+                    validity.grant();
+                    occupied.granted(sequence, self.at_least, self.renewed);
+                    return Ok(Attempt::Held(Hold::new(occupied, token, validity)));
                 }
                 Place::Held { .. } | Place::Gone => {
-                    return match pulse.loss().map(|loss| loss.reason) {
+                    return match validity.loss().map(|loss| loss.reason) {
                         Some(LossReason::Evicted) => Err(self.evicted()),
                         _ => Ok(Attempt::Again),
                     };
@@ -228,7 +228,7 @@ impl Request {
                 Place::Waiting if deadline.has_passed() => return Ok(Attempt::OutOfPatience),
                 Place::Waiting => {
                     place = self
-                        .wait(&occupied.ticket, &pulse, patience, deadline, backoff)
+                        .wait(&occupied.ticket, &validity, patience, deadline, backoff)
                         .await?;
                 }
             }
@@ -239,7 +239,7 @@ impl Request {
     async fn wait(
         &self,
         ticket: &Ticket,
-        pulse: &Pulse,
+        validity: &Validity,
         patience: Patience,
         deadline: BootTime,
         backoff: &mut Backoff,
@@ -250,7 +250,7 @@ impl Request {
             .wait(ticket.clone(), recheck_at(deadline));
         let waited = tokio::select! {
             biased;
-            loss = pulse.lost() => match loss.reason {
+            loss = validity.lost() => match loss.reason {
                 LossReason::Evicted => return Err(self.evicted()),
                 LossReason::Expired | LossReason::Taken => Ok(Place::Gone),
             },

@@ -21,7 +21,7 @@ use super::clock::BootTime;
 use super::error::{Error, Kind, Result};
 use super::name::Name;
 use super::report::{Checkup, LineReport, Scope};
-use super::ticket::{Armed, Lease, LeaseId, Ticket};
+use super::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 
 /// A boxed future that owns what it needs.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
@@ -175,7 +175,7 @@ pub enum Entered {
         /// The place.
         ticket: Ticket,
         /// When its lease was last armed.
-        armed: Armed,
+        armed: LeaseStart,
         /// Where it stands.
         place: Place,
     },
@@ -187,7 +187,7 @@ pub enum Place {
     /// It holds, and this is what the engine counted for the grant.
     Held {
         /// The token before the era is added.
-        counted: u64,
+        sequence: u64,
     },
     /// Others are ahead.
     Waiting,
@@ -199,7 +199,7 @@ pub enum Place {
 #[derive(Debug, Clone)]
 pub enum Renewal {
     /// It lives on.
-    Held(Armed),
+    Held(LeaseStart),
     /// It is over.
     Lost,
     /// It is over for a reason that its owner should be told: the store that it was in was moved

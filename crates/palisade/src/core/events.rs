@@ -13,8 +13,8 @@ use parking_lot::RwLock;
 use super::claim::Mode;
 use super::error::Error;
 use super::name::Name;
-use super::pulse::LossReason;
 use super::token::Token;
+use super::validity::LossReason;
 
 /// How an acquire ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

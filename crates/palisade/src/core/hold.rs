@@ -16,10 +16,10 @@ use super::engine::{Amended, Amendment, Left};
 use super::error::{Error, Kind, Result};
 use super::name::Name;
 use super::place::Occupied;
-use super::pulse::{Loss, LossReason, Pulse};
 use super::sync;
 use super::ticket::Ticket;
 use super::token::Token;
+use super::validity::{Loss, LossReason, Validity};
 
 /// A granted place: the lock is held while this lives and [`Hold::is_valid`].
 ///
@@ -29,15 +29,15 @@ use super::token::Token;
 pub struct Hold {
     place: Occupied,
     token: Token,
-    pulse: Arc<Pulse>,
+    validity: Arc<Validity>,
 }
 
 impl Hold {
-    pub(super) fn new(place: Occupied, token: Token, pulse: Arc<Pulse>) -> Self {
+    pub(super) fn new(place: Occupied, token: Token, validity: Arc<Validity>) -> Self {
         Self {
             place,
             token,
-            pulse,
+            validity,
         }
     }
 
@@ -67,13 +67,13 @@ impl Hold {
     /// A pause can come right after the answer, so this narrows the window and does not close
     /// it; the token, checked by the storage, does.
     pub fn is_valid(&self) -> bool {
-        self.pulse.is_valid()
+        self.validity.is_valid()
     }
 
     /// How long it stays valid without a further renewal; zero when it is lost.
     pub fn remaining(&self) -> Duration {
         match self.is_valid() {
-            true => self.pulse.deadline().remaining(),
+            true => self.validity.deadline().remaining(),
             false => Duration::ZERO,
         }
     }
@@ -81,7 +81,7 @@ impl Hold {
     /// Until when it is valid, on the clock that runs on while the machine sleeps. Moves on with
     /// every renewal; in the past when it is lost. For a timer see [`BootTime::to_instant`].
     pub fn deadline(&self) -> BootTime {
-        self.pulse.deadline()
+        self.validity.deadline()
     }
 
     /// Resolves when the hold is lost, and never otherwise.
@@ -89,7 +89,7 @@ impl Hold {
     /// # Cancellation
     /// Can be dropped and called again; a loss is remembered.
     pub async fn lost(&self) -> Loss {
-        self.pulse.lost().await
+        self.validity.lost().await
     }
 
     /// Does `work` while the lock is held, and drops it unfinished at the moment of a loss.
@@ -100,7 +100,7 @@ impl Hold {
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         let done = tokio::select! {
             biased;
-            _ = self.pulse.lost() => None,
+            _ = self.validity.lost() => None,
             done = work => Some(done),
         };
         match done {
@@ -123,22 +123,22 @@ impl Hold {
         let Self {
             place,
             token,
-            pulse,
+            validity,
         } = self;
         // Even a sleep for no time costs a timer's tick.
         if !place.not_before.has_passed() {
             tokio::select! {
                 biased;
-                _ = pulse.lost() => {}
+                _ = validity.lost() => {}
                 () = sync::sleep_until(place.not_before) => {}
             }
         }
-        let was_valid = pulse.is_valid();
+        let was_valid = validity.is_valid();
         let name = place.ticket.name.clone();
         match place.leave().await? {
             // Told between the look and the end of the renewal, after which nothing is told.
-            Left::Done if was_valid && pulse.loss().is_none() => Ok(()),
-            Left::Done | Left::Absent => Err(lost_error("release", &name, token, &pulse)),
+            Left::Done if was_valid && validity.loss().is_none() => Ok(()),
+            Left::Done | Left::Absent => Err(lost_error("release", &name, token, &validity)),
         }
     }
 
@@ -162,12 +162,12 @@ impl Hold {
     }
 
     pub(crate) fn lost_error(&self, operation: &'static str) -> Error {
-        lost_error(operation, self.name(), self.token, &self.pulse)
+        lost_error(operation, self.name(), self.token, &self.validity)
     }
 }
 
-fn lost_error(operation: &'static str, name: &Name, token: Token, pulse: &Pulse) -> Error {
-    let why = match pulse.loss() {
+fn lost_error(operation: &'static str, name: &Name, token: Token, validity: &Validity) -> Error {
+    let why = match validity.loss() {
         Some(loss) => loss.to_string(),
         // Found by the clock, before the keeper could tell.
         None => LossReason::Expired.to_string(),

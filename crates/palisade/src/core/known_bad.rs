@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::clock::BootTime;
-use super::ticket::Armed;
+use super::ticket::LeaseStart;
 
 /// One way to be wrong. The numbers are those of `PALISADE_KNOWN_BAD`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub(crate) fn is(bad: Bad) -> bool {
 }
 
 /// Whether a failed renewal is to be the last one.
-pub(crate) fn gives_up_renewing(armed: Armed) -> bool {
+pub(crate) fn gives_up_renewing(armed: LeaseStart) -> bool {
     is(Bad::RenewalStopsAtError)
         || is(Bad::NoRenewalAfterOutage) && (armed.sent + armed.ttl / 2).has_passed()
 }

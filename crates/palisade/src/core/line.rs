@@ -24,7 +24,7 @@ pub struct Seat<X> {
     /// How much of the line.
     pub ask: Ask,
     /// What was counted for its grant; 0 while it waits.
-    pub counted: u64,
+    pub sequence: u64,
     /// When its lease ends.
     pub expires: BootTime,
     /// How long a renewal makes it last.
@@ -38,14 +38,14 @@ pub struct Seat<X> {
 impl<X> Seat<X> {
     /// Whether it holds.
     pub fn is_held(&self) -> bool {
-        self.counted != 0
+        self.sequence != 0
     }
 
     /// Where it stands.
     pub fn place(&self) -> Place {
-        match self.counted {
+        match self.sequence {
             0 => Place::Waiting,
-            counted => Place::Held { counted },
+            sequence => Place::Held { sequence },
         }
     }
 
@@ -90,9 +90,9 @@ impl<X> Line<X> {
     }
 
     /// The seat of an incarnation, to renew: the id, and the count unless it is 0 (unknown).
-    pub fn incarnation_mut(&mut self, id: ClaimId, counted: u64) -> Option<&mut Seat<X>> {
+    pub fn incarnation_mut(&mut self, id: ClaimId, sequence: u64) -> Option<&mut Seat<X>> {
         self.seats.iter_mut().find(|seat| {
-            seat.id == id && (counted == 0 || seat.counted == counted)
+            seat.id == id && (sequence == 0 || seat.sequence == sequence)
                 || known_bad::is(Bad::RenewAnyone)
         })
     }
@@ -112,11 +112,11 @@ impl<X> Line<X> {
     }
 
     /// Removes a seat if the incarnation matches: the id, and the count unless it is 0 (unknown).
-    pub fn remove(&mut self, id: ClaimId, counted: u64) -> Option<Seat<X>> {
+    pub fn remove(&mut self, id: ClaimId, sequence: u64) -> Option<Seat<X>> {
         let at = self.seats.iter().position(|seat| {
-            let same = counted == 0 || seat.counted == 0 || seat.counted == counted;
+            let same = sequence == 0 || seat.sequence == 0 || seat.sequence == sequence;
             seat.id == id && (same || known_bad::is(Bad::LeaveByKey))
-                || counted != 0 && known_bad::is(Bad::LeaveAnyone)
+                || sequence != 0 && known_bad::is(Bad::LeaveAnyone)
         })?;
         Some(self.seats.remove(at))
     }
@@ -136,14 +136,14 @@ impl<X> Line<X> {
                 // Nobody overtakes, so nobody behind it can hold either.
                 break;
             }
-            self.seats[at].counted = mint();
+            self.seats[at].sequence = mint();
             granted.push(self.seats[at].id);
         }
         granted
     }
 
     /// Makes a held seat weigh something else, by the rules of `Engine::amend`. Settle after it.
-    pub fn reweigh(&mut self, id: ClaimId, counted: u64, ask: Ask) -> Amended {
+    pub fn reweigh(&mut self, id: ClaimId, sequence: u64, ask: Ask) -> Amended {
         let alone = self.seats.iter().filter(|seat| seat.is_held()).count() == 1;
         let other_parts = self.seats.iter().any(|seat| match (seat.ask, ask) {
             (Ask::Part { capacity: live, .. }, Ask::Part { capacity: new, .. }) => {
@@ -153,7 +153,7 @@ impl<X> Line<X> {
         });
         let Some(seat) = self
             .seat_mut(id)
-            .filter(|seat| seat.counted == counted && counted != 0)
+            .filter(|seat| seat.sequence == sequence && sequence != 0)
         else {
             return Amended::Gone;
         };
@@ -195,7 +195,7 @@ impl<X> Line<X> {
                 owner,
                 ask: seat.ask,
                 value,
-                counted: seat.is_held().then_some(seat.counted),
+                sequence: seat.is_held().then_some(seat.sequence),
                 expires_in: Some(seat.expires.saturating_since(now)),
                 evicted: seat.evicted,
             }

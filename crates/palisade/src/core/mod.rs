@@ -9,7 +9,6 @@ pub mod admission;
 #[cfg(feature = "baseline")]
 pub mod baseline;
 pub mod capability;
-pub mod card;
 pub mod claim;
 pub mod clock;
 pub mod duration;
@@ -29,7 +28,7 @@ pub mod line;
 pub mod name;
 pub mod owner;
 mod place;
-pub mod pulse;
+pub mod registry;
 pub mod report;
 #[cfg(not(palisade_shuttle))]
 pub(crate) mod sync;
@@ -40,4 +39,5 @@ pub mod sync;
 pub mod ticket;
 pub mod token;
 pub mod url;
+pub mod validity;
 pub mod wait;

@@ -57,9 +57,9 @@ impl Occupied {
     }
 
     /// Takes what the engine counted for the grant, which is to be kept for at least so long.
-    pub(super) fn granted(&mut self, counted: u64, at_least: Duration, renewed: bool) {
+    pub(super) fn granted(&mut self, sequence: u64, at_least: Duration, renewed: bool) {
         let now = BootTime::now();
-        self.ticket.counted = counted;
+        self.ticket.sequence = sequence;
         self.held_since = Some(now);
         self.not_before = now + at_least;
         self.keeper.granted(&self.ticket, renewed);

@@ -50,7 +50,7 @@ pub struct ClaimReport {
     /// What a candidate stands for.
     pub value: Option<String>,
     /// The token before the era is added; `None` while waiting.
-    pub counted: Option<u64>,
+    pub sequence: Option<u64>,
     /// How long its lease still runs, where that can be known.
     pub expires_in: Option<Duration>,
     /// Whether an operator has asked it to let go.

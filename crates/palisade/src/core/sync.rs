@@ -10,12 +10,12 @@ mod real;
 pub(crate) use real::*;
 
 #[cfg(palisade_shuttle)]
-mod tried;
+mod shuttle;
 #[cfg(palisade_shuttle)]
-pub(crate) use tried::*;
+pub(crate) use self::shuttle::*;
 
 /// Moves the clock of the test, and wakes who slept until then.
 #[cfg(palisade_shuttle)]
 pub fn advance(by: std::time::Duration) {
-    tried::advance(by);
+    shuttle::advance(by);
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::claim::ClaimId;
 use super::clock::BootTime;
+use super::keeper::RenewalPermit;
 use super::known_bad::{self, Bad};
 use super::name::Name;
 
@@ -30,7 +31,7 @@ pub struct Ticket {
     /// What keeps it alive.
     pub lease: LeaseId,
     /// What the engine counted for it: with the claim id, its incarnation. 0 until it is known.
-    pub counted: u64,
+    pub sequence: u64,
     /// The engine's own key for it, where it can't be derived.
     pub native: Option<Arc<str>>,
     /// Whether a request for it was never answered and another was: the first may still be under
@@ -45,7 +46,7 @@ impl Ticket {
             name,
             claim,
             lease: claim.into(),
-            counted: 0,
+            sequence: 0,
             native: None,
             in_doubt: false,
         }
@@ -57,25 +58,36 @@ impl Ticket {
     }
 }
 
-/// A lease to be renewed.
+/// A lease to be renewed. Only the keeper makes one, so only the keeper renews.
 #[derive(Debug, Clone)]
 pub struct Lease {
     /// Which one.
     pub id: LeaseId,
     /// The one ticket that it belongs to, or `None` when many share it.
     pub ticket: Option<Ticket>,
+    _permit: RenewalPermit,
+}
+
+impl Lease {
+    pub(super) fn new(id: LeaseId, ticket: Option<Ticket>, permit: RenewalPermit) -> Self {
+        Self {
+            id,
+            ticket,
+            _permit: permit,
+        }
+    }
 }
 
 /// An acknowledged create or renew of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Armed {
+pub struct LeaseStart {
     /// Read **before** the request was sent.
     pub sent: BootTime,
     /// What the engine granted, not what was asked for.
     pub ttl: Duration,
 }
 
-impl Armed {
+impl LeaseStart {
     /// Counts from `called`, read before the request was made, unless the engine says an earlier
     /// time: whatever it says, the earlier one is safe.
     #[must_use]

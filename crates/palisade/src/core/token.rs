@@ -45,15 +45,15 @@ impl Era {
     /// # Errors
     /// [`Kind::Unusable`] when the engine counts beyond the 56 bits below the era: such a token
     /// could not be compared.
-    pub fn stamp(self, counted: u64) -> Result<Token> {
-        if counted >> ERA_SHIFT != 0 {
+    pub fn stamp(self, sequence: u64) -> Result<Token> {
+        if sequence >> ERA_SHIFT != 0 {
             return Err(Error::new(
                 Kind::Unusable,
                 "token",
                 "the engine's counter no longer fits below the era (56 bits)",
             ));
         }
-        Ok(Token(u64::from(self.0) << ERA_SHIFT | counted))
+        Ok(Token(u64::from(self.0) << ERA_SHIFT | sequence))
     }
 }
 

@@ -16,7 +16,6 @@ use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast};
 
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
-use crate::core::card::{Card, Offer};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::dyn_engine::SharedEngine;
@@ -26,9 +25,10 @@ use crate::core::engine::{
 use crate::core::error::{Error, Kind, Result};
 use crate::core::line::{Line, Seat};
 use crate::core::name::Name;
+use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::sync::{self, Mutex};
-use crate::core::ticket::{Armed, Lease, LeaseId, Ticket};
+use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 use crate::core::url::{Settings, Url};
 
 /// How long a claim that was left before it arrived is remembered: far longer than a request
@@ -36,8 +36,8 @@ use crate::core::url::{Settings, Url};
 const TOMBSTONE: Duration = Duration::from_secs(300);
 
 /// What `connect` knows of it.
-pub(crate) const OFFER: Offer = Offer {
-    card: Card {
+pub(crate) const FACTORY: EngineFactory = EngineFactory {
+    info: EngineInfo {
         name: "memory",
         schemes: &["memory"],
         needs: "nothing; the locks of one process, for tests and examples",
@@ -120,7 +120,7 @@ struct State {
     lines: HashMap<Key, Line<Extra>>,
     /// Claims that were left before they arrived, and until when that is remembered.
     tombstones: HashMap<ClaimId, BootTime>,
-    last_counted: u64,
+    last_sequence: u64,
 }
 
 /// What a seat keeps beside its place.
@@ -144,7 +144,7 @@ impl State {
         for expired in line.seats.iter().filter(|seat| seat.expires <= now) {
             expired.extra.bell.notify_one();
         }
-        let last = &mut self.last_counted;
+        let last = &mut self.last_sequence;
         for granted in line.settle(now, || count_on(last)) {
             if let Some(seat) = line.seat(granted) {
                 seat.extra.bell.notify_one();
@@ -232,7 +232,7 @@ impl Engine for MemoryEngine {
                 state.line(key).push(Seat {
                     id: claim.id,
                     ask: claim.ask,
-                    counted: 0,
+                    sequence: 0,
                     expires: now + claim.ttl,
                     ttl: claim.ttl,
                     evicted: false,
@@ -252,16 +252,16 @@ impl Engine for MemoryEngine {
                 line.remove(claim.id, 0);
                 return Ok(Entered::Busy);
             }
-            let (place, counted) = (seat.place(), seat.counted);
+            let (place, sequence) = (seat.place(), seat.sequence);
             // Entering again extends nothing, so the lease counts from what is left of it.
             let left = seat.expires.saturating_since(now);
             let ticket = Ticket {
-                counted,
+                sequence,
                 ..Ticket::own(claim.name.clone(), claim.id)
             };
             Ok(Entered::In {
                 ticket,
-                armed: Armed {
+                armed: LeaseStart {
                     sent: now,
                     ttl: left,
                 },
@@ -295,13 +295,13 @@ impl Engine for MemoryEngine {
             let seat = state
                 .lines
                 .get_mut(&key)
-                .and_then(|line| line.incarnation_mut(ticket.claim, ticket.counted));
+                .and_then(|line| line.incarnation_mut(ticket.claim, ticket.sequence));
             match seat {
                 None => Renewal::Lost,
                 Some(seat) if seat.evicted => Renewal::Evicted,
                 Some(seat) => {
                     seat.expires = now + seat.ttl;
-                    Renewal::Held(Armed {
+                    Renewal::Held(LeaseStart {
                         sent: now,
                         ttl: seat.ttl,
                     })
@@ -315,9 +315,9 @@ impl Engine for MemoryEngine {
         self.change(&ticket.name, |state, key, _| {
             let line = state.line(key);
             let amended = match amendment {
-                Amendment::Ask(ask) => line.reweigh(ticket.claim, ticket.counted, ask),
+                Amendment::Ask(ask) => line.reweigh(ticket.claim, ticket.sequence, ask),
                 Amendment::Value(value) => match line.seat_mut(ticket.claim) {
-                    Some(seat) if seat.counted == ticket.counted => {
+                    Some(seat) if seat.sequence == ticket.sequence => {
                         seat.extra.value = Some(value);
                         Amended::Done
                     }
@@ -330,8 +330,8 @@ impl Engine for MemoryEngine {
 
     async fn leave(&self, ticket: Ticket) -> Result<Left> {
         self.change(&ticket.name, |state, key, now| {
-            let left = state.line(key).remove(ticket.claim, ticket.counted);
-            if ticket.in_doubt || (left.is_none() && ticket.counted == 0) {
+            let left = state.line(key).remove(ticket.claim, ticket.sequence);
+            if ticket.in_doubt || (left.is_none() && ticket.sequence == 0) {
                 state.tombstones.retain(|_, until| *until > now);
                 state.tombstones.insert(ticket.claim, now + TOMBSTONE);
             }

@@ -123,7 +123,7 @@ impl Election {
         let Some(holder) = lines.into_iter().flat_map(|line| line.holders).next() else {
             return Ok(None);
         };
-        let token = self.client.token(holder.counted.unwrap_or(0))?;
+        let token = self.client.token(holder.sequence.unwrap_or(0))?;
         Ok(Some(Leader {
             value: holder.value,
             owner: holder.owner,

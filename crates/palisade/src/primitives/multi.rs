@@ -13,7 +13,7 @@ use crate::core::acquire::Request;
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::hold::Hold;
-use crate::core::pulse::Loss;
+use crate::core::validity::Loss;
 use crate::core::wait::Patience;
 
 /// Several locks taken together. See [`Client::multi_lock`](crate::Client::multi_lock).

@@ -35,9 +35,9 @@ async fn held(engine: &Faulty, id: u128) -> Ticket {
     match engine.enter(claim(id)).await.unwrap() {
         Entered::In {
             ticket,
-            place: Place::Held { counted },
+            place: Place::Held { sequence },
             ..
-        } => Ticket { counted, ..ticket },
+        } => Ticket { sequence, ..ticket },
         other => panic!("not held: {other:?}"),
     }
 }
@@ -53,10 +53,7 @@ async fn end(engine: &Faulty, ticket: &Ticket) {
 }
 
 async fn renew(engine: &Faulty, ticket: &Ticket) -> Renewal {
-    let lease = Lease {
-        id: ticket.lease,
-        ticket: Some(ticket.clone()),
-    };
+    let lease = Lease::in_a_test(ticket);
     engine
         .renew(vec![lease], Duration::from_secs(2))
         .await
@@ -81,7 +78,7 @@ async fn a_late_leave_leaves_a_later_incarnation_of_the_same_claim_alone() {
     let first = held(&engine, 1).await;
     end(&engine, &first).await;
     let again = held(&engine, 1).await;
-    assert!(again.counted > first.counted);
+    assert!(again.sequence > first.sequence);
     assert_eq!(engine.leave(first).await.unwrap(), Left::Absent);
     assert!(matches!(renew(&engine, &again).await, Renewal::Held(_)));
 }

@@ -118,13 +118,13 @@ async fn act() {
                 Ok(engine) => engine,
                 Err(error) => return say(&format!("{:?}: {error}", error.kind())),
             };
-            say(&hold(&engine, "door").await.counted.to_string());
+            say(&hold(&engine, "door").await.sequence.to_string());
             wait_for_end();
         }
         "read" => {
             let engine = open(dir).await;
-            let (_, counted) = enter(&engine, claim("door", Ask::READ)).await;
-            say(&format!("{}", counted.unwrap()));
+            let (_, sequence) = enter(&engine, claim("door", Ask::READ)).await;
+            say(&format!("{}", sequence.unwrap()));
             wait_for_end();
         }
         "wait" => wait(dir).await,
@@ -143,10 +143,7 @@ async fn act() {
             let ticket = hold(&engine, "door").await;
             say(&ticket.claim.to_string());
             alarms.next().await.unwrap();
-            let lease = Lease {
-                id: ticket.lease,
-                ticket: Some(ticket),
-            };
+            let lease = Lease::in_a_test(&ticket);
             match &engine.renew(vec![lease], Duration::from_secs(2)).await[..] {
                 [Renewal::Evicted] => say("evicted"),
                 other => say(&format!("{other:?}")),
@@ -221,10 +218,7 @@ async fn act() {
             };
             let (ticket, _) = enter(&engine, short).await;
             say("held");
-            let lease = || Lease {
-                id: ticket.lease,
-                ticket: Some(ticket.clone()),
-            };
+            let lease = || Lease::in_a_test(&ticket);
             loop {
                 tokio::time::sleep(ttl / 3).await;
                 match engine.renew(vec![lease()], ttl).await.remove(0) {
@@ -253,13 +247,13 @@ fn stop_in(file: &Path) {
 
 async fn wait(dir: &Path) {
     let engine = open(dir).await;
-    let (ticket, counted) = enter(&engine, claim("door", Ask::Whole)).await;
-    assert_eq!(counted, None);
+    let (ticket, sequence) = enter(&engine, claim("door", Ask::Whole)).await;
+    assert_eq!(sequence, None);
     say("waiting");
-    let Place::Held { counted } = pushed(&engine, &ticket).await else {
+    let Place::Held { sequence } = pushed(&engine, &ticket).await else {
         panic!("granted");
     };
-    say(&counted.to_string());
+    say(&sequence.to_string());
     wait_for_end();
 }
 
@@ -293,20 +287,20 @@ async fn guarded(dir: &Path) {
 async fn count(engine: &SharedEngine, dir: &Path) {
     let file = dir.join("count");
     for _ in 0..ROUNDS {
-        let (mut ticket, counted) = enter(engine, claim("count", Ask::Whole)).await;
-        let counted = match counted {
-            Some(counted) => counted,
+        let (mut ticket, sequence) = enter(engine, claim("count", Ask::Whole)).await;
+        let sequence = match sequence {
+            Some(sequence) => sequence,
             None => match pushed_or_looked(engine, &ticket).await {
-                Place::Held { counted } => counted,
+                Place::Held { sequence } => sequence,
                 other => panic!("{other:?}"),
             },
         };
-        ticket.counted = counted;
+        ticket.sequence = sequence;
         let text = std::fs::read_to_string(&file).unwrap_or_default();
         let (sum, last) = text.split_once(' ').unwrap_or(("0", "0"));
-        assert!(counted > last.parse::<u64>().unwrap());
+        assert!(sequence > last.parse::<u64>().unwrap());
         let sum = sum.parse::<u64>().unwrap() + 1;
-        std::fs::write(&file, format!("{sum} {counted}")).unwrap();
+        std::fs::write(&file, format!("{sum} {sequence}")).unwrap();
         assert_eq!(engine.leave(ticket).await.unwrap(), Left::Done);
     }
     say("done");

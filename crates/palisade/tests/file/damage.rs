@@ -24,10 +24,7 @@ fn edit(dir: &Path, file: &str, change: impl FnOnce(String) -> String) {
 }
 
 fn lease(ticket: &Ticket) -> Lease {
-    Lease {
-        id: ticket.lease,
-        ticket: Some(ticket.clone()),
-    }
+    Lease::in_a_test(ticket)
 }
 
 async fn renew(engine: &SharedEngine, ticket: &Ticket) -> Renewal {
@@ -94,7 +91,7 @@ async fn all_is_for_its_owner_only() {
 async fn after_a_reboot_lines_are_empty_and_tokens_above_the_ceiling() {
     let dir = tempfile::tempdir().unwrap();
     let engine = open(dir.path()).await;
-    let before = hold(&engine, "a").await.counted;
+    let before = hold(&engine, "a").await.sequence;
     drop(engine);
     let old = ceiling(dir.path());
     assert!(old > before && old < before + AN_HOUR, "some minutes ahead");
@@ -102,7 +99,7 @@ async fn after_a_reboot_lines_are_empty_and_tokens_above_the_ceiling() {
     let engine = open(dir.path()).await;
     let lines = engine.survey(Scope::Prefix(String::new())).await.unwrap();
     assert_eq!(lines, []);
-    let after = hold(&engine, "a").await.counted;
+    let after = hold(&engine, "a").await.sequence;
     assert!(after > old, "{after} is above {old}");
     assert!(after < old + AN_HOUR, "not far above");
     assert!(ceiling(dir.path()) > after);
@@ -120,11 +117,11 @@ async fn tokens_go_on_when_a_file_or_the_directory_is_lost() {
     drop(engine);
     std::fs::remove_file(dir.join("lines/palisade,a")).unwrap();
     let engine = open(&dir).await;
-    let after = hold(&engine, "a").await.counted;
-    assert!(after > before.counted);
+    let after = hold(&engine, "a").await.sequence;
+    assert!(after > before.sequence);
     drop(engine);
     std::fs::remove_dir_all(&dir).unwrap();
-    assert!(hold(&open(&dir).await, "a").await.counted > after);
+    assert!(hold(&open(&dir).await, "a").await.sequence > after);
 }
 
 #[tokio::test]
@@ -238,9 +235,9 @@ async fn a_process_killed_at_work_leaves_a_good_store() {
         let engine = open(dir.path()).await;
         let lines = engine.survey(Scope::Prefix(String::new())).await.unwrap();
         assert_eq!(lines, [], "round {round}");
-        let counted = hold(&engine, "mine").await.counted;
-        assert!(counted > last);
-        last = counted;
+        let sequence = hold(&engine, "mine").await.sequence;
+        assert!(sequence > last);
+        last = sequence;
     }
 }
 
@@ -385,6 +382,6 @@ async fn a_directory_is_one_store_under_all_its_names() {
     let engine = open(&real).await;
     std::os::unix::fs::symlink(&real, &link).unwrap();
     hold(&engine, "a").await;
-    let (_, counted) = enter(&open(&link).await, claim("a", Ask::Whole)).await;
-    assert_eq!(counted, None);
+    let (_, sequence) = enter(&open(&link).await, claim("a", Ask::Whole)).await;
+    assert_eq!(sequence, None);
 }

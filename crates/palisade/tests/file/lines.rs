@@ -9,10 +9,7 @@ use palisade::core::ticket::Lease;
 use super::*;
 
 fn lease(ticket: &Ticket) -> Lease {
-    Lease {
-        id: ticket.lease,
-        ticket: Some(ticket.clone()),
-    }
+    Lease::in_a_test(ticket)
 }
 
 #[tokio::test]
@@ -20,11 +17,11 @@ async fn a_line_is_served_in_order_with_rising_counts() {
     let dir = tempfile::tempdir().unwrap();
     let engine = open(dir.path()).await;
     let mut holder = hold(&engine, "a").await;
-    let mut last = holder.counted;
+    let mut last = holder.sequence;
     let mut waiters = Vec::new();
     for _ in 0..5 {
-        let (ticket, counted) = enter(&engine, claim("a", Ask::Whole)).await;
-        assert_eq!(counted, None);
+        let (ticket, sequence) = enter(&engine, claim("a", Ask::Whole)).await;
+        assert_eq!(sequence, None);
         waiters.push(ticket);
     }
     for waiter in waiters {
@@ -32,12 +29,12 @@ async fn a_line_is_served_in_order_with_rising_counts() {
         let leave = engine.leave(holder);
         let (place, left) = tokio::join!(wait, leave);
         assert_eq!(left.unwrap(), Left::Done);
-        let Place::Held { counted } = place else {
+        let Place::Held { sequence } = place else {
             panic!("{place:?}");
         };
-        assert!(counted > last);
-        last = counted;
-        holder = Ticket { counted, ..waiter };
+        assert!(sequence > last);
+        last = sequence;
+        holder = Ticket { sequence, ..waiter };
     }
     assert_eq!(engine.leave(holder.clone()).await.unwrap(), Left::Done);
     assert_eq!(engine.leave(holder).await.unwrap(), Left::Absent);
@@ -75,7 +72,7 @@ async fn the_same_claim_has_one_place_and_one_that_was_left_has_none() {
     assert!(matches!(answer, Entered::Busy));
     // Another incarnation is not left.
     let other = Ticket {
-        counted: first.0.counted + 1,
+        sequence: first.0.sequence + 1,
         ..first.0.clone()
     };
     assert_eq!(engine.leave(other).await.unwrap(), Left::Absent);
@@ -141,8 +138,8 @@ async fn a_hold_is_amended() {
     let dir = tempfile::tempdir().unwrap();
     let engine = open(dir.path()).await;
     let writer = hold(&engine, "a").await;
-    let (reader, counted) = enter(&engine, claim("a", Ask::READ)).await;
-    assert_eq!(counted, None);
+    let (reader, sequence) = enter(&engine, claim("a", Ask::READ)).await;
+    assert_eq!(sequence, None);
     let downgrade = engine.amend(writer.clone(), Amendment::Ask(Ask::READ));
     assert_eq!(downgrade.await.unwrap(), Amended::Done);
     assert!(matches!(pushed(&engine, &reader).await, Place::Held { .. }));
@@ -159,7 +156,7 @@ async fn a_hold_is_amended() {
         .unwrap();
     let holder = &lines[0].holders[0];
     assert_eq!(holder.value.as_deref(), Some("second"));
-    assert_eq!(holder.counted, Some(writer.counted));
+    assert_eq!(holder.sequence, Some(writer.sequence));
     assert_eq!(holder.owner.as_ref().unwrap().owner, "tester");
     engine.leave(writer.clone()).await.unwrap();
     assert_eq!(say("third").await.unwrap(), Amended::Gone);
@@ -316,10 +313,10 @@ async fn a_crowd_in_one_line_is_served_and_renewed() {
     for waiter in waiters.into_iter().take(50) {
         let (place, left) = tokio::join!(pushed(&engine, &waiter), engine.leave(holder));
         assert_eq!(left.unwrap(), Left::Done);
-        let Place::Held { counted } = place else {
+        let Place::Held { sequence } = place else {
             panic!("{place:?}");
         };
-        holder = Ticket { counted, ..waiter };
+        holder = Ticket { sequence, ..waiter };
     }
 }
 

@@ -54,7 +54,7 @@ async fn enter(engine: &SharedEngine, claim: Claim) -> (Ticket, Option<u64>) {
     match engine.enter(Arc::new(claim)).await.unwrap() {
         Entered::Busy => panic!("it queues"),
         Entered::In { ticket, place, .. } => match place {
-            Place::Held { counted } => (ticket, Some(counted)),
+            Place::Held { sequence } => (ticket, Some(sequence)),
             Place::Waiting => (ticket, None),
             Place::Gone => panic!("it is in"),
         },
@@ -62,8 +62,8 @@ async fn enter(engine: &SharedEngine, claim: Claim) -> (Ticket, Option<u64>) {
 }
 
 async fn hold(engine: &SharedEngine, name: &str) -> Ticket {
-    let (ticket, counted) = enter(engine, claim(name, Ask::Whole)).await;
-    assert!(counted.is_some(), "{name} is free");
+    let (ticket, sequence) = enter(engine, claim(name, Ask::Whole)).await;
+    assert!(sequence.is_some(), "{name} is free");
     ticket
 }
 

@@ -39,8 +39,8 @@ async fn a_killed_holder_is_replaced_at_once() {
     let second = Second::start(dir.path(), "hold");
     let theirs: u64 = second.says().parse().unwrap();
     let engine = open(dir.path()).await;
-    let (ticket, counted) = enter(&engine, claim("door", Ask::Whole)).await;
-    assert_eq!(counted, None);
+    let (ticket, sequence) = enter(&engine, claim("door", Ask::Whole)).await;
+    assert_eq!(sequence, None);
     let wait = spawn_wait(&engine, ticket);
     // Let it fall asleep; if it has not, the test is easier, not wrong.
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -48,10 +48,10 @@ async fn a_killed_holder_is_replaced_at_once() {
     second.signal(Signal::KILL);
     let place = wait.await.unwrap().unwrap();
     let took = BootTime::now().saturating_since(killed);
-    let Place::Held { counted } = place else {
+    let Place::Held { sequence } = place else {
         panic!("{place:?}");
     };
-    assert!(counted > theirs);
+    assert!(sequence > theirs);
     assert!(took < AT_ONCE, "{took:?}");
     println!("hand-over after kill -9: {took:?}");
 }
@@ -73,8 +73,8 @@ async fn the_dead_make_nobody_wait() {
             queue: false,
             ..claim("door", permit)
         };
-        let (ticket, counted) = enter(&engine, impatient).await;
-        assert!(counted.is_some(), "{role}");
+        let (ticket, sequence) = enter(&engine, impatient).await;
+        assert!(sequence.is_some(), "{role}");
         engine.leave(ticket).await.unwrap();
     }
     let second = Second::start(dir.path(), "hold");
@@ -126,8 +126,8 @@ async fn a_hold_lives_until_all_who_share_its_sign_of_life_are_gone() {
     let guard = rustix::process::Pid::from_raw(guard).unwrap();
     drop(second);
     let engine = open(dir.path()).await;
-    let (ticket, counted) = enter(&engine, claim("door", Ask::Whole)).await;
-    assert_eq!(counted, None);
+    let (ticket, sequence) = enter(&engine, claim("door", Ask::Whole)).await;
+    assert_eq!(sequence, None);
     let soon = BootTime::now() + Duration::from_millis(200);
     let place = engine.wait(ticket.clone(), soon).await.unwrap();
     assert_eq!(place, Place::Waiting);
@@ -155,9 +155,9 @@ async fn granted_by_a_push(role: &str) {
     let held = hold(&engine, "door").await;
     let second = Second::start(dir.path(), role);
     assert_eq!(second.says(), "waiting");
-    let counted = held.counted;
+    let sequence = held.sequence;
     engine.leave(held).await.unwrap();
-    assert!(second.says().parse::<u64>().unwrap() > counted);
+    assert!(second.says().parse::<u64>().unwrap() > sequence);
 }
 
 #[tokio::test]
@@ -215,10 +215,7 @@ async fn a_process_stopped_in_a_line_makes_that_one_unreachable_and_nothing_is_a
     let dropped = tokio::time::timeout(Duration::from_millis(20), entering).await;
     assert!(dropped.is_err());
     // Neither other lines nor renewals are in its way.
-    let leases = [&held, &door].map(|ticket| Lease {
-        id: ticket.lease,
-        ticket: Some(ticket.clone()),
-    });
+    let leases = [&held, &door].map(Lease::in_a_test);
     let renewed = engine.renew(leases.into(), Duration::from_secs(2)).await;
     assert!(matches!(renewed[..], [Renewal::Held(_), Renewal::Held(_)]));
     assert_eq!(engine.leave(held).await.unwrap(), Left::Done);
@@ -240,10 +237,7 @@ async fn a_stuck_lock_of_the_store_ends_nobody() {
     let second = Second::start(dir.path(), "stop in the lock");
     assert_eq!(second.says(), "locked");
     second.wait_stopped();
-    let lease = Lease {
-        id: held.lease,
-        ticket: Some(held.clone()),
-    };
+    let lease = Lease::in_a_test(&held);
     let renewed = engine.renew(vec![lease], Duration::from_secs(2)).await;
     assert!(matches!(renewed[..], [Renewal::Held(_)]));
     hold(&engine, "other").await;

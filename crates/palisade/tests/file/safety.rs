@@ -150,19 +150,16 @@ async fn two_users_exclude_each_other_in_a_store_of_their_group() {
         let engine = try_open(&dir, options).await.unwrap();
         let second = Second::start_as(&dir, "hold", Some(OTHER), options);
         let theirs: u64 = second.says().parse().unwrap();
-        let (ticket, counted) = enter(&engine, claim("door", Ask::Whole)).await;
-        assert_eq!(counted, None, "{first:?}");
+        let (ticket, sequence) = enter(&engine, claim("door", Ask::Whole)).await;
+        assert_eq!(sequence, None, "{first:?}");
         // Another user's death is noticed at once, too.
         drop(second);
-        let Place::Held { counted } = pushed(&engine, &ticket).await else {
+        let Place::Held { sequence } = pushed(&engine, &ticket).await else {
             panic!("granted");
         };
-        assert!(counted > theirs);
-        let held = Ticket { counted, ..ticket };
-        let lease = Lease {
-            id: held.lease,
-            ticket: Some(held.clone()),
-        };
+        assert!(sequence > theirs);
+        let held = Ticket { sequence, ..ticket };
+        let lease = Lease::in_a_test(&held);
         let renewed = engine.renew(vec![lease], Duration::from_secs(2)).await;
         assert!(matches!(renewed[..], [Renewal::Held(_)]));
         let findings = engine.check().await.unwrap().findings;
@@ -264,10 +261,7 @@ async fn a_full_disk_ends_nobody_and_grants_nobody() {
         assert_eq!(error.kind(), Kind::Unusable, "{error}");
         assert!(error.to_string().contains("full"), "{error}");
     }
-    let leases = held.iter().map(|ticket| Lease {
-        id: ticket.lease,
-        ticket: Some(ticket.clone()),
-    });
+    let leases = held.iter().map(Lease::in_a_test);
     let renewed = engine.renew(leases.collect(), Duration::from_secs(2)).await;
     assert!(
         renewed.iter().all(|r| matches!(r, Renewal::Held(_))),

@@ -1,7 +1,7 @@
-//! The needs that `guide` knows, each with its test of an engine's card and what the card says
+//! The needs that `guide` knows, each with its test of an engine's info and what the info says
 //! about it. A need that the data can't decide has no place here.
 
-use palisade::{Card, Class, Permits, Tokens};
+use palisade::{Class, EngineInfo, Permits, Tokens};
 
 /// Something that a lock is needed for.
 #[derive(Debug)]
@@ -9,17 +9,24 @@ pub(super) struct Need {
     pub(super) word: &'static str,
     /// What it means, for the list.
     pub(super) means: &'static str,
-    pub(super) fits: fn(&Card) -> bool,
-    /// What the card says about it, whether or not it fits.
-    pub(super) why: fn(&Card) -> String,
+    pub(super) fits: fn(&EngineInfo) -> bool,
+    /// What the info says about it, whether or not it fits.
+    pub(super) why: fn(&EngineInfo) -> String,
+}
+
+impl Need {
+    /// What a info says about it, with its name.
+    pub(super) fn says(&self, info: &EngineInfo) -> String {
+        format!("{}: {}", self.word, (self.why)(info))
+    }
 }
 
 pub(super) const NEEDS: &[Need] = &[
     Need {
         word: "correctness",
         means: "data breaks if two are at it: fencing tokens that can't go back",
-        fits: |card| card.capability.class < Class::C && card.capability.tokens != Tokens::None,
-        why: |card| match (card.capability.class, card.capability.tokens) {
+        fits: |info| info.capability.class < Class::C && info.capability.tokens != Tokens::None,
+        why: |info| match (info.capability.class, info.capability.tokens) {
             (_, Tokens::None) => "it has no tokens".to_owned(),
             (Class::C, _) => {
                 "it is of class C, whose tokens and exclusion assume sane clocks and kept data"
@@ -39,8 +46,8 @@ pub(super) const NEEDS: &[Need] = &[
     Need {
         word: "election",
         means: "one leader, replaced when it fails",
-        fits: |card| card.capability.early_loss,
-        why: |card| match card.capability.early_loss {
+        fits: |info| info.capability.early_loss,
+        why: |info| match info.capability.early_loss {
             true => "a leader is told before another is elected".to_owned(),
             false => "a leader is not told before another is elected".to_owned(),
         },
@@ -48,40 +55,40 @@ pub(super) const NEEDS: &[Need] = &[
     Need {
         word: "permits",
         means: "at most N at once",
-        fits: |card| card.capability.permits != Permits::None,
+        fits: |info| info.capability.permits != Permits::None,
         why: permits,
     },
     Need {
         word: "weighted-permits",
         means: "at most N at once, some of whom take several",
-        fits: |card| card.capability.permits == Permits::Weighted,
+        fits: |info| info.capability.permits == Permits::Weighted,
         why: permits,
     },
     Need {
         word: "read-write",
         means: "many readers or one writer",
-        fits: |card| card.capability.shared,
-        why: |card| yes(card.capability.shared, "readers beside each other"),
+        fits: |info| info.capability.shared,
+        why: |info| yes(info.capability.shared, "readers beside each other"),
     },
     Need {
         word: "fair",
         means: "first come, first served",
-        fits: |card| card.capability.fair,
-        why: |card| yes(card.capability.fair, "waiters served in their order"),
+        fits: |info| info.capability.fair,
+        why: |info| yes(info.capability.fair, "waiters served in their order"),
     },
     Need {
         word: "waiters",
         means: "see who waits",
-        fits: |card| card.capability.waiters_visible,
-        why: |card| yes(card.capability.waiters_visible, "waiters that can be seen"),
+        fits: |info| info.capability.waiters_visible,
+        why: |info| yes(info.capability.waiters_visible, "waiters that can be seen"),
     },
     Need {
         word: "detached",
         means: "a lock that another process renews",
-        fits: |card| card.capability.detached,
-        why: |card| {
+        fits: |info| info.capability.detached,
+        why: |info| {
             yes(
-                card.capability.detached,
+                info.capability.detached,
                 "holds that another process can renew",
             )
         },
@@ -89,7 +96,7 @@ pub(super) const NEEDS: &[Need] = &[
     Need {
         word: "one-machine",
         means: "nothing but this machine, no server",
-        fits: |card| !has_hosts(card),
+        fits: |info| !has_hosts(info),
         why: reach,
     },
     Need {
@@ -101,8 +108,8 @@ pub(super) const NEEDS: &[Need] = &[
 ];
 
 /// Whether it is reached over a network: its URL names hosts.
-pub(super) fn has_hosts(card: &Card) -> bool {
-    card.example.contains("://")
+pub(super) fn has_hosts(info: &EngineInfo) -> bool {
+    info.example.contains("://")
 }
 
 fn yes(it_has: bool, what: &str) -> String {
@@ -112,16 +119,16 @@ fn yes(it_has: bool, what: &str) -> String {
     }
 }
 
-fn permits(card: &Card) -> String {
-    match card.capability.permits {
+fn permits(info: &EngineInfo) -> String {
+    match info.capability.permits {
         Permits::Weighted => "it counts permits of any weight".to_owned(),
         Permits::Slots => "it gives permits one by one".to_owned(),
         Permits::None => "it has no permits".to_owned(),
     }
 }
 
-fn reach(card: &Card) -> String {
-    format!("it needs {}", card.needs)
+fn reach(info: &EngineInfo) -> String {
+    format!("it needs {}", info.needs)
 }
 
 /// All needs, one per line.

@@ -1,4 +1,4 @@
-//! The choice among cards that are made up, so that it does not depend on what is built.
+//! The choice among engines that are made up, so that it does not depend on what is built.
 
 use std::time::Duration;
 
@@ -24,8 +24,8 @@ const SERVER: Capability = Capability {
     reentrant_session: false,
 };
 
-fn card(name: &'static str, example: &'static str, capability: Capability) -> Card {
-    Card {
+fn info(name: &'static str, example: &'static str, capability: Capability) -> EngineInfo {
+    EngineInfo {
         name,
         schemes: &[],
         needs: "something",
@@ -35,7 +35,7 @@ fn card(name: &'static str, example: &'static str, capability: Capability) -> Ca
     }
 }
 
-fn cards() -> Vec<Card> {
+fn registry() -> Vec<EngineInfo> {
     let local = Capability {
         class: Class::B,
         shared: true,
@@ -48,15 +48,15 @@ fn cards() -> Vec<Card> {
         ..SERVER
     };
     vec![
-        card("redis", "redis://localhost", timed),
-        card("file", "file:", local),
-        card("etcd", "etcd://localhost?x=y", SERVER),
+        info("redis", "redis://localhost", timed),
+        info("file", "file:", local),
+        info("etcd", "etcd://localhost?x=y", SERVER),
     ]
 }
 
 fn chosen(needs: &[&str], have: &[&'static str]) -> Option<Advice> {
     let needs: Vec<_> = needs.iter().map(|word| parse_need(word).unwrap()).collect();
-    decide(&needs, have, &cards()).advice
+    decide(&needs, have, &registry()).advice
 }
 
 #[track_caller]
@@ -79,40 +79,35 @@ fn the_engine_that_is_there_and_fits_is_chosen() {
 
 #[test]
 fn the_ttl_is_one_that_the_engine_takes() {
-    let etcd = chosen(&["election"], &["etcd"]).unwrap();
-    assert_eq!(
-        (etcd.url.as_str(), etcd.ttl_ms),
-        ("etcd://localhost?x=y&ttl=15s", 15_000)
-    );
-    let lock = chosen(&["efficiency"], &["etcd"]).unwrap();
-    assert_eq!(
-        (lock.url.as_str(), lock.ttl_ms),
-        ("etcd://localhost?x=y", 20_000)
-    );
+    for (need, url, ttl_ms) in [
+        ("election", "etcd://localhost?x=y&ttl=15s", 15_000),
+        ("efficiency", "etcd://localhost?x=y", 20_000),
+    ] {
+        let etcd = chosen(&[need], &["etcd"]).unwrap();
+        assert_eq!((etcd.url.as_str(), etcd.ttl_ms), (url, ttl_ms));
+    }
 }
 
 #[test]
 fn others_are_told_why() {
     let needs = [parse_need("correctness").unwrap()];
-    let answer = decide(&needs, &["redis", "consul"], &cards());
+    let answer = decide(&needs, &["redis", "consul"], &registry());
     assert_eq!(answer.lacking, ["consul"]);
-    let redis = answer
-        .others
-        .iter()
-        .find(|other| other.engine == "redis")
-        .unwrap();
+    let other = |engine: &str| {
+        answer
+            .others
+            .iter()
+            .find(|other| other.engine == engine)
+            .unwrap()
+    };
+    let (redis, etcd) = (other("redis"), other("etcd"));
     assert!(!redis.fits && redis.why[0].contains("class C"), "{redis:?}");
-    let etcd = answer
-        .others
-        .iter()
-        .find(|other| other.engine == "etcd")
-        .unwrap();
     assert!(etcd.fits && etcd.why[0].contains("would need"), "{etcd:?}");
 }
 
 #[test]
 fn every_engine_of_this_build_is_known() {
-    for card in palisade::cards() {
-        assert_eq!(parse_have(card.name), Ok(card.name));
+    for info in palisade::registry() {
+        assert_eq!(parse_have(info.name), Ok(info.name));
     }
 }

@@ -205,8 +205,8 @@ async fn survey(client: &Client, record: &Recorder) -> Option<usize> {
             claim: claim.id,
             owner: claim.owner.map(|owner| owner.owner).unwrap_or_default(),
             token: claim
-                .counted
-                .and_then(|counted| client.token(counted).ok())
+                .sequence
+                .and_then(|sequence| client.token(sequence).ok())
                 .map(|token| token.0),
         })
         .collect();

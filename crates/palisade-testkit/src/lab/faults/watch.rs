@@ -73,7 +73,7 @@ pub(super) async fn dropped_after<T>(
     limit: Duration,
     future: impl Future<Output = T>,
 ) -> Option<T> {
-    let counted = async {
+    let sequence = async {
         let mut future = pin!(future);
         std::future::poll_fn(|context| match future.as_mut().poll(context) {
             Poll::Ready(done) => Poll::Ready(Some(done)),
@@ -88,7 +88,7 @@ pub(super) async fn dropped_after<T>(
         })
         .await
     };
-    tokio::time::timeout(limit, counted).await.ok().flatten()
+    tokio::time::timeout(limit, sequence).await.ok().flatten()
 }
 
 /// A leader's work, from its begin to its end, also by being dropped.

@@ -10,13 +10,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::RenewalPermit;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Audited, Renewal};
 use crate::core::error::{Error, Kind};
 use crate::core::known_bad::{self, Bad};
-use crate::core::pulse::{LossReason, Pulse};
-use crate::core::ticket::{Armed, Lease, LeaseId, Ticket};
+use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
+use crate::core::validity::{LossReason, Validity};
 
 /// Timers of the runtime stand still while the machine sleeps; leases don't. Looking once a
 /// second bounds how late a sleeper is told after it wakes. (`is_valid` is right at once.)
@@ -35,12 +36,12 @@ const SHORTEST_RETRY: Duration = Duration::from_millis(10);
 /// Claims that have just been lost, to be told with no lock held.
 #[must_use = "who waits for a loss must be told"]
 #[derive(Debug, Default)]
-pub(super) struct Lost(pub(super) Vec<Arc<Pulse>>);
+pub(super) struct Lost(pub(super) Vec<Arc<Validity>>);
 
 impl Lost {
-    fn lose(&mut self, pulse: &Arc<Pulse>, reason: LossReason, why: Option<&Error>) {
-        if pulse.lose(reason, why.cloned()) {
-            self.0.push(Arc::clone(pulse));
+    fn lose(&mut self, validity: &Arc<Validity>, reason: LossReason, why: Option<&Error>) {
+        if validity.lose(reason, why.cloned()) {
+            self.0.push(Arc::clone(validity));
         }
     }
 }
@@ -65,7 +66,7 @@ pub(super) struct Departure {
 /// A lease under care.
 #[derive(Debug)]
 struct Kept {
-    armed: Armed,
+    armed: LeaseStart,
     due: BootTime,
     /// One renewal is in flight per lease, because some engines' answers carry no request id.
     renewing: bool,
@@ -80,8 +81,8 @@ struct Kept {
 #[derive(Debug)]
 enum Claims {
     /// The one ticket that it belongs to.
-    Own(Ticket, Arc<Pulse>),
-    Shared(HashMap<ClaimId, Arc<Pulse>>),
+    Own(Ticket, Arc<Validity>),
+    Shared(HashMap<ClaimId, Arc<Validity>>),
 }
 
 impl Kept {
@@ -99,9 +100,9 @@ impl Kept {
         }
     }
 
-    fn pulses(&self) -> impl Iterator<Item = &Arc<Pulse>> {
+    fn validities(&self) -> impl Iterator<Item = &Arc<Validity>> {
         let (own, shared) = match &self.claims {
-            Claims::Own(_, pulse) => (Some(pulse), None),
+            Claims::Own(_, validity) => (Some(validity), None),
             Claims::Shared(claims) => (None, Some(claims.values())),
         };
         own.into_iter().chain(shared.into_iter().flatten())
@@ -109,8 +110,8 @@ impl Kept {
 
     /// Ends every claim on it.
     fn lose(&self, reason: LossReason, why: Option<&Error>, lost: &mut Lost) {
-        self.pulses()
-            .for_each(|pulse| lost.lose(pulse, reason, why));
+        self.validities()
+            .for_each(|validity| lost.lose(validity, reason, why));
     }
 
     /// Ends every claim on it because its deadline has passed.
@@ -129,7 +130,7 @@ fn no_answer() -> Error {
 }
 
 /// A third of the ttl: two renewals may fail before the lease is in danger.
-fn renewal_due(armed: Armed) -> BootTime {
+fn renewal_due(armed: LeaseStart) -> BootTime {
     armed.sent + armed.ttl / 3
 }
 
@@ -218,12 +219,12 @@ impl Ledger {
     pub(super) fn watch_over(
         &mut self,
         ticket: &Ticket,
-        armed: Armed,
+        armed: LeaseStart,
         now: BootTime,
-    ) -> (Arc<Pulse>, bool) {
+    ) -> (Arc<Validity>, bool) {
         let alarmed = self.entering.remove(&ticket.claim) == Some(true);
-        let new = |armed| Arc::new(Pulse::new(ticket.name.clone(), armed, now));
-        let mut pulse = new(armed);
+        let new = |armed| Arc::new(Validity::new(ticket.name.clone(), armed, now));
+        let mut validity = new(armed);
         let due = match alarmed {
             true => BootTime::PAST,
             false => renewal_due(armed),
@@ -231,8 +232,8 @@ impl Ledger {
         let own = ticket.has_own_lease();
         if own || !self.leases.contains_key(&ticket.lease) {
             let claims = match own {
-                true => Claims::Own(ticket.clone(), Arc::clone(&pulse)),
-                false => Claims::Shared(HashMap::from([(ticket.claim, Arc::clone(&pulse))])),
+                true => Claims::Own(ticket.clone(), Arc::clone(&validity)),
+                false => Claims::Shared(HashMap::from([(ticket.claim, Arc::clone(&validity))])),
             };
             let kept = Kept {
                 armed,
@@ -253,14 +254,14 @@ impl Ledger {
                 if alarmed {
                     kept.due = BootTime::PAST;
                 }
-                pulse = new(kept.armed);
+                validity = new(kept.armed);
                 if let Claims::Shared(claims) = &mut kept.claims {
-                    claims.insert(ticket.claim, Arc::clone(&pulse));
+                    claims.insert(ticket.claim, Arc::clone(&validity));
                 }
             });
         }
-        let too_late = due.min(pulse.deadline()) < self.looks_at;
-        (pulse, too_late)
+        let too_late = due.min(validity.deadline()) < self.looks_at;
+        (validity, too_late)
     }
 
     /// Takes what the engine counted for a grant, so that renewals carry the incarnation; or that
@@ -363,7 +364,7 @@ impl Ledger {
                             None
                         }
                     };
-                    leases.push(Lease { id, ticket });
+                    leases.push(Lease::new(id, ticket, RenewalPermit(())));
                 }
                 if leases.is_empty() {
                     break;
@@ -508,8 +509,11 @@ impl Ledger {
                     kept.trouble = None;
                     // The deadline may pass between the look above and this. An own lease has
                     // one claim; a shared one lives on for the others.
-                    for pulse in kept.pulses().filter(|pulse| !pulse.extend(kept.armed)) {
-                        lost.lose(pulse, LossReason::Expired, None);
+                    for validity in kept
+                        .validities()
+                        .filter(|validity| !validity.extend(kept.armed))
+                    {
+                        lost.lose(validity, LossReason::Expired, None);
                         if let Claims::Own(..) = kept.claims {
                             over = Some((LossReason::Expired, None));
                         }
@@ -558,18 +562,18 @@ impl Ledger {
             .iter()
             .map(|audited| (audited.ticket.claim, audited.evicted))
             .collect();
-        claims.retain(|claim, pulse| match listed.get(claim) {
+        claims.retain(|claim, validity| match listed.get(claim) {
             Some(evicted) => {
                 // Its place stays until its owner lets go.
                 if *evicted {
-                    lost.lose(pulse, LossReason::Evicted, None);
+                    lost.lose(validity, LossReason::Evicted, None);
                 }
                 true
             }
             // Entered after the list was asked for.
-            None if pulse.since() >= sent => true,
+            None if validity.since() >= sent => true,
             None => {
-                lost.lose(pulse, LossReason::Taken, None);
+                lost.lose(validity, LossReason::Taken, None);
                 false
             }
         });

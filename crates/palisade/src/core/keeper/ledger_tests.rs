@@ -18,7 +18,7 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// So far ahead that the real clock, which pulses look at, never gets there.
+/// So far ahead that the real clock, which validities look at, never gets there.
 fn start() -> BootTime {
     BootTime::now() + Duration::from_secs(1_000_000)
 }
@@ -74,10 +74,10 @@ impl Ledger {
 /// What a lease is to the model.
 #[derive(Debug, Clone)]
 struct Naive {
-    armed: Armed,
+    armed: LeaseStart,
     due: BootTime,
     renewing: bool,
-    pulse: Arc<Pulse>,
+    validity: Arc<Validity>,
 }
 
 #[derive(Debug, Clone)]
@@ -118,12 +118,12 @@ proptest! {
             let ids: Vec<LeaseId> = model.keys().copied().collect();
             match step {
                 Step::Enter(ttl) => {
-                    let armed = Armed { sent: now, ttl: TTLS[ttl] };
+                    let armed = LeaseStart { sent: now, ttl: TTLS[ttl] };
                     let ticket = own(next);
                     ledger.entering(ticket.claim);
-                    let (pulse, _) = ledger.watch_over(&ticket, armed, now);
+                    let (validity, _) = ledger.watch_over(&ticket, armed, now);
                     let due = renewal_due(armed);
-                    model.insert(ticket.lease, Naive { armed, due, renewing: false, pulse });
+                    model.insert(ticket.lease, Naive { armed, due, renewing: false, validity });
                     next += 1;
                 }
                 Step::Release(which) if !ids.is_empty() => {
@@ -151,7 +151,7 @@ proptest! {
                         answers.push(match how {
                             0..=2 => {
                                 let ttl = model.get(id).map_or(TTLS[0], |kept| kept.armed.ttl);
-                                Renewal::Held(Armed { sent, ttl })
+                                Renewal::Held(LeaseStart { sent, ttl })
                             }
                             3 => Renewal::Lost,
                             4 => Renewal::Evicted,
@@ -175,8 +175,8 @@ proptest! {
                         }
                     }
                     ledger.renewed(batch.limit, &leases, sent, answers, now, &mut lost);
-                    for pulse in &lost.0 {
-                        prop_assert!(model.values().all(|kept| !Arc::ptr_eq(&kept.pulse, pulse)));
+                    for validity in &lost.0 {
+                        prop_assert!(model.values().all(|kept| !Arc::ptr_eq(&kept.validity, validity)));
                     }
                 }
                 _ => {}
@@ -190,8 +190,8 @@ proptest! {
             prop_assert_eq!(lost.0.len(), expired);
             model.retain(|_, kept| !over(kept));
             for kept in model.values() {
-                prop_assert!(kept.pulse.loss().is_none());
-                prop_assert_eq!(kept.pulse.deadline(), kept.armed.deadline());
+                prop_assert!(kept.validity.loss().is_none());
+                prop_assert_eq!(kept.validity.deadline(), kept.armed.deadline());
             }
 
             for batch in ledger.take_due(now) {
@@ -231,7 +231,7 @@ fn two_renewals_may_hang_and_the_third_is_in_time() {
     for ttl in TTLS {
         let began = start();
         let (mut ledger, mut lost) = (Ledger::new(TIMEOUT), Lost::default());
-        let armed = Armed { sent: began, ttl };
+        let armed = LeaseStart { sent: began, ttl };
         ledger.watch_over(&own(1), armed, began);
         for _ in 0..2 {
             let now = ledger.next_event();
@@ -256,7 +256,7 @@ fn two_renewals_may_hang_and_the_third_is_in_time() {
 #[test]
 fn the_last_failure_is_kept_for_the_loss_until_a_renewal_goes_well() {
     let now = start();
-    let armed = Armed {
+    let armed = LeaseStart {
         sent: now,
         ttl: TTLS[2],
     };
@@ -268,7 +268,7 @@ fn the_last_failure_is_kept_for_the_loss_until_a_renewal_goes_well() {
     let batch = ledger.take_due(later).pop().unwrap();
     let ids: Vec<LeaseId> = batch.leases.iter().map(|lease| lease.id).collect();
     assert_eq!(ids, [LeaseId(1), LeaseId(2), LeaseId(3)]);
-    let again = Renewal::Held(Armed {
+    let again = Renewal::Held(LeaseStart {
         sent: later,
         ..armed
     });
@@ -289,7 +289,7 @@ fn the_last_failure_is_kept_for_the_loss_until_a_renewal_goes_well() {
     assert!(lost.0.is_empty());
     ledger.expire(now + 2 * TTLS[2], &mut lost);
     assert_eq!(lost.0.len(), 3);
-    let why = |pulse: &Pulse| pulse.loss().unwrap().why().map(Error::to_string);
+    let why = |validity: &Validity| validity.loss().unwrap().why().map(Error::to_string);
     assert_eq!(why(&failed).unwrap(), "renew: cut off by the test");
     assert_eq!(why(&recovered), None);
     assert!(why(&hanging).unwrap().contains("did not answer in time"));
@@ -298,18 +298,18 @@ fn the_last_failure_is_kept_for_the_loss_until_a_renewal_goes_well() {
 #[test]
 fn a_revoked_lease_may_be_held_by_another_and_says_why() {
     let now = start();
-    let armed = Armed {
+    let armed = LeaseStart {
         sent: now,
         ttl: TTLS[2],
     };
     let (mut ledger, mut lost) = (Ledger::new(TIMEOUT), Lost::default());
-    let (pulse, _) = ledger.watch_over(&own(1), armed, now);
+    let (validity, _) = ledger.watch_over(&own(1), armed, now);
     let due = now + ms(10_000);
     let batch = ledger.take_due(due).pop().unwrap();
     let moved = Error::new(Kind::Unusable, "renew", "the store was moved away");
     let answers = vec![Renewal::Revoked(moved)];
     ledger.renewed(batch.limit, &[LeaseId(1)], due, answers, due, &mut lost);
-    let loss = pulse.loss().unwrap();
+    let loss = validity.loss().unwrap();
     assert_eq!(loss.reason, LossReason::Taken);
     assert!(
         loss.to_string()
@@ -322,11 +322,11 @@ fn a_revoked_lease_may_be_held_by_another_and_says_why() {
 #[test]
 fn an_audit_leaves_strangers_and_loses_what_is_gone() {
     let (now, ttl) = (start(), TTLS[2]);
-    let armed = Armed { sent: now, ttl };
+    let armed = LeaseStart { sent: now, ttl };
     let (mut ledger, mut lost) = (Ledger::new(TIMEOUT), Lost::default());
-    let mut pulses = Vec::new();
+    let mut validities = Vec::new();
     for claim in 1..=3 {
-        pulses.push(ledger.watch_over(&on(100, claim), armed, now).0);
+        validities.push(ledger.watch_over(&on(100, claim), armed, now).0);
     }
     ledger.entering(ClaimId(4));
     ledger.leave_later(
@@ -346,10 +346,10 @@ fn an_audit_leaves_strangers_and_loses_what_is_gone() {
     found[0].evicted = true;
     ledger.compare(asked, LeaseId(100), found, asked, &mut lost);
     ledger.has_audited();
-    let reason = |pulse: &Pulse| pulse.loss().map(|loss| loss.reason);
-    assert_eq!(reason(&pulses[0]), Some(LossReason::Taken));
-    assert_eq!(reason(&pulses[1]), Some(LossReason::Evicted));
-    assert_eq!(reason(&pulses[2]), None, "it was given up");
+    let reason = |validity: &Validity| validity.loss().map(|loss| loss.reason);
+    assert_eq!(reason(&validities[0]), Some(LossReason::Taken));
+    assert_eq!(reason(&validities[1]), Some(LossReason::Evicted));
+    assert_eq!(reason(&validities[2]), None, "it was given up");
     assert_eq!(
         reason(&late),
         None,
@@ -365,7 +365,7 @@ fn an_audit_leaves_strangers_and_loses_what_is_gone() {
 /// leases: the quickest of some rounds, because others use the machine too.
 fn cost_beside(count: u128) -> Duration {
     let now = start();
-    let armed = Armed {
+    let armed = LeaseStart {
         sent: now,
         ttl: TTLS[2],
     };

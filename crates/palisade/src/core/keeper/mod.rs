@@ -2,7 +2,7 @@
 //!
 //! One thread per client, apart from the caller's runtime, so that a blocked or ended runtime
 //! neither costs a lease nor keeps a released place. Holds and waiting claims register here;
-//! the thread ([`task`]) renews their leases, many with one call, tells their pulses when one is
+//! the thread ([`task`]) renews their leases, many with one call, tells their validities when one is
 //! over, and leaves what was dropped. What is known of them is the [`ledger`].
 //!
 //! Registering and forgetting take one short mutex and wake nobody, unless something is due
@@ -20,12 +20,25 @@ use super::dyn_engine::SharedEngine;
 use super::engine::Engine;
 use super::error::{Error, Kind, Result};
 use super::events::{Event, Observers};
-use super::pulse::{LossReason, Pulse};
 use super::sync::{Mutex, Runtime};
-use super::ticket::{Armed, Ticket};
+use super::ticket::{Lease, LeaseStart, Ticket};
+use super::validity::{LossReason, Validity};
 
 mod ledger;
 mod task;
+
+/// What a lease to be renewed is made with, so that no other code can renew.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RenewalPermit(());
+
+#[doc(hidden)]
+impl Lease {
+    /// A lease that a test of an engine renews by itself.
+    pub fn in_a_test(ticket: &Ticket) -> Self {
+        let own = ticket.has_own_lease().then(|| ticket.clone());
+        Self::new(ticket.lease, own, RenewalPermit(()))
+    }
+}
 
 /// The handle that clients and holds share. When the last one is dropped the thread leaves what
 /// is still to be left, and ends.
@@ -127,22 +140,22 @@ impl Keeper {
     }
 
     /// Takes a claim that has a place under care, and returns its life sign.
-    pub(crate) fn watch_over(&self, ticket: &Ticket, armed: Armed) -> Arc<Pulse> {
+    pub(crate) fn watch_over(&self, ticket: &Ticket, armed: LeaseStart) -> Arc<Validity> {
         let mut state = self.0.state.lock();
         let now = BootTime::now();
         if !state.running {
             // The thread has ended since the claim began: nobody would renew it, nobody tell.
             state.ledger.forget(ticket);
-            let pulse = Pulse::new(ticket.name.clone(), armed, now);
-            pulse.lose(LossReason::Expired, Some(thread_ended()));
-            return Arc::new(pulse);
+            let validity = Validity::new(ticket.name.clone(), armed, now);
+            validity.lose(LossReason::Expired, Some(thread_ended()));
+            return Arc::new(validity);
         }
-        let (pulse, too_late) = state.ledger.watch_over(ticket, armed, now);
+        let (validity, too_late) = state.ledger.watch_over(ticket, armed, now);
         drop(state);
         if too_late {
             self.0.wake.notify_one();
         }
-        pulse
+        validity
     }
 
     /// Tells the keeper what the engine counted for a grant, so that renewals carry the
@@ -226,14 +239,14 @@ impl Shared {
     /// Tells who was lost: those who wait for it, and the observers if it was a hold. No lock may
     /// be held, since whoever is told may drop holds.
     fn tell(&self, lost: Lost) {
-        for pulse in lost.0 {
-            pulse.tell();
-            if let Some(loss) = pulse.loss()
-                && pulse.is_granted()
+        for validity in lost.0 {
+            validity.tell();
+            if let Some(loss) = validity.loss()
+                && validity.is_granted()
             {
                 self.observers.tell(|engine| Event::Lost {
                     engine,
-                    name: pulse.name(),
+                    name: validity.name(),
                     reason: loss.reason,
                     why: loss.why(),
                 });

@@ -15,7 +15,7 @@ use super::wire::session_text;
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::name::Name;
-use crate::core::ticket::{Armed, LeaseId, Ticket};
+use crate::core::ticket::{LeaseId, LeaseStart, Ticket};
 
 /// How far a claim is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,8 +83,8 @@ impl Seat {
     pub(super) fn ticket(&self) -> Ticket {
         Ticket {
             lease: LeaseId(self.session),
-            counted: match self.stage {
-                Stage::Held(counted) => counted,
+            sequence: match self.stage {
+                Stage::Held(sequence) => sequence,
                 Stage::Waiting | Stage::Trying | Stage::Unknown => 0,
             },
             ..Ticket::own(self.claim.name.clone(), self.claim.id)
@@ -93,7 +93,7 @@ impl Seat {
 }
 
 struct Session {
-    armed: Armed,
+    armed: LeaseStart,
     /// The names that claims of this client stand on with it.
     names: HashSet<Name>,
     /// The names on which a write of it may still arrive, and for which claim.
@@ -140,7 +140,7 @@ impl Book {
     }
 
     /// Adds a session, and seats the claim that it was made for.
-    pub(super) fn sit_on(&self, id: u128, armed: Armed, claim: &Arc<Claim>) -> Seat {
+    pub(super) fn sit_on(&self, id: u128, armed: LeaseStart, claim: &Arc<Claim>) -> Seat {
         let mut state = self.0.lock();
         let session = Session {
             armed,
@@ -216,7 +216,7 @@ impl Book {
     /// What was counted for a claim that another one wrote for; once.
     pub(super) fn unwrap_gift(&self, claim: ClaimId) -> Option<u64> {
         let unwrap = |seat: &mut Seat| match seat.stage {
-            Stage::Held(counted) => std::mem::take(&mut seat.given).then_some(counted),
+            Stage::Held(sequence) => std::mem::take(&mut seat.given).then_some(sequence),
             _ => None,
         };
         self.change(claim, unwrap).flatten()
@@ -269,17 +269,17 @@ impl Book {
         state.free(&seat);
     }
 
-    pub(super) fn armed(&self, session: u128) -> Option<Armed> {
+    pub(super) fn armed(&self, session: u128) -> Option<LeaseStart> {
         let state = self.0.lock();
         state.sessions.get(&session).map(|session| session.armed)
     }
 
     /// Says that a session was renewed.
-    pub(super) fn renewed(&self, session: u128, sent: BootTime) -> Option<Armed> {
+    pub(super) fn renewed(&self, session: u128, sent: BootTime) -> Option<LeaseStart> {
         let mut state = self.0.lock();
         let session = state.sessions.get_mut(&session)?;
         session.armed.sent = session.armed.sent.max(sent);
-        Some(Armed {
+        Some(LeaseStart {
             sent,
             ttl: session.armed.ttl,
         })

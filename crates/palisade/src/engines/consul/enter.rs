@@ -14,7 +14,7 @@ use crate::core::claim::{Ask, Claim, Mode};
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
 use crate::core::error::{Error, Kind, Outcome, Result};
-use crate::core::ticket::{Armed, Ticket};
+use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::remote::timed;
 
 /// A claim that does not wait tries again for this part of the time that one request may take:
@@ -30,8 +30,8 @@ impl ConsulEngine {
                 Stage::Waiting => seat,
                 Stage::Held(_) | Stage::Trying | Stage::Unknown => {
                     match self.standing(&line, &seat).await? {
-                        Standing::Held(counted) => {
-                            return Ok(self.entered(&seat, Place::Held { counted }));
+                        Standing::Held(sequence) => {
+                            return Ok(self.entered(&seat, Place::Held { sequence }));
                         }
                         Standing::Waiting => seat,
                         // Its lock was taken away, or the write may still come: a new session.
@@ -89,7 +89,7 @@ impl ConsulEngine {
 
     fn answer(&self, seat: &Seat, tried: Result<Tried>) -> Result<Entered> {
         match tried {
-            Ok(Tried::Held(counted)) => Ok(self.entered(seat, Place::Held { counted })),
+            Ok(Tried::Held(sequence)) => Ok(self.entered(seat, Place::Held { sequence })),
             Ok(Tried::Behind | Tried::Delayed) if seat.claim.queue => {
                 self.book.change(seat.claim.id, |seat| seat.waited = true);
                 Ok(self.entered(seat, Place::Waiting))
@@ -138,7 +138,7 @@ impl ConsulEngine {
             checks: self.checks.clone(),
         };
         let session = self.api.create_session(&settings).await?;
-        let armed = Armed {
+        let armed = LeaseStart {
             sent,
             ttl: claim.ttl,
         };
@@ -150,18 +150,18 @@ impl ConsulEngine {
             .book
             .seat(seat.claim.id)
             .unwrap_or_else(|| seat.clone());
-        let counted = match place {
-            Place::Held { counted } => counted,
+        let sequence = match place {
+            Place::Held { sequence } => sequence,
             _ => 0,
         };
         // A session that has ended meanwhile is over at once.
-        let armed = self.book.armed(seat.session).unwrap_or(Armed {
+        let armed = self.book.armed(seat.session).unwrap_or(LeaseStart {
             sent: BootTime::PAST,
             ttl: seat.claim.ttl,
         });
         Entered::In {
             ticket: Ticket {
-                counted,
+                sequence,
                 ..seat.ticket()
             },
             armed,

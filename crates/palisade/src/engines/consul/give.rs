@@ -49,7 +49,7 @@ impl ConsulEngine {
             _ if ticket.has_own_lease() => return Ok(Left::Absent),
             _ => (ticket.lease.0, Stage::Unknown, None),
         };
-        let counted = match (stage, ticket.counted) {
+        let sequence = match (stage, ticket.sequence) {
             (Stage::Waiting, _) => {
                 if let Some(seat) = &seat {
                     self.open_gate(&line, seat).await?;
@@ -65,18 +65,18 @@ impl ConsulEngine {
         let claimed = (ticket.claim, ask);
         let there = match (ask, stage) {
             (Some(ask), Stage::Held(_)) => {
-                let gone = self.let_go(&line, (ticket.claim, ask), &session, counted);
+                let gone = self.let_go(&line, (ticket.claim, ask), &session, sequence);
                 match gone.await? {
                     true => true,
-                    false => self.take_out(&line, claimed, &session, counted).await?,
+                    false => self.take_out(&line, claimed, &session, sequence).await?,
                 }
             }
-            _ => self.take_out(&line, claimed, &session, counted).await?,
+            _ => self.take_out(&line, claimed, &session, sequence).await?,
         };
         if ask.is_some() {
             if there {
                 // The write has arrived, whether or not its answer has.
-                self.book.settle(ticket.claim, Stage::Held(counted));
+                self.book.settle(ticket.claim, Stage::Held(sequence));
             }
             self.book.forget(ticket.claim);
         }
@@ -108,11 +108,11 @@ impl ConsulEngine {
         line: &Line,
         (claim, ask): (ClaimId, Ask),
         session: &str,
-        counted: u64,
+        sequence: u64,
     ) -> Result<bool> {
         // The index is that of our own lock, so that deleting the key can't take another's.
         let spot = spot(ask);
-        let mut ops = View::default().without(line, (spot, counted), claim, session);
+        let mut ops = View::default().without(line, (spot, sequence), claim, session);
         let (seat, id) = (self.book.seat(claim), claim.to_string());
         // Every operation costs the servers time. One that was marked and does not know it yet
         // leaves its mark to whoever wrote it.
@@ -157,7 +157,7 @@ impl ConsulEngine {
         line: &Line,
         (claim, ask): (ClaimId, Option<Ask>),
         session: &str,
-        counted: u64,
+        sequence: u64,
     ) -> Result<bool> {
         // Of a permit, what is below the lock says all, unless it is not there.
         let permit = ask.filter(|ask| ask.mode() == Mode::Permits);
@@ -173,7 +173,7 @@ impl ConsulEngine {
                 self.sweep(line, claim, &view).await?;
                 return Ok(false);
             };
-            if counted != 0 && counted != found.counted {
+            if sequence != 0 && sequence != found.sequence {
                 return Ok(false);
             }
             let mut ops = view.without(line, (found.spot, found.index), claim, session);
@@ -220,11 +220,11 @@ impl ConsulEngine {
         for _ in 0..TRIES {
             let view = self.look(&line).await?;
             let held = view.find(&line, ticket.claim, &session);
-            let Some(held) = held.filter(|held| held.counted == ticket.counted) else {
+            let Some(held) = held.filter(|held| held.sequence == ticket.sequence) else {
                 return Ok(Amended::Gone);
             };
             let mut record = held.record;
-            record.counted = Some(held.counted);
+            record.sequence = Some(held.sequence);
             let asker = Asker {
                 claim: ticket.claim,
                 session: session.clone(),

@@ -139,7 +139,7 @@ impl ConsulEngine {
             if let Some(held) = self.look(&line).await?.find(&line, claim, &session) {
                 let ticket = Ticket {
                     lease,
-                    counted: held.counted,
+                    sequence: held.sequence,
                     ..Ticket::own(name, claim)
                 };
                 found.push(Audited {
@@ -187,7 +187,7 @@ impl ConsulEngine {
                 if let Some(found) = view.find(&line, claim, &session).filter(|_| !is_known) {
                     let ticket = Ticket {
                         lease,
-                        counted: found.counted,
+                        sequence: found.sequence,
                         ..Ticket::own(name.clone(), claim)
                     };
                     strangers.push(Audited {

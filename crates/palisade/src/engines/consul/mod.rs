@@ -36,7 +36,7 @@ use tokio::sync::{Mutex, broadcast};
 use self::api::Api;
 use self::book::Book;
 use self::keys::Keys;
-pub(crate) use self::offer::OFFER;
+pub(crate) use self::offer::FACTORY;
 use self::turns::Turns;
 use crate::core::capability::Capability;
 use crate::core::claim::Claim;

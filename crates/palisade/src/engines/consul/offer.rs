@@ -13,10 +13,10 @@ use super::keys::Keys;
 use super::wire::session_text;
 use super::{ConsulEngine, Shared};
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
-use crate::core::card::{Card, Offer};
 use crate::core::duration::parse_duration;
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, Kind, Result};
+use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 use crate::engines::remote::{Asked, Host, SecretFile, Tls};
 
@@ -55,8 +55,8 @@ const CAPABILITY: Capability = Capability {
 };
 
 /// What `connect` knows of it.
-pub(crate) const OFFER: Offer = Offer {
-    card: Card {
+pub(crate) const FACTORY: EngineFactory = EngineFactory {
+    info: EngineInfo {
         name: "consul",
         schemes: &["consul", "consuls"],
         needs: "a Consul agent, 1.4 or newer",

@@ -122,8 +122,8 @@ fn report(name: &Name, line: &Line, view: &View, marked: &HashSet<String>) -> Li
         let amended = line.value(&id);
         let amended = view.tree.iter().find(|pair| pair.key == amended);
         let amended = amended.map(|pair| String::from_utf8_lossy(&pair.bytes()).into_owned());
-        let counted = match &record {
-            Some(record) => pair.counted(record),
+        let sequence = match &record {
+            Some(record) => pair.sequence(record),
             None => pair.modify_index,
         };
         let ttl = record
@@ -135,7 +135,7 @@ fn report(name: &Name, line: &Line, view: &View, marked: &HashSet<String>) -> Li
             value: amended.or_else(|| record.as_ref()?.value.clone()),
             owner: record.map(|record| record.owner),
             ask,
-            counted: Some(counted),
+            sequence: Some(sequence),
             // Renewals leave no trace in the store: this is how long it can last without another.
             expires_in: ttl,
         })
@@ -171,6 +171,6 @@ fn report(name: &Name, line: &Line, view: &View, marked: &HashSet<String>) -> Li
         report.holders.extend(held);
         report.capacity = Some(holders.limit);
     }
-    report.holders.sort_by_key(|holder| holder.counted);
+    report.holders.sort_by_key(|holder| holder.sequence);
     report
 }

@@ -141,10 +141,10 @@ impl ConsulEngine {
             return Ok(Standing::Absent);
         };
         Ok(match found.held() {
-            Some(counted) => {
+            Some(sequence) => {
                 self.book
-                    .change(claim, |seat| seat.stage = Stage::Held(counted));
-                Standing::Held(counted)
+                    .change(claim, |seat| seat.stage = Stage::Held(sequence));
+                Standing::Held(sequence)
             }
             None => {
                 self.closed(claim, found.index);
@@ -184,9 +184,9 @@ impl ConsulEngine {
                 Begun::Settled => {
                     let settled = self.book.settled(claim.id, self.api.timeout).await;
                     match settled.map(|seat| seat.stage) {
-                        Some(Stage::Held(counted)) => {
+                        Some(Stage::Held(sequence)) => {
                             self.book.unwrap_gift(claim.id);
-                            return Ok(Tried::Held(counted));
+                            return Ok(Tried::Held(sequence));
                         }
                         Some(Stage::Waiting) => {
                             tried += 1;
@@ -204,7 +204,7 @@ impl ConsulEngine {
                 Ok(Some(write)) => self.write(line, write).await?,
             };
             let errors = match written {
-                Written::Held(counted) => return Ok(Tried::Held(counted)),
+                Written::Held(sequence) => return Ok(Tried::Held(sequence)),
                 Written::Closed => {
                     view = self.look(line).await?;
                     continue;
@@ -304,7 +304,7 @@ impl ConsulEngine {
                 Err(error) if error.outcome() != Outcome::NotApplied => Stage::Unknown,
                 _ => Stage::Waiting,
             };
-            let counted = |seat: &Seat| match &committed {
+            let sequence = |seat: &Seat| match &committed {
                 Ok(Committed::Done(pairs)) => {
                     let key = spot.key(&line, seat.claim.id, &seat.session_text());
                     let own = pairs.iter().rev().find(|pair| pair.key == key);
@@ -314,16 +314,16 @@ impl ConsulEngine {
             };
             let (mut first, mut done) = (true, 0);
             for seat in &seats {
-                let (claim, counted) = (seat.claim.id, counted(seat));
-                match (counted, spot) {
+                let (claim, sequence) = (seat.claim.id, sequence(seat));
+                match (sequence, spot) {
                     (0, _) if first => engine.book.settle(claim, otherwise),
                     (0, _) => engine.book.give(claim, otherwise),
                     (index, Spot::Gate) => engine.closed(claim, index),
-                    (counted, _) if first => engine.book.settle(claim, Stage::Held(counted)),
-                    (counted, _) => engine.book.give(claim, Stage::Held(counted)),
+                    (sequence, _) if first => engine.book.settle(claim, Stage::Held(sequence)),
+                    (sequence, _) => engine.book.give(claim, Stage::Held(sequence)),
                 }
                 if first {
-                    (first, done) = (false, counted);
+                    (first, done) = (false, sequence);
                 }
             }
             Ok(match committed? {

@@ -141,7 +141,7 @@ impl Spot {
 #[derive(Debug, Clone)]
 pub(super) struct Found {
     pub(super) spot: Spot,
-    pub(super) counted: u64,
+    pub(super) sequence: u64,
     /// When its key was written last.
     pub(super) index: u64,
     pub(super) record: Record,
@@ -151,7 +151,7 @@ impl Found {
     fn new(spot: Spot, pair: &Pair, record: Record) -> Self {
         Self {
             spot,
-            counted: pair.counted(&record),
+            sequence: pair.sequence(&record),
             index: pair.modify_index,
             record,
         }
@@ -159,6 +159,6 @@ impl Found {
 
     /// What was counted, if it holds.
     pub(super) fn held(&self) -> Option<u64> {
-        (self.spot != Spot::Gate).then_some(self.counted)
+        (self.spot != Spot::Gate).then_some(self.sequence)
     }
 }

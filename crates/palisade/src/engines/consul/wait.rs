@@ -36,11 +36,11 @@ impl ConsulEngine {
             match seat.stage {
                 Stage::Waiting => {}
                 Stage::Held(_) | Stage::Trying | Stage::Unknown => {
-                    if let Some(counted) = self.book.unwrap_gift(ticket.claim) {
-                        return Ok(Place::Held { counted });
+                    if let Some(sequence) = self.book.unwrap_gift(ticket.claim) {
+                        return Ok(Place::Held { sequence });
                     }
                     match self.standing(&line, &seat).await? {
-                        Standing::Held(counted) => return Ok(Place::Held { counted }),
+                        Standing::Held(sequence) => return Ok(Place::Held { sequence }),
                         Standing::Waiting => continue,
                         // Taken away; or not applied yet, and then its session is spoilt for
                         // this name: another claim is needed.
@@ -91,7 +91,7 @@ impl ConsulEngine {
                 tried = step => tried?,
             };
             match tried {
-                Some(Tried::Held(counted)) => return Ok(Place::Held { counted }),
+                Some(Tried::Held(sequence)) => return Ok(Place::Held { sequence }),
                 Some(Tried::Gone) => {
                     self.book.ended(seat.session);
                     return Ok(Place::Gone);

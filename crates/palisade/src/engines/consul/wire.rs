@@ -63,8 +63,8 @@ impl Pair {
     }
 
     /// What was counted for the claim whose record this is.
-    pub(super) fn counted(&self, record: &Record) -> u64 {
-        record.counted.unwrap_or(self.modify_index)
+    pub(super) fn sequence(&self, record: &Record) -> u64 {
+        record.sequence.unwrap_or(self.modify_index)
     }
 }
 
@@ -78,8 +78,8 @@ pub(super) struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) value: Option<String>,
     /// The index of the grant, where the key was written again since.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) counted: Option<u64>,
+    #[serde(rename = "counted", default, skip_serializing_if = "Option::is_none")]
+    pub(super) sequence: Option<u64>,
 }
 
 impl Record {
@@ -89,7 +89,7 @@ impl Record {
             owner: claim.owner.clone(),
             ttl: u64::try_from(claim.ttl.as_millis()).unwrap_or(u64::MAX),
             value: claim.value.clone(),
-            counted: None,
+            sequence: None,
         }
     }
 

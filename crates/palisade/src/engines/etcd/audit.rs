@@ -87,7 +87,7 @@ impl Inner {
             name: Name::new(&parsed.name).ok()?,
             claim,
             lease,
-            counted: u64::try_from(created).unwrap_or(0),
+            sequence: u64::try_from(created).unwrap_or(0),
             native: Some(String::from_utf8(key.to_vec()).ok()?.into()),
             in_doubt: false,
         };

@@ -44,7 +44,7 @@ impl Inner {
         let mut success = self.deletes(key.as_bytes());
         success.push(ops::delete(mark_key(key.as_bytes())));
         let request = TxnRequest {
-            compare: vec![ops::is_incarnation(key.as_bytes(), ticket.counted)],
+            compare: vec![ops::is_incarnation(key.as_bytes(), ticket.sequence)],
             success,
             failure: Vec::new(),
         };
@@ -65,7 +65,7 @@ impl Inner {
             return Ok(Left::Absent);
         }
         // With `namespace=` the value of a key does not say whose it is.
-        let certain = ticket.counted != 0 && !ticket.in_doubt;
+        let certain = ticket.sequence != 0 && !ticket.in_doubt;
         let used_again = certain && !self.keys.shared_with_others();
         if let Some(known) = known.filter(|known| used_again && known.own.is_none()) {
             self.pool.give(known.lease, prefix, key);
@@ -108,7 +108,7 @@ impl Inner {
                 return Ok(Amended::Gone);
             };
             let seat = &queue.seats[at];
-            if u64::try_from(seat.created) != Ok(ticket.counted) {
+            if u64::try_from(seat.created) != Ok(ticket.sequence) {
                 return Ok(Amended::Gone);
             }
             let mut compare = vec![

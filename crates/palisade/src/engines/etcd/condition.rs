@@ -34,7 +34,7 @@ impl EtcdHold for Hold {
         (lease == number(ticket.lease)).then(|| Condition {
             key: key.as_bytes().to_vec(),
             // Revisions of etcd are positive.
-            create_revision: i64::try_from(ticket.counted).unwrap_or(-1),
+            create_revision: i64::try_from(ticket.sequence).unwrap_or(-1),
         })
     }
 }

@@ -275,9 +275,9 @@ impl Entry<'_> {
     }
 
     fn entered(&self, created: i64, ahead: Option<(Ahead, i64)>) -> Entered {
-        let counted = u64::try_from(created).unwrap_or(0);
+        let sequence = u64::try_from(created).unwrap_or(0);
         let place = match ahead {
-            None => Place::Held { counted },
+            None => Place::Held { sequence },
             Some(_) => Place::Waiting,
         };
         if let Some(known) = self.inner.known.lock().get_mut(&self.claim.id) {
@@ -291,7 +291,7 @@ impl Entry<'_> {
                 true => lease_id(self.lease.id),
                 false => self.claim.id.into(),
             },
-            counted,
+            sequence,
             native: Some(Arc::clone(&self.key)),
             in_doubt: false,
         };

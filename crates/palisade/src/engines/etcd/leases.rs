@@ -1,7 +1,7 @@
 //! `Leases`: one lease per ttl, shared by all places of a client.
 //!
 //! The engine makes a lease when the first claim needs it; only the keeper keeps it alive. From
-//! its deadline on (see `Armed::deadline`) it is never used again, whatever etcd says of it: the
+//! its deadline on (see `LeaseStart::deadline`) it is never used again, whatever etcd says of it: the
 //! keeper has told its holders at that moment.
 
 use std::collections::HashMap;
@@ -16,19 +16,19 @@ use super::wire::{Empty, Header, LeaseGrantRequest, LeaseGrantResponse, LeaseReq
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
 use crate::core::error::{Error, Kind, Result};
-use crate::core::ticket::{Armed, Lease, LeaseId, Ticket};
+use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 
 /// A lease, and until when it is good.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Living {
     pub(super) id: i64,
-    pub(super) armed: Armed,
+    pub(super) armed: LeaseStart,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Kept {
     asked: Duration,
-    armed: Armed,
+    armed: LeaseStart,
     /// That of the history in which it was granted.
     epoch: u64,
 }
@@ -111,7 +111,7 @@ impl Leases {
                 Error::new(error.kind(), "enter", error.message())
             })?;
         self.observe(before, &granted.header.unwrap_or_default());
-        let armed = Armed {
+        let armed = LeaseStart {
             sent,
             ttl: seconds(granted.ttl),
         };
@@ -223,7 +223,7 @@ impl Leases {
     }
 
     fn rearmed(&self, id: i64, sent: BootTime, ttl: Duration) -> Renewal {
-        let armed = Armed { sent, ttl };
+        let armed = LeaseStart { sent, ttl };
         let mut table = self.table.lock();
         if let Some(kept) = table.get_mut(&id) {
             if kept.armed.deadline().has_passed() {

@@ -42,7 +42,7 @@ use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
 pub use condition::{Condition, EtcdHold};
-pub(crate) use offer::OFFER;
+pub(crate) use offer::FACTORY;
 
 use self::endpoints::Endpoints;
 use self::enter::Known;

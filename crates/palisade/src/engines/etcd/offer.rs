@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::LONGEST_TTL;
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
-use crate::core::card::{Card, Offer};
 use crate::core::error::{Error, Kind, Result};
+use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::Url;
 use crate::engines::remote;
 
@@ -33,8 +33,8 @@ pub(super) const CAPABILITY: Capability = Capability {
 };
 
 /// What `connect` knows of it.
-pub(crate) const OFFER: Offer = Offer {
-    card: Card {
+pub(crate) const FACTORY: EngineFactory = EngineFactory {
+    info: EngineInfo {
         name: "etcd",
         schemes: &["etcd", "etcds"],
         needs: "an etcd cluster, 3.4 or newer",

@@ -27,8 +27,8 @@ pub(super) fn exists(key: &[u8]) -> Compare {
 }
 
 /// True if the key, when it is of an incarnation that is known, is that one; else if it is there.
-pub(super) fn is_incarnation(key: &[u8], counted: u64) -> Compare {
-    match i64::try_from(counted) {
+pub(super) fn is_incarnation(key: &[u8], sequence: u64) -> Compare {
+    match i64::try_from(sequence) {
         Ok(0) => exists(key),
         Ok(revision) => created_at(key, revision),
         // No revision is so large: nothing matches.

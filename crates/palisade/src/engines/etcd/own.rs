@@ -100,7 +100,7 @@ impl Inner {
             return Ok(());
         };
         let ended = leases::revoke(&self.rpc, "leave", lease).await;
-        match ticket.counted == 0 || ticket.in_doubt {
+        match ticket.sequence == 0 || ticket.in_doubt {
             true => ended,
             false => Ok(()),
         }
@@ -166,7 +166,7 @@ impl Inner {
         let (place, mark) = (found.next()?.pop(), found.next()?.pop());
         let created = place.and_then(|place| u64::try_from(place.create_revision).ok());
         match mark {
-            _ if created != Some(ticket.counted) => Some(Renewal::Lost),
+            _ if created != Some(ticket.sequence) => Some(Renewal::Lost),
             Some(_) => Some(Renewal::Evicted),
             None => None,
         }

@@ -148,7 +148,7 @@ impl Inner {
                 owner: record.map(|record| record.owner),
                 ask: seat.ask,
                 value,
-                counted: (at < held).then(|| u64::try_from(seat.created).unwrap_or(0)),
+                sequence: (at < held).then(|| u64::try_from(seat.created).unwrap_or(0)),
                 expires_in: leases.get(&seat.lease).copied(),
                 evicted: found.marks.contains(&mark_key(&seat.key)),
             }

@@ -41,7 +41,7 @@ impl Inner {
         let looking = Looking {
             inner: self,
             whole: self.asks_for_the_whole(&ticket),
-            created: i64::try_from(ticket.counted).unwrap_or(0),
+            created: i64::try_from(ticket.sequence).unwrap_or(0),
             prefix: &prefix,
             key: key.as_bytes(),
         };
@@ -252,6 +252,6 @@ impl Looking<'_> {
 
 fn held(created: i64) -> Seen {
     Seen::Place(Place::Held {
-        counted: u64::try_from(created).unwrap_or(0),
+        sequence: u64::try_from(created).unwrap_or(0),
     })
 }

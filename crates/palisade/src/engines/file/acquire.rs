@@ -14,7 +14,7 @@ use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
 use crate::core::error::Result;
 use crate::core::line::Seat;
-use crate::core::ticket::{Armed, Ticket};
+use crate::core::ticket::{LeaseStart, Ticket};
 
 pub(super) async fn enter(
     store: Arc<Store>,
@@ -54,12 +54,12 @@ pub(super) async fn enter(
         let (Some(seat), Some(file)) = (tx.state.line.seat(claim.id), file) else {
             return Ok((Entered::Busy, None));
         };
-        let armed = Armed {
+        let armed = LeaseStart {
             sent: if known { armed_at(seat) } else { sent },
             ttl: seat.ttl,
         };
         let ticket = Ticket {
-            counted: seat.counted,
+            sequence: seat.sequence,
             ..Ticket::own(claim.name.clone(), claim.id)
         };
         let place = seat.place();
@@ -74,7 +74,7 @@ pub(super) async fn enter(
             slot,
             expires: seat.expires,
             ttl: seat.ttl,
-            counted: seat.counted,
+            sequence: seat.sequence,
         });
         Ok((entered, mine))
     };
@@ -97,7 +97,7 @@ fn push(tx: &mut Tx<'_>, claim: &Claim, process: u64, slot: u32) -> Result<()> {
     let seat = Seat {
         id: claim.id,
         ask: claim.ask,
-        counted: 0,
+        sequence: 0,
         expires: tx.now + claim.ttl,
         ttl: claim.ttl,
         evicted: false,
@@ -128,8 +128,8 @@ pub(super) async fn wait(
     let sleeper = store.watcher.sleeper(ticket.claim.0);
     loop {
         let (place, sleep) = look(&store, &line, &ticket, timeout).await?;
-        if let Place::Held { counted } = place {
-            store.leases.granted(ticket.claim, counted);
+        if let Place::Held { sequence } = place {
+            store.leases.granted(ticket.claim, sequence);
         }
         if place != Place::Waiting || until.has_passed() {
             return Ok(place);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::error::config;
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
-use crate::core::card::{Card, Offer};
 use crate::core::error::Result;
+use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::Url;
 
 /// The engine's own options.
@@ -31,8 +31,8 @@ pub(super) const CAPABILITY: Capability = Capability {
 };
 
 /// What `connect` knows of it.
-pub(crate) const OFFER: Offer = Offer {
-    card: Card {
+pub(crate) const FACTORY: EngineFactory = EngineFactory {
+    info: EngineInfo {
         name: "file",
         schemes: &["file"],
         needs: "a directory on a local disk; all processes of one user (or group) of one machine",

@@ -59,7 +59,7 @@ pub(super) struct Mine {
     pub(super) expires: BootTime,
     pub(super) ttl: Duration,
     /// 0 until it is known to be granted.
-    pub(super) counted: u64,
+    pub(super) sequence: u64,
 }
 
 /// What a slot says.
@@ -290,14 +290,14 @@ impl Leases {
     }
 
     /// What a claim of this process was counted as; 0 until it is known to be granted.
-    pub(super) fn counted(&self, id: ClaimId) -> Option<u64> {
-        self.book.lock().claims.get(&id).map(|mine| mine.counted)
+    pub(super) fn sequence(&self, id: ClaimId) -> Option<u64> {
+        self.book.lock().claims.get(&id).map(|mine| mine.sequence)
     }
 
     /// Learns of a grant.
-    pub(super) fn granted(&self, id: ClaimId, counted: u64) {
+    pub(super) fn granted(&self, id: ClaimId, sequence: u64) {
         if let Some(mine) = self.book.lock().claims.get_mut(&id) {
-            mine.counted = counted;
+            mine.sequence = sequence;
         }
     }
 

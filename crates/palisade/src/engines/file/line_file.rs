@@ -55,7 +55,7 @@ pub(super) struct Extra {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Said {
     ask: Ask,
-    counted: u64,
+    sequence: u64,
     evicted: bool,
     orphan: bool,
     who: Arc<str>,
@@ -65,7 +65,7 @@ impl Said {
     fn of(seat: &Seat<Extra>) -> Self {
         Self {
             ask: seat.ask,
-            counted: seat.counted,
+            sequence: seat.sequence,
             evicted: seat.evicted,
             orphan: seat.extra.orphan,
             who: Arc::clone(&seat.extra.who),
@@ -73,8 +73,8 @@ impl Said {
     }
 
     fn is_of(&self, seat: &Seat<Extra>) -> bool {
-        let now = (seat.ask, seat.counted, seat.evicted, seat.extra.orphan);
-        (self.ask, self.counted, self.evicted, self.orphan) == now
+        let now = (seat.ask, seat.sequence, seat.evicted, seat.extra.orphan);
+        (self.ask, self.sequence, self.evicted, self.orphan) == now
             && Arc::ptr_eq(&self.who, &seat.extra.who)
     }
 }
@@ -215,7 +215,7 @@ fn write_seat(seat: &Seat<Extra>) -> Arc<str> {
         seat.id.0,
         seat.extra.process,
         seat.extra.slot,
-        seat.counted,
+        seat.sequence,
         seat.expires.as_nanos(),
         seat.ttl.as_nanos(),
         seat.extra.who
@@ -235,11 +235,11 @@ fn read_seat(line: &str) -> Option<Seat<Extra>> {
         _ => return None,
     };
     let mut number = || words.next()?.parse::<u64>().ok();
-    let (counted, expires, ttl, flags) = (number()?, number()?, number()?, number()?);
+    let (sequence, expires, ttl, flags) = (number()?, number()?, number()?, number()?);
     Some(Seat {
         id,
         ask,
-        counted,
+        sequence,
         expires: BootTime::from_nanos(expires),
         ttl: Duration::from_nanos(ttl),
         evicted: flags & 1 != 0,

@@ -34,7 +34,7 @@ use futures_util::stream;
 
 use self::config::CAPABILITY;
 use self::config::Config;
-pub(crate) use self::config::OFFER;
+pub(crate) use self::config::FACTORY;
 use self::dir::Dir;
 pub use self::liveness::Liveness;
 use self::store::{LineName, Store};

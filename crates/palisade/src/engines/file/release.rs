@@ -24,7 +24,7 @@ pub(super) async fn leave(
 ) -> Result<Left> {
     let change = |tx: &mut Tx<'_>, _: Option<&_>| {
         let known = tx.state.line.seat(ticket.claim).is_some();
-        let left = tx.state.line.remove(ticket.claim, ticket.counted);
+        let left = tx.state.line.remove(ticket.claim, ticket.sequence);
         // Whether the next in line can be granted is the next one's business.
         let _ = tx.settle();
         Ok((known, left, tx.now))
@@ -57,23 +57,23 @@ pub(super) async fn amend(
 ) -> Result<Amended> {
     let change = |tx: &mut Tx<'_>, _: Option<&_>| {
         tx.settle()?;
-        let counted = match ticket.counted {
-            0 => tx.state.line.seat(ticket.claim).map_or(0, |s| s.counted),
+        let sequence = match ticket.sequence {
+            0 => tx.state.line.seat(ticket.claim).map_or(0, |s| s.sequence),
             known => known,
         };
         match &amendment {
             Amendment::Ask(ask) => {
-                let mut amended = tx.state.line.reweigh(ticket.claim, counted, *ask);
+                let mut amended = tx.state.line.reweigh(ticket.claim, sequence, *ask);
                 if amended == Amended::Busy {
                     // Perhaps only the dead hold beside it.
                     tx.settle_all()?;
-                    amended = tx.state.line.reweigh(ticket.claim, counted, *ask);
+                    amended = tx.state.line.reweigh(ticket.claim, sequence, *ask);
                 }
                 tx.settle()?;
                 Ok(amended)
             }
             Amendment::Value(value) => {
-                match tx.state.line.incarnation_mut(ticket.claim, ticket.counted) {
+                match tx.state.line.incarnation_mut(ticket.claim, ticket.sequence) {
                     Some(seat) => {
                         seat.extra.set_value(value);
                         tx.touched = true;

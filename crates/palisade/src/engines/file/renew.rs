@@ -19,7 +19,7 @@ use super::tx::Tx;
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
 use crate::core::error::Error;
-use crate::core::ticket::{Armed, Lease, Ticket};
+use crate::core::ticket::{Lease, LeaseStart, Ticket};
 
 /// Slots so near to each other are written together with what lies between.
 const GAP: u32 = 64;
@@ -42,7 +42,7 @@ pub(super) async fn renew(
     }
     store.liveness.restore();
     for ticket in leases.iter().filter_map(|lease| lease.ticket.as_ref()) {
-        if ticket.counted != 0 && store.leases.counted(ticket.claim) == Some(0) {
+        if ticket.sequence != 0 && store.leases.sequence(ticket.claim) == Some(0) {
             learn_count(&store, &namespace, ticket, within).await;
         }
     }
@@ -80,15 +80,15 @@ async fn learn_count(store: &Store, namespace: &Arc<str>, ticket: &Ticket, withi
         },
     );
     let read = |tx: &mut Tx<'_>, _: Option<&_>| {
-        Ok(tx.state.line.seat(claim).map_or(0, |seat| seat.counted))
+        Ok(tx.state.line.seat(claim).map_or(0, |seat| seat.sequence))
     };
     let found = (&line, Missing::IsEmpty);
     // Where the line can't be read, the lease is all there is to go by.
-    if let Ok(counted) = store
+    if let Ok(sequence) = store
         .change("renew", within, found, Some(claim), read)
         .await
     {
-        store.leases.granted(claim, counted);
+        store.leases.granted(claim, sequence);
     }
 }
 
@@ -101,8 +101,8 @@ fn refuse(store: &Store, lease: &Lease) -> Option<Renewal> {
     let (file, inode) = {
         let book = store.leases.book.lock();
         let mine = book.claims.get(&ticket.claim).filter(|mine| {
-            let known = ticket.counted != 0 && mine.counted != 0;
-            !known || ticket.counted == mine.counted
+            let known = ticket.sequence != 0 && mine.sequence != 0;
+            !known || ticket.sequence == mine.sequence
         });
         match mine {
             Some(mine) if !mine.expires.has_passed() => (Arc::clone(&mine.file), mine.inode),
@@ -195,7 +195,7 @@ fn renew_run(
         } else {
             Slot::new(ticket.claim, sent + mine.ttl, false).write(bytes);
             let ttl = mine.ttl;
-            Renewal::Held(Armed { sent, ttl })
+            Renewal::Held(LeaseStart { sent, ttl })
         };
         if matches!(renewal, Renewal::Lost) {
             book.forget(ticket.claim);

@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_millis(10);
 struct Before {
     id: ClaimId,
     process: u64,
-    counted: u64,
+    sequence: u64,
     ask: Ask,
     evicted: bool,
 }
@@ -34,7 +34,7 @@ impl Before {
         Self {
             id: seat.id,
             process: seat.extra.process,
-            counted: seat.counted,
+            sequence: seat.sequence,
             ask: seat.ask,
             evicted: seat.evicted,
         }
@@ -242,18 +242,18 @@ impl<'a> Tx<'a> {
         for seat in &self.state.line.seats {
             while let Some((_, left)) = old.next_if(|(_, old)| old.id != seat.id) {
                 gone = true;
-                hints.push((left.process, left.id, left.counted != 0));
+                hints.push((left.process, left.id, left.sequence != 0));
             }
             let at = old.next().map(|(at, _)| at);
             was_at.push(at);
-            if seat.is_held() && at.is_some_and(|at| before[at].counted == 0) {
+            if seat.is_held() && at.is_some_and(|at| before[at].sequence == 0) {
                 granted = true;
                 hints.push((seat.extra.process, seat.id, false));
             }
         }
         for (_, left) in old {
             gone = true;
-            hints.push((left.process, left.id, left.counted != 0));
+            hints.push((left.process, left.id, left.sequence != 0));
         }
         if gone || granted {
             let seats = &self.state.line.seats;
@@ -262,7 +262,7 @@ impl<'a> Tx<'a> {
                     continue;
                 };
                 let was_ahead = before[..was_at].last();
-                let slept_on_holders = was_ahead.is_none_or(|ahead| ahead.counted != 0);
+                let slept_on_holders = was_ahead.is_none_or(|ahead| ahead.sequence != 0);
                 let still = match &seats[..at] {
                     // Holders only went away.
                     [.., ahead] if ahead.is_held() && slept_on_holders => !granted,

@@ -32,7 +32,7 @@ mod wire;
 
 use std::sync::Arc;
 
-pub(crate) use offer::OFFER;
+pub(crate) use offer::FACTORY;
 pub use schema::Schema;
 
 use self::desk::{Desk, Plan};
@@ -85,7 +85,7 @@ fn plan(url: &mut Url, settings: &Settings) -> Result<Plan> {
 /// The server to listen on, which a pooler hides.
 fn listening(text: &str, settings: &Settings) -> Result<Server> {
     let mut url = Url::parse(text)?;
-    if !OFFER.card.schemes.contains(&url.scheme.as_str()) {
+    if !FACTORY.info.schemes.contains(&url.scheme.as_str()) {
         let message = "it is a postgres:// URL of the server itself, %-encoded";
         return Err(Error::new(Kind::Config, "connect", message));
     }

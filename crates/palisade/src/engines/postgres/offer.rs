@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
-use crate::core::card::{Card, Offer};
+use crate::core::registry::{EngineFactory, EngineInfo};
 
 /// The engine's own options.
 pub(super) const OPTIONS: &[&str] = &[
@@ -38,8 +38,8 @@ pub(super) const CAPABILITY: Capability = Capability {
 };
 
 /// What `connect` knows of it.
-pub(crate) const OFFER: Offer = Offer {
-    card: Card {
+pub(crate) const FACTORY: EngineFactory = EngineFactory {
+    info: EngineInfo {
         name: "postgres",
         schemes: &["postgres", "postgresql"],
         needs: "a PostgreSQL database, 12 or newer; a transaction pooler may stand in between",

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::name::Name;
-use crate::core::ticket::Armed;
+use crate::core::ticket::LeaseStart;
 
 /// How many waiting claims of one client are in the server's line of one name.
 const AHEAD: usize = 16;
@@ -188,14 +188,14 @@ impl LocalQueue {
 
     /// The lease of a claim that the server does not keep yet: renewed while it is here, and
     /// counted from its enter while that is under way.
-    pub(super) fn armed(&self, name: &Name, claim: ClaimId) -> Option<Armed> {
+    pub(super) fn armed(&self, name: &Name, claim: ClaimId) -> Option<LeaseStart> {
         self.with(name, |waiting| {
             if let Some(There::Entering(claim, sent)) = waiting.there.get(&claim) {
                 let (sent, ttl) = (*sent, claim.ttl);
-                return Some(Armed { sent, ttl });
+                return Some(LeaseStart { sent, ttl });
             }
             let (sent, ttl) = (BootTime::now(), waiting.here(claim)?.claim.ttl);
-            Some(Armed { sent, ttl })
+            Some(LeaseStart { sent, ttl })
         })
     }
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
 use crate::core::error::{Error, Kind, Result};
-use crate::core::ticket::{Armed, Ticket};
+use crate::core::ticket::{LeaseStart, Ticket};
 
 /// What the functions answer beside a ttl in µs.
 const EVICTED: i64 = -1;
@@ -66,7 +66,7 @@ impl<'a> Round<'a> {
             let indexes = 0..round.tickets.len();
             let fits = |index: &usize| {
                 let ticket = round.tickets[*index];
-                let like = ticket.is_some_and(|ticket| (ticket.counted > 0) == holds);
+                let like = ticket.is_some_and(|ticket| (ticket.sequence > 0) == holds);
                 like && round.answers[*index].is_none()
             };
             indexes.filter(fits).collect()
@@ -117,7 +117,7 @@ impl<'a> Round<'a> {
                             locked.push(*index);
                             None
                         }
-                        Some(ttl) if ttl > 0 => Some(Renewal::Held(Armed {
+                        Some(ttl) if ttl > 0 => Some(Renewal::Held(LeaseStart {
                             sent,
                             ttl: Duration::from_micros(ttl.unsigned_abs()),
                         })),

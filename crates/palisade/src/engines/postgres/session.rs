@@ -58,10 +58,10 @@ const VERBS: [Verb; 17] = [
 
 /// The columns of a survey; `@which@` chooses the lines.
 const SURVEY: &str = "SELECT l.name, replace(s.claim::text, '-', ''), s.weight, s.capacity, \
-     s.counted, (extract(epoch FROM s.expires - clock_timestamp()) * 1000000)::bigint, \
+     s.sequence, (extract(epoch FROM s.expires - clock_timestamp()) * 1000000)::bigint, \
      s.evicted, s.owner, s.value \
      FROM @schema@.line l, unnest(l.seats) WITH ORDINALITY AS s \
-     (claim, weight, capacity, counted, expires, ttl, evicted, mailbox, owner, value, place) \
+     (claim, weight, capacity, sequence, expires, ttl, evicted, mailbox, owner, value, place) \
      WHERE l.namespace = $1 AND @which@ AND s.expires > clock_timestamp() \
      ORDER BY l.name COLLATE \"C\", s.place";
 

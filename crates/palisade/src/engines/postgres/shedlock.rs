@@ -31,7 +31,7 @@ use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
-use crate::core::ticket::{Armed, Lease, LeaseId, Ticket};
+use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 
 /// The longest name that ShedLock's table takes.
 const LONGEST: usize = 64;
@@ -108,17 +108,17 @@ impl Shed {
             .await?;
         match *answer.as_slice() {
             [0] => Ok(Entered::Busy),
-            [1, counted, left] => {
-                let counted = counted.unsigned_abs();
+            [1, sequence, left] => {
+                let sequence = sequence.unsigned_abs();
                 let ticket = Ticket {
-                    counted,
+                    sequence,
                     ..Ticket::own(claim.name.clone(), claim.id)
                 };
                 let ttl = Duration::from_micros(left.max(0).unsigned_abs());
                 Ok(Entered::In {
                     ticket,
-                    armed: Armed { sent, ttl },
-                    place: Place::Held { counted },
+                    armed: LeaseStart { sent, ttl },
+                    place: Place::Held { sequence },
                 })
             }
             _ => fault::unreadable("enter"),
@@ -128,13 +128,13 @@ impl Shed {
     async fn leave(&self, ticket: &Ticket) -> Result<Left> {
         let key = self.key(ticket.name.as_str())?;
         let desk = self.desk().await?;
-        let counted = i64::try_from(ticket.counted).unwrap_or(i64::MAX);
+        let sequence = i64::try_from(ticket.sequence).unwrap_or(i64::MAX);
         let id = ticket.claim.to_string();
         let answer = desk
             .numbers(
                 "leave",
                 Verb::ShedLeave,
-                &[&key, &id, &counted, &ticket.in_doubt],
+                &[&key, &id, &sequence, &ticket.in_doubt],
             )
             .await?;
         match *answer.as_slice() {
@@ -192,8 +192,8 @@ impl Rows for Shed {
             tickets.iter().map(|t| self.key(t.name.as_str())).collect();
         let names = names?;
         let claims: Vec<String> = tickets.iter().map(|t| t.claim.to_string()).collect();
-        let count = |counted: u64| i64::try_from(counted).unwrap_or(i64::MAX);
-        let counts: Vec<i64> = tickets.iter().map(|t| count(t.counted)).collect();
+        let count = |sequence: u64| i64::try_from(sequence).unwrap_or(i64::MAX);
+        let counts: Vec<i64> = tickets.iter().map(|t| count(t.sequence)).collect();
         let parameters: &[&(dyn ToSql + Sync)] = &[&names, &claims, &counts, &patience];
         // The table is there: what is renewed was entered.
         self.desk.renewals(Verb::ShedRenew, parameters, by).await
@@ -204,14 +204,14 @@ impl Rows for Shed {
 fn holder(locked_by: &str) -> ClaimReport {
     let mut words = locked_by.splitn(5, ' ');
     let mut word = || words.next().unwrap_or_default();
-    let (kind, claim, counted, _ttl, owner) = (word(), word(), word(), word(), word());
+    let (kind, claim, sequence, _ttl, owner) = (word(), word(), word(), word(), word());
     let ours = matches!(kind, "palisade" | "evicting");
     ClaimReport {
         id: if ours { claim } else { locked_by }.to_owned(),
         owner: Owner::from_json(owner.as_bytes()).filter(|_| ours),
         ask: Ask::Whole,
         value: None,
-        counted: counted.parse().ok().filter(|_| ours),
+        sequence: sequence.parse().ok().filter(|_| ours),
         expires_in: None,
         evicted: kind == "evicting",
     }
@@ -245,8 +245,8 @@ impl Engine for ShedlockEngine {
             let lines = shed.survey(&Scope::Line(ticket.name.clone())).await?;
             let mut holders = lines.into_iter().flat_map(|line| line.holders);
             let mine = holders.find(|holder| holder.id == ticket.claim.to_string());
-            let counted = mine.and_then(|holder| holder.counted);
-            Ok(counted.map_or(Place::Gone, |counted| Place::Held { counted }))
+            let sequence = mine.and_then(|holder| holder.sequence);
+            Ok(sequence.map_or(Place::Gone, |sequence| Place::Held { sequence }))
         })
     }
 

@@ -95,7 +95,7 @@ fn lines(rows: &[Row]) -> Read<Vec<LineReport>> {
             if let Ask::Part { capacity, .. } = claim.ask {
                 line.capacity.get_or_insert(capacity);
             }
-            match claim.counted {
+            match claim.sequence {
                 Some(_) => line.holders.push(claim),
                 None => line.waiters.push(claim),
             }
@@ -105,7 +105,7 @@ fn lines(rows: &[Row]) -> Read<Vec<LineReport>> {
 }
 
 fn claim(row: &Row) -> Read<ClaimReport> {
-    let counted: i64 = row.try_get(4)?;
+    let sequence: i64 = row.try_get(4)?;
     let micros: i64 = row.try_get(5)?;
     let owner: Option<&str> = row.try_get(7)?;
     Ok(ClaimReport {
@@ -113,7 +113,9 @@ fn claim(row: &Row) -> Read<ClaimReport> {
         owner: owner.and_then(|owner| Owner::from_json(owner.as_bytes())),
         ask: to_ask(row.try_get(2)?, row.try_get(3)?),
         value: row.try_get(8)?,
-        counted: u64::try_from(counted).ok().filter(|counted| *counted > 0),
+        sequence: u64::try_from(sequence)
+            .ok()
+            .filter(|sequence| *sequence > 0),
         expires_in: Some(Duration::from_micros(micros.max(0).unsigned_abs())),
         evicted: row.try_get(6)?,
     })

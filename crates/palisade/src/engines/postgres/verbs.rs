@@ -21,7 +21,7 @@ use crate::core::error::{Error, Kind, Outcome, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::name::Name;
 use crate::core::sync;
-use crate::core::ticket::{Armed, Lease, Ticket};
+use crate::core::ticket::{Lease, LeaseStart, Ticket};
 
 /// A push can be lost; then this is how late a waiter is.
 const RECHECK: Duration = Duration::from_secs(1);
@@ -38,8 +38,8 @@ fn of_micros(micros: i64) -> Duration {
     Duration::from_micros(micros.max(0).unsigned_abs())
 }
 
-fn count(counted: u64) -> i64 {
-    i64::try_from(counted).unwrap_or(i64::MAX)
+fn count(sequence: u64) -> i64 {
+    i64::try_from(sequence).unwrap_or(i64::MAX)
 }
 
 /// Where a claim stands.
@@ -58,7 +58,7 @@ impl Desk {
         if !self.queue.admit(claim) {
             return Ok(Entered::In {
                 ticket: Ticket::own(claim.name.clone(), claim.id),
-                armed: Armed {
+                armed: LeaseStart {
                     sent: BootTime::now(),
                     ttl: claim.ttl,
                 },
@@ -99,11 +99,11 @@ impl Desk {
                 ],
             )
             .await?;
-        let (place, counted, left) = match *answer.as_slice() {
+        let (place, sequence, left) = match *answer.as_slice() {
             [0] => return Ok(Entered::Busy),
-            [1, counted, left] => {
-                let counted = counted.unsigned_abs();
-                (Place::Held { counted }, counted, left)
+            [1, sequence, left] => {
+                let sequence = sequence.unsigned_abs();
+                (Place::Held { sequence }, sequence, left)
             }
             [2, _, left] => (Place::Waiting, 0, left),
             [3, live] => {
@@ -115,10 +115,10 @@ impl Desk {
         };
         Ok(Entered::In {
             ticket: Ticket {
-                counted,
+                sequence,
                 ..Ticket::own(claim.name.clone(), claim.id)
             },
-            armed: Armed {
+            armed: LeaseStart {
                 sent,
                 ttl: of_micros(left),
             },
@@ -140,9 +140,9 @@ impl Desk {
             .await?;
         match *answer.as_slice() {
             [0] => Ok(Standing::At(Place::Gone)),
-            [1, counted] => {
-                let counted = counted.unsigned_abs();
-                Ok(Standing::At(Place::Held { counted }))
+            [1, sequence] => {
+                let sequence = sequence.unsigned_abs();
+                Ok(Standing::At(Place::Held { sequence }))
             }
             [2, due, last] => Ok(Standing::Waiting {
                 due: of_micros(due),
@@ -192,8 +192,8 @@ impl Desk {
             () = rung(bell.as_ref()) => {}
             () = sync::sleep_until(look) => {}
         }
-        if let Some(counted) = bell.and_then(|bell| bell.granted_after(last)) {
-            return Ok(Place::Held { counted });
+        if let Some(sequence) = bell.and_then(|bell| bell.granted_after(last)) {
+            return Ok(Place::Held { sequence });
         }
         Ok(match self.place(ticket).await? {
             Standing::At(place) => place,
@@ -227,7 +227,7 @@ impl Desk {
                     &self.namespace,
                     &ticket.name.as_str(),
                     &ticket.claim.to_string(),
-                    &count(ticket.counted),
+                    &count(ticket.sequence),
                     &weight,
                     &capacity,
                     &value,
@@ -289,7 +289,7 @@ impl Desk {
                     &self.namespace,
                     &ticket.name.as_str(),
                     &ticket.claim.to_string(),
-                    &count(ticket.counted),
+                    &count(ticket.sequence),
                     &ticket.in_doubt,
                 ],
             )
@@ -311,7 +311,7 @@ impl Rows for Desk {
     ) -> Result<Vec<i64>> {
         let names: Vec<&str> = tickets.iter().map(|t| t.name.as_str()).collect();
         let claims: Vec<String> = tickets.iter().map(|t| t.claim.to_string()).collect();
-        let counts: Vec<i64> = tickets.iter().map(|t| count(t.counted)).collect();
+        let counts: Vec<i64> = tickets.iter().map(|t| count(t.sequence)).collect();
         let parameters: &[&(dyn ToSql + Sync)] =
             &[&self.namespace, &names, &claims, &counts, &patience];
         self.renewals(Verb::Renew, parameters, by).await

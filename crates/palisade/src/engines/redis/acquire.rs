@@ -14,7 +14,7 @@ use crate::core::engine::{Entered, Place};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::sync;
-use crate::core::ticket::{Armed, Ticket};
+use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::remote::Link;
 
 /// A push can be lost, and a server can freeze without a word: a waiter looks at least this often.
@@ -58,7 +58,7 @@ impl Standing {
             _ => return Err(nonsense(operation)),
         };
         let place = match word {
-            "held" => Place::Held { counted: token },
+            "held" => Place::Held { sequence: token },
             "waiting" => Place::Waiting,
             _ => return Err(nonsense(operation)),
         };
@@ -108,18 +108,18 @@ impl Client {
             return Err(capacity_mismatch(live, capacity));
         }
         let standing = Standing::read("enter", &answer, claim.ttl)?;
-        let counted = match standing.place {
-            Place::Held { counted } => counted,
+        let sequence = match standing.place {
+            Place::Held { sequence } => sequence,
             Place::Waiting | Place::Gone => 0,
         };
-        if let (Some(bell), 0) = (bell, counted) {
+        if let (Some(bell), 0) = (bell, sequence) {
             bell.keep().waits(standing.token, sent + standing.due);
         }
         let ticket = Ticket {
-            counted,
+            sequence,
             ..Ticket::own(claim.name.clone(), claim.id)
         };
-        if counted != 0
+        if sequence != 0
             && let Err(error) = self.replicated("enter", &link).await
         {
             // Nobody may hold what a failover would forget.
@@ -128,7 +128,7 @@ impl Client {
         }
         Ok(Entered::In {
             ticket,
-            armed: Armed {
+            armed: LeaseStart {
                 sent,
                 ttl: standing.left,
             },
@@ -151,9 +151,9 @@ impl Client {
                 }
             }
             // With replicas a grant counts once they have it, which a look asks for.
-            if let Some(counted) = bell.granted().filter(|_| self.target.replicas == 0) {
+            if let Some(sequence) = bell.granted().filter(|_| self.target.replicas == 0) {
                 self.hub.forget(ticket.claim);
-                return Ok(Place::Held { counted });
+                return Ok(Place::Held { sequence });
             }
             let Some(standing) = self.look(&keys, ticket).await? else {
                 self.hub.forget(ticket.claim);

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::connection::Server;
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
-use crate::core::card::{Card, Offer};
 use crate::core::error::{Error, Kind, Result};
+use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::Url;
 use crate::engines::remote::{Host, Login, Tls};
 
@@ -38,8 +38,8 @@ pub(super) const CAPABILITY: Capability = Capability {
 };
 
 /// What `connect` knows of it.
-pub(crate) const OFFER: Offer = Offer {
-    card: Card {
+pub(crate) const FACTORY: EngineFactory = EngineFactory {
+    info: EngineInfo {
         name: "redis",
         schemes: &["redis", "rediss"],
         needs: "a Redis server, 6.2 or newer, or Valkey",

@@ -76,7 +76,7 @@ impl Client {
         if holders.is_empty() && waiters.is_empty() {
             return Ok(None);
         }
-        holders.sort_by_key(|holder| holder.counted);
+        holders.sort_by_key(|holder| holder.sequence);
         Ok(Some(LineReport {
             name: name.to_string(),
             capacity,
@@ -125,7 +125,7 @@ fn read(answer: &Value) -> Option<Shown> {
             owner: None,
             ask: Ask::Whole,
             value: None,
-            counted: None,
+            sequence: None,
             expires_in: u64::try_from(lasts).ok().map(Duration::from_millis),
             evicted: false,
         });
@@ -170,7 +170,7 @@ fn claim(value: &Value) -> Option<ClaimReport> {
             weight => Ask::Part { weight, capacity },
         },
         value,
-        counted: (token > 0).then_some(token),
+        sequence: (token > 0).then_some(token),
         expires_in: Some(Duration::from_micros(u64::try_from(left).unwrap_or(0))),
         evicted,
     })

@@ -43,7 +43,7 @@ use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
 use crate::engines::remote::Links;
 
-pub(crate) use config::OFFER;
+pub(crate) use config::FACTORY;
 
 /// Connects.
 ///
@@ -99,7 +99,7 @@ impl Engine for RedisEngine {
     }
 
     async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
-        self.client.rearm(leases, within).await
+        self.client.renew(leases, within).await
     }
 
     async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {

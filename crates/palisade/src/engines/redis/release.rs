@@ -20,7 +20,7 @@ impl Client {
         let link = self.link().await?;
         let arguments = |command: &mut Cmd| {
             let doubt = if ticket.in_doubt { "?" } else { "" };
-            command.arg(format!("{}{doubt}", ticket.counted));
+            command.arg(format!("{}{doubt}", ticket.sequence));
         };
         let answer = self.run_for(&link, Script::Leave, &keys, ticket.claim, arguments);
         Ok(match answer.await?.as_str() {
@@ -33,7 +33,7 @@ impl Client {
         let keys = self.keys.line(&ticket.name)?;
         let link = self.link().await?;
         let arguments = |command: &mut Cmd| {
-            command.arg(ticket.claim.to_string()).arg(ticket.counted);
+            command.arg(ticket.claim.to_string()).arg(ticket.sequence);
             match amendment {
                 Amendment::Value(value) => command.arg("value").arg(value),
                 Amendment::Ask(ask) => {

@@ -13,13 +13,13 @@ use super::scripts::Script;
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
 use crate::core::error::{Error, Kind, Result};
-use crate::core::ticket::{Armed, Lease, Ticket};
+use crate::core::ticket::{Lease, LeaseStart, Ticket};
 use crate::engines::remote::{Link, timed};
 
 type Answers = Vec<RedisResult<String>>;
 
 impl Client {
-    pub(super) async fn rearm(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+    pub(super) async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
         // Shared leases, and names that can't be keys, were never given out by this engine.
         let line = |lease: &Lease| {
             let ticket = lease.ticket.clone()?;
@@ -32,7 +32,7 @@ impl Client {
             return leases.iter().map(|_| Renewal::Lost).collect();
         }
         let sent = BootTime::now();
-        let (link, answers) = match self.rearm_within(&known, within).await {
+        let (link, answers) = match self.renew_within(&known, within).await {
             Ok(answered) => answered,
             Err(error) => {
                 let unknown = |_| Renewal::Unknown(error.clone().maybe_applied());
@@ -60,7 +60,7 @@ impl Client {
 
     /// Asks for all of them. A connection on which the answers do not come in time is given up at
     /// once: the next renewal can still be in time on another.
-    async fn rearm_within(
+    async fn renew_within(
         &self,
         known: &[&(Ticket, LineKeys)],
         within: Duration,
@@ -69,7 +69,7 @@ impl Client {
         let link = timed("renew", within, self.link()).await??;
         let left = within.saturating_sub(BootTime::now().saturating_since(start));
         let asking = async {
-            let answers = self.rearm_all(&link, known).await?;
+            let answers = self.renew_all(&link, known).await?;
             self.replicated("renew", &link).await?;
             Ok(answers)
         };
@@ -83,7 +83,7 @@ impl Client {
         }
     }
 
-    async fn rearm_all(
+    async fn renew_all(
         &self,
         link: &Link<Connection>,
         known: &[&(Ticket, LineKeys)],
@@ -95,7 +95,7 @@ impl Client {
         for (ticket, keys) in known {
             pipeline.cmd("EVALSHA").arg(hash).arg(2);
             pipeline.arg(&keys.key).arg(&keys.state);
-            pipeline.arg(ticket.claim.to_string()).arg(ticket.counted);
+            pipeline.arg(ticket.claim.to_string()).arg(ticket.sequence);
         }
         let mut answered = pipeline.query_async::<Answers>(&mut connection).await;
         let forgotten = |answers: &Answers| {
@@ -129,7 +129,7 @@ fn renewal(word: &str, sent: BootTime) -> Renewal {
     match (word, word.parse()) {
         ("lost", _) => Renewal::Lost,
         ("evicted", _) => Renewal::Evicted,
-        (_, Ok(ttl)) => Renewal::Held(Armed {
+        (_, Ok(ttl)) => Renewal::Held(LeaseStart {
             sent,
             ttl: Duration::from_millis(ttl),
         }),

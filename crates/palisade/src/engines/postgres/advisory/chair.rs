@@ -84,9 +84,9 @@ impl Chair {
         let _ = place.wait_for(|place| *place == Place::Gone).await;
     }
 
-    pub(super) fn counted(&self) -> u64 {
+    pub(super) fn sequence(&self) -> u64 {
         match *self.place.borrow() {
-            Place::Held { counted } => counted,
+            Place::Held { sequence } => sequence,
             _ => 0,
         }
     }

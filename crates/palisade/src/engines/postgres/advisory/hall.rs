@@ -350,10 +350,10 @@ impl Hall {
     }
 
     /// Takes a claim out if the incarnation matches.
-    pub(super) fn unseat(&self, claim: ClaimId, counted: u64) -> Option<Arc<Chair>> {
+    pub(super) fn unseat(&self, claim: ClaimId, sequence: u64) -> Option<Arc<Chair>> {
         let mut chairs = self.chairs.lock();
         let chair = chairs.get(&claim)?;
-        let same = counted == 0 || chair.counted() == 0 || chair.counted() == counted;
+        let same = sequence == 0 || chair.sequence() == 0 || chair.sequence() == sequence;
         if same { chairs.remove(&claim) } else { None }
     }
 

@@ -23,7 +23,7 @@ use std::time::Duration;
 use futures_util::{FutureExt, StreamExt, stream};
 use tokio::sync::broadcast::error::RecvError;
 
-pub(crate) use offer::OFFER;
+pub(crate) use offer::FACTORY;
 
 use self::hall::{Hall, Plan};
 use self::key::Keys;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
-use crate::core::card::{Card, Offer};
+use crate::core::registry::{EngineFactory, EngineInfo};
 
 /// The engine's own options.
 pub(super) const OPTIONS: &[&str] = &[
@@ -44,8 +44,8 @@ pub(super) const CAPABILITY: Capability = Capability {
 };
 
 /// What `connect` knows of it.
-pub(crate) const OFFER: Offer = Offer {
-    card: Card {
+pub(crate) const FACTORY: EngineFactory = EngineFactory {
+    info: EngineInfo {
         name: "postgres+advisory",
         schemes: &["postgres+advisory", "postgresql+advisory"],
         needs: "a PostgreSQL server, 14 or newer, with no pooler in between",

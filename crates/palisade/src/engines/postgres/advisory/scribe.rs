@@ -70,7 +70,7 @@ impl Scribe {
             return Ok(());
         };
         let _turn = own.turn.lock().await;
-        let Place::Held { counted } = chair.stands() else {
+        let Place::Held { sequence } = chair.stands() else {
             return Ok(());
         };
         if hall.chair(claim.id).is_none() {
@@ -86,7 +86,7 @@ impl Scribe {
                 &ttl,
                 &claim.owner.to_json(),
                 &value,
-                &format!("{NAMELESS} {} {counted}", claim.id),
+                &format!("{NAMELESS} {} {sequence}", claim.id),
             ])
             .await;
         written.map_err(|error| failed("record", &error))

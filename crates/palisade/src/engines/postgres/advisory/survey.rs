@@ -68,7 +68,7 @@ impl Locks {
         }
         lines.sort_by(|a, b| a.name.cmp(&b.name));
         for line in &mut lines {
-            line.holders.sort_by_key(|claim| claim.counted);
+            line.holders.sort_by_key(|claim| claim.sequence);
         }
         Ok(lines)
     }
@@ -165,7 +165,7 @@ impl Locks {
                     owner: Some(claim.owner.clone()),
                     ask,
                     value: chair.value.lock().clone(),
-                    counted: Some(chair.counted()),
+                    sequence: Some(chair.sequence()),
                     expires_in: None,
                     evicted: chair.is_marked(),
                 },
@@ -181,7 +181,7 @@ impl Locks {
                 owner: owner.and_then(|owner| Owner::from_json(owner.as_bytes())),
                 ask,
                 value: row.try_get(6)?,
-                counted: said.map(|(_, counted)| counted),
+                sequence: said.map(|(_, sequence)| sequence),
                 expires_in: None,
                 evicted: false,
             },
@@ -289,6 +289,6 @@ fn is_ours(name: &str) -> bool {
 
 /// The claim and its count, as a session of palisade says them in its name.
 fn said(name: &str) -> Option<(ClaimId, u64)> {
-    let (claim, counted) = name.strip_prefix("palisade ")?.split_once(' ')?;
-    Some((claim.parse().ok()?, counted.parse().ok()?))
+    let (claim, sequence) = name.strip_prefix("palisade ")?.split_once(' ')?;
+    Some((claim.parse().ok()?, sequence.parse().ok()?))
 }

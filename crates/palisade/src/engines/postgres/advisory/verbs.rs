@@ -22,7 +22,7 @@ use crate::core::clock::BootTime;
 use crate::core::engine::{Amended, Amendment, Entered, Left, Place, Renewal};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::sync;
-use crate::core::ticket::{Armed, Lease, Ticket};
+use crate::core::ticket::{Lease, LeaseStart, Ticket};
 use crate::engines::remote::timed;
 
 /// How long a waiter sleeps at most before it looks whether the server still answers.
@@ -73,7 +73,7 @@ impl Locks {
         let taken = own.take(verb, &key, claim.ttl);
         let taken = timed("enter", hall.timeout, taken).await?;
         let place = match taken.map_err(|error| failed("enter", &error))? {
-            Taken::Token(counted) => Place::Held { counted },
+            Taken::Token(sequence) => Place::Held { sequence },
             Taken::Busy if claim.queue => Place::Waiting,
             Taken::Busy => {
                 hall.spare(own);
@@ -110,7 +110,7 @@ impl Locks {
         tokio::spawn(async move {
             let place = tokio::select! {
                 taken = locks.block(&chair, turn) => match taken {
-                    Some(counted) => Place::Held { counted },
+                    Some(sequence) => Place::Held { sequence },
                     None => Place::Gone,
                 },
                 () = chair.gone() => Place::Gone,
@@ -149,7 +149,7 @@ impl Locks {
         }
         let verb = taking(chair.claim.ask, true);
         match chair.own()?.take(verb, &chair.key, chair.claim.ttl).await {
-            Ok(Taken::Token(counted)) => Some(counted),
+            Ok(Taken::Token(sequence)) => Some(sequence),
             _ => None,
         }
     }
@@ -230,7 +230,7 @@ impl Locks {
     ) -> Renewal {
         let Some(chair) = lease.ticket.as_ref().and_then(|ticket| {
             let chair = self.hall.chair(ticket.claim)?;
-            let same = ticket.counted == 0 || ticket.counted == chair.counted();
+            let same = ticket.sequence == 0 || ticket.sequence == chair.sequence();
             same.then_some(chair)
         }) else {
             return Renewal::Lost;
@@ -239,7 +239,7 @@ impl Locks {
             return Renewal::Evicted;
         }
         let sent = BootTime::now();
-        let armed = |sent| Armed {
+        let armed = |sent| LeaseStart {
             sent,
             ttl: chair.claim.ttl,
         };
@@ -277,8 +277,8 @@ impl Locks {
     pub(super) async fn amend(&self, ticket: &Ticket, amendment: Amendment) -> Result<Amended> {
         let hall = &self.hall;
         let chair = hall.chair(ticket.claim).filter(|chair| {
-            let counted = chair.counted();
-            counted != 0 && counted == ticket.counted && chair.stands() != Place::Gone
+            let sequence = chair.sequence();
+            sequence != 0 && sequence == ticket.sequence && chair.stands() != Place::Gone
         });
         let Some((chair, own)) = chair.as_ref().and_then(|chair| Some((chair, chair.own()?)))
         else {
@@ -316,8 +316,8 @@ impl Locks {
 
     pub(super) async fn leave(&self, ticket: &Ticket) -> Result<Left> {
         let hall = &self.hall;
-        let chair = hall.unseat(ticket.claim, ticket.counted);
-        if ticket.in_doubt || (chair.is_none() && ticket.counted == 0) {
+        let chair = hall.unseat(ticket.claim, ticket.sequence);
+        if ticket.in_doubt || (chair.is_none() && ticket.sequence == 0) {
             hall.depart(ticket.claim);
         }
         let Some(chair) = chair else {
@@ -390,10 +390,10 @@ fn entered(chair: &Chair, place: Place, sent: BootTime) -> Entered {
     let claim = &chair.claim;
     Entered::In {
         ticket: Ticket {
-            counted: chair.counted(),
+            sequence: chair.sequence(),
             ..Ticket::own(claim.name.clone(), claim.id)
         },
-        armed: Armed {
+        armed: LeaseStart {
             sent,
             ttl: claim.ttl,
         },

@@ -1,9 +1,9 @@
-//! `Card`: what is known of an engine before it is connected to; `Offer`: a card and how to open
-//! what it describes.
+//! `EngineInfo`: what is known of an engine before it is connected to. `EngineFactory`: that, and
+//! how to open the engine.
 //!
-//! Each engine has one `OFFER`, and `connect` has the list of them. The command's advice, its
-//! list of schemes and the docs are made of the cards, so that they can't say anything else than
-//! what the engines do.
+//! Each engine has one `FACTORY`, and `connect` has the list of them. The command's advice, its
+//! list of schemes and the docs are made from the registry, so that they always say what the
+//! engines do.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use super::engine::BoxFuture;
 use super::error::Result;
 use super::url::{Settings, Url};
 
-/// An engine, as it is offered.
+/// The static description of an engine.
 #[derive(Debug, Clone, Copy)]
-pub struct Card {
+pub struct EngineInfo {
     /// What people call it: `redis`.
     pub name: &'static str,
     /// The schemes of its URLs.
@@ -32,11 +32,11 @@ pub struct Card {
     pub options: &'static [&'static str],
 }
 
-/// A card, and how to open what it describes.
+/// An engine's description, and how to open it.
 #[derive(Clone, Copy)]
-pub struct Offer {
-    /// What is offered.
-    pub card: Card,
+pub struct EngineFactory {
+    /// The description.
+    pub info: EngineInfo,
     /// Connects.
     pub open: Opener<dyn DynEngine>,
     /// Connects for the raw operations that `bench` compares with.

@@ -7,21 +7,21 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use ::shuttle::sync::MutexGuard;
+use ::shuttle::sync::atomic::Ordering;
 use futures_util::future::{Either, select};
-use shuttle::sync::MutexGuard;
-use shuttle::sync::atomic::Ordering;
 
-pub(crate) use shuttle::sync::atomic::AtomicU64;
+pub(crate) use ::shuttle::sync::atomic::AtomicU64;
 
 use crate::core::clock::BootTime;
 
 /// A mutex with the face of the real one.
 #[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+pub(crate) struct Mutex<T>(::shuttle::sync::Mutex<T>);
 
 impl<T> Mutex<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self(shuttle::sync::Mutex::new(value))
+        Self(::shuttle::sync::Mutex::new(value))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
@@ -31,7 +31,7 @@ impl<T> Mutex<T> {
     }
 }
 
-shuttle::lazy_static! {
+::shuttle::lazy_static! {
     /// Starts anew with every execution, and not at the deadline that has always passed.
     static ref CLOCK: AtomicU64 = AtomicU64::new(1_000_000_000);
     /// Never held while another thread could go on, so it need not be shuttle's.
@@ -92,8 +92,8 @@ impl Runtime {
         name: &str,
         task: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<()> {
-        let run = move || shuttle::future::block_on(task);
-        shuttle::thread::Builder::new()
+        let run = move || ::shuttle::future::block_on(task);
+        ::shuttle::thread::Builder::new()
             .name(name.into())
             .spawn(run)?;
         Ok(())

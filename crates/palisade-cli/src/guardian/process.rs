@@ -24,9 +24,9 @@ use rustix::time::{
     timerfd_settime,
 };
 
-use super::ladder::{Ladder, Step};
-use super::wire::{Order, Report, receive, send};
-use super::{Terms, family};
+use super::escalation::{Escalation, Step};
+use super::protocol::{Order, Report, receive, send};
+use super::{Terms, descendants};
 use crate::sys::{self, Mask};
 use crate::terminal;
 
@@ -54,28 +54,28 @@ pub(super) fn guard(
     let _ = setpgid(None, None);
     set_child_subreaper(Some(getpid()))?;
     rustix::thread::set_name(NAME)?;
-    let ward = Ward {
+    let sources = Sources {
         alarm: timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?,
         children: sys::signal_fd(Signal::CHILD)?,
         link,
     };
-    while let Some((order, ladder)) = ward.start_order()? {
+    while let Some((order, escalation)) = sources.start_order()? {
         // palisade may have been stopped since it got the lock.
-        if ladder.clone().step(BootTime::now()) != Step::Wait {
-            send(&ward.link, &Report::Lost);
+        if escalation.clone().step(BootTime::now()) != Step::Wait {
+            send(&sources.link, &Report::Lost);
         } else {
             match order.start(command, mask) {
                 Ok(pid) => {
-                    send(&ward.link, &Report::Started(pid.as_raw_pid()));
+                    send(&sources.link, &Report::Started(pid.as_raw_pid()));
                     // A command that may be started again needs them again.
                     if terms == Terms::One {
                         sys::let_go_of_inherited_files();
                     }
-                    Charge::new(&ward, pid, ladder).guard()?;
+                    Guarded::new(&sources, pid, escalation).guard()?;
                 }
                 Err(error) => {
                     let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
-                    send(&ward.link, &Report::NotStarted(errno));
+                    send(&sources.link, &Report::NotStarted(errno));
                     return Ok(());
                 }
             }
@@ -105,7 +105,7 @@ impl Start {
 }
 
 /// What the guardian listens to.
-struct Ward {
+struct Sources {
     link: OwnedFd,
     /// Rings when something is due.
     alarm: OwnedFd,
@@ -113,9 +113,9 @@ struct Ward {
     children: OwnedFd,
 }
 
-impl Ward {
+impl Sources {
     /// Waits for the order to start; `None` when palisade ends without one.
-    fn start_order(&self) -> io::Result<Option<(Start, Ladder)>> {
+    fn start_order(&self) -> io::Result<Option<(Start, Escalation)>> {
         loop {
             match receive(&self.link) {
                 Ok(Some(Order::Start {
@@ -125,12 +125,12 @@ impl Ward {
                     foreground,
                 })) => {
                     let deadline = BootTime::from_nanos(deadline);
-                    let ladder = Ladder::new(deadline, Duration::from_nanos(grace));
+                    let escalation = Escalation::new(deadline, Duration::from_nanos(grace));
                     let start = Start {
                         environment,
                         foreground,
                     };
-                    return Ok(Some((start, ladder)));
+                    return Ok(Some((start, escalation)));
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => return Ok(None),
@@ -172,10 +172,10 @@ fn wait(what: &mut [PollFd<'_>]) -> io::Result<()> {
 }
 
 /// A command that runs.
-struct Charge<'a> {
-    ward: &'a Ward,
+struct Guarded<'a> {
+    sources: &'a Sources,
     command: Pid,
-    ladder: Ladder,
+    escalation: Escalation,
     /// How often it was told to go on.
     resumed: u32,
     /// How the command ended. It is reaped then, and its pid may be anyone's.
@@ -189,12 +189,12 @@ enum Left {
     Nobody,
 }
 
-impl<'a> Charge<'a> {
-    fn new(ward: &'a Ward, command: Pid, ladder: Ladder) -> Self {
+impl<'a> Guarded<'a> {
+    fn new(sources: &'a Sources, command: Pid, escalation: Escalation) -> Self {
         Self {
-            ward,
+            sources,
             command,
-            ladder,
+            escalation,
             resumed: 0,
             ended: None,
         }
@@ -204,11 +204,11 @@ impl<'a> Charge<'a> {
         let guarded = self.until_over();
         if !matches!(guarded, Ok(Some(_))) {
             self.signal(Signal::KILL);
-            family::end_all();
+            descendants::end_all();
         }
         // Without a last report palisade knows that the guardian failed.
         let last = guarded?.unwrap_or(Report::Lost);
-        send(&self.ward.link, &last);
+        send(&self.sources.link, &last);
         Ok(())
     }
 
@@ -219,15 +219,15 @@ impl<'a> Charge<'a> {
                 return Ok(None);
             }
             let left = self.look();
-            match (self.ended, self.ladder.is_ending()) {
+            match (self.ended, self.escalation.is_ending()) {
                 (Some(status), false) => return Ok(Some(Report::Ended(status.as_raw()))),
                 (_, true) if left == Left::Nobody => return Ok(Some(Report::Lost)),
                 // Somebody else has taken its status: a debugger, say.
                 (None, false) if left == Left::Nobody => return Err(Errno::CHILD.into()),
                 _ => {}
             }
-            match self.ladder.step(BootTime::now()) {
-                Step::Wait => self.ward.sleep(self.ladder.next())?,
+            match self.escalation.step(BootTime::now()) {
+                Step::Wait => self.sources.sleep(self.escalation.next())?,
                 Step::Ask => self.ask(),
                 Step::Kill => return Ok(None),
             }
@@ -237,12 +237,12 @@ impl<'a> Charge<'a> {
     /// Carries out what palisade has ordered; `false` when it is gone.
     fn obey(&mut self) -> bool {
         loop {
-            match receive(&self.ward.link) {
+            match receive(&self.sources.link) {
                 Ok(Some(Order::Renewed(deadline))) => {
-                    self.ladder.renewed(BootTime::from_nanos(deadline));
+                    self.escalation.renewed(BootTime::from_nanos(deadline));
                 }
                 Ok(Some(Order::Resumed(times))) => self.resumed = times,
-                Ok(Some(Order::EndBy(by))) => self.ladder.end_by(BootTime::from_nanos(by)),
+                Ok(Some(Order::EndBy(by))) => self.escalation.end_by(BootTime::from_nanos(by)),
                 Ok(Some(Order::Start { .. })) => {}
                 Ok(None) => return false,
                 Err(_) => return true,
@@ -259,7 +259,7 @@ impl<'a> Charge<'a> {
                         // This stop may come after an order that came after the last look.
                         self.obey();
                         let resumed = self.resumed;
-                        send(&self.ward.link, &Report::Stopped { signal, resumed });
+                        send(&self.sources.link, &Report::Stopped { signal, resumed });
                     }
                     None => self.ended = Some(status),
                 },
@@ -275,7 +275,7 @@ impl<'a> Charge<'a> {
         // A stopped process acts on nothing but KILL before it is resumed.
         for signal in [Signal::TERM, Signal::CONT] {
             self.signal(signal);
-            family::signal_outside(self.group(), signal);
+            descendants::signal_outside(self.group(), signal);
         }
     }
 

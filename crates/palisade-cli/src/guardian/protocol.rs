@@ -6,7 +6,6 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use palisade::BootTime;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
@@ -87,16 +86,6 @@ pub(crate) fn receive<T: DeserializeOwned>(link: impl AsFd) -> io::Result<Option
             Ok((length @ 1.., _)) => Ok(serde_json::from_slice(&packet[..length]).ok()),
             Ok(_) | Err(_) => Ok(None),
         };
-    }
-}
-
-impl Order {
-    pub(super) fn renewed(deadline: BootTime) -> Self {
-        Self::Renewed(deadline.as_nanos())
-    }
-
-    pub(super) fn end_by(by: BootTime) -> Self {
-        Self::EndBy(by.as_nanos())
     }
 }
 

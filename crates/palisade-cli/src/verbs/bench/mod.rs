@@ -4,33 +4,26 @@
 //! operations take turns, so that whatever else the machine does hits both. Every lock has a name
 //! that nobody else uses, and none is left behind, also when a signal ends the measurement.
 
-mod cli;
-mod counting;
-mod course;
-mod crew;
-mod cycles;
 mod figure;
+mod handover;
 mod held;
-mod lane;
-mod relay;
-mod traces;
+mod runner;
+mod side;
 
 use std::collections::BTreeMap;
-use std::io;
-use std::sync::Arc;
+use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use palisade::{Error, Kind, Url};
+use palisade::Url;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::json;
 
-use self::course::{Course, Plan};
-use self::figure::{Figure, Who};
-use self::traces::Traces;
+use self::figure::Figure;
+use self::runner::Runner;
+use self::side::{Cleanup, Who};
 use crate::args::Global;
 use crate::config;
-use crate::exit::{Failure, Outcome, Verdict};
+use crate::exit::{Failure, Outcome, Verdict, refused};
 use crate::print::Printer;
 use crate::signals::Endings;
 
@@ -94,67 +87,102 @@ enum Scenario {
     Cli,
 }
 
+/// What one figure measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Measured {
+    /// Lock and unlock, this many names at once on one client.
+    Cycles { at_once: u16 },
+    /// Hand-over among waiters; a true pass holds for a while and stays away.
+    Handover { waiters: u16, pass: bool },
+    /// What many locks cost that are held.
+    Held,
+    /// The command itself.
+    Cli,
+}
+
+impl Measured {
+    fn name(self) -> String {
+        match self {
+            Self::Cycles { at_once: 1 } => "uncontended".to_owned(),
+            Self::Cycles { .. } => "parallel".to_owned(),
+            Self::Handover { waiters, pass } => {
+                let what = if pass { "pass" } else { "handoff" };
+                format!("{what}-{waiters}")
+            }
+            Self::Held => "held".to_owned(),
+            Self::Cli => "cli".to_owned(),
+        }
+    }
+}
+
+/// What all figures share.
+struct Plan<'a> {
+    url: &'a str,
+    engine: String,
+    /// The beginning of all names.
+    name: String,
+    /// Waiters are processes.
+    processes: bool,
+    /// How long a round takes.
+    slice: Duration,
+    count: Option<u32>,
+    cleanup: &'a Cleanup,
+}
+
 impl Bench {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let url = config::url(global.url.as_deref())?;
         if let Some(told) = &self.waiter_of {
-            return crew::serve(&url, told).await;
+            return handover::serve(&url, told).await;
         }
         let mut endings = Endings::listen()?;
         if self.pin {
-            pin().map_err(|error| Failure::Start(format!("can't stay on one core: {error}")))?;
+            pin().map_err(refused("can't stay on one core"))?;
         }
-        let traces = Arc::default();
+        let cleanup = Cleanup::default();
         let figures = tokio::select! {
             biased;
-            signal = endings.next() => Err(signal),
-            figures = self.measure(&url, &traces, global.printer()) => Ok(figures),
+            signal = endings.next() => Err(Failure::Interrupted(signal.as_raw())),
+            figures = self.measure(&url, &cleanup, global.printer()) => figures,
         };
-        traces.remove().await;
-        match figures {
-            Err(signal) => Ok(Outcome::Interrupted(signal.as_raw())),
-            Ok(figures) => {
-                report(&figures?, global.printer())?;
-                Ok(Outcome::Done)
-            }
-        }
+        cleanup.run().await;
+        report(&figures?, global.printer())?;
+        Ok(Outcome::Done)
     }
 
     async fn measure(
         &self,
         url: &str,
-        traces: &Arc<Traces>,
+        cleanup: &Cleanup,
         printer: Printer,
     ) -> Result<Vec<Figure>, Failure> {
-        let client = traces.of(palisade::connect(url).await?);
+        let client = cleanup.client(palisade::connect(url).await?);
         if self.baseline {
             // Refused before anything is measured.
-            lane::raw(url).await?;
+            side::raw(url).await?;
         }
         let plan = Plan {
-            url: url.to_owned(),
+            url,
             engine: client.describe(),
             // The owner is random: nobody else uses these names.
             name: format!("palisade-bench-{}", client.owner()),
             processes: self.as_processes(url)?,
             slice: self.seconds / ROUNDS,
             count: self.count,
-            traces: Arc::clone(traces),
+            cleanup,
         };
         drop(client);
-        let todo = self.courses();
-        let progress = Progress::new(&todo, self.baseline, printer);
+        let todo = self.todo();
+        let mut progress = Progress::new(&todo, self.baseline, printer);
         let mut figures = Vec::new();
-        for course in todo {
-            let measured = match course {
-                Course::Held => vec![held::measure(&plan, &progress).await?],
-                course => self.in_turns(&plan, course, &progress).await?,
-            };
-            figures.extend(measured);
-            // One course's connections are no burden on the next.
-            traces.remove().await;
+        for what in todo {
+            match what {
+                Measured::Held => figures.push(held::measure(&plan, &mut progress).await?),
+                what => figures.extend(self.in_turns(&plan, what, &mut progress).await?),
+            }
+            // One figure's connections are no burden on the next.
+            cleanup.run().await;
         }
-        progress.bar.finish_and_clear();
         Ok(figures)
     }
 
@@ -170,57 +198,53 @@ impl Bench {
         }
     }
 
-    fn courses(&self) -> Vec<Course> {
+    fn todo(&self) -> Vec<Measured> {
         use Scenario::{Cli, Handoff, Held, Parallel, Pass, Uncontended};
         let chosen = match self.scenario.is_empty() {
-            true => vec![Uncontended, Parallel, Handoff, Pass],
-            false => self.scenario.clone(),
+            true => &[Uncontended, Parallel, Handoff, Pass][..],
+            false => &self.scenario,
         };
-        let among = |pass| {
-            let waiters = self.waiters.iter();
-            let courses = waiters.map(move |waiters| Course::Relay {
-                waiters: *waiters,
-                pass,
-            });
-            courses.collect::<Vec<_>>()
-        };
-        let courses = chosen.iter().flat_map(|scenario| match scenario {
-            Uncontended => vec![Course::Cycles { at_once: 1 }],
-            Parallel => vec![Course::Cycles { at_once: 64 }],
-            Handoff => among(false),
-            Pass => among(true),
-            Held => vec![Course::Held],
-            Cli => vec![Course::Cli],
-        });
-        courses.collect()
+        let mut todo = Vec::new();
+        for scenario in chosen {
+            match scenario {
+                Uncontended => todo.push(Measured::Cycles { at_once: 1 }),
+                Parallel => todo.push(Measured::Cycles { at_once: 64 }),
+                Handoff | Pass => todo.extend(self.waiters.iter().map(|waiters| {
+                    let (waiters, pass) = (*waiters, *scenario == Pass);
+                    Measured::Handover { waiters, pass }
+                })),
+                Held => todo.push(Measured::Held),
+                Cli => todo.push(Measured::Cli),
+            }
+        }
+        todo
     }
 
-    /// Measures one course: all sides, round by round.
+    /// Measures all sides, round by round.
     async fn in_turns(
         &self,
-        plan: &Plan,
-        course: Course,
-        progress: &Progress,
+        plan: &Plan<'_>,
+        what: Measured,
+        progress: &mut Progress,
     ) -> Result<Vec<Figure>, Failure> {
-        let sides: &[Who] = match self.baseline || course == Course::Cli {
+        let sides: &[Who] = match self.baseline || what == Measured::Cli {
             true => &[Who::Palisade, Who::Raw],
             false => &[Who::Palisade],
         };
         let mut runners = Vec::new();
         for who in sides {
-            let runner = course.ready(plan, *who).await?;
-            runners.push((runner, Figure::new(&plan.engine, course.name(), *who)));
+            let runner = Runner::ready(plan, what, *who).await?;
+            runners.push((runner, Figure::new(&plan.engine, what.name(), *who)));
         }
         // Connections, caches and threads are warm when it counts.
+        let warm_up = plan.slice.min(Duration::from_millis(50));
         for (runner, _) in &mut runners {
-            runner
-                .round(plan.slice.min(Duration::from_millis(50)))
-                .await?;
+            runner.round(warm_up).await?;
         }
         for _ in 0..ROUNDS {
             for (runner, figure) in &mut runners {
                 figure.rounds.push(runner.round(plan.slice).await?);
-                progress.step(&course.name());
+                progress.step(&what.name());
             }
         }
         let mut figures = Vec::new();
@@ -263,31 +287,39 @@ fn report(figures: &[Figure], printer: Printer) -> io::Result<()> {
 
 /// How far it is, for a person at a terminal.
 struct Progress {
-    bar: ProgressBar,
+    shown: bool,
+    steps: u32,
+    done: u32,
 }
 
 impl Progress {
-    fn new(todo: &[Course], baseline: bool, printer: Printer) -> Self {
-        let steps = |course: &Course| match (course, baseline) {
-            (Course::Held, _) | (_, false) => u64::from(ROUNDS),
-            (_, true) => 2 * u64::from(ROUNDS),
+    fn new(todo: &[Measured], baseline: bool, printer: Printer) -> Self {
+        let sides = |what: &Measured| match what {
+            Measured::Held => 1,
+            Measured::Cli => 2,
+            _ => 1 + u32::from(baseline),
         };
-        let target = match printer.json {
-            true => ProgressDrawTarget::hidden(),
-            // Draws in a terminal only.
-            false => ProgressDrawTarget::stderr(),
-        };
-        let bar = ProgressBar::with_draw_target(Some(todo.iter().map(steps).sum()), target);
-        let style =
-            ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {elapsed} of {duration}");
         Self {
-            bar: bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())),
+            shown: !printer.json && io::stderr().is_terminal(),
+            steps: todo.iter().map(sides).sum::<u32>() * ROUNDS,
+            done: 0,
         }
     }
 
-    fn step(&self, what: &str) {
-        self.bar.set_message(what.to_owned());
-        self.bar.inc(1);
+    fn step(&mut self, what: &str) {
+        self.done += 1;
+        if self.shown {
+            let percent = 100 * self.done / self.steps.max(1);
+            let _ = write!(io::stderr(), "\r{percent:>3} %  {what}\x1b[K");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
     }
 }
 
@@ -307,14 +339,4 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
         .filter(|seconds| (0.01..=3600.0).contains(seconds))
         .map(Duration::from_secs_f64)
         .ok_or_else(|| "write seconds as a number from 0.01 to 3600".to_owned())
-}
-
-/// What the system refused.
-fn refused(what: &'static str) -> impl Fn(io::Error) -> Failure {
-    move |error| Failure::Start(format!("{what}: {error}"))
-}
-
-/// What the engine did not do.
-fn stuck(message: &str) -> Failure {
-    Error::new(Kind::Unreachable, "bench", message).into()
 }

@@ -1,4 +1,4 @@
-//! `Pulse`: whether one claim is still alive, shared by its hold and the keeper.
+//! `Validity`: whether one claim is still alive, shared by its hold and the keeper.
 //!
 //! The keeper moves it; asking is one clock read and one atomic load. A loss is final: a deadline
 //! that has passed is never moved again, so a holder that once saw itself invalid never sees
@@ -14,7 +14,7 @@ use super::clock::BootTime;
 use super::error::Error;
 use super::name::Name;
 use super::sync::AtomicU64;
-use super::ticket::Armed;
+use super::ticket::LeaseStart;
 
 /// Why a hold is over although nobody released it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,7 +85,7 @@ impl fmt::Display for Loss {
 
 /// The life sign of one claim.
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct Validity {
     name: Name,
     since: BootTime,
     /// Whether it is a hold, and not a claim that waits.
@@ -95,9 +95,9 @@ pub(crate) struct Pulse {
     told: Notify,
 }
 
-impl Pulse {
+impl Validity {
     /// The life sign of a claim that was acknowledged at `since`.
-    pub(crate) fn new(name: Name, armed: Armed, since: BootTime) -> Self {
+    pub(crate) fn new(name: Name, armed: LeaseStart, since: BootTime) -> Self {
         Self {
             name,
             granted: AtomicBool::new(false),
@@ -146,7 +146,7 @@ impl Pulse {
 
     /// Moves the deadline after an acknowledged renewal. Refuses once it has passed, or once
     /// someone saw that it had: then it is to be lost.
-    pub(crate) fn extend(&self, armed: Armed) -> bool {
+    pub(crate) fn extend(&self, armed: LeaseStart) -> bool {
         let deadline = self.deadline();
         let later = armed.deadline().max(deadline);
         !deadline.has_passed() && self.replace(deadline, later).is_ok()
@@ -161,7 +161,7 @@ impl Pulse {
     }
 
     /// Ends it, and says whether it was not ended before. The first reason stands. Who waits for
-    /// it is not woken before [`Pulse::tell`], which needs no lock of the keeper's.
+    /// it is not woken before [`Validity::tell`], which needs no lock of the keeper's.
     pub(crate) fn lose(&self, reason: LossReason, why: Option<Error>) -> bool {
         let deadline = self.deadline();
         let lease_ends = match reason {
@@ -213,8 +213,8 @@ mod tests {
         Name::new("x").unwrap()
     }
 
-    fn armed(ttl: Duration) -> Armed {
-        Armed {
+    fn armed(ttl: Duration) -> LeaseStart {
+        LeaseStart {
             sent: BootTime::now(),
             ttl,
         }
@@ -222,27 +222,27 @@ mod tests {
 
     #[test]
     fn a_passed_deadline_is_never_moved_again() {
-        let pulse = Pulse::new(
+        let validity = Validity::new(
             name(),
-            Armed {
+            LeaseStart {
                 sent: BootTime::PAST,
                 ttl: Duration::from_secs(1),
             },
             BootTime::now(),
         );
-        assert!(!pulse.is_valid());
-        assert!(!pulse.extend(armed(Duration::from_secs(60))));
-        assert!(!pulse.is_valid());
+        assert!(!validity.is_valid());
+        assert!(!validity.extend(armed(Duration::from_secs(60))));
+        assert!(!validity.is_valid());
     }
 
     #[test]
     fn the_first_reason_stands_and_a_late_acknowledgement_changes_nothing() {
-        let pulse = Pulse::new(name(), armed(Duration::from_secs(60)), BootTime::now());
-        assert!(pulse.is_valid());
-        pulse.lose(LossReason::Evicted, None);
-        pulse.lose(LossReason::Taken, None);
-        assert!(!pulse.extend(armed(Duration::from_secs(60))));
-        let loss = pulse.loss().unwrap();
+        let validity = Validity::new(name(), armed(Duration::from_secs(60)), BootTime::now());
+        assert!(validity.is_valid());
+        validity.lose(LossReason::Evicted, None);
+        validity.lose(LossReason::Taken, None);
+        assert!(!validity.extend(armed(Duration::from_secs(60))));
+        let loss = validity.loss().unwrap();
         assert_eq!(loss.reason, LossReason::Evicted);
         assert!(
             !loss.lease_ends.has_passed(),
@@ -252,17 +252,17 @@ mod tests {
 
     #[test]
     fn a_late_answer_to_an_early_renewal_never_shortens_it() {
-        let pulse = Pulse::new(name(), armed(Duration::from_secs(60)), BootTime::now());
-        let before = pulse.deadline();
-        assert!(pulse.extend(armed(Duration::from_secs(1))));
-        assert_eq!(pulse.deadline(), before);
+        let validity = Validity::new(name(), armed(Duration::from_secs(60)), BootTime::now());
+        let before = validity.deadline();
+        assert!(validity.extend(armed(Duration::from_secs(1))));
+        assert_eq!(validity.deadline(), before);
     }
     #[test]
     fn a_loss_says_what_was_behind_it() {
-        let pulse = Pulse::new(name(), armed(Duration::from_secs(60)), BootTime::now());
+        let validity = Validity::new(name(), armed(Duration::from_secs(60)), BootTime::now());
         let why = Error::new(Kind::Unreachable, "renew", "no answer").because("broken pipe");
-        pulse.lose(LossReason::Expired, Some(why));
-        let loss = pulse.loss().unwrap();
+        validity.lose(LossReason::Expired, Some(why));
+        let loss = validity.loss().unwrap();
         assert_eq!(
             loss.to_string(),
             "its lease was not renewed in time: renew: no answer: broken pipe"

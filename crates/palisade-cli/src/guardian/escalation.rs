@@ -1,4 +1,4 @@
-//! `Ladder`: when a command is asked to end, and when it is killed.
+//! `Escalation`: when a command is asked to end, and when it is killed.
 //!
 //! Pure: the guardian tells it what it hears and asks it what is due. Invariant: the kill is due
 //! before the lease is over; and a command that was asked to end is not taken back into favour by
@@ -30,7 +30,7 @@ pub(super) enum Step {
 
 /// See the module's text.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ladder {
+pub(super) struct Escalation {
     deadline: BootTime,
     grace: Duration,
     /// The lock is known to be lost.
@@ -39,7 +39,7 @@ pub(super) struct Ladder {
     asked: bool,
 }
 
-impl Ladder {
+impl Escalation {
     pub(super) fn new(deadline: BootTime, grace: Duration) -> Self {
         Self {
             deadline,
@@ -58,11 +58,9 @@ impl Ladder {
 
     /// The lock is lost, and another may have it at `by`.
     pub(super) fn end_by(&mut self, by: BootTime) {
-        self.deadline = match self.is_ending() {
-            true => self.deadline.min(by),
-            // The deadline that we know may be an old one.
-            false => by,
-        };
+        // The deadline that we know may be an old one.
+        let known = if self.is_ending() { self.deadline } else { by };
+        self.deadline = known.min(by);
         self.lost = true;
     }
 
@@ -112,8 +110,8 @@ mod tests {
     }
 
     /// A lease that ends at 1000 ms, to be asked at 800.
-    fn ladder() -> Ladder {
-        Ladder::new(at(1000), Duration::from_millis(200))
+    fn escalation() -> Escalation {
+        Escalation::new(at(1000), Duration::from_millis(200))
     }
 
     #[test]
@@ -124,48 +122,50 @@ mod tests {
 
     #[test]
     fn a_command_is_asked_once_and_killed_before_the_deadline() {
-        let mut ladder = ladder();
-        assert_eq!((ladder.step(at(799)), ladder.next()), (Step::Wait, at(800)));
-        assert!(!ladder.is_ending());
-        assert_eq!((ladder.step(at(800)), ladder.next()), (Step::Ask, at(900)));
-        assert!(ladder.is_ending());
-        assert_eq!(ladder.step(at(899)), Step::Wait);
-        assert_eq!(ladder.step(at(900)), Step::Kill);
+        let mut escalation = escalation();
+        assert_eq!(
+            (escalation.step(at(799)), escalation.next()),
+            (Step::Wait, at(800))
+        );
+        assert!(!escalation.is_ending());
+        assert_eq!(
+            (escalation.step(at(800)), escalation.next()),
+            (Step::Ask, at(900))
+        );
+        assert!(escalation.is_ending());
+        assert_eq!(escalation.step(at(899)), Step::Wait);
+        assert_eq!(escalation.step(at(900)), Step::Kill);
     }
 
     #[test]
-    fn whoever_comes_late_kills_at_once() {
-        assert_eq!(ladder().step(at(5000)), Step::Kill);
+    fn whoever_comes_late_or_has_lost_it_to_another_kills_at_once() {
+        assert_eq!(escalation().step(at(5000)), Step::Kill);
+        let mut escalation = escalation();
+        escalation.end_by(BootTime::PAST);
+        assert_eq!(escalation.step(at(100)), Step::Kill);
     }
 
     #[test]
     fn a_renewal_moves_the_deadline_until_the_command_was_asked() {
-        let mut ladder = ladder();
-        ladder.renewed(at(2000));
-        ladder.renewed(at(1500));
-        assert_eq!(ladder.next(), at(1800));
-        assert_eq!(ladder.step(at(1800)), Step::Ask);
-        ladder.renewed(at(9000));
-        assert_eq!(ladder.step(at(1900)), Step::Kill);
+        let mut escalation = escalation();
+        escalation.renewed(at(2000));
+        escalation.renewed(at(1500));
+        assert_eq!(escalation.next(), at(1800));
+        assert_eq!(escalation.step(at(1800)), Step::Ask);
+        escalation.renewed(at(9000));
+        assert_eq!(escalation.step(at(1900)), Step::Kill);
     }
 
     #[test]
     fn a_loss_asks_at_once_and_leaves_the_time_that_there_is() {
-        let mut ladder = ladder();
-        ladder.end_by(at(3000));
-        assert!(ladder.is_ending());
-        assert_eq!(ladder.step(at(100)), Step::Ask);
-        ladder.renewed(at(9000));
-        ladder.end_by(at(9000));
-        assert_eq!(ladder.next(), at(2900));
-        ladder.end_by(BootTime::PAST);
-        assert_eq!(ladder.step(at(100)), Step::Kill);
-    }
-
-    #[test]
-    fn a_lock_that_someone_else_may_have_leaves_no_time() {
-        let mut ladder = ladder();
-        ladder.end_by(BootTime::PAST);
-        assert_eq!(ladder.step(at(100)), Step::Kill);
+        let mut escalation = escalation();
+        escalation.end_by(at(3000));
+        assert!(escalation.is_ending());
+        assert_eq!(escalation.step(at(100)), Step::Ask);
+        escalation.renewed(at(9000));
+        escalation.end_by(at(9000));
+        assert_eq!(escalation.next(), at(2900));
+        escalation.end_by(BootTime::PAST);
+        assert_eq!(escalation.step(at(100)), Step::Kill);
     }
 }

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 use palisade_testkit::lab::proxy::{Direction, Kind, Protocol, Proxy, to_client, to_engine};
 
-use super::util::{Asker, LIMIT, Redis, connect, quiet, serve, until};
+use super::util::{LIMIT, Redis, connect, quiet, serve, until};
 
 #[test]
 fn resp_pushes_are_eaten_while_replies_pass() {

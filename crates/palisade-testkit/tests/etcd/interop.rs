@@ -3,7 +3,7 @@
 use palisade::core::report::Scope;
 use palisade::engines::etcd::EtcdHold;
 use palisade::{Kind, Name};
-use palisade_testkit::launch;
+use palisade_testkit::lab::launch;
 use serde_json::json;
 
 use crate::util::{applies, base64, beside_others, call, soon, start_ctl, until};

@@ -9,8 +9,8 @@ use palisade::core::owner::Owner;
 use palisade::core::report::Scope;
 use palisade::core::ticket::{Lease, Ticket};
 use palisade::{Client, Name, Patience, Settings, Url};
-use palisade_testkit::launch::{self, Running};
-use palisade_testkit::wrap::{Enters, Spy, Verb};
+use palisade_testkit::lab::launch::{self, Running};
+use palisade_testkit::spy::{Enters, Spy, Verb};
 use serde_json::json;
 
 use crate::util::{call, soon, until};

@@ -6,7 +6,7 @@ use palisade::core::claim::{Ask, Claim, ClaimId};
 use palisade::core::engine::{Entered, Place};
 use palisade::core::owner::Owner;
 use palisade::{BootTime, Name};
-use palisade_testkit::launch;
+use palisade_testkit::lab::launch;
 use serde_json::json;
 
 use crate::util::{call, soon};

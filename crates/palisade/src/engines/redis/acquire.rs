@@ -15,7 +15,7 @@ use crate::core::error::{Error, Kind, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::sync;
 use crate::core::ticket::{LeaseStart, Ticket};
-use crate::engines::remote::Link;
+use crate::engines::kit::Link;
 
 /// A push can be lost, and a server can freeze without a word: a waiter looks at least this often.
 const RECHECK: Duration = Duration::from_secs(1);

@@ -13,15 +13,15 @@ use super::config::Target;
 use super::connection::Connection;
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::{Keys, LineKeys};
-use super::notify::Hub;
 use super::scripts::Script;
 use crate::core::claim::ClaimId;
 use crate::core::error::{Error, Kind, Result};
-use crate::engines::remote::{Link, Links, timed};
+use crate::engines::kit::push::PushHub;
+use crate::engines::kit::{Link, PerRuntime, timed};
 
 pub(super) struct Client {
-    pub(super) links: Links<Connection>,
-    pub(super) hub: Arc<Hub>,
+    pub(super) links: PerRuntime<Connection>,
+    pub(super) hub: Arc<PushHub>,
     pub(super) keys: Keys,
     pub(super) target: Target,
     pub(super) timeout: Duration,

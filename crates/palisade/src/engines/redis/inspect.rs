@@ -17,7 +17,7 @@ use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 use crate::core::report::{ClaimReport, LineReport, Scope};
-use crate::engines::remote::Link;
+use crate::engines::kit::Link;
 
 /// How many keys a step of SCAN looks at, and how many lines are asked for at once: a millisecond
 /// or two of the server's time.

@@ -14,7 +14,7 @@ use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::ticket::{Lease, LeaseStart, Ticket};
-use crate::engines::remote::{Link, timed};
+use crate::engines::kit::{Link, timed};
 
 type Answers = Vec<RedisResult<String>>;
 

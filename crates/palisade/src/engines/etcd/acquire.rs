@@ -50,7 +50,12 @@ pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
     let prefix = engine.keys.line(&claim.name)?;
     for _ in 0..LEASES {
         let before = engine.known.lock().get(&claim.id).cloned();
-        let lease = lease_for(engine, claim, before.as_ref()).await?;
+        let own = before.as_ref().filter(|known| known.own);
+        let own = own.map(|known| known.lease);
+        let lease = engine.leases.for_claim(&engine.client, claim, own);
+        // Without the right to it a lease that was granted meanwhile ends by itself.
+        let allowed = engine.allowed.get_or_try_init(|| check_rights(engine));
+        let (_, lease) = try_join(allowed, lease).await?;
         // The same claim again has the same key, unless its lease has ended since.
         let again = before.as_ref().filter(|known| known.lease.id == lease.id);
         let key = again
@@ -107,23 +112,6 @@ pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
     }
     let message = "leases end as soon as they are granted; does somebody revoke them?";
     Err(Error::new(Kind::Unreachable, "enter", message))
-}
-
-/// The lease for a claim: its own if it is not to be renewed, and else that of all with its ttl.
-/// The same claim again has the same one while it is good.
-async fn lease_for(engine: &Inner, claim: &Claim, before: Option<&Known>) -> Result<Living> {
-    let lease = async {
-        if claim.renewed {
-            return engine.leases.shared(&engine.client, claim.ttl).await;
-        }
-        match before.filter(|known| known.own).map(|known| known.lease) {
-            Some(own) if !own.armed.deadline().has_passed() => Ok(own),
-            _ => engine.leases.grant(&engine.client, claim.ttl).await,
-        }
-    };
-    // Without the right to it a lease that was granted meanwhile ends by itself.
-    let allowed = engine.allowed.get_or_try_init(|| check_rights(engine));
-    Ok(try_join(allowed, lease).await?.1)
 }
 
 /// Sees, once, that the user may write where the engine keeps its own records: without that
@@ -184,7 +172,10 @@ impl Entry<'_> {
             return Ok(Entered::Busy);
         }
         match self.take(true).await? {
-            Entered::In { place, .. } if place == Place::Waiting => {
+            Entered::In {
+                place: Place::Waiting,
+                ..
+            } => {
                 self.give_back().await?;
                 Ok(Entered::Busy)
             }

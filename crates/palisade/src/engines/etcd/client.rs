@@ -105,7 +105,8 @@ impl Client {
         message: C,
     ) -> Result<C::Answer> {
         let link = self.links.get().await?;
-        self.call_over(&link, operation, message).await
+        let called = link.connection.call(message);
+        self.judged(operation, &link, called).await
     }
 
     /// Asks the member that `link` leads to, and no other.

@@ -22,6 +22,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use super::client::Client;
 use super::keys;
 use super::proto::{Header, LeaseGrantRequest, LeaseRevokeRequest};
+use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::ticket::{LeaseId, LeaseStart, Ticket};
@@ -71,11 +72,28 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// The lease for claims of this ttl, granted anew when there is none that lives.
+    /// The lease for a claim: its own if it is not to be renewed, and else that of all with its
+    /// ttl. The same claim again has the same one while it is good.
     ///
     /// # Errors
-    /// Those of the request; nothing is left to undo, since a lease without keys ends by itself.
-    pub(super) async fn shared(&self, client: &Client, ttl: Duration) -> Result<Living> {
+    /// As [`Leases::grant`].
+    pub(super) async fn for_claim(
+        &self,
+        client: &Client,
+        claim: &Claim,
+        own: Option<Living>,
+    ) -> Result<Living> {
+        if claim.renewed {
+            return self.shared(client, claim.ttl).await;
+        }
+        match own {
+            Some(own) if !own.armed.deadline().has_passed() => Ok(own),
+            _ => self.grant(client, claim.ttl).await,
+        }
+    }
+
+    /// The lease for claims of this ttl, granted anew when there is none that lives.
+    async fn shared(&self, client: &Client, ttl: Duration) -> Result<Living> {
         if let Some(living) = self.living(ttl) {
             return Ok(living);
         }
@@ -110,7 +128,7 @@ impl Leases {
     /// A new lease, for one claim or for many.
     ///
     /// # Errors
-    /// As [`Leases::shared`].
+    /// Those of the request; nothing is left to undo, since a lease without keys ends by itself.
     pub(super) async fn grant(&self, client: &Client, ttl: Duration) -> Result<Living> {
         let request = LeaseGrantRequest {
             ttl: i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX),

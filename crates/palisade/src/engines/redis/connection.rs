@@ -16,9 +16,9 @@ use tokio::sync::{OnceCell, watch};
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
+use super::client::{SOURCES, Script};
 use super::error::{fault, no_connection, no_login, no_tcp, no_tls};
 use super::notify::{Ear, alarm_channel, wake_channel};
-use super::scripts::{SOURCES, Script};
 use crate::core::error::{Error, Kind, Result};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Asked, Host, Login, Tls, refuses_ours};

@@ -7,11 +7,10 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use redis::{RedisResult, Value};
 
-use super::client::{Client, garbled};
+use super::client::{Client, Script, garbled};
 use super::connection::Connection;
 use super::error::fault;
 use super::keys::LineKeys;
-use super::scripts::Script;
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::error::Result;
 use crate::core::name::Name;

@@ -19,7 +19,6 @@ mod keys;
 mod notify;
 mod release;
 mod renew;
-mod scripts;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -5,8 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use palisade::{Client, Error, Kind};
-use palisade_testkit::launch::{self, Running, wire};
-use palisade_testkit::trial::certificates;
+use palisade_testkit::lab::launch::{self, Running, wire};
+use palisade_testkit::lab::trial::certificates;
 use serde_json::{Value, json};
 
 use crate::util::{get, need, soon, until};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use palisade::core::claim::Ask;
 use palisade::{Client, Patience};
-use palisade_testkit::launch::Running;
+use palisade_testkit::lab::launch::Running;
 
 use crate::util::{holder, keys, need, soon, until};
 
@@ -92,7 +92,7 @@ async fn a_writer_that_gives_up_opens_the_gate() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_whose_answer_is_lost_closes_nothing_for_long() {
-    use palisade_testkit::proxy::{Protocol, Proxy, to_engine};
+    use palisade_testkit::lab::proxy::{Protocol, Proxy, to_engine};
     let Some(running) = need("consul") else {
         return;
     };
@@ -193,7 +193,7 @@ async fn permits_of_a_crowd_stay_within_the_capacity() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_that_come_and_go_wake_no_keeper() {
-    use palisade_testkit::proxy::{Protocol, Proxy};
+    use palisade_testkit::lab::proxy::{Protocol, Proxy};
     let Some(running) = need("consul") else {
         return;
     };

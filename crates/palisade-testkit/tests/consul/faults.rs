@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use palisade_testkit::launch::Running;
-use palisade_testkit::trial::Crew;
+use palisade_testkit::lab::launch::Running;
+use palisade_testkit::lab::trial::Crew;
 
 use crate::util::need;
 

@@ -1,6 +1,6 @@
 //! `consul lock` and palisade exclude each other on the same keys, both ways.
 
-use palisade_testkit::launch::Running;
+use palisade_testkit::lab::launch::Running;
 
 use crate::util::{beside_others, consul_holds, consul_lock, get, holder, need, soon};
 
@@ -160,10 +160,12 @@ async fn a_key_of_something_else_is_not_overwritten() {
     };
     let client = beside_others(&running).await;
     let port = running.nodes()[0].port();
-    palisade_testkit::launch::wire::http(port, "PUT", "/v1/kv/app/config", "precious").unwrap();
+    palisade_testkit::lab::launch::wire::http(port, "PUT", "/v1/kv/app/config", "precious")
+        .unwrap();
     let error = client.mutex("app/config").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), palisade::Kind::Unusable, "{error}");
     let (_, kept) =
-        palisade_testkit::launch::wire::http(port, "GET", "/v1/kv/app/config?raw", "").unwrap();
+        palisade_testkit::lab::launch::wire::http(port, "GET", "/v1/kv/app/config?raw", "")
+            .unwrap();
     assert_eq!(kept, "precious");
 }

@@ -2,7 +2,7 @@
 
 use palisade::Kind;
 use palisade::core::report::Scope;
-use palisade_testkit::trial::{NASTY, every_nasty_name};
+use palisade_testkit::lab::trial::{NASTY, every_nasty_name};
 
 use crate::util::{beside_others, need};
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use palisade::core::claim::Ask;
 use palisade::core::report::Scope;
 use palisade::{BootTime, Kind, LossReason, Patience};
-use palisade_testkit::launch::Running;
-use palisade_testkit::proxy::{Direction, Protocol, Proxy, to_engine};
+use palisade_testkit::lab::launch::Running;
+use palisade_testkit::lab::proxy::{Direction, Protocol, Proxy, to_engine};
 
 use crate::util::{consul, destroy, get, holder, keys, need, soon, until};
 
@@ -303,7 +303,7 @@ async fn a_blackholed_agent_is_noticed_before_the_session_can_end() {
 #[tokio::test]
 async fn a_ttl_below_the_minimum_is_refused_by_name() {
     let settings = ["-hcl", "session_ttl_min = \"10s\""];
-    let Ok(running) = palisade_testkit::launch::start_with("consul", &settings) else {
+    let Ok(running) = palisade_testkit::lab::launch::start_with("consul", &settings) else {
         return;
     };
     let error = palisade::connect(&format!("{}?ttl=5s", running.url()))

@@ -3,9 +3,9 @@
 use std::process::{Command, Stdio};
 
 use palisade::Client;
-use palisade_testkit::launch::{self, Running, table, wire};
-use palisade_testkit::trial::Tool;
-pub(crate) use palisade_testkit::trial::{soon, until};
+use palisade_testkit::lab::launch::{self, Running, table, wire};
+use palisade_testkit::lab::trial::Tool;
+pub(crate) use palisade_testkit::lab::trial::{soon, until};
 use serde_json::Value;
 
 /// A client of the names that other tools use.

@@ -4,29 +4,31 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use palisade::core::engine::Eviction;
-use palisade::core::report::Scope;
 use palisade::{Kind, LossReason};
-use palisade_testkit::launch;
-use palisade_testkit::trial::certificates;
+use palisade_testkit::lab::launch;
+use palisade_testkit::lab::trial::certificates;
 use serde_json::json;
 
-use crate::util::{base64, call, run_ctl, soon, until};
+use crate::util::{
+    base64, call, cycle, etcdctl, guarded, password, run_ctl, soon, until, until_one_waits,
+};
+
+/// A role with the keys of the namespace, and a user who has it.
+const WORKER: [&str; 4] = [
+    "role add locks",
+    "role grant-permission --prefix locks readwrite palisade/",
+    "user add worker:pass-word",
+    "user grant-role worker locks",
+];
+
+/// The right to the engine's own records.
+const OWN_PREFIX: &str = "role grant-permission --prefix locks readwrite .palisade/";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_login_is_asked_for_and_outlives_a_restart() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, host)) = guarded(&[]) else {
         return;
     };
-    for call in [
-        &["user", "add", "root:top-secret"][..],
-        &["user", "grant-role", "root", "root"],
-        &["auth", "enable"],
-    ] {
-        if run_ctl(&running, call).is_none() {
-            return;
-        }
-    }
-    let host = running.nodes()[0].address();
     let refused = |url: String| async move {
         let client = match palisade::connect(&url).await {
             Err(error) => return error,
@@ -54,40 +56,17 @@ async fn a_login_is_asked_for_and_outlives_a_restart() {
     let hold = mutex.ttl(Duration::from_secs(20)).lock().await.unwrap();
     // The member forgets all logins, and is logged in to again.
     tokio::task::block_in_place(|| running.nodes()[0].restart()).unwrap();
-    let line = client.mutex("after");
-    soon("a lock", line.lock())
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&client.mutex("after")).await;
     assert!(hold.is_valid());
     hold.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_needs_the_namespace_and_no_more() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((_running, host)) = guarded(&[&WORKER[..], &[OWN_PREFIX]].concat()) else {
         return;
     };
-    for call in [
-        "user add root:top-secret",
-        "user grant-role root root",
-        "role add locks",
-        "role grant-permission --prefix locks readwrite palisade/",
-        "role grant-permission --prefix locks readwrite .palisade/",
-        "user add worker:pass-word",
-        "user grant-role worker locks",
-        "auth enable",
-    ] {
-        let call: Vec<&str> = call.split(' ').collect();
-        if run_ctl(&running, &call).is_none() {
-            return;
-        }
-    }
-    let host = running.nodes()[0].address();
-    let password = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(password.path(), "pass-word\n").unwrap();
+    let password = password("pass-word");
     let file = password.path().display();
     let url = format!("etcd://{host}?user=worker&password_file={file}");
     let client = palisade::connect(&url).await.unwrap();
@@ -99,12 +78,7 @@ async fn a_user_needs_the_namespace_and_no_more() {
     let waiting = mutex.clone();
     let next = tokio::spawn(async move { waiting.lock().await });
     until("a renewal", || async { hold.deadline() > first }).await;
-    until("the waiter", || async {
-        let scope = Scope::Line(hold.name().clone());
-        let lines = client.survey(scope).await.unwrap();
-        lines.first().is_some_and(|line| line.waiters.len() == 1)
-    })
-    .await;
+    until_one_waits(&client, "shared").await;
     hold.release().await.unwrap();
     let next = soon("the next", next).await.unwrap().unwrap();
     let id = next.claim().to_string();
@@ -127,33 +101,17 @@ async fn a_user_needs_the_namespace_and_no_more() {
 /// A role that lacks the engine's own prefix could lock, and neither renew nor release.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_without_the_engines_own_prefix_is_refused_at_once() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, host)) = guarded(&WORKER) else {
         return;
     };
-    for call in [
-        "user add root:top-secret",
-        "user grant-role root root",
-        "role add locks",
-        "role grant-permission --prefix locks readwrite palisade/",
-        "user add worker:pass-word",
-        "user grant-role worker locks",
-        "auth enable",
-    ] {
-        let call: Vec<&str> = call.split(' ').collect();
-        if run_ctl(&running, &call).is_none() {
-            return;
-        }
-    }
-    let host = running.nodes()[0].address();
     let url = format!("etcd://worker:pass-word@{host}");
     let client = palisade::connect(&url).await.unwrap();
     let refused = client.mutex("x").lock().await.err().unwrap();
     assert_eq!(refused.kind(), Kind::Denied, "{refused:?}");
     assert!(refused.message().contains(".palisade/"), "{refused}");
     // Nothing is left in anyone's way, and with the right it works at once.
-    let root = "--user=root:top-secret";
-    let grant = "role grant-permission --prefix locks readwrite .palisade/";
-    let grant: Vec<&str> = [root].into_iter().chain(grant.split(' ')).collect();
+    let grant = format!("--user=root:top-secret {OWN_PREFIX}");
+    let grant: Vec<&str> = grant.split(' ').collect();
     run_ctl(&running, &grant).unwrap();
     let hold = client.mutex("x").try_lock().await.unwrap();
     hold.expect("free").release().await.unwrap();
@@ -162,34 +120,17 @@ async fn a_user_without_the_engines_own_prefix_is_refused_at_once() {
 /// A password that is rotated while a client lives.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_password_file_is_read_at_each_connect() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, host)) = guarded(&[]) else {
         return;
     };
-    for call in [
-        "user add root:top-secret",
-        "user grant-role root root",
-        "auth enable",
-    ] {
-        let call: Vec<&str> = call.split(' ').collect();
-        if run_ctl(&running, &call).is_none() {
-            return;
-        }
-    }
-    let host = running.nodes()[0].address();
-    let password = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(password.path(), "top-secret\n").unwrap();
+    let password = password("top-secret");
     let file = password.path().display();
     let url = format!("etcd://{host}?user=root&password_file={file}&ttl=20s");
     let client = palisade::connect(&url).await.unwrap();
     let hold = client.mutex("kept").lock().await.unwrap();
-    let rotate = [
-        "--user=root:top-secret",
-        "user",
-        "passwd",
-        "root",
-        "--interactive=false",
-    ];
-    let mut passwd = crate::util::etcdctl(&running, &rotate).unwrap();
+    let rotate = "--user=root:top-secret user passwd root --interactive=false";
+    let rotate: Vec<&str> = rotate.split(' ').collect();
+    let mut passwd = etcdctl(&running, &rotate).unwrap();
     let mut passwd = passwd.stdin(Stdio::piped()).spawn().unwrap();
     let mut said = passwd.stdin.take().unwrap();
     std::io::Write::write_all(&mut said, b"new-secret\n").unwrap();
@@ -257,14 +198,7 @@ async fn certificates_of_both_sides_are_checked() {
     })
     .await;
     let client = palisade::connect(&whole).await.unwrap();
-    client
-        .mutex("x")
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&client.mutex("x")).await;
     // No certificate of ours; no TLS at all; an authority that did not sign theirs, and one that
     // is not there.
     let plain = format!("etcd://127.0.0.1:{client_port}");
@@ -308,8 +242,7 @@ async fn certificates_of_both_sides_are_checked() {
     let refused = palisade::connect(&login("wrong")).await.err().unwrap();
     assert_eq!(refused.kind(), Kind::Denied, "{refused:?}");
     let client = palisade::connect(&login("top-secret")).await.unwrap();
-    let hold = client.mutex("x").lock().await.unwrap();
-    hold.release().await.unwrap();
+    cycle(&client.mutex("x")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -358,15 +291,10 @@ async fn what_is_wrong_with_a_cluster_is_found() {
         }
     }
     // The alarm is raised after the put that did not fit has been answered.
-    let deadline = std::time::Instant::now() + Duration::from_secs(10);
-    loop {
-        let check = client.check().await.unwrap();
-        if codes(&check).contains(&"quota_alarm") {
-            break;
-        }
-        assert!(std::time::Instant::now() < deadline, "{check:?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until("the alarm", || async {
+        codes(&client.check().await.unwrap()).contains(&"quota_alarm")
+    })
+    .await;
     let full = client.mutex("full").lock().await.err().unwrap();
     assert_eq!(full.kind(), Kind::Unusable, "{full:?}");
     call(&running, "/v3/maintenance/status", json!({}));

@@ -2,18 +2,18 @@
 
 use palisade::core::report::Scope;
 use palisade::engines::etcd::EtcdHold;
-use palisade::{Kind, Name};
-use palisade_testkit::launch;
+use palisade::{Eviction, Kind, Name, Which};
 use serde_json::json;
 
-use crate::util::{applies, base64, beside_others, call, soon, start_ctl, until};
+use crate::util::{
+    applies, base64, beside_others, call, cycle, served, soon, start_ctl, until_one_waits,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn etcdctl_lock_excludes_palisade() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, client)) = beside_others().await else {
         return;
     };
-    let client = beside_others(&running).await;
     let Some(ctl) = start_ctl(&running, &["lock", "/jobs/nightly"]) else {
         return;
     };
@@ -27,12 +27,8 @@ async fn etcdctl_lock_excludes_palisade() {
         foreign.owner.is_none() && key.ends_with(&foreign.id),
         "{foreign:?}"
     );
-    let gently = client
-        .evict(&name, palisade::Which::Holders, palisade::Eviction::Mark)
-        .await
-        .err()
-        .unwrap();
-    assert_eq!(gently.kind(), Kind::Unsupported);
+    let gently = client.evict(&name, Which::Holders, Eviction::Mark).await;
+    assert_eq!(gently.err().unwrap().kind(), Kind::Unsupported);
     // It waits behind the other tool, as a reader too, and is woken by its release.
     let reader = client.rwlock("/jobs/nightly");
     assert!(
@@ -40,64 +36,39 @@ async fn etcdctl_lock_excludes_palisade() {
         "a reader beside a lock"
     );
     let waiter = tokio::spawn(async move { mutex.lock().await });
-    let waits = || async {
-        let lines = client.survey(Scope::Line(name.clone())).await.unwrap();
-        lines[0].waiters.len() == 1
-    };
-    until("a waiter", waits).await;
+    until_one_waits(&client, "/jobs/nightly").await;
     ctl.interrupt();
-    soon("the grant", waiter)
-        .await
-        .unwrap()
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    let hold = soon("the grant", waiter).await.unwrap().unwrap();
+    hold.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn etcdctl_lock_is_excluded_by_palisade() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, client)) = beside_others().await else {
         return;
     };
-    let client = beside_others(&running).await;
     // A reader excludes it as well as a lock does.
     let read = client.rwlock("jobs").read().await.unwrap();
     let Some(ctl) = start_ctl(&running, &["lock", "jobs"]) else {
         return;
     };
-    let name = Name::new("jobs").unwrap();
-    let waits = || async {
-        let lines = client.survey(Scope::Line(name.clone())).await.unwrap();
-        lines[0].waiters.len() == 1
-    };
-    until("etcdctl in the line", waits).await;
+    until_one_waits(&client, "jobs").await;
     assert!(ctl.is_silent(), "two holders");
     read.release().await.unwrap();
     assert!(ctl.line().starts_with("jobs/"));
     let write = client.mutex("jobs");
     assert!(write.try_lock().await.unwrap().is_none(), "two holders");
     // By force a foreign ticket goes, and its key with it.
-    assert!(
-        client
-            .evict(&name, palisade::Which::Holders, palisade::Eviction::Remove)
-            .await
-            .unwrap()
-    );
-    soon("the lock", write.lock())
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    let taken = client.evict("jobs", Which::Holders, Eviction::Remove);
+    assert!(taken.await.unwrap());
+    cycle(&write).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v3lock_and_palisade_exclude_each_other() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, client)) = beside_others().await else {
         return;
     };
-    let client = beside_others(&running).await;
     let lease = call(&running, "/v3/lease/grant", json!({ "TTL": 60 }));
     let lock = json!({ "name": base64(b"served"), "lease": lease["ID"] });
     let locked = call(&running, "/v3/lock/lock", lock.clone());
@@ -109,12 +80,7 @@ async fn v3lock_and_palisade_exclude_each_other() {
         call(&running, "/v3/lock/lock", lock);
         running
     });
-    let name = Name::new("served").unwrap();
-    let waits = || async {
-        let lines = client.survey(Scope::Line(name.clone())).await.unwrap();
-        lines[0].waiters.len() == 1
-    };
-    until("v3lock in the line", waits).await;
+    until_one_waits(&client, "served").await;
     assert!(!served.is_finished(), "two holders");
     hold.release().await.unwrap();
     soon("v3lock's turn", served).await.unwrap();
@@ -122,10 +88,9 @@ async fn v3lock_and_palisade_exclude_each_other() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn etcdctl_elect_and_palisade_elect_one_leader() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, client)) = beside_others().await else {
         return;
     };
-    let client = beside_others(&running).await;
     let election = client.election("boss");
     let Some(ctl) = start_ctl(&running, &["elect", "boss", "theirs"]) else {
         return;
@@ -136,12 +101,7 @@ async fn etcdctl_elect_and_palisade_elect_one_leader() {
     assert_eq!(leader.value.as_deref(), Some("theirs"));
     let ours = election.clone();
     let campaign = tokio::spawn(async move { ours.campaign("ours").await });
-    let name = Name::new("boss").unwrap();
-    let waits = || async {
-        let lines = client.survey(Scope::Line(name.clone())).await.unwrap();
-        lines[0].waiters.len() == 1
-    };
-    until("a candidate", waits).await;
+    until_one_waits(&client, "boss").await;
     assert!(!campaign.is_finished(), "two leaders");
     ctl.interrupt();
     let led = soon("the election", campaign).await.unwrap().unwrap();
@@ -153,7 +113,7 @@ async fn etcdctl_elect_and_palisade_elect_one_leader() {
     assert!(listener.line().starts_with("boss/"));
     assert_eq!(listener.line(), "still ours");
     let theirs = start_ctl(&running, &["elect", "boss", "again"]).unwrap();
-    until("their candidate", waits).await;
+    until_one_waits(&client, "boss").await;
     assert!(theirs.is_silent(), "two leaders");
     led.resign().await.unwrap();
     assert!(theirs.line().starts_with("boss/"));
@@ -161,26 +121,18 @@ async fn etcdctl_elect_and_palisade_elect_one_leader() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_is_a_condition_for_other_writes() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, client)) = served().await else {
         return;
     };
-    let client = palisade::connect(running.url()).await.unwrap();
     let hold = client.mutex("guarded").lock().await.unwrap();
     let condition = hold.etcd_compare().unwrap();
     assert_eq!(hold.token().0, condition.create_revision as u64);
-    assert!(applies(&running, &condition.key, condition.create_revision));
-    assert!(!applies(
-        &running,
-        &condition.key,
-        condition.create_revision + 1
-    ));
+    let (key, created) = (&condition.key, condition.create_revision);
+    assert!(applies(&running, key, created));
+    assert!(!applies(&running, key, created + 1));
     hold.release().await.unwrap();
     let next = client.mutex("guarded").lock().await.unwrap();
-    assert!(!applies(
-        &running,
-        &condition.key,
-        condition.create_revision
-    ));
+    assert!(!applies(&running, key, created));
     next.release().await.unwrap();
     let memory = palisade::connect("memory:").await.unwrap();
     let other = memory.mutex("guarded").lock().await.unwrap();

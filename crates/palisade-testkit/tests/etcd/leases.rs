@@ -3,17 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::core::claim::{Ask, Claim, ClaimId};
+use palisade::core::claim::Ask;
 use palisade::core::engine::{Entered, Eviction, Left, Renewal};
-use palisade::core::owner::Owner;
 use palisade::core::report::Scope;
 use palisade::core::ticket::{Lease, Ticket};
 use palisade::{Client, Name, Patience, Settings, Url};
-use palisade_testkit::launch::{self, Running};
-use palisade_testkit::wrap::{Enters, Spy, Verb};
+use palisade_testkit::lab::launch::Running;
+use palisade_testkit::spy::{Enters, Spy, Verb};
 use serde_json::json;
 
-use crate::util::{call, soon, until};
+use crate::util::{call, claim, is_empty, served, soon, until};
 
 fn leases(running: &Running) -> usize {
     let list = call(running, "/v3/lease/leases", json!({}));
@@ -22,10 +21,9 @@ fn leases(running: &Running) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn all_holds_of_a_ttl_share_one_lease_which_is_given_back() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, client)) = served().await else {
         return;
     };
-    let client = palisade::connect(running.url()).await.unwrap();
     let mut holds = Vec::new();
     for index in 0..50 {
         let mutex = client.mutex(format!("many-{index}"));
@@ -46,10 +44,9 @@ async fn all_holds_of_a_ttl_share_one_lease_which_is_given_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_without_renewal_has_a_lease_of_its_own_which_is_given_back() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, spy, client)) = spied().await else {
         return;
     };
-    let (spy, client) = spied(&running).await;
     let ttl = Duration::from_secs(60);
     let kept = client.mutex("kept").ttl(ttl);
     let kept = kept.lock().await.unwrap();
@@ -65,11 +62,7 @@ async fn a_hold_without_renewal_has_a_lease_of_its_own_which_is_given_back() {
     // Busy, and nothing is left of it.
     let busy = line("kept").acquire(Patience::NoWait).await.unwrap();
     assert!(busy.is_none());
-    assert_eq!(
-        leases(&running),
-        2,
-        "the lease of a claim that took no place"
-    );
+    assert_eq!(leases(&running), 2, "the lease of a claim without a place");
     hold.release().await.unwrap();
     assert_eq!(leases(&running), 1, "the lease of a hold that was released");
     // Dropped before it was answered: its place and its lease go.
@@ -94,36 +87,21 @@ async fn a_hold_without_renewal_has_a_lease_of_its_own_which_is_given_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_own_lease_is_kept_alive_only_with_its_place() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, client)) = served().await else {
         return;
     };
-    let client = palisade::connect(running.url()).await.unwrap();
     let engine = client.engine();
     let name = Name::new("own").unwrap();
     let enter = || async {
-        let claim = Claim {
-            id: ClaimId::random(),
-            name: name.clone(),
-            ask: Ask::Whole,
-            ttl: Duration::from_secs(60),
-            queue: true,
-            owner: Owner::here("own", None),
-            value: None,
-            renewed: false,
-            at_least: Duration::ZERO,
-        };
-        match engine.enter(claim.into()).await.unwrap() {
+        match engine.enter(claim("own", false)).await.unwrap() {
             Entered::In { ticket, .. } => ticket,
             Entered::Busy => panic!("no place"),
         }
     };
     let renew = async |ticket: &Ticket| {
         let lease = Lease::in_a_test(ticket);
-        engine
-            .renew(vec![lease], Duration::from_secs(2))
-            .await
-            .pop()
-            .unwrap()
+        let within = Duration::from_secs(2);
+        engine.renew(vec![lease], within).await.remove(0)
     };
     let evict =
         |ticket: &Ticket, eviction| engine.evict(name.clone(), ticket.claim.to_string(), eviction);
@@ -151,20 +129,19 @@ async fn an_own_lease_is_kept_alive_only_with_its_place() {
 }
 
 /// A client whose requests can be held up.
-async fn spied(running: &Running) -> (Arc<Spy>, Client) {
-    let plain = palisade::connect(running.url()).await.unwrap();
+async fn spied() -> Option<(Running, Arc<Spy>, Client)> {
+    let (running, plain) = served().await?;
     let spy = Arc::new(Spy::new(Arc::clone(plain.engine())));
     let settings: Settings = Url::parse(running.url()).unwrap().take_settings().unwrap();
     let client = Client::new(spy.clone(), &settings).unwrap();
-    (spy, client)
+    Some((running, spy, client))
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_enter_that_arrives_after_its_leave_is_removed_by_the_audit() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, spy, client)) = spied().await else {
         return;
     };
-    let (spy, client) = spied(&running).await;
     let ttl = Duration::from_secs(9);
     // The lease is under care, and the audit goes with every renewal of it.
     let kept = client.mutex("kept").ttl(ttl).lock().await.unwrap();
@@ -178,23 +155,17 @@ async fn an_enter_that_arrives_after_its_leave_is_removed_by_the_audit() {
     spy.deliver();
     soon("the late enter", spy.applied(1)).await;
     let observer = palisade::connect(running.url()).await.unwrap();
-    let name = Name::new("late").unwrap();
-    let is_empty = || async {
-        let line = observer.survey(Scope::Line(name.clone())).await.unwrap();
-        line.is_empty()
-    };
     // Its lease lives on, so that only the audit can remove it, if it has not done so already.
-    until("an empty line", is_empty).await;
+    until("an empty line", || is_empty(&observer, "late")).await;
     assert!(kept.is_valid(), "the audit took more than it should");
     kept.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_enter_on_a_key_that_was_used_before_is_left_when_it_is_dropped() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, spy, client)) = spied().await else {
         return;
     };
-    let (spy, client) = spied(&running).await;
     // No audit comes within the test.
     let ttl = Duration::from_secs(300);
     let mutex = client.mutex("dropped").ttl(ttl);
@@ -203,11 +174,7 @@ async fn an_enter_on_a_key_that_was_used_before_is_left_when_it_is_dropped() {
     let lock = tokio::spawn(async move { mutex.lock().await });
     soon("the enter", spy.applied(1)).await;
     let observer = palisade::connect(running.url()).await.unwrap();
-    let name = Name::new("dropped").unwrap();
-    let is_empty = || async {
-        let line = observer.survey(Scope::Line(name.clone())).await.unwrap();
-        line.is_empty()
-    };
+    let is_empty = || is_empty(&observer, "dropped");
     assert!(!is_empty().await, "the enter did not arrive");
     lock.abort();
     until("an empty line", is_empty).await;
@@ -215,10 +182,9 @@ async fn an_enter_on_a_key_that_was_used_before_is_left_when_it_is_dropped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn quick_locks_beside_audits_are_never_lost() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((_running, client)) = served().await else {
         return;
     };
-    let client = palisade::connect(running.url()).await.unwrap();
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..4 {
         let mutex = client.mutex(format!("quick-{task}"));
@@ -231,27 +197,21 @@ async fn quick_locks_beside_audits_are_never_lost() {
             }
         });
     }
-    while soon("the rounds", tasks.join_next())
-        .await
-        .map(Result::unwrap)
-        .is_some()
-    {}
+    soon("the rounds", tasks.join_all()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_are_used_again_and_marks_do_not_stay_on_them() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((_running, client)) = served().await else {
         return;
     };
-    let client = palisade::connect(running.url()).await.unwrap();
     let mutex = client.mutex("again");
     let first = mutex.lock().await.unwrap();
     let key = first.ticket().native.clone();
     // Marked and let go before anyone noticed.
     let id = first.claim().to_string();
-    let marked = client
-        .engine()
-        .evict(first.name().clone(), id, Eviction::Mark);
+    let name = first.name().clone();
+    let marked = client.engine().evict(name, id, Eviction::Mark);
     assert!(marked.await.unwrap());
     let _ = first.release().await;
     let mut last = 0;

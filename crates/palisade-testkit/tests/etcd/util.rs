@@ -1,18 +1,88 @@
-//! What the tests share: etcd's JSON gateway, and etcdctl.
+//! What the tests share: servers, clients, etcd's JSON gateway, and etcdctl.
 
 use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
 
-use palisade::Client;
-use palisade_testkit::launch::{self, Running, wire};
-use palisade_testkit::trial::Tool;
-pub(crate) use palisade_testkit::trial::{soon, until};
+use palisade::core::claim::{Ask, Claim, ClaimId};
+use palisade::core::owner::Owner;
+use palisade::core::report::Scope;
+use palisade::{Client, Mutex, Name};
+use palisade_testkit::lab::launch::{self, Running, wire};
+use palisade_testkit::lab::trial::Tool;
+pub(crate) use palisade_testkit::lab::trial::{soon, until};
 use serde_json::{Value, json};
+use tempfile::NamedTempFile;
 
-/// A client of the names that other tools use.
-pub(crate) async fn beside_others(running: &Running) -> Client {
-    palisade::connect(&format!("{}?namespace=", running.url()))
-        .await
-        .unwrap()
+/// A server, and a client of it; `None`, with the reason, where there is no server to be had.
+pub(crate) async fn served() -> Option<(Running, Client)> {
+    let running = launch::need("etcd")?;
+    let client = palisade::connect(running.url()).await.unwrap();
+    Some((running, client))
+}
+
+/// A server that asks for a login, after these calls of etcdctl; `root` has `top-secret`.
+pub(crate) fn guarded(calls: &[&str]) -> Option<(Running, String)> {
+    let running = launch::need("etcd")?;
+    let root = ["user add root:top-secret", "user grant-role root root"];
+    for call in root.iter().chain(calls).chain(&["auth enable"]) {
+        let call: Vec<&str> = call.split(' ').collect();
+        run_ctl(&running, &call)?;
+    }
+    let host = running.nodes()[0].address();
+    Some((running, host))
+}
+
+/// A file with a password.
+pub(crate) fn password(word: &str) -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), format!("{word}\n")).unwrap();
+    file
+}
+
+/// Locks, soon, and unlocks.
+pub(crate) async fn cycle(mutex: &Mutex) {
+    let hold = soon("the lock", mutex.lock()).await.unwrap();
+    hold.release().await.unwrap();
+}
+
+/// Waits until somebody waits in the line.
+pub(crate) async fn until_one_waits(client: &Client, name: &str) {
+    let name = Name::new(name).unwrap();
+    until("a waiter", || async {
+        let lines = client.survey(Scope::Line(name.clone())).await.unwrap();
+        lines.first().is_some_and(|line| line.waiters.len() == 1)
+    })
+    .await;
+}
+
+/// Whether nobody is in the line, as another client sees it.
+pub(crate) async fn is_empty(client: &Client, name: &str) -> bool {
+    let name = Name::new(name).unwrap();
+    client.survey(Scope::Line(name)).await.unwrap().is_empty()
+}
+
+/// A claim to the whole line, for engines that are asked directly.
+pub(crate) fn claim(name: &str, renewed: bool) -> Arc<Claim> {
+    Arc::new(Claim {
+        id: ClaimId::random(),
+        name: Name::new(name).unwrap(),
+        ask: Ask::Whole,
+        ttl: Duration::from_secs(60),
+        queue: true,
+        owner: Owner::here("test", None),
+        value: None,
+        renewed,
+        at_least: Duration::ZERO,
+    })
+}
+
+/// A server, and a client of the names that other tools use.
+pub(crate) async fn beside_others() -> Option<(Running, Client)> {
+    let running = launch::need("etcd")?;
+    let url = format!("{}?namespace=", running.url());
+    let client = palisade::connect(&url).await.unwrap();
+    Some((running, client))
 }
 
 /// A call of etcd's JSON gateway.

@@ -2,14 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use palisade::core::claim::{Ask, Claim, ClaimId};
+use palisade::BootTime;
 use palisade::core::engine::{Entered, Place};
-use palisade::core::owner::Owner;
-use palisade::{BootTime, Name};
-use palisade_testkit::launch;
+use palisade_testkit::lab::launch;
 use serde_json::json;
 
-use crate::util::{call, soon};
+use crate::util::{call, claim, served, soon};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hand_over_does_not_wait_for_the_sync_loop() {
@@ -30,11 +28,7 @@ async fn a_hand_over_does_not_wait_for_the_sync_loop() {
             }
         });
     }
-    while soon("all grants", tasks.join_next())
-        .await
-        .map(Result::unwrap)
-        .is_some()
-    {}
+    soon("all grants", tasks.join_all()).await;
     let each = start.elapsed() / GRANTS;
     println!("{each:?} from grant to grant");
     assert!(
@@ -45,26 +39,14 @@ async fn a_hand_over_does_not_wait_for_the_sync_loop() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_whose_lease_died_is_never_granted() {
-    let Some(running) = launch::need("etcd") else {
+    let Some((running, client)) = served().await else {
         return;
     };
-    let client = palisade::connect(running.url()).await.unwrap();
     let hold = client.mutex("line").lock().await.unwrap();
     // Nobody keeps this one's lease alive: it has another ttl than the hold's.
-    let claim = Claim {
-        id: ClaimId::random(),
-        name: Name::new("line").unwrap(),
-        ask: Ask::Whole,
-        ttl: Duration::from_secs(60),
-        queue: true,
-        owner: Owner::here("waiter", None),
-        value: None,
-        renewed: true,
-        at_least: Duration::ZERO,
-    };
     let other = palisade::connect(running.url()).await.unwrap();
-    let Entered::In { ticket, place, .. } = other.engine().enter(claim.into()).await.unwrap()
-    else {
+    let entered = other.engine().enter(claim("line", true)).await;
+    let Entered::In { ticket, place, .. } = entered.unwrap() else {
         panic!("no place")
     };
     assert_eq!(place, Place::Waiting);

@@ -12,7 +12,6 @@ pub(crate) mod kit;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "postgres")]
-#[allow(refining_impl_trait)]
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;

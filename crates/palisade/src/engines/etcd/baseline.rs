@@ -8,11 +8,9 @@ use std::sync::Arc;
 use tokio::sync::OnceCell;
 
 use super::Inner;
-use super::book::{News, Range};
-use super::leases::Living;
-use super::ops;
-use super::rpc::revision;
-use super::wire::TxnRequest;
+use super::client::revision;
+use super::txn;
+use super::watch::Range;
 use crate::core::baseline::Baseline;
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, Kind, Result};
@@ -21,7 +19,7 @@ use crate::core::url::{Settings, Url};
 /// The raw operations on one cluster.
 struct Raw {
     inner: Inner,
-    lease: OnceCell<Living>,
+    lease: OnceCell<i64>,
 }
 
 /// Long enough for a run; nobody keeps it alive.
@@ -32,8 +30,7 @@ const TTL: std::time::Duration = std::time::Duration::from_secs(3600);
 /// # Errors
 /// As the engine's own.
 pub(super) async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Baseline>> {
-    let inner = Inner::new(url, settings)?;
-    inner.rpc.links.get().await?;
+    let inner = super::config::open(url, settings).await?;
     let lease = OnceCell::new();
     Ok(Arc::new(Handle(Arc::new(Raw { inner, lease }))))
 }
@@ -63,70 +60,65 @@ impl Baseline for Handle {
 
 impl Raw {
     async fn lease(&self) -> Result<i64> {
-        let make = || self.inner.leases.get(&self.inner.rpc, TTL);
-        Ok(self.lease.get_or_try_init(make).await?.id)
+        let grant = || async {
+            let granted = self.inner.leases.grant(&self.inner.client, TTL).await;
+            granted.map(|lease| lease.id)
+        };
+        self.lease.get_or_try_init(grant).await.copied()
     }
 
     async fn cycle(&self, prefix: &str) -> Result<()> {
-        let lease = self.lease().await?;
+        let (client, lease) = (&self.inner.client, self.lease().await?);
         let key = format!("{prefix}{lease:x}");
-        let lock = TxnRequest {
-            compare: vec![ops::created_at(key.as_bytes(), 0)],
-            success: vec![
-                ops::put(key.as_str(), Vec::new(), lease),
-                ops::range(ops::youngest(prefix, 2)),
+        let lock = txn::only_if(
+            vec![txn::created_at(key.as_bytes(), 0)],
+            vec![
+                txn::put(key.as_str(), Vec::new(), lease),
+                txn::read(txn::youngest_two(prefix)),
             ],
-            failure: Vec::new(),
-        };
-        let locked = self.inner.rpc.txn("raw", lock).await?;
+        );
+        let locked = client.call("raw", lock).await?;
         if !locked.succeeded {
             let message = "the key is in use; give every task its own";
             return Err(Error::new(Kind::InvalidArgument, "raw", message));
         }
-        let created = revision(locked.header.as_ref());
-        let unlock = TxnRequest {
-            compare: vec![ops::created_at(key.as_bytes(), created)],
-            success: vec![ops::delete(key)],
-            failure: Vec::new(),
-        };
-        self.inner.rpc.txn("raw", unlock).await.map(drop)
+        let created = txn::created_at(key.as_bytes(), revision(&locked.header));
+        let unlock = txn::only_if(vec![created], vec![txn::delete(key)]);
+        client.call("raw", unlock).await.map(drop)
     }
 
     async fn take(&self, key: &str) -> Result<()> {
+        let baton = Range {
+            key: key.into(),
+            end: Vec::new(),
+            deletes: false,
+        };
+        let mut watch = None;
         loop {
-            if self.take_if_there(key).await? {
+            let exists = vec![txn::exists(key.as_bytes())];
+            let take = txn::only_if(exists, vec![txn::delete(key)]);
+            let taken = self.inner.client.call("raw", take).await?;
+            if taken.succeeded {
                 return Ok(());
             }
-            let baton = Range {
-                key: key.into(),
-                end: Vec::new(),
-                deletes: false,
+            let Some(watch) = &mut watch else {
+                let begun = self.inner.client.watch("raw", baton.clone()).await?;
+                watch = Some(begun.0);
+                continue;
             };
-            let mut watch = self.inner.begin_watch("raw", baton).await?;
-            if self.take_if_there(key).await? {
-                return Ok(());
-            }
-            if let News::Over = watch.next().await {
+            if watch.changed_since(revision(&taken.header)).await.is_none() {
                 let message = "etcd has ended the watch";
                 return Err(Error::new(Kind::Unreachable, "raw", message));
             }
         }
     }
 
-    async fn take_if_there(&self, key: &str) -> Result<bool> {
-        let take = TxnRequest {
-            compare: vec![ops::exists(key.as_bytes())],
-            success: vec![ops::delete(key)],
-            failure: Vec::new(),
-        };
-        Ok(self.inner.rpc.txn("raw", take).await?.succeeded)
-    }
-
     async fn give(&self, key: &str) -> Result<()> {
-        let give = TxnRequest {
-            success: vec![ops::put(key, Vec::new(), self.lease().await?)],
-            ..Default::default()
-        };
-        self.inner.rpc.txn("raw", give).await.map(drop)
+        let give = vec![txn::put(key, Vec::new(), self.lease().await?)];
+        self.inner
+            .client
+            .call("raw", txn::plain(give))
+            .await
+            .map(drop)
     }
 }

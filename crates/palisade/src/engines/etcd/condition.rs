@@ -30,8 +30,7 @@ impl EtcdHold for Hold {
     fn etcd_compare(&self) -> Option<Condition> {
         let ticket = self.ticket();
         let key = ticket.native.as_deref()?;
-        let (lease, _) = keys::ours(key.rsplit('/').next()?)?;
-        (lease == number(ticket.lease)).then(|| Condition {
+        (keys::lease_of(key)? == number(ticket.lease)).then(|| Condition {
             key: key.as_bytes().to_vec(),
             // Revisions of etcd are positive.
             create_revision: i64::try_from(ticket.sequence).unwrap_or(-1),

@@ -1,40 +1,38 @@
-//! Where everything is kept: the keys of a namespace, made and read.
+//! The layout: which keys a line has, and what their values say.
 //!
 //! A place in the line NAME is `NS/NAME/<lease hex>-<claim id>`, beside the keys of Go's
 //! `concurrency` package (`NS/NAME/<lease hex>`). In a namespace of ours `/` and `%` of a name
-//! are written `%2F` and `%25`; with `namespace=` a name is used as it is. Two further prefixes,
-//! apart from every line: `.palisade/owner/` + key, the owner record where the value of the key
-//! belongs to other tools, and `.palisade/evict/` + key, an operator's mark; both hang on the
-//! lease of the place.
+//! are written `%2F` and `%25`, and the value of a place is its [`Record`]. With `namespace=` a
+//! name is used as it is, and the value is what other tools expect of a lock or a candidate
+//! (nothing, or the proposal); the record is kept under `.palisade/owner/` + key. Only readers and
+//! permits, which no other tool knows, have a marked record as their value too. A place whose
+//! record can't be read takes the whole line. `.palisade/evict/` + key is an operator's mark. All
+//! of them hang on the lease of the place.
 
 use std::sync::Arc;
 
-use crate::core::claim::ClaimId;
+use serde::{Deserialize, Serialize};
+
+use crate::core::claim::{Ask, Claim, ClaimId};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
+use crate::core::owner::Owner;
 
 /// What nothing but the engine's own records begins with.
 const RESERVED: &str = ".palisade/";
 pub(super) const OWNERS: &str = ".palisade/owner/";
 pub(super) const MARKS: &str = ".palisade/evict/";
-/// A key that never is, to write without changing anything.
+/// A key that never exists, to write without changing anything.
 pub(super) const NOTHING: &str = ".palisade/nothing";
+
+/// What the value of a reader or permit begins with where values belong to other tools.
+const PART: &str = "\u{1}palisade ";
 
 /// How names become keys.
 #[derive(Debug, Clone)]
 pub(super) struct Keys {
     /// `ns/`, or nothing.
     base: String,
-}
-
-/// A key of a line, taken apart.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Parsed {
-    pub(super) name: String,
-    /// The lease and the claim; `None` for a ticket of another tool.
-    pub(super) ours: Option<(i64, ClaimId)>,
-    /// What follows the name.
-    pub(super) rest: String,
 }
 
 impl Keys {
@@ -57,15 +55,16 @@ impl Keys {
         self.base.is_empty()
     }
 
-    /// What all lines of the namespace whose name begins with `prefix` begin with.
+    /// What the keys of all lines whose name begins with `prefix` begin with.
     pub(super) fn scope(&self, prefix: &str) -> String {
-        match self.shared_with_others() {
-            true => prefix.to_owned(),
-            false => format!("{}{}", self.base, encode(prefix)),
+        if self.shared_with_others() {
+            return prefix.to_owned();
         }
+        let prefix = prefix.replace('%', "%25").replace('/', "%2F");
+        format!("{}{prefix}", self.base)
     }
 
-    /// What all keys of the line begin with.
+    /// What the keys of the line begin with.
     ///
     /// # Errors
     /// [`Kind::InvalidName`] for a name that can't be used as it is.
@@ -75,76 +74,145 @@ impl Keys {
                            engine keeps its own records";
             return Err(Error::new(Kind::InvalidName, "name", message));
         }
-        Ok(format!("{}/", self.scope(name.as_str())))
+        Ok(self.scope(name.as_str()) + "/")
     }
 
-    /// The key of a place.
-    ///
-    /// # Errors
-    /// As [`Keys::line`].
-    pub(super) fn place(&self, name: &Name, lease: i64, claim: ClaimId) -> Result<Arc<str>> {
-        Ok(format!("{}{}", self.line(name)?, suffix(lease, claim)).into())
-    }
-
-    /// Takes a key of this namespace apart.
-    pub(super) fn parse(&self, key: &[u8]) -> Option<Parsed> {
+    /// The name in a key of this namespace, and what follows it.
+    pub(super) fn parse<'a>(&self, key: &'a [u8]) -> Option<(String, &'a str)> {
         let key = std::str::from_utf8(key).ok()?.strip_prefix(&self.base)?;
         let (name, rest) = key.rsplit_once('/')?;
         if key.starts_with(RESERVED) || name.is_empty() {
             return None;
         }
-        let name = match self.shared_with_others() {
-            true => name.to_owned(),
-            false => decode(name)?,
-        };
-        Some(Parsed {
-            name,
-            ours: ours(rest),
-            rest: rest.to_owned(),
-        })
+        if self.shared_with_others() {
+            return Some((name.to_owned(), rest));
+        }
+        let escapes = name.matches("%25").count() + name.matches("%2F").count();
+        let is_ours = escapes == name.matches('%').count() && !name.contains('/');
+        is_ours.then(|| (name.replace("%2F", "/").replace("%25", "%"), rest))
     }
 }
 
-/// What follows the name in the key of a place.
-pub(super) fn suffix(lease: i64, claim: ClaimId) -> String {
-    format!("{lease:x}-{claim}")
+/// The key of a new place in the line whose keys begin with `prefix`.
+pub(super) fn place(prefix: &str, lease: i64, claim: ClaimId) -> Arc<str> {
+    format!("{prefix}{lease:x}-{claim}").into()
 }
 
-/// The lease and the claim, if what follows the name is ours.
+/// The lease and the claim in what follows the name in a key, unless it is of another tool.
 pub(super) fn ours(rest: &str) -> Option<(i64, ClaimId)> {
     let (lease, claim) = rest.split_once('-')?;
     (claim.len() == 32).then_some(())?;
     Some((i64::from_str_radix(lease, 16).ok()?, claim.parse().ok()?))
 }
 
-/// The end of the range of keys that begin with `prefix`: the prefix with its last byte raised.
-pub(super) fn prefix_end(prefix: &str) -> Vec<u8> {
+/// The lease in the key of a place of ours.
+pub(super) fn lease_of(key: &str) -> Option<i64> {
+    ours(key.rsplit('/').next()?).map(|(lease, _)| lease)
+}
+
+/// Where the owner record of a place is kept when its value belongs to other tools.
+pub(super) fn owner_key(key: &[u8]) -> Vec<u8> {
+    [OWNERS.as_bytes(), key].concat()
+}
+
+/// Where the mark of a place is kept.
+pub(super) fn mark_key(key: &[u8]) -> Vec<u8> {
+    [MARKS.as_bytes(), key].concat()
+}
+
+/// The first key that begins with `prefix`, and the first one after all of them.
+pub(super) fn prefix_range(prefix: &str) -> (Vec<u8>, Vec<u8>) {
     let mut end = prefix.as_bytes().to_vec();
-    // UTF-8 has no byte 0xff, so that the last one can always be raised.
     match end.last_mut() {
+        // UTF-8 has no byte 0xff, so that the last one can always be raised.
         Some(last) => *last += 1,
-        None => end.push(0),
+        // etcd's way to say all keys.
+        None => return (vec![0], vec![0]),
     }
-    end
+    (prefix.as_bytes().to_vec(), end)
 }
 
-/// The first key of the range of keys that begin with `prefix`.
-pub(super) fn prefix_start(prefix: &str) -> Vec<u8> {
-    match prefix.is_empty() {
-        // All keys: from the first one that can be.
-        true => vec![0],
-        false => prefix.as_bytes().to_vec(),
+/// Who has a place, how much of the line it takes, and what it stands for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// The claim. Its key may be called after an earlier one (see `leases`).
+    pub(super) id: String,
+    pub(super) owner: Owner,
+    /// Weight and capacity; absent for the whole line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) part: Option<(u32, u32)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) value: Option<String>,
+    /// Whether it held when its line was given another capacity, in which it may not fit.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) held: bool,
+}
+
+impl Record {
+    pub(super) fn new(claim: &Claim) -> Self {
+        let mut record = Self {
+            id: claim.id.to_string(),
+            owner: claim.owner.clone(),
+            part: None,
+            value: claim.value.clone(),
+            held: false,
+        };
+        record.set_ask(claim.ask);
+        record
     }
-}
 
-fn encode(name: &str) -> String {
-    name.replace('%', "%25").replace('/', "%2F")
-}
+    pub(super) fn ask(&self) -> Ask {
+        self.part
+            .map_or(Ask::Whole, |(weight, capacity)| Ask::Part {
+                weight,
+                capacity,
+            })
+    }
 
-fn decode(name: &str) -> Option<String> {
-    let known = name.matches('%').count();
-    let ours = name.matches("%25").count() + name.matches("%2F").count();
-    (known == ours && !name.contains('/')).then(|| name.replace("%2F", "/").replace("%25", "%"))
+    pub(super) fn set_ask(&mut self, ask: Ask) {
+        self.part = match ask {
+            Ask::Whole => None,
+            Ask::Part { weight, capacity } => Some((weight, capacity)),
+        };
+    }
+
+    pub(super) fn json(&self) -> Vec<u8> {
+        // Strings and numbers always serialise.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// The value of the place's key.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidArgument`] for a proposal that would be read as something else.
+    pub(super) fn value(&self, keys: &Keys) -> Result<Vec<u8>> {
+        if !keys.shared_with_others() {
+            return Ok(self.json());
+        }
+        if self.part.is_some() {
+            return Ok([PART.as_bytes(), &self.json()].concat());
+        }
+        let value = self.value.clone().unwrap_or_default();
+        if value.starts_with(PART) {
+            let message = "a value can't begin as the engine's own records do";
+            return Err(Error::new(Kind::InvalidArgument, "value", message));
+        }
+        Ok(value.into_bytes())
+    }
+
+    /// Reads the value of the key of a place of ours.
+    pub(super) fn read(keys: &Keys, value: &[u8]) -> Option<Self> {
+        if keys.shared_with_others() {
+            return Self::parse(value.strip_prefix(PART.as_bytes())?);
+        }
+        Self::parse(value)
+    }
+
+    pub(super) fn parse(json: &[u8]) -> Option<Self> {
+        let record: Self = serde_json::from_slice(json).ok()?;
+        let is_sound = |(weight, capacity)| weight >= 1 && weight <= capacity;
+        record.part.is_none_or(is_sound).then_some(record)
+    }
 }
 
 #[cfg(test)]
@@ -156,12 +224,11 @@ mod tests {
         for namespace in ["palisade", "a/b", "ü", ""] {
             let keys = Keys::new(namespace).unwrap();
             for name in ["x", "a/b", "100%", "%2F", "a%25/b", "α β", "/x", "x/"] {
-                let name = Name::new(name).unwrap();
-                let key = keys.place(&name, 0x1a2b, ClaimId(7)).unwrap();
-                assert!(key.starts_with(&keys.line(&name).unwrap()));
-                let parsed = keys.parse(key.as_bytes()).unwrap();
-                assert_eq!(parsed.name, name.as_str(), "{namespace:?}");
-                assert_eq!(parsed.ours, Some((0x1a2b, ClaimId(7))));
+                let line = keys.line(&Name::new(name).unwrap()).unwrap();
+                let key = place(&line, 0x1a2b, ClaimId(7));
+                let (parsed, rest) = keys.parse(key.as_bytes()).unwrap();
+                assert_eq!(parsed, name, "{namespace:?}");
+                assert_eq!(ours(rest), Some((0x1a2b, ClaimId(7))));
             }
         }
     }
@@ -169,30 +236,51 @@ mod tests {
     #[test]
     fn in_a_namespace_of_ours_no_line_is_inside_another() {
         let keys = Keys::new("palisade").unwrap();
-        let (a, ab) = (Name::new("a").unwrap(), Name::new("a/b").unwrap());
-        let inside = keys.place(&ab, 1, ClaimId(1)).unwrap();
-        assert!(!inside.starts_with(&keys.line(&a).unwrap()));
-        assert!(inside.starts_with(&keys.scope("a/")));
+        let line = |name: &str| keys.line(&Name::new(name).unwrap()).unwrap();
+        assert!(!line("a/b").starts_with(&line("a")));
+        assert!(line("a/b").starts_with(&keys.scope("a/")));
     }
 
     #[test]
     fn the_keys_of_other_tools_are_told_apart() {
         let keys = Keys::new("").unwrap();
-        let parsed = keys.parse(b"nightly/694d81417acd4754").unwrap();
-        assert_eq!((parsed.name.as_str(), parsed.ours), ("nightly", None));
+        let (name, rest) = keys.parse(b"nightly/694d81417acd4754").unwrap();
+        assert_eq!((name.as_str(), ours(rest)), ("nightly", None));
         assert!(keys.parse(b"no-slash").is_none());
         assert!(keys.parse(b".palisade/owner/x/1-2").is_none());
         for odd in ["1-2", "x-0000000000000000000000000000000a", "-"] {
             assert_eq!(ours(odd), None, "{odd}");
         }
-        assert_eq!(
-            Keys::new(".palisade").err().map(|e| e.kind()),
-            Some(Kind::Config)
-        );
-        let reserved = Name::new(".palisade/evict").unwrap();
-        assert_eq!(
-            keys.line(&reserved).err().unwrap().kind(),
-            Kind::InvalidName
-        );
+        let kind = Keys::new(".palisade").err().map(|error| error.kind());
+        assert_eq!(kind, Some(Kind::Config));
+        let reserved = keys.line(&Name::new(".palisade/evict").unwrap());
+        assert_eq!(reserved.err().unwrap().kind(), Kind::InvalidName);
+    }
+
+    #[test]
+    fn a_record_comes_back_and_a_proposal_is_never_taken_for_one() {
+        let mut record = Record {
+            id: "7".into(),
+            owner: Owner::here("me", None),
+            part: Some((2, 3)),
+            value: None,
+            held: false,
+        };
+        for namespace in ["palisade", ""] {
+            let keys = Keys::new(namespace).unwrap();
+            let value = record.value(&keys).unwrap();
+            assert_eq!(Record::read(&keys, &value).as_ref(), Some(&record));
+        }
+        let keys = Keys::new("").unwrap();
+        let as_a_part = String::from_utf8(record.value(&keys).unwrap()).unwrap();
+        record.part = None;
+        assert_eq!(record.value(&keys).unwrap(), b"");
+        record.value = Some(as_a_part);
+        let refused = record.value(&keys).err().unwrap();
+        assert_eq!(refused.kind(), Kind::InvalidArgument);
+        record.part = Some((4, 3));
+        for unsound in [&record.json()[..], b"", b"x", b"{}", br#"{"owner":1}"#] {
+            assert_eq!(Record::parse(unsound), None);
+        }
     }
 }

@@ -1,22 +1,33 @@
-//! `Leases`: one lease per ttl, shared by all places of a client.
+//! `Leases`: one lease per ttl, shared by all places of a client, and the keys on it that can be
+//! used again; beside them leases of single claims.
 //!
-//! The engine makes a lease when the first claim needs it; only the keeper keeps it alive. From
-//! its deadline on (see `LeaseStart::deadline`) it is never used again, whatever etcd says of it: the
-//! keeper has told its holders at that moment.
+//! The engine grants a lease when the first claim needs it; only the keeper renews it. From its
+//! deadline on (see `LeaseStart::deadline`) it is never used again, whatever etcd says of it: the
+//! keeper has told its holders at that moment. A claim that is not renewed while it holds has a
+//! lease of its own, which ends with it while the others of its client live on.
+//!
+//! etcd remembers every key until its history is compacted, and reads of a line pass over all of
+//! them: a key of its own for every claim would make a busy line slower and slower. So a key is
+//! used again once its place is known to have been left, and only then: etcd confirmed it, the
+//! create revision was compared, and no copy of an enter is under way. The create revision tells
+//! the claims on one key apart, and the record in its value says whose it is.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 
+use super::client::Client;
 use super::keys;
-use super::rpc::{Rpc, term};
-use super::wire::{Empty, Header, LeaseGrantRequest, LeaseGrantResponse, LeaseRequest};
+use super::proto::{Header, LeaseGrantRequest, LeaseRevokeRequest};
 use crate::core::clock::BootTime;
-use crate::core::engine::Renewal;
 use crate::core::error::{Error, Kind, Result};
-use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
+use crate::core::ticket::{LeaseId, LeaseStart, Ticket};
+
+/// How many unused keys a lease keeps at the most.
+const MOST_KEYS: usize = 4096;
 
 /// A lease, and until when it is good.
 #[derive(Debug, Clone, Copy)]
@@ -25,145 +36,135 @@ pub(super) struct Living {
     pub(super) armed: LeaseStart,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Kept {
+/// A lease that claims share.
+#[derive(Debug)]
+struct Shared {
     asked: Duration,
     armed: LeaseStart,
     /// That of the history in which it was granted.
     epoch: u64,
+    /// Unused keys by line, and how many there are.
+    free: HashMap<String, Vec<Arc<str>>>,
+    count: usize,
 }
 
 /// What is known of the cluster's history. Writes are in one order, so that one which was sent
 /// after another was answered can't be told an earlier revision: unless the cluster was restored
 /// from a snapshot, or is another one.
 #[derive(Debug, Clone, Copy, Default)]
-struct History {
-    /// Its id; 0 as long as nothing is known.
+pub(super) struct History {
+    /// The id of the cluster; 0 as long as nothing is known.
     cluster: u64,
     /// The highest revision that a write was answered with.
     revision: i64,
     /// How often another history has taken its place.
-    epoch: u64,
+    pub(super) epoch: u64,
 }
 
-impl History {
-    /// Whether the answer to a write that was sent when this was known is of another history.
-    fn is_not_that_of(&self, header: &Header) -> bool {
-        let other = header.cluster_id != self.cluster || header.revision < self.revision;
-        self.cluster != 0 && header.cluster_id != 0 && other
-    }
-}
-
-/// The leases of one client.
+/// The shared leases of one client.
 #[derive(Default)]
 pub(super) struct Leases {
-    table: Mutex<HashMap<i64, Kept>>,
-    /// One is made at a time, so that claims that come together share it.
-    making: AsyncMutex<()>,
+    table: Mutex<HashMap<i64, Shared>>,
+    /// One is granted at a time, so that claims that come together share it.
+    granting: AsyncMutex<()>,
     history: Mutex<History>,
 }
 
 impl Leases {
-    /// The lease for claims of this ttl, made anew when there is none that lives.
+    /// The lease for claims of this ttl, granted anew when there is none that lives.
     ///
     /// # Errors
     /// Those of the request; nothing is left to undo, since a lease without keys ends by itself.
-    pub(super) async fn get(&self, rpc: &Rpc, ttl: Duration) -> Result<Living> {
+    pub(super) async fn shared(&self, client: &Client, ttl: Duration) -> Result<Living> {
         if let Some(living) = self.living(ttl) {
             return Ok(living);
         }
-        let busy = |_| {
-            let message = "no lease was granted in time";
-            Error::new(Kind::Unreachable, "enter", message)
-        };
-        let making = tokio::time::timeout(rpc.timeout, self.making.lock());
-        let _making = making.await.map_err(busy)?;
+        let late = |_| Error::new(Kind::Unreachable, "enter", "no lease was granted in time");
+        let granting = tokio::time::timeout(client.timeout, self.granting.lock());
+        let _granting = granting.await.map_err(late)?;
         if let Some(living) = self.living(ttl) {
             return Ok(living);
         }
-        let living = self.grant(rpc, ttl).await?;
-        let kept = Kept {
+        let living = self.grant(client, ttl).await?;
+        let shared = Shared {
             asked: ttl,
             armed: living.armed,
-            epoch: self.epoch(),
+            epoch: self.history().epoch,
+            free: HashMap::new(),
+            count: 0,
         };
-        self.table.lock().insert(living.id, kept);
+        self.table.lock().insert(living.id, shared);
         Ok(living)
     }
 
-    /// A new lease, for whoever asks: the one of a claim that is not renewed, which ends with it.
+    fn living(&self, ttl: Duration) -> Option<Living> {
+        let epoch = self.history().epoch;
+        let mut table = self.table.lock();
+        table.retain(|_, shared| !shared.armed.deadline().has_passed());
+        let fits = |shared: &Shared| shared.asked == ttl && shared.epoch == epoch;
+        let (&id, shared) = table.iter().find(|(_, shared)| fits(shared))?;
+        let armed = shared.armed;
+        Some(Living { id, armed })
+    }
+
+    /// A new lease, for one claim or for many.
     ///
     /// # Errors
-    /// Those of the request; nothing is left to undo, since a lease without keys ends by itself.
-    pub(super) async fn grant(&self, rpc: &Rpc, ttl: Duration) -> Result<Living> {
-        // An id of our own choice: one that was asked for and never heard of again is another.
-        let id = rand::random_range(1..i64::MAX);
+    /// As [`Leases::shared`].
+    pub(super) async fn grant(&self, client: &Client, ttl: Duration) -> Result<Living> {
         let request = LeaseGrantRequest {
             ttl: i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX),
-            id,
+            // We pick the id, so a grant whose reply was lost can't be confused with this one.
+            id: rand::random_range(1..i64::MAX),
         };
-        let before = *self.history.lock();
-        let sent = BootTime::now();
-        let path = "/etcdserverpb.Lease/LeaseGrant";
-        let granted: LeaseGrantResponse =
-            rpc.ask("enter", path, request).await.map_err(|error| {
-                // The lease may be there, but no place was asked for yet.
-                Error::new(error.kind(), "enter", error.message())
-            })?;
+        let (before, sent) = (self.history(), BootTime::now());
+        let granted = client.call("enter", request).await;
+        // Not "maybe applied": the lease may be there, but no place was asked for yet.
+        let granted =
+            granted.map_err(|error| Error::new(error.kind(), "enter", error.message()))?;
         self.observe(before, &granted.header.unwrap_or_default());
-        let armed = LeaseStart {
-            sent,
-            ttl: seconds(granted.ttl),
-        };
+        let ttl = seconds(granted.ttl);
         Ok(Living {
             id: granted.id,
-            armed,
+            armed: LeaseStart { sent, ttl },
         })
     }
 
-    fn living(&self, ttl: Duration) -> Option<Living> {
-        let epoch = self.epoch();
+    /// An unused key of this lease in the line whose keys begin with `prefix`.
+    pub(super) fn reuse_key(&self, lease: i64, prefix: &str) -> Option<Arc<str>> {
         let mut table = self.table.lock();
-        table.retain(|_, kept| !kept.armed.deadline().has_passed());
-        let fits = |kept: &Kept| kept.asked == ttl && kept.epoch == epoch;
-        let found = table.iter().find(|(_, kept)| fits(kept));
-        found.map(|(&id, kept)| Living {
-            id,
-            armed: kept.armed,
-        })
+        let shared = table.get_mut(&lease)?;
+        let key = shared.free.get_mut(prefix)?.pop()?;
+        shared.count -= 1;
+        Some(key)
     }
 
-    /// How often the cluster was seen to have become another, or to be restored from a snapshot.
-    pub(super) fn epoch(&self) -> u64 {
-        self.history.lock().epoch
+    /// Takes back a key whose place is known to have been left.
+    pub(super) fn free_key(&self, lease: i64, prefix: String, key: Arc<str>) {
+        let mut table = self.table.lock();
+        let Some(shared) = table.get_mut(&lease) else {
+            return;
+        };
+        if shared.count >= MOST_KEYS {
+            (shared.free, shared.count) = Default::default();
+        }
+        shared.count += 1;
+        shared.free.entry(prefix).or_default().push(key);
     }
 
-    /// Takes note of the answer to a write that was sent when `before` was known.
-    fn observe(&self, before: History, header: &Header) {
-        let mut now = self.history.lock();
-        if before.is_not_that_of(header) {
-            if now.epoch == before.epoch {
-                *now = History {
-                    cluster: header.cluster_id,
-                    revision: header.revision,
-                    epoch: before.epoch + 1,
-                };
+    /// Counts a renewal that was answered, unless the lease was past its deadline already.
+    pub(super) fn renewed(&self, id: i64, armed: LeaseStart) {
+        let mut table = self.table.lock();
+        if let Some(shared) = table.get_mut(&id) {
+            if shared.armed.deadline().has_passed() {
+                table.remove(&id);
+            } else if armed.sent > shared.armed.sent {
+                shared.armed = armed;
             }
-        } else if now.epoch == before.epoch {
-            now.cluster = header.cluster_id;
-            now.revision = now.revision.max(header.revision);
         }
     }
 
-    /// Whether it was granted in a history that is over.
-    fn is_of_the_past(&self, id: i64) -> bool {
-        let epoch = self.epoch();
-        let table = self.table.lock();
-        table.get(&id).is_some_and(|kept| kept.epoch < epoch)
-    }
-
-    /// Whether it is one of ours.
-    pub(super) fn is_ours(&self, id: i64) -> bool {
+    pub(super) fn is_shared(&self, id: i64) -> bool {
         self.table.lock().contains_key(&id)
     }
 
@@ -172,104 +173,54 @@ impl Leases {
         self.table.lock().remove(&id);
     }
 
-    /// Renews leases, and says of each how it went.
-    ///
-    /// A leader that was stopped and goes on may, before it notices that another has taken over,
-    /// answer for leases that the new one ends earlier: it renews without asking the others. So
-    /// an answer counts only if a write went through afterwards in the same term, for which a
-    /// majority must have followed the same leader all the while.
-    pub(super) async fn keep_alive(&self, rpc: &Rpc, leases: Vec<Lease>) -> Vec<Renewal> {
-        let ids: Vec<i64> = leases.iter().map(etcd_lease).collect();
-        if ids.is_empty() {
-            return Vec::new();
-        }
-        let mut renewals = self.ask(rpc, &ids).await;
-        // A new leader may not have applied everything yet: what it does not know is asked again.
-        let lost: Vec<usize> = (0..ids.len())
-            .filter(|&at| matches!(renewals[at], Renewal::Lost))
-            .collect();
-        if !lost.is_empty() {
-            let again: Vec<i64> = lost.iter().map(|&at| ids[at]).collect();
-            for (at, renewal) in lost.into_iter().zip(self.ask(rpc, &again).await) {
-                if matches!(renewal, Renewal::Lost) {
-                    self.retire(ids[at]);
-                }
-                renewals[at] = renewal;
-            }
-        }
-        renewals
-    }
-
-    async fn ask(&self, rpc: &Rpc, ids: &[i64]) -> Vec<Renewal> {
-        let before = *self.history.lock();
-        let sent = BootTime::now();
-        let (answers, confirmed) = match rpc.keep_alive(ids).await {
-            Ok(answered) => answered,
-            Err(error) => {
-                let unknown = || Error::new(error.kind(), "renew", error.message());
-                let unknown = |_| Renewal::Unknown(unknown().maybe_applied());
-                return ids.iter().map(unknown).collect();
-            }
-        };
-        self.observe(before, &confirmed);
-        let renewal = |&id: &i64| match answers.iter().find(|answer| answer.id == id) {
-            _ if self.is_of_the_past(id) => Renewal::Revoked(replaced()),
-            Some(answer) if term(answer.header.as_ref()) != confirmed.raft_term => unconfirmed(),
-            Some(answer) if answer.ttl <= 0 => Renewal::Lost,
-            Some(answer) => self.rearmed(id, sent, seconds(answer.ttl)),
-            None => unconfirmed(),
-        };
-        ids.iter().map(renewal).collect()
-    }
-
-    fn rearmed(&self, id: i64, sent: BootTime, ttl: Duration) -> Renewal {
-        let armed = LeaseStart { sent, ttl };
-        let mut table = self.table.lock();
-        if let Some(kept) = table.get_mut(&id) {
-            if kept.armed.deadline().has_passed() {
-                table.remove(&id);
-            } else if sent > kept.armed.sent {
-                kept.armed = armed;
-            }
-        }
-        Renewal::Held(armed)
-    }
-
     /// Gives all leases back, and with them whatever still hangs on them.
-    pub(super) async fn revoke_all(&self, rpc: &Rpc) {
+    pub(super) async fn revoke_all(&self, client: &Client) {
         let all: Vec<i64> = self.table.lock().drain().map(|(id, _)| id).collect();
         for id in all {
-            if revoke(rpc, "close", id).await.is_err() {
+            if revoke(client, "close", id).await.is_err() {
                 // Without an answer the ttl ends it.
                 break;
             }
         }
     }
-}
 
-/// Gives a lease back, with whatever hangs on it. One that has ended is no error.
-pub(super) async fn revoke(rpc: &Rpc, operation: &'static str, id: i64) -> Result<()> {
-    let path = "/etcdserverpb.Lease/LeaseRevoke";
-    let asked: Result<Empty> = rpc.ask(operation, path, LeaseRequest { id }).await;
-    match asked {
-        Err(error) if error.kind() == Kind::Lost => Ok(()),
-        asked => asked.map(drop),
+    /// What is known of the cluster's history now.
+    pub(super) fn history(&self) -> History {
+        *self.history.lock()
+    }
+
+    /// Compares the answer to a write that was sent when `before` was known.
+    pub(super) fn observe(&self, before: History, header: &Header) {
+        let mut now = self.history.lock();
+        if now.epoch != before.epoch {
+            return;
+        }
+        let is_other = header.cluster_id != before.cluster || header.revision < before.revision;
+        if before.cluster != 0 && header.cluster_id != 0 && is_other {
+            now.revision = 0;
+            now.epoch += 1;
+        }
+        now.cluster = header.cluster_id;
+        now.revision = now.revision.max(header.revision);
+    }
+
+    /// Whether it was granted in a history that is over.
+    pub(super) fn is_of_the_past(&self, id: i64) -> bool {
+        let epoch = self.history().epoch;
+        let table = self.table.lock();
+        table.get(&id).is_some_and(|shared| shared.epoch < epoch)
     }
 }
 
-fn replaced() -> Error {
-    let message = "the etcd cluster is not the one in which this lock was taken: it was restored \
-                   from a snapshot, or another has its address; tokens can repeat, so raise era= \
-                   before locks are taken again";
-    Error::new(Kind::Lost, "renew", message)
+/// Gives a lease back, with whatever hangs on it. One that has ended is no error.
+pub(super) async fn revoke(client: &Client, operation: &'static str, id: i64) -> Result<()> {
+    match client.call(operation, LeaseRevokeRequest { id }).await {
+        Err(error) if error.kind() == Kind::Lost => Ok(()),
+        answer => answer.map(drop),
+    }
 }
 
-fn unconfirmed() -> Renewal {
-    let message = "the cluster changed its leader while the lease was renewed";
-    Renewal::Unknown(Error::new(Kind::Unreachable, "renew", message).maybe_applied())
-}
-
-fn seconds(ttl: i64) -> Duration {
+pub(super) fn seconds(ttl: i64) -> Duration {
     Duration::from_secs(u64::try_from(ttl).unwrap_or(0))
 }
 
@@ -279,57 +230,70 @@ pub(super) fn lease_id(id: i64) -> LeaseId {
     LeaseId(u128::from(id.unsigned_abs()))
 }
 
-/// A lease that the keeper looks after, as etcd names it. That of a ticket which has its own is
-/// in the ticket's key.
-fn etcd_lease(lease: &Lease) -> i64 {
-    match &lease.ticket {
-        Some(ticket) => own_lease(ticket).unwrap_or(0),
-        None => number(lease.id),
-    }
-}
-
-/// The lease of a ticket that shares it with nobody.
-pub(super) fn own_lease(ticket: &Ticket) -> Option<i64> {
-    let key = ticket.native.as_ref().filter(|_| ticket.has_own_lease())?;
-    let (_, rest) = key.rsplit_once('/')?;
-    keys::ours(rest).map(|(lease, _)| lease)
-}
-
 /// A lease of the core, as etcd names it; 0, which is none, when it is not of etcd.
 pub(super) fn number(id: LeaseId) -> i64 {
     i64::try_from(id.0).unwrap_or(0)
+}
+
+/// The lease of a ticket that shares it with nobody: its key has the number.
+pub(super) fn own_lease(ticket: &Ticket) -> Option<i64> {
+    let key = ticket.native.as_ref().filter(|_| ticket.has_own_lease())?;
+    keys::lease_of(key)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn header(cluster_id: u64, revision: i64) -> Header {
-        Header {
-            cluster_id,
-            revision,
-            ..Default::default()
-        }
-    }
-
     #[test]
     fn another_history_is_noticed_and_answers_out_of_order_are_none() {
         let leases = Leases::default();
-        let before = *leases.history.lock();
-        leases.observe(before, &header(7, 10));
+        let observe = |before, cluster_id, revision| {
+            let header = Header {
+                cluster_id,
+                revision,
+                ..Default::default()
+            };
+            leases.observe(before, &header);
+            (leases.history().epoch, leases.history().revision)
+        };
+        observe(leases.history(), 7, 10);
         // Two writes at once, answered in the other order.
-        let before = *leases.history.lock();
-        leases.observe(before, &header(7, 12));
-        leases.observe(before, &header(7, 11));
-        assert_eq!((leases.epoch(), leases.history.lock().revision), (0, 12));
+        let before = leases.history();
+        observe(before, 7, 12);
+        assert_eq!(observe(before, 7, 11), (0, 12));
         // A snapshot was restored: two renewals at once notice it, and count it once.
-        let before = *leases.history.lock();
-        leases.observe(before, &header(7, 5));
-        leases.observe(before, &header(7, 6));
-        assert_eq!(leases.epoch(), 1);
+        let before = leases.history();
+        assert_eq!(observe(before, 7, 5), (1, 5));
+        assert_eq!(observe(before, 7, 6).0, 1);
         // Another cluster, though its history is longer.
-        let before = *leases.history.lock();
-        leases.observe(before, &header(8, 50));
-        assert_eq!(leases.epoch(), 2);
+        assert_eq!(observe(leases.history(), 8, 50).0, 2);
+    }
+
+    #[test]
+    fn a_key_is_given_to_one_and_only_on_its_own_lease_and_line() {
+        let leases = Leases::default();
+        for lease in [1, 2] {
+            let shared = Shared {
+                asked: Duration::ZERO,
+                armed: LeaseStart {
+                    sent: BootTime::now(),
+                    ttl: Duration::from_secs(9),
+                },
+                epoch: 0,
+                free: HashMap::new(),
+                count: 0,
+            };
+            leases.table.lock().insert(lease, shared);
+        }
+        leases.free_key(1, "a/".into(), "a/1-x".into());
+        assert_eq!(leases.reuse_key(2, "a/"), None);
+        assert_eq!(leases.reuse_key(1, "b/"), None);
+        assert_eq!(leases.reuse_key(1, "a/").as_deref(), Some("a/1-x"));
+        assert_eq!(leases.reuse_key(1, "a/"), None);
+        for _ in 0..MOST_KEYS * 2 {
+            leases.free_key(1, "a/".into(), "a/1-x".into());
+        }
+        assert!(leases.table.lock()[&1].count <= MOST_KEYS);
     }
 }

@@ -1,29 +1,273 @@
-//! `Connector`: how a member is connected to: TCP, and TLS on top of it if the URL asks for it.
+//! How a member is connected to: which one, by TCP and TLS, with a login.
 //!
-//! TLS is set up here rather than by the gRPC library, so that its errors reach us as they are
-//! and the one crypto provider is ours.
+//! All members are tried, one a little after the other or as soon as one has failed, beginning
+//! with another one each time; the first that answers and knows a leader is taken. So a member
+//! that is frozen, cut off from the others or down costs some milliseconds and no more. TLS is set
+//! up here rather than by the gRPC library, so that its errors reach us as they are and the one
+//! crypto provider is ours.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tonic::Code;
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Channel, Endpoint};
 
+use super::client::Connection;
+use super::proto::{AuthenticateRequest, AuthenticateResponse, StatusRequest, StatusResponse};
 use crate::core::engine::BoxFuture;
+use crate::core::error::{Error, Kind, Result};
+use crate::engines::remote::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours};
 
-/// Connects by TCP, and speaks TLS if it is told how, and to whom.
-#[derive(Clone)]
-pub(super) struct Connector {
-    pub(super) tls: Option<(TlsConnector, ServerName<'static>)>,
+/// How long the next member waits for the one before it: longer than an answer takes on a local
+/// network, and far shorter than any ttl.
+const STAGGER: Duration = Duration::from_millis(100);
+
+/// Members ask clients not to ping more often than every 5 s. Requests and looks have timeouts
+/// of their own; this ends connections of which nothing is asked.
+const PING: Duration = Duration::from_secs(10);
+const PONG: Duration = Duration::from_secs(5);
+
+/// The port of etcd's clients.
+pub(super) const PORT: u16 = 2379;
+
+/// Where the members are and how to talk to them.
+pub(super) struct Endpoints {
+    pub(super) hosts: Vec<Host>,
+    tls: Option<Tls>,
+    login: Login,
+    connect_timeout: Duration,
+    asked: Asked,
+    next: AtomicUsize,
 }
 
+impl Endpoints {
+    /// # Errors
+    /// [`Kind::Config`] for a host or certificate that can't be used.
+    pub(super) fn new(
+        hosts: Vec<Host>,
+        tls: Option<Tls>,
+        login: Login,
+        connect_timeout: Duration,
+    ) -> Result<Self> {
+        let endpoints = Self {
+            // Clients of one cluster spread over its members.
+            next: AtomicUsize::new(rand::random_range(0..hosts.len())),
+            hosts,
+            tls,
+            login,
+            connect_timeout,
+            asked: Asked::default(),
+        };
+        // Fails now rather than at the first request.
+        for host in &endpoints.hosts {
+            endpoints.endpoint(host)?;
+        }
+        Ok(endpoints)
+    }
+
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// How to reach a member, with certificates as their files have them now.
+    fn endpoint(&self, host: &Host) -> Result<(Endpoint, Connector)> {
+        let unfit = || config("a host is written name, name:port or [address]:port");
+        // The library leaves TLS to us, and must still say https to the other side.
+        let endpoint = Endpoint::from_shared(format!("http://{host}"))
+            .map_err(|_| unfit())?
+            .connect_timeout(self.connect_timeout)
+            .http2_keep_alive_interval(PING)
+            .keep_alive_timeout(PONG);
+        let Some(tls) = &self.tls else {
+            return Ok((endpoint, Connector(None)));
+        };
+        let mut client = tls.fresh()?.client_config()?;
+        client.alpn_protocols = vec![b"h2".to_vec()];
+        self.asked.watch(&mut client);
+        let origin: Uri = format!("https://{host}").parse().map_err(|_| unfit())?;
+        let server = ServerName::try_from(host.name.clone());
+        let server = server.map_err(|_| config("the host's name can't be in a certificate"))?;
+        let tls = (TlsConnector::from(Arc::new(client)), server);
+        Ok((endpoint.origin(origin), Connector(Some(tls))))
+    }
+
+    /// Connects to the first member that answers.
+    ///
+    /// # Errors
+    /// [`Kind::Unreachable`] when none does, [`Kind::Denied`] when the login is refused.
+    pub(super) async fn connect(self: Arc<Self>) -> Result<Connection> {
+        // A little earlier than the caller gives up, who does not know whom it waits for.
+        let limit = self.connect_timeout - self.connect_timeout / 20;
+        let connected = tokio::time::timeout(limit, self.connect_to_any()).await;
+        connected.unwrap_or_else(|_| {
+            let hosts: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
+            let (hosts, limit) = (hosts.join(", "), self.connect_timeout);
+            let message = format!("no answer from {hosts} within {limit:?}");
+            Err(unreachable(message))
+        })
+    }
+
+    async fn connect_to_any(&self) -> Result<Connection> {
+        let count = self.hosts.len();
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut others = (0..count).map(|offset| (first + offset) % count).peekable();
+        let mut attempts = FuturesUnordered::new();
+        let mut refused: Option<Error> = None;
+        loop {
+            if let Some(index) = others.next() {
+                attempts.push(async move { (index, self.attempt(&self.hosts[index]).await) });
+            }
+            let answered = tokio::select! {
+                answered = attempts.next() => answered,
+                // One that has answered with a failure is not waited for.
+                () = tokio::time::sleep(STAGGER), if others.peek().is_some() => continue,
+            };
+            match answered {
+                Some((index, Ok(connection))) => {
+                    self.next.store(index + 1, Ordering::Relaxed);
+                    return Ok(connection);
+                }
+                // What a person must mend is reported rather than what may pass.
+                Some((_, Err(error))) => match &refused {
+                    Some(told) if !told.is_transient() => {}
+                    _ => refused = Some(error),
+                },
+                None => break,
+            }
+        }
+        Err(refused.unwrap_or_else(|| unreachable("there is no member to connect to")))
+    }
+
+    async fn attempt(&self, host: &Host) -> Result<Connection> {
+        let (endpoint, connector) = self.endpoint(host)?;
+        let channel = endpoint.connect_with_connector(connector).await;
+        let channel = channel.map_err(|error| match cause::<rustls::Error>(&error) {
+            Some(tls) => config(about_tls("etcd", "etcd", tls)),
+            None => unreachable(format!(
+                "{host} can't be connected to{}; is etcd running there{}?",
+                why(&error),
+                if self.is_encrypted() {
+                    ", with TLS"
+                } else {
+                    ""
+                }
+            )),
+        })?;
+        let first = self.first_calls(channel, host).await;
+        match first {
+            Err(error) if error.kind() == Kind::Unreachable && self.asked.in_vain() => {
+                Err(config(refuses_ours("etcd")))
+            }
+            Ok(connection) => {
+                self.asked.served();
+                Ok(connection)
+            }
+            refused => refused,
+        }
+    }
+
+    /// Logs in, and asks whether the member knows a leader.
+    async fn first_calls(&self, channel: Channel, host: &Host) -> Result<Connection> {
+        let token = self.log_in(channel.clone(), host).await?;
+        let connection = Connection::new(channel, token);
+        let status = match connection.call(StatusRequest {}).await {
+            Ok(StatusResponse { leader: 0, .. }) => {
+                let message = format!("{host} knows no leader of its cluster");
+                return Err(unreachable(message));
+            }
+            Ok(_) => return Ok(connection),
+            Err(status) => status,
+        };
+        match status.code() {
+            // Without the right to see the status, a member that refuses is one that answers.
+            Code::PermissionDenied => Ok(connection),
+            Code::Unimplemented => {
+                let message = format!("{host} is no etcd 3.4 or newer");
+                Err(Error::new(Kind::Unusable, "connect", message))
+            }
+            _ => {
+                let hint = "; if it speaks TLS, use etcds: in place of etcd:";
+                let hint = if self.is_encrypted() { "" } else { hint };
+                let message = format!("{host} does not answer as etcd does{hint}");
+                Err(unreachable(message))
+            }
+        }
+    }
+
+    /// What requests are to carry.
+    async fn log_in(&self, channel: Channel, host: &Host) -> Result<Option<MetadataValue<Ascii>>> {
+        let login = self.login.fresh()?;
+        let Some(name) = login.user else {
+            return Ok(None);
+        };
+        let password = login.password.unwrap_or_default();
+        let is_empty = password.is_empty();
+        let request = AuthenticateRequest { name, password };
+        let status = match Connection::new(channel, None).call(request).await {
+            Ok(AuthenticateResponse { token }) => {
+                let token = token.parse();
+                let token = token.map_err(|_| unreachable(format!("{host} sent no login")))?;
+                return Ok(Some(token));
+            }
+            Err(status) => status,
+        };
+        let why = match status.message() {
+            // Logins are switched off: everybody may do everything.
+            said if said.contains("authentication is not enabled") => return Ok(None),
+            _ if status.code() != Code::InvalidArgument => {
+                return Err(unreachable(format!("{host} does not take the login now")));
+            }
+            said if said.contains("no password user") => {
+                "this user has no password and logs in with a certificate; omit the password"
+            }
+            _ if is_empty => "it wants a password for this user; give password_file",
+            _ => "the user is not known, or the password is wrong; etcd does not say which",
+        };
+        let message = format!("{host} refuses the login: {why}");
+        Err(Error::new(Kind::Denied, "connect", message))
+    }
+}
+
+fn config(message: impl Into<String>) -> Error {
+    Error::new(Kind::Config, "connect", message)
+}
+
+fn unreachable(message: impl Into<String>) -> Error {
+    Error::new(Kind::Unreachable, "connect", message)
+}
+
+/// Why a connection failed, as far as the system says.
+fn why(error: &tonic::transport::Error) -> &'static str {
+    cause::<io::Error>(error).map_or("", |io| match io.kind() {
+        io::ErrorKind::ConnectionRefused => ": the connection is refused",
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+            ": there is no way to this host"
+        }
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ": it closed the connection",
+        // The resolver's errors have no number.
+        _ if io.raw_os_error().is_none() => ": the host's name is not known",
+        _ => "",
+    })
+}
+
+/// Connects by TCP, and speaks TLS with the server of this name.
+struct Connector(Option<(TlsConnector, ServerName<'static>)>);
+
 /// Bytes to and from a member.
-pub(super) trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
+trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
 
@@ -37,16 +281,16 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let tls = self.tls.clone();
+        let tls = self.0.clone();
         Box::pin(async move {
             let host = uri.host().unwrap_or_default();
             let host = host.trim_start_matches('[').trim_end_matches(']');
-            let port = uri.port_u16().unwrap_or(super::PORT);
+            let port = uri.port_u16().unwrap_or(PORT);
             let stream = TcpStream::connect((host, port)).await?;
             stream.set_nodelay(true)?;
             let bytes: Box<dyn Bytes> = match tls {
                 None => Box::new(stream),
-                Some((tls, whom)) => Box::new(tls.connect(whom, stream).await?),
+                Some((tls, server)) => Box::new(tls.connect(server, stream).await?),
             };
             Ok(TokioIo::new(bytes))
         })

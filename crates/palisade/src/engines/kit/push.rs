@@ -115,6 +115,11 @@ impl PushHub {
         let _ = self.alarms.send(Alarm::Lease(claim.into()));
     }
 
+    /// Tells the keeper to look after all leases.
+    pub(crate) fn alarm_all(&self) {
+        let _ = self.alarms.send(Alarm::All);
+    }
+
     /// Wakes a claim that waits: granted with `token`, or 0 when the push does not say.
     pub(crate) fn wake(&self, claim: ClaimId, token: u64) {
         if let Some(bell) = self.bells.lock().get(&claim) {

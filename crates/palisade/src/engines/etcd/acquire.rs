@@ -1,0 +1,410 @@
+//! `enter` and `wait`: a place is taken in one transaction, which also reads who is ahead; a
+//! waiter watches the nearest one that excludes it, and looks when that changes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join;
+
+use super::Inner;
+use super::client::{Connection, revision};
+use super::error::NO_RIGHT;
+use super::keys::{self, Record};
+use super::leases::{self, Living, lease_id};
+use super::proto::{KeyValue, RangeRequest, TxnRequest};
+use super::snapshot::{Ahead, Snapshot};
+use super::txn;
+use super::watch::Range;
+use crate::core::claim::{Ask, Claim};
+use crate::core::clock::BootTime;
+use crate::core::engine::{Alarm, Entered, Place};
+use crate::core::error::{Error, Kind, Outcome, Result};
+use crate::core::line::capacity_mismatch;
+use crate::core::sync::sleep_until;
+use crate::core::ticket::Ticket;
+use crate::engines::remote::Link;
+
+/// What is known of a claim of this client from its enter to its leave.
+#[derive(Debug, Clone)]
+pub(super) struct Known {
+    pub(super) lease: Living,
+    /// Whether the lease is of this claim alone.
+    pub(super) own: bool,
+    /// Whether it asks for the whole line.
+    pub(super) whole: bool,
+    /// The key of its place.
+    pub(super) key: Arc<str>,
+    /// The create revision of its place; 0 until it was answered.
+    pub(super) created: i64,
+    /// Whose change may let it in.
+    pub(super) ahead: Option<Ahead>,
+}
+
+/// How late a waiter is when a push is lost; nobody pushes the end of one's own place.
+const RECHECK: Duration = Duration::from_secs(1);
+
+/// How often an enter is repeated when the lease it was to hang on has ended.
+const LEASES: usize = 3;
+
+pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
+    let prefix = engine.keys.line(&claim.name)?;
+    for _ in 0..LEASES {
+        let before = engine.known.lock().get(&claim.id).cloned();
+        let lease = lease_for(engine, claim, before.as_ref()).await?;
+        // The same claim again has the same key, unless its lease has ended since.
+        let again = before.as_ref().filter(|known| known.lease.id == lease.id);
+        let key = again
+            .map(|known| Arc::clone(&known.key))
+            .or_else(|| engine.leases.reuse_key(lease.id, &prefix))
+            .unwrap_or_else(|| keys::place(&prefix, lease.id, claim.id));
+        let known = Known {
+            lease,
+            own: !claim.renewed,
+            whole: claim.ask == Ask::Whole,
+            key: Arc::clone(&key),
+            created: 0,
+            ahead: None,
+        };
+        // Before anything is sent: a leave must find the place of an enter that was dropped.
+        engine.known.lock().insert(claim.id, known);
+        let stale = before.as_ref().filter(|known| known.lease.id != lease.id);
+        let stale = stale.map(|known| Arc::clone(&known.key));
+        let entry = Entry {
+            engine,
+            claim,
+            prefix: &prefix,
+            lease,
+            key: &key,
+            stale,
+        };
+        let entered = entry.enter().await;
+        let taken = match &entered {
+            // Nothing hangs on a lease that has ended: it was revoked, or forgotten.
+            Err(error) if error.kind() == Kind::Lost => {
+                engine.leases.retire(lease.id);
+                engine.alarm(Alarm::Lease(lease_id(lease.id)));
+                // An own lease took its place with it, and is not used again.
+                entry.restore(before.filter(|known| !known.own));
+                continue;
+            }
+            Ok(entered) => !matches!(entered, Entered::Busy),
+            Err(error) => error.outcome() != Outcome::NotApplied,
+        };
+        if !taken {
+            let unreachable = matches!(&entered, Err(error) if error.is_transient());
+            // Unless an earlier copy is under way, nothing hangs on the lease, and the key is
+            // unused.
+            if before.is_none() && !unreachable {
+                if claim.renewed {
+                    engine.free_key(lease.id, prefix.clone(), Arc::clone(&key));
+                } else {
+                    let _ = leases::revoke(&engine.client, "enter", lease.id).await;
+                }
+            }
+            entry.restore(before);
+        }
+        return entered;
+    }
+    let message = "leases end as soon as they are granted; does somebody revoke them?";
+    Err(Error::new(Kind::Unreachable, "enter", message))
+}
+
+/// The lease for a claim: its own if it is not to be renewed, and else that of all with its ttl.
+/// The same claim again has the same one while it is good.
+async fn lease_for(engine: &Inner, claim: &Claim, before: Option<&Known>) -> Result<Living> {
+    let lease = async {
+        if claim.renewed {
+            return engine.leases.shared(&engine.client, claim.ttl).await;
+        }
+        match before.filter(|known| known.own).map(|known| known.lease) {
+            Some(own) if !own.armed.deadline().has_passed() => Ok(own),
+            _ => engine.leases.grant(&engine.client, claim.ttl).await,
+        }
+    };
+    // Without the right to it a lease that was granted meanwhile ends by itself.
+    let allowed = engine.allowed.get_or_try_init(|| check_rights(engine));
+    Ok(try_join(allowed, lease).await?.1)
+}
+
+/// Sees, once, that the user may write where the engine keeps its own records: without that
+/// neither a renewal nor a release goes through, and a lock would be lost at its ttl.
+async fn check_rights(engine: &Inner) -> Result<()> {
+    let marks = format!("{}{}", keys::MARKS, engine.keys.scope(""));
+    let look = RangeRequest {
+        limit: 1,
+        ..txn::all(&marks)
+    };
+    // Of keys that never exist: the rights are checked, and nothing is changed.
+    let mut operations = vec![
+        txn::read(look),
+        txn::delete(marks),
+        txn::delete(keys::NOTHING),
+    ];
+    if engine.keys.shared_with_others() {
+        operations.push(txn::delete(keys::OWNERS));
+    }
+    match engine.client.call("enter", txn::plain(operations)).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.message() == NO_RIGHT => {
+            let message = "etcd denies this user the prefix .palisade/, without which locks can \
+                           be neither kept nor released; grant its role readwrite on it: etcdctl \
+                           role grant-permission ROLE readwrite .palisade/ --prefix=true";
+            Err(Error::new(Kind::Denied, "enter", message))
+        }
+        // Nothing was to be changed.
+        Err(error) => Err(Error::new(error.kind(), "enter", error.message())),
+    }
+}
+
+/// One try of one claim on one lease.
+struct Entry<'a> {
+    engine: &'a Inner,
+    claim: &'a Claim,
+    prefix: &'a str,
+    lease: Living,
+    key: &'a Arc<str>,
+    /// The key of an earlier copy on a lease that has ended since.
+    stale: Option<Arc<str>>,
+}
+
+impl Entry<'_> {
+    async fn enter(&self) -> Result<Entered> {
+        if self.claim.queue || self.claim.ask == Ask::Whole {
+            return self.take(self.claim.queue).await;
+        }
+        // A claim for a part that does not queue takes its place if it would hold at once, and
+        // leaves it if that has changed.
+        let all = txn::all(self.prefix);
+        let found = self.engine.client.call("enter", all).await?;
+        let line = self.line(found.kvs, revision(&found.header));
+        if line.find(self.key.as_bytes()).is_some() {
+            return self.place(line).await;
+        }
+        if !line.has_room(self.claim.ask)? {
+            return Ok(Entered::Busy);
+        }
+        match self.take(true).await? {
+            Entered::In { place, .. } if place == Place::Waiting => {
+                self.give_back().await?;
+                Ok(Entered::Busy)
+            }
+            entered => Ok(entered),
+        }
+    }
+
+    /// Takes the last place, or, if the claim is not to queue, only that in an empty line; and
+    /// reads who is in the line, since who is ahead decides.
+    async fn take(&self, queue: bool) -> Result<Entered> {
+        let (keys, key) = (&self.engine.keys, self.key.as_bytes());
+        let record = Record::new(self.claim);
+        let mut success = vec![txn::put(key, record.value(keys)?, self.lease.id)];
+        if keys.shared_with_others() {
+            let json = record.json();
+            success.push(txn::put(keys::owner_key(key), json, self.lease.id));
+        }
+        if let Some(stale) = &self.stale {
+            success.push(txn::delete(keys::owner_key(stale.as_bytes())));
+            success.push(txn::delete(stale.as_bytes()));
+        }
+        success.push(txn::read(ahead(self.prefix, self.claim.ask == Ask::Whole)));
+        let is_free = if queue {
+            txn::created_at(key, 0)
+        } else {
+            txn::is_empty(self.prefix)
+        };
+        let request = TxnRequest {
+            compare: vec![is_free],
+            success,
+            failure: vec![txn::read(txn::all(self.prefix))],
+        };
+        let answer = self.engine.client.call("enter", request).await?;
+        let (taken, seen) = (answer.succeeded, revision(&answer.header));
+        let found = txn::found(answer).next().unwrap_or_default();
+        if taken && found.len() == 1 {
+            return Ok(self.entered(seen, None));
+        }
+        let line = self.line(found, seen);
+        if !taken && !queue && line.find(key).is_none() {
+            return Ok(Entered::Busy);
+        }
+        self.place(line).await
+    }
+
+    fn line(&self, kvs: Vec<KeyValue>, seen: i64) -> Snapshot {
+        Snapshot::new(&self.engine.keys, self.prefix, kvs, seen)
+    }
+
+    /// Where the claim, whose key is there, stands in the line as it was seen.
+    async fn place(&self, line: Snapshot) -> Result<Entered> {
+        let Some(at) = line.find(self.key.as_bytes()) else {
+            // Its lease ended, or it was taken away.
+            let message = "the place was taken away while it was asked for";
+            return Err(Error::new(Kind::Unreachable, "enter", message).maybe_applied());
+        };
+        let place = &line.line.seats[at].extra;
+        // As its key says: an operator may have given the line another capacity since it came.
+        if let Some((live, asked)) = place.misfit {
+            self.give_back().await?;
+            return Err(capacity_mismatch(live, asked));
+        }
+        Ok(self.entered(place.created, line.ahead_of(at)))
+    }
+
+    async fn give_back(&self) -> Result<()> {
+        let exists = vec![txn::exists(self.key.as_bytes())];
+        let given = txn::only_if(exists, self.engine.deletes(self.key.as_bytes()));
+        let given = self.engine.client.call("enter", given).await;
+        // Without an answer the place may still be there.
+        given.map(drop).map_err(Error::maybe_applied)
+    }
+
+    fn entered(&self, created: i64, ahead: Option<Ahead>) -> Entered {
+        let sequence = u64::try_from(created).unwrap_or(0);
+        let place = match ahead {
+            None => Place::Held { sequence },
+            Some(_) => Place::Waiting,
+        };
+        if let Some(known) = self.engine.known.lock().get_mut(&self.claim.id) {
+            (known.created, known.ahead) = (created, ahead);
+        }
+        let mut ticket = Ticket {
+            sequence,
+            native: Some(Arc::clone(self.key)),
+            ..Ticket::own(self.claim.name.clone(), self.claim.id)
+        };
+        if self.claim.renewed {
+            ticket.lease = lease_id(self.lease.id);
+        }
+        let armed = self.lease.armed;
+        Entered::In {
+            ticket,
+            armed,
+            place,
+        }
+    }
+
+    /// Nothing was taken: an earlier copy of the claim may still be under way, and without one
+    /// there is nothing to know.
+    fn restore(&self, before: Option<Known>) {
+        let mut known = self.engine.known.lock();
+        match before {
+            Some(before) => known.insert(self.claim.id, before),
+            None => known.remove(&self.claim.id),
+        };
+    }
+}
+
+/// What a claim must read of its line: everyone ahead of a claim to the whole line excludes it, so
+/// that its own key and the nearest are all it needs to know.
+fn ahead(prefix: &str, whole: bool) -> RangeRequest {
+    if whole {
+        txn::youngest_two(prefix)
+    } else {
+        txn::all(prefix)
+    }
+}
+
+/// Sleeps until the place may have changed, and looks. Whatever changes after the last look is
+/// pushed; what changed before the watch began is found by a look at once.
+pub(super) async fn wait(engine: &Inner, ticket: &Ticket, until: BootTime) -> Result<Place> {
+    let prefix = engine.keys.line(&ticket.name)?;
+    let Some(key) = engine.key_of(ticket) else {
+        return Ok(Place::Gone);
+    };
+    let known = engine.known.lock().get(&ticket.claim).cloned();
+    let waiter = Waiter {
+        engine,
+        ticket,
+        whole: known.as_ref().is_some_and(|known| known.whole),
+        prefix: &prefix,
+        key: key.as_bytes(),
+    };
+    // Known from the enter, or from an earlier look.
+    let mut seen = match known.and_then(|known| known.ahead) {
+        Some(ahead) if !until.has_passed() => Err(ahead),
+        _ => waiter.look(None).await?,
+    };
+    loop {
+        let ahead = match seen {
+            Ok(place) => return Ok(place),
+            Err(_) if until.has_passed() => return Ok(Place::Waiting),
+            Err(ahead) => ahead,
+        };
+        let told_by = waiter.sleep(ahead, until).await?;
+        seen = waiter.look(told_by.as_ref()).await?;
+        // A member that lags may have no place for it yet: that it is gone, a majority must say.
+        if told_by.is_some() && matches!(seen, Ok(Place::Gone)) {
+            seen = waiter.look(None).await?;
+        }
+    }
+}
+
+/// One claim that waits.
+struct Waiter<'a> {
+    engine: &'a Inner,
+    ticket: &'a Ticket,
+    whole: bool,
+    prefix: &'a str,
+    key: &'a [u8],
+}
+
+impl Waiter<'_> {
+    /// Sleeps until what was seen may have changed, and answers with the link to the member that
+    /// said so; with nothing when it is time to look, or nothing is reported any more.
+    async fn sleep(&self, ahead: Ahead, until: BootTime) -> Result<Option<Link<Connection>>> {
+        let range = match ahead.key {
+            Some(key) => Range {
+                key,
+                end: Vec::new(),
+                // Who asks for the whole line gains nothing by what others change their place to.
+                deletes: self.whole,
+            },
+            None => Range::under(self.prefix),
+        };
+        let (mut watch, link) = self.engine.client.watch("wait", range).await?;
+        let changed = tokio::select! {
+            changed = watch.changed_since(ahead.seen) => changed,
+            () = sleep_until(until.min(BootTime::now() + RECHECK)) => None,
+        };
+        Ok(changed.map(|_| link))
+    }
+
+    /// Where the claim stands, or whom it waits for. Only a look with its own key in the answer
+    /// counts.
+    ///
+    /// A member that has just reported a change has applied it: over its `link` it is asked for
+    /// what it knows, without asking the others. That may be stale, but whoever is ahead can only
+    /// go, so that a place which held at any revision holds while its key is there and its lease
+    /// is good.
+    async fn look(
+        &self,
+        link: Option<&Link<Connection>>,
+    ) -> Result<std::result::Result<Place, Ahead>> {
+        let created = i64::try_from(self.ticket.sequence).unwrap_or(0);
+        // Without its create revision the youngest may not be its own key.
+        let range = RangeRequest {
+            max_create_revision: created,
+            serializable: link.is_some(),
+            ..ahead(self.prefix, self.whole && created > 0)
+        };
+        let client = &self.engine.client;
+        let found = match link {
+            Some(link) => client.call_over(link, "wait", range).await?,
+            None => client.call("wait", range).await?,
+        };
+        let seen = revision(&found.header);
+        let line = Snapshot::new(&self.engine.keys, self.prefix, found.kvs, seen);
+        let own = line
+            .find(self.key)
+            .map(|at| (at, line.line.seats[at].extra.created));
+        let Some((at, found)) = own.filter(|(_, found)| created == 0 || *found == created) else {
+            return Ok(Ok(Place::Gone));
+        };
+        let ahead = line.ahead_of(at);
+        if let Some(known) = self.engine.known.lock().get_mut(&self.ticket.claim) {
+            known.ahead.clone_from(&ahead);
+        }
+        let sequence = u64::try_from(found).unwrap_or(0);
+        Ok(ahead.map_or(Ok(Place::Held { sequence }), Err))
+    }
+}

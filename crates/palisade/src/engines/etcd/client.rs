@@ -1,0 +1,208 @@
+//! `Client`: the calls of the engine, over a [`Connection`] to whichever member answers.
+//!
+//! Every call is bounded by `timeout`. When an answer does not come and there is another member to
+//! turn to, the connection is given up at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt};
+use parking_lot::Mutex;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::error;
+use super::keys;
+use super::proto::{Call, Header, LeaseKeepAliveRequest, LeaseResponse};
+use super::txn;
+use super::watch::{Range, Watch, Watcher};
+use crate::core::error::{Error, Kind, Result};
+use crate::engines::remote::{Link, Links, timed};
+
+/// The largest answer that is taken: a survey of very many lines.
+const LARGEST: usize = 64 << 20;
+
+/// A connection to one member.
+#[derive(Clone)]
+pub(super) struct Connection {
+    grpc: tonic::client::Grpc<Channel>,
+    /// What the login was answered with; every request carries it.
+    token: Option<MetadataValue<Ascii>>,
+    watcher: Arc<Mutex<Option<Arc<Watcher>>>>,
+}
+
+impl Connection {
+    pub(super) fn new(channel: Channel, token: Option<MetadataValue<Ascii>>) -> Self {
+        Self {
+            grpc: tonic::client::Grpc::new(channel).max_decoding_message_size(LARGEST),
+            token,
+            watcher: Arc::default(),
+        }
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("token", token.clone());
+        }
+        request
+    }
+
+    /// One request, one answer.
+    pub(super) async fn call<C: Call>(&self, message: C) -> std::result::Result<C::Answer, Status> {
+        let mut grpc = self.grpc.clone();
+        grpc.ready().await.map_err(error::not_sent)?;
+        let path = PathAndQuery::from_static(C::PATH);
+        let answer = grpc.unary(self.request(message), path, ProstCodec::default());
+        Ok(answer.await?.into_inner())
+    }
+
+    /// A stream of requests and one of answers.
+    pub(super) async fn stream<C: Call>(
+        &self,
+        requests: impl Stream<Item = C> + Send + 'static,
+    ) -> std::result::Result<Streaming<C::Answer>, Status> {
+        let mut grpc = self.grpc.clone();
+        grpc.ready().await.map_err(error::not_sent)?;
+        let path = PathAndQuery::from_static(C::PATH);
+        let answers = grpc.streaming(self.request(requests), path, ProstCodec::default());
+        Ok(answers.await?.into_inner())
+    }
+
+    /// The one stream of watches on this connection, opened when it is needed.
+    fn watcher(&self) -> Arc<Watcher> {
+        let mut watcher = self.watcher.lock();
+        match &*watcher {
+            Some(open) if !open.is_over() => Arc::clone(open),
+            // Its task has a connection that does not lead back to the watcher, which would then
+            // never be dropped.
+            _ => Arc::clone(watcher.insert(Watcher::open(Self {
+                watcher: Arc::default(),
+                ..self.clone()
+            }))),
+        }
+    }
+}
+
+/// The calls of one engine.
+pub(super) struct Client {
+    pub(super) links: Links<Connection>,
+    pub(super) timeout: Duration,
+    /// Whether there is another member to turn to when one does not answer.
+    pub(super) several: bool,
+    /// Whether requests carry a login, which ends after a while.
+    pub(super) logs_in: bool,
+}
+
+impl Client {
+    /// Asks whichever member answers.
+    pub(super) async fn call<C: Call>(
+        &self,
+        operation: &'static str,
+        message: C,
+    ) -> Result<C::Answer> {
+        let link = self.links.get().await?;
+        self.call_over(&link, operation, message).await
+    }
+
+    /// Asks the member that `link` leads to, and no other.
+    pub(super) async fn call_over<C: Call>(
+        &self,
+        link: &Link<Connection>,
+        operation: &'static str,
+        message: C,
+    ) -> Result<C::Answer> {
+        let called = link.connection.call(message);
+        self.judged(operation, link, called).await
+    }
+
+    /// Keeps leases alive: all on one stream of their own, so that no late answer to an earlier
+    /// call can be taken for one to this, and sequence from the wrong time. Answers with what
+    /// came, and with the header of a write that a majority confirmed afterwards.
+    pub(super) async fn keep_alive(&self, leases: &[i64]) -> Result<(Vec<LeaseResponse>, Header)> {
+        let link = self.links.get().await?;
+        let requests = leases.iter().map(|&id| LeaseKeepAliveRequest { id });
+        let requests: Vec<LeaseKeepAliveRequest> = requests.collect();
+        let called = async {
+            let requests = futures_util::stream::iter(requests);
+            let mut answers = link.connection.stream(requests).await?;
+            let mut answered = Vec::new();
+            while let Some(answer) = answers.next().await {
+                answered.push(answer?);
+            }
+            // A write, though of nothing: reads are known to be stale while leaders change.
+            let nothing = txn::plain(vec![txn::delete(keys::NOTHING)]);
+            let confirmed = link.connection.call(nothing).await?;
+            Ok((answered, confirmed.header.unwrap_or_default()))
+        };
+        self.judged("renew", &link, called).await
+    }
+
+    /// Begins a watch, and returns when every further change is reported; also with the link to
+    /// the member that does so.
+    pub(super) async fn watch(
+        &self,
+        operation: &'static str,
+        range: Range,
+    ) -> Result<(Watch, Link<Connection>)> {
+        let link = self.links.get().await?;
+        let mut watch = link.connection.watcher().watch(range);
+        let why = match tokio::time::timeout(self.timeout, watch.changed_since(0)).await {
+            Ok(Some(_)) => return Ok((watch, link)),
+            Ok(None) => "etcd has ended the watch",
+            Err(_) => "the watch was not begun in time",
+        };
+        self.links.broken(&link).await;
+        Err(Error::new(Kind::Unreachable, operation, why))
+    }
+
+    /// Waits for the answer to a call over `link`, and judges the link by it.
+    async fn judged<T>(
+        &self,
+        operation: &'static str,
+        link: &Link<Connection>,
+        called: impl Future<Output = std::result::Result<T, Status>>,
+    ) -> Result<T> {
+        match timed(operation, self.timeout, called).await {
+            Ok(Ok(answer)) => {
+                self.links.answered(link);
+                Ok(answer)
+            }
+            Ok(Err(status)) => {
+                if self.is_over(&status) {
+                    self.links.broken(link).await;
+                } else {
+                    self.links.answered(link);
+                }
+                Err(error::of(operation, &status, self.logs_in))
+            }
+            Err(late) => {
+                // A renewal can't wait for a second one to be late, and a leave is sent again.
+                if self.several || matches!(operation, "renew" | "leave") {
+                    self.links.broken(link).await;
+                } else {
+                    self.links.late(link).await;
+                }
+                Err(late)
+            }
+        }
+    }
+
+    /// Whether the connection is of no use any more.
+    fn is_over(&self, status: &Status) -> bool {
+        match status.code() {
+            Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled => true,
+            Code::DeadlineExceeded => self.several,
+            Code::Unauthenticated => self.logs_in,
+            _ => false,
+        }
+    }
+}
+
+/// The revision of an answer.
+pub(super) fn revision(header: &Option<Header>) -> i64 {
+    header.as_ref().map_or(0, |header| header.revision)
+}

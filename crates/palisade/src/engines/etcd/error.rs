@@ -1,0 +1,73 @@
+//! What a refusal or failure of etcd means, in our own words: those of the gRPC library may hold
+//! addresses. Says whether a change may have been applied.
+
+use tonic::{Code, Status};
+
+use crate::core::error::{Error, Kind};
+
+/// The message for a user whose role lacks a right.
+pub(super) const NO_RIGHT: &str = "etcd denies this user the keys; grant its role readwrite on \
+                                   the prefix of the namespace and on .palisade/";
+
+/// The message of a status that stands for a request that never left.
+const NOT_SENT: &str = "not sent";
+
+/// The status of a request that never left.
+pub(super) fn not_sent(_: tonic::transport::Error) -> Status {
+    Status::new(Code::Unavailable, NOT_SENT)
+}
+
+/// The error for `status`; `logs_in` says whether requests carry a login, which ends after a
+/// while.
+pub(super) fn of(operation: &'static str, status: &Status, logs_in: bool) -> Error {
+    let said = status.message();
+    let (kind, message) = match status.code() {
+        Code::PermissionDenied => (Kind::Denied, NO_RIGHT),
+        Code::InvalidArgument if said.contains("user name is empty") => (
+            Kind::Denied,
+            "etcd asks for a login; give user and password_file, or a client certificate",
+        ),
+        Code::InvalidArgument if said.contains("authentication failed") => {
+            (Kind::Denied, "etcd refuses the user or the password")
+        }
+        // The login ended, or a member that was restarted has forgotten it: the next connection
+        // logs in again. etcd checks it before it does anything.
+        Code::Unauthenticated if logs_in => {
+            (Kind::Unreachable, "the login has ended; logging in again")
+        }
+        Code::Unauthenticated => (Kind::Denied, "etcd refuses the login"),
+        Code::NotFound if said.contains("lease not found") => (Kind::Lost, "the lease has ended"),
+        Code::ResourceExhausted if said.contains("space exceeded") => (
+            Kind::Unusable,
+            "etcd has used up its quota and takes no writes; compact, defragment, and disarm the \
+             alarm",
+        ),
+        Code::ResourceExhausted => (Kind::Unreachable, "etcd is too busy to take requests"),
+        Code::Unavailable if said == NOT_SENT => (Kind::Unreachable, "the connection is down"),
+        Code::Unavailable if said.contains("no leader") => {
+            (Kind::Unreachable, "the cluster has no leader")
+        }
+        Code::Unavailable
+        | Code::Unknown
+        | Code::Internal
+        | Code::Cancelled
+        | Code::DeadlineExceeded => {
+            let message = "the connection broke, or the cluster could not agree in time";
+            return Error::new(Kind::Unreachable, operation, message).maybe_applied();
+        }
+        Code::FailedPrecondition if said.contains("space") || said.contains("corrupt") => {
+            (Kind::Unusable, "etcd has raised an alarm and refuses")
+        }
+        Code::Unimplemented => (
+            Kind::Unusable,
+            "the server does not know this request; etcd 3.4 or newer is needed",
+        ),
+        code => {
+            let message = "etcd refuses a request of the engine";
+            return Error::new(Kind::Internal, operation, message)
+                .maybe_applied()
+                .with("code", code as i32);
+        }
+    };
+    Error::new(kind, operation, message)
+}

@@ -1,0 +1,261 @@
+//! `survey` and `check`: what is shown to people. A report decides nothing.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::Inner;
+use super::config::CAPABILITY;
+use super::keys;
+use super::leases::{self, seconds};
+use super::proto::{
+    AlarmRequest, CORRUPT, KeyValue, LeaseTimeToLiveRequest, NO_SPACE, RangeRequest, StatusRequest,
+};
+use super::snapshot::{self, Place, Snapshot};
+use super::txn;
+use crate::core::error::{Kind, Result};
+use crate::core::line::Seat;
+use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
+use crate::engines::remote;
+
+/// Up to how many leases a survey asks for their remaining time, one request each; where there
+/// are more, times are left out.
+const LEASES_ASKED: usize = 64;
+
+/// A line, or all lines, as etcd shows them at one revision.
+pub(super) async fn survey(engine: &Inner, scope: &Scope) -> Result<Vec<LineReport>> {
+    let keys = &engine.keys;
+    let mut lines = BTreeMap::new();
+    match scope {
+        Scope::Line(name) => {
+            let line = snapshot::line(engine, "survey", &keys.line(name)?).await?;
+            lines.insert(name.to_string(), line);
+        }
+        // Only what carries our records: the rest of the store belongs to others.
+        Scope::Prefix(prefix) if keys.shared_with_others() => {
+            let ours = RangeRequest {
+                keys_only: true,
+                ..txn::all(&format!("{}{prefix}", keys::OWNERS))
+            };
+            let ours = engine.client.call("survey", ours).await?.kvs;
+            let name = |kv: &KeyValue| {
+                let key = kv.key.strip_prefix(keys::OWNERS.as_bytes())?;
+                Some(keys.parse(key)?.0)
+            };
+            let names: BTreeSet<String> = ours.iter().filter_map(name).collect();
+            for name in names {
+                let line = snapshot::line(engine, "survey", &format!("{name}/")).await?;
+                lines.insert(name, line);
+            }
+        }
+        Scope::Prefix(prefix) => lines = snapshot::lines(engine, prefix).await?,
+    }
+    lines.retain(|_, line| !line.line.seats.is_empty());
+    let remaining = remaining(engine, lines.values()).await;
+    let report = |(name, line): (String, Snapshot)| {
+        let capacity = line.line.named_capacity();
+        let show = |seat| claim(engine, seat, &remaining);
+        let (holders, waiters) = line.line.seats.into_iter().partition(Seat::is_held);
+        let (holders, waiters): (Vec<_>, Vec<_>) = (holders, waiters);
+        LineReport {
+            name,
+            capacity,
+            holders: holders.into_iter().map(show).collect(),
+            waiters: waiters.into_iter().map(show).collect(),
+        }
+    };
+    Ok(lines.into_iter().map(report).collect())
+}
+
+fn claim(engine: &Inner, seat: Seat<Place>, leases: &HashMap<i64, Duration>) -> ClaimReport {
+    let (is_held, place) = (seat.is_held(), seat.extra);
+    // The value of another tool's ticket is the proposal of a candidate.
+    let foreign = || {
+        let is_told = engine.keys.shared_with_others() && !place.value.is_empty();
+        is_told.then(|| String::from_utf8_lossy(&place.value).into_owned())
+    };
+    let value = match &place.record {
+        Some(record) => record.value.clone(),
+        None => foreign(),
+    };
+    ClaimReport {
+        value,
+        owner: place.record.map(|record| record.owner),
+        id: place.id,
+        ask: seat.ask,
+        sequence: is_held.then_some(seat.sequence),
+        expires_in: leases.get(&place.lease).copied(),
+        evicted: seat.evicted,
+    }
+}
+
+/// How long leases still run, at the most.
+async fn remaining<'a>(
+    engine: &Inner,
+    lines: impl Iterator<Item = &'a Snapshot>,
+) -> HashMap<i64, Duration> {
+    let leases = lines.flat_map(|line| line.line.seats.iter().map(|seat| seat.extra.lease));
+    let leases: BTreeSet<i64> = leases.filter(|&lease| lease != 0).collect();
+    if leases.len() > LEASES_ASKED {
+        return HashMap::new();
+    }
+    let ask = |id: i64| async move {
+        let request = LeaseTimeToLiveRequest { id, keys: false };
+        let answer = engine.client.call("survey", request).await.ok()?;
+        // etcd says whole seconds, rounded down.
+        let ttl = (answer.ttl + 1).min(answer.granted_ttl);
+        (answer.ttl >= 0).then(|| (id, seconds(ttl)))
+    };
+    let answers = join_all(leases.into_iter().map(ask)).await;
+    answers.into_iter().flatten().collect()
+}
+
+/// What is known to be unsafe or in the way about this cluster.
+pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
+    let status = engine.client.call("check", StatusRequest {}).await?;
+    let mut findings = Vec::new();
+    findings.extend(of_version(&status.version));
+    if status.leader == 0 {
+        findings.push(finding(
+            Severity::Warning,
+            "no_quorum",
+            "the member that answers knows no leader",
+            "start the members that are down; without a majority nothing is granted",
+        ));
+    }
+    if engine.leases.history().epoch > 0 {
+        findings.push(finding(
+            Severity::Danger,
+            "cluster_replaced",
+            "since this client connected, the cluster was restored from a snapshot or replaced by \
+             another: tokens can repeat",
+            "raise era= in the URL of every client",
+        ));
+    }
+    findings.extend(alarms_raised(engine).await?);
+    findings.extend(ttl_floor(engine).await);
+    let endpoints = &engine.endpoints;
+    findings.extend(remote::plain_text(
+        &endpoints.hosts,
+        endpoints.is_encrypted(),
+    ));
+    Ok(Checkup {
+        version: Some(status.version),
+        clock_ahead_us: None,
+        findings,
+    })
+}
+
+fn finding(
+    severity: Severity,
+    code: &'static str,
+    message: impl Into<String>,
+    remedy: &str,
+) -> Finding {
+    Finding {
+        severity,
+        code,
+        message: message.into(),
+        remedy: remedy.to_owned(),
+    }
+}
+
+async fn alarms_raised(engine: &Inner) -> Result<Vec<Finding>> {
+    let answer = match engine.client.call("check", AlarmRequest {}).await {
+        Ok(answer) => answer,
+        // Only an operator's role may ask; then an operator has to look.
+        Err(error) if error.kind() == Kind::Denied => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let raised = |alarm| answer.alarms.iter().any(|raised| raised.alarm == alarm);
+    let quota = finding(
+        Severity::Warning,
+        "quota_alarm",
+        "etcd has used up its quota: no lock can be taken",
+        "etcdctl compact, etcdctl defrag, etcdctl alarm disarm; then raise the quota",
+    );
+    let corrupt = finding(
+        Severity::Danger,
+        "corrupt_alarm",
+        "the data of the members differ",
+        "stop using this cluster and restore the member that is wrong",
+    );
+    let known = [(NO_SPACE, quota), (CORRUPT, corrupt)].into_iter();
+    let known = known.filter(|(alarm, _)| raised(*alarm));
+    Ok(known.map(|(_, finding)| finding).collect())
+}
+
+/// Asks for a lease of one second and sees what is granted.
+async fn ttl_floor(engine: &Inner) -> Option<Finding> {
+    let second = Duration::from_secs(1);
+    let granted = engine.leases.grant(&engine.client, second).await.ok()?;
+    // Without an answer it ends by itself.
+    let _ = leases::revoke(&engine.client, "check", granted.id).await;
+    let floor = granted.armed.ttl;
+    (floor > CAPABILITY.ttl.min).then(|| {
+        let message = format!("a shorter ttl is granted as {floor:?}: 1.5 election timeouts");
+        let remedy = "reckon with it: a lock whose holder died is free after that time";
+        finding(Severity::Info, "ttl_floor", message, remedy)
+    })
+}
+
+/// What is known of a version, by the issue that tells it.
+fn of_version(version: &str) -> Option<Finding> {
+    let number = |part: &str| -> Option<u32> {
+        let end = part.find(|c: char| !c.is_ascii_digit());
+        part[..end.unwrap_or(part.len())].parse().ok()
+    };
+    let parts: Vec<u32> = version.split('.').map_while(number).collect();
+    let &[major, minor, patch, ..] = parts.as_slice() else {
+        return None;
+    };
+    let (severity, code, message, remedy) = match (major, minor, patch) {
+        (..3, ..) | (3, ..4, _) => (
+            Severity::Warning,
+            "too_old",
+            "is older than what palisade is tested with",
+            "run 3.4 or newer",
+        ),
+        (3, 5, 0..=2) => (
+            Severity::Danger,
+            "loses_data",
+            "can lose writes when a member is killed (etcd #13766)",
+            "run a newer 3.5",
+        ),
+        (3, 4, ..=20) | (3, 5, ..=4) => (
+            Severity::Danger,
+            "loses_data",
+            "can lose acknowledged writes on a cluster of one member (etcd #14370)",
+            "run the newest release of the same line",
+        ),
+        (3, 4, ..=41) | (3, 5, ..=27) | (3, 6, ..=8) => (
+            Severity::Info,
+            "stale_reads",
+            "can answer with stale data while its leader changes (etcd #20418); locks don't \
+             depend on it, your own reads may",
+            "run 3.4.42, 3.5.28, 3.6.9 or newer",
+        ),
+        _ => return None,
+    };
+    let message = format!("etcd {version} {message}");
+    Some(finding(severity, code, message, remedy))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_judged_by_what_is_known_of_them() {
+        let code = |version| of_version(version).map(|finding| finding.code);
+        assert_eq!(code("3.3.25"), Some("too_old"));
+        assert_eq!(code("3.5.1"), Some("loses_data"));
+        assert_eq!(code("3.4.23"), Some("stale_reads"));
+        assert_eq!(code("3.5.16-k3s1"), Some("stale_reads"));
+        assert_eq!(code("3.5.28"), None);
+        assert_eq!(code("3.7.0"), None);
+        assert_eq!(code("3.7.0-alpha.0"), None);
+        assert_eq!(code("unknown"), None);
+    }
+}

@@ -1,0 +1,142 @@
+//! Hints: when the keeper should look after its leases, and when a survey may show something else.
+//!
+//! A hint is never a verdict. A watch that broke is begun again, with a hint, since something may
+//! have happened in between.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+
+use super::Inner;
+use super::keys;
+use super::proto::RangeRequest;
+use super::txn;
+use super::watch::{Range, Watch};
+use crate::core::engine::{Alarm, BoxStream};
+use crate::core::error::Result;
+use crate::core::report::Scope;
+
+/// The pause before a watch that broke is begun again: no hot loop, and no wait to speak of.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// A watch of all keys that begin with a prefix, begun again whenever it breaks.
+struct Follow {
+    operation: &'static str,
+    prefix: String,
+    /// The watch, and the last revision that it reported.
+    open: Option<(Watch, i64)>,
+}
+
+impl Follow {
+    fn new(operation: &'static str, prefix: String) -> Self {
+        Self {
+            operation,
+            prefix,
+            open: None,
+        }
+    }
+
+    /// Waits until something may have changed; at once when the watch has just begun. Can be
+    /// dropped and called again.
+    async fn next(&mut self, engine: &Inner) -> Result<()> {
+        loop {
+            let Some((watch, seen)) = &mut self.open else {
+                let range = Range::under(&self.prefix);
+                match engine.client.watch(self.operation, range).await {
+                    Ok((watch, _)) => self.open = Some((watch, 0)),
+                    Err(error) => {
+                        tokio::time::sleep(PAUSE).await;
+                        return Err(error);
+                    }
+                }
+                continue;
+            };
+            match watch.changed_since(*seen).await {
+                Some(revision) => {
+                    *seen = revision;
+                    return Ok(());
+                }
+                None => self.open = None,
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+/// Hints for the keeper: what the engine notices by itself, and marks on places of ours.
+pub(super) fn alarms(engine: Arc<Inner>) -> BoxStream<Alarm> {
+    let heard = engine.alarms.subscribe();
+    let prefix = format!("{}{}", keys::MARKS, engine.keys.scope(""));
+    let marks = Follow::new("evict", prefix);
+    let next = |(engine, mut heard, mut marks): (Arc<Inner>, Receiver<_>, Follow)| async move {
+        let alarm = loop {
+            tokio::select! {
+                alarm = heard.recv() => match alarm {
+                    Ok(alarm) => break alarm,
+                    Err(RecvError::Lagged(_)) => break Alarm::All,
+                    // The sender lives in the engine.
+                    Err(RecvError::Closed) => std::future::pending().await,
+                },
+                told = marks.next(&engine) => if told.is_ok() && marks_ours(&engine, &marks).await {
+                    break Alarm::All;
+                },
+            }
+        };
+        Some((alarm, (engine, heard, marks)))
+    };
+    Box::pin(stream::unfold((engine, heard, marks), next))
+}
+
+/// Whether a place of this client is marked, or may be.
+async fn marks_ours(engine: &Inner, marks: &Follow) -> bool {
+    let range = RangeRequest {
+        keys_only: true,
+        ..txn::all(&marks.prefix)
+    };
+    let Ok(found) = engine.client.call("evict", range).await else {
+        return true;
+    };
+    let mut marked = found.kvs.iter().filter_map(|kv| {
+        let key = std::str::from_utf8(&kv.key).ok()?;
+        keys::lease_of(key)
+    });
+    marked.any(|lease| {
+        let is_own = || {
+            let known = engine.known.lock();
+            known.values().any(|known| known.lease.id == lease)
+        };
+        engine.leases.is_shared(lease) || is_own()
+    })
+}
+
+/// Hints that a survey of `scope` may show something else.
+pub(super) fn watch(engine: Arc<Inner>, scope: &Scope) -> BoxStream<Result<()>> {
+    let lines = match scope {
+        Scope::Line(name) => engine.keys.line(name),
+        Scope::Prefix(prefix) => Ok(engine.keys.scope(prefix)),
+    };
+    let lines = match lines {
+        Ok(lines) => lines,
+        Err(error) => return Box::pin(stream::iter([Err(error)])),
+    };
+    let marks = Follow::new("watch", format!("{}{lines}", keys::MARKS));
+    // Beside other tools only what carries our records: the rest of the store belongs to others.
+    let places = match scope {
+        Scope::Prefix(_) if engine.keys.shared_with_others() => {
+            format!("{}{lines}", keys::OWNERS)
+        }
+        _ => lines,
+    };
+    let places = Follow::new("watch", places);
+    let next = |(engine, mut places, mut marks): (Arc<Inner>, Follow, Follow)| async move {
+        let told = tokio::select! {
+            told = places.next(&engine) => told,
+            told = marks.next(&engine) => told,
+        };
+        Some((told, (engine, places, marks)))
+    };
+    Box::pin(stream::unfold((engine, places, marks), next))
+}

@@ -1,0 +1,249 @@
+//! `leave`, `amend`, `evict` and `resize`: each one a transaction that compares the create
+//! revision, since a key that was left and taken again is another place (etcd #22082).
+
+use std::time::Duration;
+
+use super::Inner;
+use super::keys::{self, Record};
+use super::leases::{self, own_lease};
+use super::proto::{Compare, RequestOp, TxnRequest};
+use super::snapshot::{self, Place, Snapshot};
+use super::txn;
+use crate::core::claim::Ask;
+use crate::core::engine::{Amended, Amendment, Eviction, Left};
+use crate::core::error::{Error, Kind, Outcome, Result};
+use crate::core::name::Name;
+use crate::core::ticket::Ticket;
+
+/// How many operations etcd takes in one transaction (`--max-txn-ops`).
+const MOST_OPS: usize = 128;
+
+/// How often a change is tried again because the line changed in between.
+const TRIES: usize = 16;
+
+/// The request of an enter that was dropped may arrive after that of its leave, over another
+/// connection and member: the place is looked for again after these times. What comes later still
+/// is left to the audit.
+const LATE: [Duration; 4] = [
+    Duration::from_millis(10),
+    Duration::from_millis(30),
+    Duration::from_millis(100),
+    Duration::from_millis(300),
+];
+
+pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
+    let Some(key) = engine.key_of(ticket) else {
+        return Ok(Left::Absent);
+    };
+    let prefix = engine.keys.line(&ticket.name)?;
+    let is_incarnation = match i64::try_from(ticket.sequence) {
+        Ok(0) => txn::exists(key.as_bytes()),
+        Ok(created) => txn::created_at(key.as_bytes(), created),
+        // No revision is so large: nothing matches.
+        Err(_) => txn::created_at(key.as_bytes(), -1),
+    };
+    // A mark must not outlive its place: the key may be used again.
+    let mut deletes = engine.deletes(key.as_bytes());
+    deletes.push(txn::delete(keys::mark_key(key.as_bytes())));
+    let request = txn::only_if(vec![is_incarnation], deletes);
+    let mut left = send_leave(engine, &request).await?;
+    let known = engine.known.lock().get(&ticket.claim).cloned();
+    // An own lease takes a late place with it.
+    let shared = known.as_ref().filter(|known| !known.own);
+    if ticket.native.is_none() && shared.is_some() {
+        let mut pauses = LATE.iter();
+        while let Some(pause) = pauses.next().filter(|_| !left) {
+            tokio::time::sleep(*pause).await;
+            left = send_leave(engine, &request).await?;
+        }
+    }
+    let certain = ticket.sequence != 0 && !ticket.in_doubt;
+    let own = known.as_ref().filter(|known| known.own);
+    if let Some(own) = own.map(|known| known.lease.id).or(own_lease(ticket)) {
+        let revoked = leases::revoke(&engine.client, "leave", own).await;
+        // When the place is known to be gone nothing hangs on the lease, and it ends by itself.
+        if !certain {
+            revoked?;
+        }
+    }
+    engine.known.lock().remove(&ticket.claim);
+    if !left {
+        return Ok(Left::Absent);
+    }
+    if let Some(shared) = shared.filter(|_| certain) {
+        engine.free_key(shared.lease.id, prefix, key);
+    }
+    Ok(Left::Done)
+}
+
+/// Sends a leave, and says whether the place was there. The connection may be dead while the
+/// server is well: what was not answered is sent once more, over another one. It compares the
+/// incarnation, so that a second copy does no harm.
+async fn send_leave(engine: &Inner, request: &TxnRequest) -> Result<bool> {
+    let error = match engine.client.call("leave", request.clone()).await {
+        Err(error) if error.is_transient() => error,
+        answer => return answer.map(|answer| answer.succeeded),
+    };
+    let again = engine.client.call("leave", request.clone()).await?;
+    // Gone since: the first copy did it.
+    Ok(again.succeeded || error.outcome() == Outcome::MaybeApplied)
+}
+
+/// What a look at a line leads to.
+enum Step<T> {
+    Answer(T),
+    /// Writes if nothing has changed that it depends on, and then answers.
+    Write(Vec<Compare>, Vec<RequestOp>, T),
+}
+
+/// Reads a line and changes it, until nothing has changed in between.
+async fn change<T>(
+    engine: &Inner,
+    operation: &'static str,
+    prefix: &str,
+    mut decide: impl FnMut(Snapshot) -> Result<Step<T>>,
+) -> Result<T> {
+    for _ in 0..TRIES {
+        let line = snapshot::line(engine, operation, prefix).await?;
+        let (compare, success, answer) = match decide(line)? {
+            Step::Answer(answer) => return Ok(answer),
+            Step::Write(compare, success, answer) => (compare, success, answer),
+        };
+        let request = txn::only_if(compare, success);
+        match engine.client.call(operation, request).await {
+            Ok(done) if done.succeeded => return Ok(answer),
+            Ok(_) => {}
+            // A lease ended meanwhile, and the keys on it.
+            Err(error) if error.kind() == Kind::Lost => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let message = "the line changes faster than it can be looked at; try again";
+    Err(Error::new(Kind::Unreachable, operation, message))
+}
+
+pub(super) async fn amend(
+    engine: &Inner,
+    ticket: &Ticket,
+    amendment: Amendment,
+) -> Result<Amended> {
+    let prefix = engine.keys.line(&ticket.name)?;
+    let Some(key) = engine.key_of(ticket) else {
+        return Ok(Amended::Gone);
+    };
+    let decide = |mut found: Snapshot| {
+        let line = &mut found.line;
+        let is_ticket = |place: &Place| {
+            place.key == key.as_bytes() && u64::try_from(place.created) == Ok(ticket.sequence)
+        };
+        let Some(seat) = line.seats.iter().find(|seat| is_ticket(&seat.extra)) else {
+            return Ok(Step::Answer(Amended::Gone));
+        };
+        let (id, place) = (seat.id, seat.extra.clone());
+        let Some(mut record) = place.record.clone() else {
+            let message = "the record of this place can't be read; was it changed by hand?";
+            return Err(Error::new(Kind::Unusable, "amend", message));
+        };
+        let mut compare = vec![
+            txn::created_at(&place.key, place.created),
+            txn::unchanged(&place.key, place.modified),
+        ];
+        match &amendment {
+            Amendment::Value(value) => record.value = Some(value.clone()),
+            Amendment::Ask(ask) => {
+                match line.reweigh(id, ticket.sequence, *ask) {
+                    Amended::Done => {}
+                    refused => return Ok(Step::Answer(refused)),
+                }
+                compare.push(txn::nothing_put_since(&prefix, found.revision));
+                // Whoever waits first keeps everyone behind it waiting, and must still be there: a
+                // delete leaves no trace in what is left.
+                if let Some(next) = line.seats.iter().find(|seat| !seat.is_held()) {
+                    compare.push(txn::created_at(&next.extra.key, next.extra.created));
+                }
+                record.set_ask(*ask);
+            }
+        }
+        let writes = rewrites(engine, &place, &record)?;
+        Ok(Step::Write(compare, writes, Amended::Done))
+    };
+    let amended = change(engine, "amend", &prefix, decide).await?;
+    if let (Amended::Done, Amendment::Ask(ask)) = (amended, amendment)
+        && let Some(known) = engine.known.lock().get_mut(&ticket.claim)
+    {
+        known.whole = ask == Ask::Whole;
+    }
+    Ok(amended)
+}
+
+/// What gives a place another record.
+fn rewrites(engine: &Inner, place: &Place, record: &Record) -> Result<Vec<RequestOp>> {
+    let value = record.value(&engine.keys)?;
+    let mut rewrites = vec![txn::put(place.key.clone(), value, place.lease)];
+    if engine.keys.shared_with_others() {
+        let apart = keys::owner_key(&place.key);
+        rewrites.push(txn::put(apart, record.json(), place.lease));
+    }
+    Ok(rewrites)
+}
+
+pub(super) async fn evict(
+    engine: &Inner,
+    name: &Name,
+    id: &str,
+    eviction: Eviction,
+) -> Result<bool> {
+    let prefix = engine.keys.line(name)?;
+    let decide = |found: Snapshot| {
+        let mut places = found.line.seats.into_iter().map(|seat| seat.extra);
+        let Some(place) = places.find(|place| !id.is_empty() && place.id == id) else {
+            return Ok(Step::Answer(false));
+        };
+        // The mark tells the victim's client, which looks after its places.
+        let mark = txn::put(keys::mark_key(&place.key), Vec::new(), place.lease);
+        let mut writes = match eviction {
+            Eviction::Mark if !place.ours => {
+                let message = "a ticket of another tool can't be asked to let go; take it away by \
+                               force";
+                return Err(Error::new(Kind::Unsupported, "evict", message));
+            }
+            Eviction::Mark => Vec::new(),
+            Eviction::Remove => engine.deletes(&place.key),
+        };
+        writes.extend(place.ours.then_some(mark));
+        let is_there = vec![txn::created_at(&place.key, place.created)];
+        Ok(Step::Write(is_there, writes, true))
+    };
+    change(engine, "evict", &prefix, decide).await
+}
+
+pub(super) async fn resize(engine: &Inner, name: &Name, capacity: u32) -> Result<bool> {
+    let prefix = engine.keys.line(name)?;
+    let decide = |mut found: Snapshot| {
+        if !found.line.resize(capacity)? {
+            return Ok(Step::Answer(false));
+        }
+        // Nobody has come since, and nobody has gone, whom the new capacity may be about.
+        let mut compare = vec![txn::nothing_put_since(&prefix, found.revision)];
+        let mut writes = Vec::new();
+        for seat in &found.line.seats {
+            let place = &seat.extra;
+            compare.push(txn::created_at(&place.key, place.created));
+            if let (Ask::Part { weight, .. }, Some(record)) = (seat.ask, &place.record) {
+                let record = Record {
+                    part: Some((weight, capacity)),
+                    held: seat.is_held(),
+                    ..record.clone()
+                };
+                writes.extend(rewrites(engine, place, &record)?);
+            }
+        }
+        if compare.len().max(writes.len()) > MOST_OPS {
+            let message = "too many claims are in this line for one transaction of etcd; try \
+                           again when there are fewer";
+            return Err(Error::new(Kind::Unsupported, "resize", message));
+        }
+        Ok(Step::Write(compare, writes, true))
+    };
+    change(engine, "resize", &prefix, decide).await
+}

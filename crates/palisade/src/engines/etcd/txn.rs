@@ -1,0 +1,132 @@
+//! What transactions are made of: conditions, writes and reads.
+
+use super::keys::prefix_range;
+use super::proto::{
+    ASCEND, BY_CREATE, CREATE, Compare, DESCEND, DeleteRangeRequest, EQUAL, GREATER, KeyValue,
+    LESS, MODIFY, PutRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse,
+};
+
+/// True if the key was created at this revision; 0 for a key that is absent.
+pub(super) fn created_at(key: &[u8], revision: i64) -> Compare {
+    Compare {
+        result: EQUAL,
+        target: CREATE,
+        key: key.to_vec(),
+        create_revision: Some(revision),
+        ..Default::default()
+    }
+}
+
+/// True if the key is there.
+pub(super) fn exists(key: &[u8]) -> Compare {
+    Compare {
+        result: GREATER,
+        ..created_at(key, 0)
+    }
+}
+
+/// True if the key was last changed at this revision.
+pub(super) fn unchanged(key: &[u8], revision: i64) -> Compare {
+    Compare {
+        result: EQUAL,
+        target: MODIFY,
+        key: key.to_vec(),
+        mod_revision: Some(revision),
+        ..Default::default()
+    }
+}
+
+/// True if no key begins with `prefix`.
+pub(super) fn is_empty(prefix: &str) -> Compare {
+    let (start, range_end) = prefix_range(prefix);
+    Compare {
+        range_end,
+        ..created_at(&start, 0)
+    }
+}
+
+/// True if nothing that begins with `prefix` was put after `revision`. Says nothing of deletes.
+pub(super) fn nothing_put_since(prefix: &str, revision: i64) -> Compare {
+    let (start, range_end) = prefix_range(prefix);
+    Compare {
+        result: LESS,
+        range_end,
+        ..unchanged(&start, revision + 1)
+    }
+}
+
+pub(super) fn put(key: impl Into<Vec<u8>>, value: Vec<u8>, lease: i64) -> RequestOp {
+    let key = key.into();
+    RequestOp {
+        put: Some(PutRequest { key, value, lease }),
+        ..Default::default()
+    }
+}
+
+pub(super) fn delete(key: impl Into<Vec<u8>>) -> RequestOp {
+    RequestOp {
+        delete: Some(DeleteRangeRequest { key: key.into() }),
+        ..Default::default()
+    }
+}
+
+pub(super) fn read(range: RangeRequest) -> RequestOp {
+    RequestOp {
+        range: Some(range),
+        ..Default::default()
+    }
+}
+
+/// One key, or nothing.
+pub(super) fn one(key: &[u8]) -> RangeRequest {
+    RangeRequest {
+        key: key.to_vec(),
+        ..Default::default()
+    }
+}
+
+/// All that begins with `prefix`, oldest first.
+pub(super) fn all(prefix: &str) -> RangeRequest {
+    let (key, range_end) = prefix_range(prefix);
+    RangeRequest {
+        key,
+        range_end,
+        sort_order: ASCEND,
+        sort_target: BY_CREATE,
+        ..Default::default()
+    }
+}
+
+/// The two youngest of those that begin with `prefix`, without values: oneself, and the nearest
+/// ahead.
+pub(super) fn youngest_two(prefix: &str) -> RangeRequest {
+    RangeRequest {
+        sort_order: DESCEND,
+        limit: 2,
+        keys_only: true,
+        ..all(prefix)
+    }
+}
+
+/// A transaction without a condition.
+pub(super) fn plain(success: Vec<RequestOp>) -> TxnRequest {
+    TxnRequest {
+        success,
+        ..Default::default()
+    }
+}
+
+/// A transaction that does nothing unless all conditions are true.
+pub(super) fn only_if(compare: Vec<Compare>, success: Vec<RequestOp>) -> TxnRequest {
+    TxnRequest {
+        compare,
+        success,
+        failure: Vec::new(),
+    }
+}
+
+/// What the reads of a transaction found, in order.
+pub(super) fn found(response: TxnResponse) -> impl Iterator<Item = Vec<KeyValue>> {
+    let answers = response.responses.into_iter();
+    answers.filter_map(|answer| answer.range.map(|range| range.kvs))
+}

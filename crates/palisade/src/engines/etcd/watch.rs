@@ -1,0 +1,329 @@
+//! `Watcher`: all watches of one connection, on one stream.
+//!
+//! A watch begins at "now": etcd serves one that begins at a revision in the past from its sync
+//! loop only, every 100 ms. So whoever watches looks once more unless its last look was at the
+//! revision at which the watch began, or later. A push is never a grant: it says only that it is
+//! worth looking.
+//!
+//! A watch is shared by all who watch the same range, and stays for a while when nobody does:
+//! keys are used again, and the same one is soon ahead again. A later waiter then needs neither a
+//! new watch nor a look, if its last look was not before what the watch has reported. The task
+//! that reads the stream belongs to the runtime of its connection and ends with it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+
+use super::client::{Connection, revision};
+use super::keys::prefix_range;
+use super::proto::{NO_PUT, WatchCancelRequest, WatchCreateRequest, WatchRequest};
+
+/// How many watches are kept that nobody listens to.
+const MOST_IDLE: usize = 16;
+
+/// How many changes an idle watch may report to nobody before it is ended: each costs a message.
+const MOST_UNHEARD: u32 = 8;
+
+/// What is watched.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Range {
+    pub(super) key: Vec<u8>,
+    /// Empty for one key.
+    pub(super) end: Vec<u8>,
+    /// Whether only the ends of keys are reported.
+    pub(super) deletes: bool,
+}
+
+impl Range {
+    /// All keys that begin with `prefix`.
+    pub(super) fn under(prefix: &str) -> Self {
+        let (key, end) = prefix_range(prefix);
+        Self {
+            key,
+            end,
+            deletes: false,
+        }
+    }
+}
+
+/// The revision of the last change that may have happened: up to that at which the watch began
+/// nothing is reported. `None` until it has begun.
+type Changed = Option<i64>;
+
+/// One who watches.
+pub(super) struct Watch {
+    id: i64,
+    changed: watch::Receiver<Changed>,
+    watcher: Arc<Watcher>,
+}
+
+impl Watch {
+    /// Waits until something may have changed after `seen`, and answers with its revision; at
+    /// once when the watch began later than that. `None` when nothing is reported any more: the
+    /// stream broke, or etcd has ended the watch. Can be dropped and called again.
+    pub(super) async fn changed_since(&mut self, seen: i64) -> Option<i64> {
+        let is_later = |changed: &Changed| changed.is_some_and(|at| at > seen);
+        *self.changed.wait_for(is_later).await.ok()?
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let useless = self.watcher.table.lock().part(self.id);
+        if let Some(useless) = useless {
+            let _ = self.watcher.requests.send(cancel(useless));
+        }
+    }
+}
+
+/// The watches of one connection.
+pub(super) struct Watcher {
+    requests: mpsc::UnboundedSender<WatchRequest>,
+    table: Arc<Mutex<Table>>,
+    reader: AbortHandle,
+}
+
+impl Watcher {
+    /// Opens the stream in the background.
+    pub(super) fn open(connection: Connection) -> Arc<Self> {
+        let (requests, asked) = mpsc::unbounded_channel();
+        let table = Arc::default();
+        let reader = Reader {
+            table: Arc::clone(&table),
+            requests: requests.downgrade(),
+        };
+        Arc::new(Self {
+            requests,
+            table,
+            reader: tokio::spawn(reader.read(connection, asked)).abort_handle(),
+        })
+    }
+
+    /// Whether the stream has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.table.lock().over
+    }
+
+    /// Watches a range from now on, or from when somebody began to.
+    pub(super) fn watch(self: &Arc<Self>, range: Range) -> Watch {
+        let (id, changed, is_new) = self.table.lock().join(&range);
+        if is_new {
+            let create = WatchCreateRequest {
+                key: range.key,
+                range_end: range.end,
+                filters: range.deletes.then_some(NO_PUT).into_iter().collect(),
+                watch_id: id,
+            };
+            // A stream that has ended tells its listeners by itself.
+            let _ = self.requests.send(WatchRequest {
+                create: Some(create),
+                cancel: None,
+            });
+        }
+        Watch {
+            id,
+            changed,
+            watcher: Arc::clone(self),
+        }
+    }
+}
+
+fn cancel(watch_id: i64) -> WatchRequest {
+    WatchRequest {
+        create: None,
+        cancel: Some(WatchCancelRequest { watch_id }),
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// The task that reads the stream. However it ends, everyone who listens is told.
+struct Reader {
+    table: Arc<Mutex<Table>>,
+    requests: mpsc::WeakUnboundedSender<WatchRequest>,
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        *self.table.lock() = Table {
+            over: true,
+            ..Default::default()
+        };
+    }
+}
+
+impl Reader {
+    async fn read(self, connection: Connection, asked: mpsc::UnboundedReceiver<WatchRequest>) {
+        let requests = stream::unfold(asked, |mut asked| async move {
+            asked.recv().await.map(|request| (request, asked))
+        });
+        let Ok(mut answers) = connection.stream(requests).await else {
+            return;
+        };
+        drop(connection);
+        while let Some(Ok(answer)) = answers.next().await {
+            let events = answer.events.iter().filter_map(|event| event.kv.as_ref());
+            let last = events.map(|kv| kv.mod_revision).max();
+            let useless = match last {
+                _ if answer.canceled => {
+                    self.table.lock().forget(answer.watch_id);
+                    continue;
+                }
+                _ if answer.created => {
+                    let begun = revision(&answer.header);
+                    self.table.lock().report(answer.watch_id, begun)
+                }
+                Some(last) => self.table.lock().report(answer.watch_id, last),
+                // Of its own progress only.
+                None => continue,
+            };
+            if let (Some(id), Some(requests)) = (useless, self.requests.upgrade()) {
+                let _ = requests.send(cancel(id));
+            }
+        }
+    }
+}
+
+/// Who listens to which watch, and what each has reported.
+#[derive(Default)]
+struct Table {
+    over: bool,
+    next: i64,
+    watches: HashMap<i64, Shared>,
+    by_range: HashMap<Range, i64>,
+    /// Watches that nobody listens to, the longest idle first.
+    idle: VecDeque<i64>,
+}
+
+/// One watch, as etcd knows it.
+struct Shared {
+    range: Range,
+    changed: watch::Sender<Changed>,
+    listeners: u32,
+    unheard: u32,
+}
+
+impl Table {
+    /// Listens to a range, and says whether etcd is to be asked for a new watch.
+    fn join(&mut self, range: &Range) -> (i64, watch::Receiver<Changed>, bool) {
+        if let Some(id) = self.by_range.get(range)
+            && let Some(shared) = self.watches.get_mut(id)
+        {
+            self.idle.retain(|idle| idle != id);
+            shared.listeners += 1;
+            shared.unheard = 0;
+            return (*id, shared.changed.subscribe(), false);
+        }
+        self.next += 1;
+        let (sender, changed) = watch::channel(None);
+        // Without a stream nothing is kept of it: whoever listens learns at once that it is over.
+        if !self.over {
+            let shared = Shared {
+                range: range.clone(),
+                changed: sender,
+                listeners: 1,
+                unheard: 0,
+            };
+            self.watches.insert(self.next, shared);
+            self.by_range.insert(range.clone(), self.next);
+        }
+        (self.next, changed, !self.over)
+    }
+
+    /// Lets somebody go; answers which watch is of no use any more.
+    fn part(&mut self, id: i64) -> Option<i64> {
+        let shared = self.watches.get_mut(&id)?;
+        shared.listeners -= 1;
+        if shared.listeners > 0 {
+            return None;
+        }
+        self.idle.push_back(id);
+        let oldest = (self.idle.len() > MOST_IDLE).then(|| self.idle[0])?;
+        self.forget(oldest);
+        Some(oldest)
+    }
+
+    /// Tells whoever listens; answers which watch is of no use any more.
+    fn report(&mut self, id: i64, revision: i64) -> Option<i64> {
+        let shared = self.watches.get_mut(&id)?;
+        let last = (*shared.changed.borrow()).map_or(revision, |last| last.max(revision));
+        shared.changed.send_replace(Some(last));
+        shared.unheard += u32::from(shared.listeners == 0);
+        (shared.unheard > MOST_UNHEARD).then(|| self.forget(id))?;
+        Some(id)
+    }
+
+    fn forget(&mut self, id: i64) {
+        self.idle.retain(|idle| *idle != id);
+        if let Some(shared) = self.watches.remove(&id)
+            && self.by_range.get(&shared.range) == Some(&id)
+        {
+            self.by_range.remove(&shared.range);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_joins_later_knows_what_was_reported_before() {
+        let mut table = Table::default();
+        let a = Range::under("a");
+        let (id, first, is_new) = table.join(&a);
+        assert!(is_new && first.borrow().is_none());
+        table.report(id, 10);
+        table.report(id, 14);
+        // An answer that comes late takes nothing back.
+        table.report(id, 12);
+        assert_eq!(*first.borrow(), Some(14));
+        assert_eq!(table.part(id), None, "it stays");
+        let (same, second, is_new) = table.join(&a);
+        assert_eq!((same, is_new, *second.borrow()), (id, false, Some(14)));
+        assert!(table.join(&Range::under("b")).2);
+    }
+
+    #[test]
+    fn idle_watches_are_ended_when_there_are_many_or_when_they_talk_to_nobody() {
+        let mut table = Table::default();
+        let range = |number: usize| Range::under(&number.to_string());
+        let mut ended = Vec::new();
+        for number in 0..MOST_IDLE + 3 {
+            let (id, ..) = table.join(&range(number));
+            ended.extend(table.part(id));
+        }
+        assert_eq!(ended, [1, 2, 3], "the longest idle go");
+        let kept = table.by_range[&range(5)];
+        let reports = (0..=MOST_UNHEARD).filter_map(|at| table.report(kept, i64::from(at)));
+        assert_eq!(reports.collect::<Vec<_>>(), [kept]);
+        assert!(table.join(&range(5)).2);
+        // One that somebody listens to goes on.
+        let (heard, ..) = table.join(&range(6));
+        let reports = (0..=MOST_UNHEARD).filter_map(|at| table.report(heard, i64::from(at)));
+        assert_eq!(reports.count(), 0);
+        assert_eq!(table.watches.len(), table.by_range.len());
+    }
+
+    #[tokio::test]
+    async fn the_end_is_told_to_everyone_and_nobody_joins_after_it() {
+        let mut table = Table::default();
+        let a = Range::under("a");
+        let ((id, mut one, _), (_, mut two, _)) = (table.join(&a), table.join(&a));
+        table.forget(id);
+        assert!(one.changed().await.is_err() && two.changed().await.is_err());
+        assert!(table.join(&a).2);
+        assert_eq!(table.part(id), None, "a late goodbye to another");
+        table.over = true;
+        let (_, mut late, is_new) = table.join(&Range::under("b"));
+        assert!(!is_new && late.changed().await.is_err());
+    }
+}

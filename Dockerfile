@@ -3,10 +3,11 @@
 FROM rust:1-bookworm AS build
 WORKDIR /src
 COPY . .
-RUN cargo build --release --locked -p palisade-cli
+# The image's own toolchain, instead of one that rust-toolchain.toml would have rustup download.
+RUN RUSTUP_TOOLCHAIN=$RUST_VERSION cargo build --profile dist --locked -p palisade-cli
 
 FROM debian:bookworm-slim
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates && rm -rf /var/lib/apt/lists/*
-COPY --from=build /src/target/release/palisade /usr/local/bin/palisade
+COPY --from=build /src/target/dist/palisade /usr/local/bin/palisade
 ENTRYPOINT ["palisade"]
 CMD ["--help"]

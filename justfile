@@ -25,8 +25,8 @@ soak:
     PALISADE_TEST_FULL=1 cargo test --release -p palisade --test file
     PALISADE_TEST_FULL=1 cargo test --release -p palisade-cli --test cli guardian
     PALISADE_TEST_FULL=1 cargo test --release -p palisade-cli --test cli demo
-    PALISADE_TEST_FULL=1 RUSTFLAGS='--cfg palisade_shuttle' CARGO_TARGET_DIR=target/palisade_shuttle cargo test --release -p palisade --no-default-features --features memory --test orderings
-    RUSTFLAGS='--cfg palisade_known_bad' CARGO_TARGET_DIR=target/palisade_known_bad cargo test -p palisade --no-default-features --features memory --test known_bad -- each_variant --nocapture
+    PALISADE_TEST_FULL=1 RUSTC_WORKSPACE_WRAPPER=$PWD/.ci/cfg/palisade_shuttle CARGO_TARGET_DIR=target/cfg cargo test --release -p palisade --no-default-features --features memory --test orderings
+    RUSTC_WORKSPACE_WRAPPER=$PWD/.ci/cfg/palisade_known_bad CARGO_TARGET_DIR=target/cfg cargo test -p palisade --no-default-features --features memory --test known_bad -- each_variant --nocapture
 
 # One cell of workloads × faults, with its timeline in target/faults.
 faults workload="fenced-counter" fault="pause-holder" engine="file" seconds="60":

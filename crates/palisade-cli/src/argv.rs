@@ -13,6 +13,7 @@ use serde_json::json;
 
 use crate::args::arguments;
 use crate::print::Printer;
+use crate::proc::stat;
 
 /// Overwrites the passwords in our command line, or says that they can be read there.
 pub(crate) fn hide_passwords(printer: Printer) {
@@ -23,8 +24,8 @@ pub(crate) fn hide_passwords(printer: Printer) {
     if secret.iter().all(Option::is_none) || overwrite(arguments, &secret).is_ok() {
         return;
     }
-    let message = "the URL's password can be read in the list of processes; put it into a file \
-                   and name that with password_file=";
+    let message = "the password in the URL is visible in the list of processes; put it into a \
+                   file and pass password_file=";
     printer.event(
         json!({"event": "visible_password", "message": message}),
         || Some(message.to_owned()),
@@ -46,12 +47,10 @@ fn password(argument: &[u8]) -> Option<Range<usize>> {
 
 fn overwrite(arguments: &[OsString], secret: &[Option<Range<usize>>]) -> io::Result<()> {
     let other = || io::Error::from(io::ErrorKind::InvalidData);
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
-    let fields = stat.rsplit(") ").next().unwrap_or_default();
-    // `arg_start` and `arg_end` of proc(5), of which two are before the name's end.
-    let mut fields = fields.split_whitespace().skip(45);
-    let mut field = || fields.next()?.parse::<u64>().ok();
-    let (start, end) = field().zip(field()).ok_or_else(other)?;
+    let fields = stat("self").ok_or_else(other)?;
+    let field = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    // `arg_start` and `arg_end` of proc(5).
+    let (start, end) = field(45).zip(field(46)).ok_or_else(other)?;
     let memory = OpenOptions::new()
         .read(true)
         .write(true)

@@ -19,6 +19,7 @@ use rustix::time::Timespec;
 
 use crate::exit::{self, Failure};
 use crate::guardian::{Guardian, Report};
+use crate::proc::Process;
 use crate::terminal::{Stop, Terminal, stop};
 
 /// A started command.
@@ -121,13 +122,8 @@ impl<'a> Child<'a> {
         })
     }
 
-    /// Whether it is stopped now.
     fn is_stopped(&self) -> bool {
-        let stat = std::fs::read(format!("/proc/{}/stat", self.group.as_raw_pid()));
-        stat.is_ok_and(|stat| {
-            let name_ends = stat.iter().rposition(|byte| *byte == b')');
-            name_ends.and_then(|end| stat.get(end + 2)) == Some(&b'T')
-        })
+        Process::read(self.group.as_raw_pid()).is_some_and(|process| process.is_stopped())
     }
 
     /// What becomes of the child next.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use palisade::{Client, EngineInfo, Error, Kind, Patience, Prepared, Url};
+use palisade::{Client, EngineInfo, Error, Kind, Patience, Url};
 
 use crate::args::Global;
 use crate::config::Config;
@@ -13,14 +13,14 @@ use crate::exit::Failure;
 const RETRY: Duration = Duration::from_millis(250);
 
 /// Where the locks are, not yet connected to.
-pub(crate) struct Place {
+pub(crate) struct Target {
     url: String,
     wait: Option<Patience>,
     for_correctness: bool,
     exposed: Option<String>,
 }
 
-impl Place {
+impl Target {
     /// The engine that the arguments, the environment or the configuration name.
     pub(crate) fn find(global: &Global) -> Result<Self, Failure> {
         let config = Config::find(global.url.as_deref())?;
@@ -53,7 +53,7 @@ impl Place {
         let scheme = Url::parse(&self.url)?.scheme;
         let mut infos = palisade::registry().into_iter();
         let info = infos.find(|info| info.schemes.contains(&scheme.as_str()));
-        info.ok_or_else(|| Failure::Defect("an engine that the registry lacks".into()))
+        info.ok_or_else(|| Failure::Defect("no engine is registered for this scheme (bug)".into()))
     }
 
     /// Whether its locks are those of one process, so that two commands never meet there.
@@ -86,14 +86,9 @@ impl Place {
     pub(crate) async fn connect_existing(&self) -> Result<Option<Client>, Failure> {
         Ok(palisade::connect_existing(&self.url).await?)
     }
-
-    /// Does what must be done before a fork, trying once.
-    pub(crate) fn prepare(&self) -> palisade::Result<Prepared> {
-        palisade::prepare(&self.url)
-    }
 }
 
-/// As [`Place::shown`].
+/// As [`Target::shown`].
 pub(crate) fn shown_url(url: &str) -> Result<String, Failure> {
     let url = Url::parse(url)?;
     Ok(match url.scheme.as_str() {
@@ -104,20 +99,19 @@ pub(crate) fn shown_url(url: &str) -> Result<String, Failure> {
     })
 }
 
-/// Tries to connect while the engine can't be reached and patience lasts.
-pub(crate) struct Tries<C> {
+/// Counts the time while the engine can't be reached and patience lasts.
+pub(crate) struct Tries {
     patience: Patience,
     began: Instant,
-    /// Hears of the first failure.
-    complain: Option<C>,
+    told: bool,
 }
 
-impl<C: FnOnce(&Error)> Tries<C> {
-    pub(crate) fn new(patience: Patience, complain: C) -> Self {
+impl Tries {
+    pub(crate) fn new(patience: Patience) -> Self {
         Self {
             patience,
             began: Instant::now(),
-            complain: Some(complain),
+            told: false,
         }
     }
 
@@ -129,8 +123,13 @@ impl<C: FnOnce(&Error)> Tries<C> {
         }
     }
 
-    /// After a failure: how long to pause before the next try, if there is one.
-    pub(crate) fn pause(&mut self, error: Error) -> Result<Duration, Failure> {
+    /// After a failure: how long to pause before the next try, if there is one. The first failure
+    /// is told.
+    pub(crate) fn pause(
+        &mut self,
+        error: Error,
+        tell: impl FnOnce(&Error),
+    ) -> Result<Duration, Failure> {
         let over = match self.left() {
             _ if error.kind() != Kind::Unreachable => true,
             Patience::NoWait => true,
@@ -140,19 +139,9 @@ impl<C: FnOnce(&Error)> Tries<C> {
         if over {
             return Err(error.into());
         }
-        if let Some(complain) = self.complain.take() {
-            complain(&error);
+        if !std::mem::replace(&mut self.told, true) {
+            tell(&error);
         }
         Ok(RETRY)
-    }
-
-    /// Connects.
-    pub(crate) async fn connect(&mut self, prepared: &Prepared) -> Result<Client, Failure> {
-        loop {
-            match prepared.connect().await {
-                Ok(client) => return Ok(client),
-                Err(error) => tokio::time::sleep(self.pause(error)?).await,
-            }
-        }
     }
 }

@@ -22,13 +22,13 @@ pub(crate) enum Outcome {
     No,
     /// The child's own code.
     Child(u8),
-    /// A signal came while palisade waited; nothing was left behind.
-    Interrupted(i32),
 }
 
-/// An ending that is reported on stderr.
+/// An ending that is not what was asked for; most are reported on stderr.
 #[derive(Debug)]
 pub(crate) enum Failure {
+    /// A signal came while palisade waited, and nothing was left behind. Nothing is said.
+    Interrupted(i32),
     /// Refused by the library.
     Library(palisade::Error),
     /// An argument that can't be used.
@@ -69,8 +69,8 @@ pub(crate) fn code(verdict: &Verdict) -> u8 {
         Ok(Outcome::Done) => 0,
         Ok(Outcome::No) => 1,
         Ok(Outcome::Child(code)) => *code,
-        Ok(Outcome::Interrupted(signal)) => of_signal(*signal),
         Err(failure) => match failure {
+            Failure::Interrupted(signal) => of_signal(*signal),
             Failure::Library(error) => of_kind(error.kind()),
             Failure::Usage(_) => 2,
             Failure::Arguments(error) => u8::from(error.use_stderr()) * 2,
@@ -111,6 +111,7 @@ impl Failure {
         match self {
             Self::Library(error) => error.kind().code(),
             Self::Usage(_) | Self::Arguments(_) => Kind::InvalidArgument.code(),
+            Self::Interrupted(_) => "interrupted",
             Self::NotAcquired { .. } => "not_acquired",
             Self::Nested(_) => "held_by_ancestor",
             Self::Lost(_) => Kind::Lost.code(),
@@ -124,6 +125,7 @@ impl Failure {
     /// Whether there is nothing to say about it.
     pub(crate) fn is_silent(&self) -> bool {
         match self {
+            Self::Interrupted(_) => true,
             Self::NotAcquired { quiet, .. } => *quiet,
             Self::Output(error) => error.kind() == io::ErrorKind::BrokenPipe,
             _ => false,
@@ -154,6 +156,7 @@ impl fmt::Display for Failure {
             | Self::Start(message)
             | Self::Defect(message) => f.write_str(message),
             Self::Output(error) => write!(f, "can't write the output: {error}"),
+            Self::Interrupted(signal) => write!(f, "ended by signal {signal}"),
         }
     }
 }
@@ -170,6 +173,11 @@ pub(crate) fn told(error: &palisade::Error) -> String {
         cause = source.source();
     }
     told
+}
+
+/// What the system refused, as a failure.
+pub(crate) fn refused(what: &str) -> impl Fn(io::Error) -> Failure {
+    move |error| Failure::Start(format!("{what}: {error}"))
 }
 
 impl From<palisade::Error> for Failure {

@@ -1,26 +1,27 @@
-//! `Job`: what `run` and `elect` have in common: a command, or nothing but a name, under a lock.
+//! `Job`: a command, or nothing but a name, under a lock; what `run`, `elect` and `acquire` share.
 //!
-//! prepare, and fork the guardian → connect → acquire, or leave the line → start the command and
-//! supervise it → release. The verbs put these steps together; each says its own part of what
-//! happens. Nothing is left behind in the engine when [`Job::start`] returns.
+//! A job goes from *prepared* (checked, and its guardian forked) to *connected*, *acquired*,
+//! *ended* and released. Each of these is a value, and its one method makes the next. A step that
+//! fails leaves nothing held; [`Connected::close`] leaves nothing behind in the engine.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
 use palisade::{Ask, Client, Error, Hold, Kind, LossReason, Name, Patience, Request};
+use rustix::process::Signal;
 use serde_json::json;
 use tokio::time::Instant;
 
 use crate::child::{Child, Start};
-use crate::connect::{Place, Tries};
-use crate::exit::{Failure, Outcome, Verdict, told};
+use crate::connect::{Target, Tries};
+use crate::exit::{self, Failure, Outcome, Verdict, told};
 use crate::guardian::{Guardian, Terms, grace};
 use crate::holder::owners_above;
-use crate::on_runtime;
-use crate::print::Printer;
-use crate::signals::{Endings, Signals, endings};
+use crate::print::{self, Printer};
+use crate::signals::{Event, Signals, endings};
 use crate::supervise::{End, supervise};
 use crate::sys::Withheld;
+use crate::terminal;
 use crate::verbs::look;
 use crate::view::{ClaimView, LineView, shown};
 
@@ -42,11 +43,15 @@ pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
 
 /// A lock to get, and what to do under it.
 pub(crate) struct Job {
+    pub(crate) target: Target,
     pub(crate) name: Name,
     pub(crate) ask: Ask,
     /// What a candidate stands for.
     pub(crate) value: Option<String>,
     pub(crate) ttl: Option<Duration>,
+    pub(crate) patience: Patience,
+    /// How long the lock is kept at least.
+    pub(crate) at_least: Duration,
     /// Empty when there is nothing to run.
     pub(crate) command: Vec<OsString>,
     /// The exit code that `-E` asks for.
@@ -55,110 +60,92 @@ pub(crate) struct Job {
     pub(crate) printer: Printer,
 }
 
-/// What a job has when it begins.
-pub(crate) struct Ready {
-    /// There is one if there is a command.
-    pub(crate) guardian: Option<Guardian>,
-    /// What is left of it.
-    pub(crate) patience: Patience,
-    pub(crate) endings: Endings,
+/// A job that can be done, with the guardian of its command, and no thread yet.
+pub(crate) struct Prepared {
+    job: Job,
+    engine: palisade::Prepared,
+    tries: Tries,
+    guardian: Option<Guardian>,
+    /// Until there is a runtime to hear of them.
+    withheld: Withheld,
+}
+
+/// A job on its engine.
+pub(crate) struct Connected {
+    pub(crate) job: Job,
+    pub(crate) client: Client,
+    pub(crate) signals: Signals,
+    guardian: Option<Guardian>,
+    /// What is left of the patience.
+    left: Patience,
+}
+
+/// A job that has its lock.
+pub(crate) struct Acquired<'a> {
+    connected: &'a mut Connected,
+    pub(crate) hold: Hold,
+    pub(crate) since: Instant,
+}
+
+/// A job that is over, but for the release of its lock.
+pub(crate) struct Ended<'a> {
+    acquired: Acquired<'a>,
+    end: End,
 }
 
 impl Job {
-    /// Forks the guardian, starts the runtime, connects, and does `work`.
-    pub(crate) fn start(
-        &self,
-        place: &Place,
-        patience: Patience,
-        terms: Terms,
-        work: impl AsyncFnOnce(&Client, Ready) -> Verdict,
-    ) -> Verdict {
+    /// Checks it, prepares the engine, and forks the guardian. There must be no other thread.
+    pub(crate) fn prepare(self, terms: Terms) -> Result<Prepared, Failure> {
         if let Some(why) = too_short("--ttl", self.ttl) {
             return Err(Failure::Usage(why));
         }
-        if let Some(why) = too_short("the ttl of the URL or the config file", place.ttl()?) {
+        if let Some(why) = too_short("the ttl of the URL or the config file", self.target.ttl()?) {
             return Err(Error::new(Kind::Config, "connect", why).into());
         }
-        if place.is_private()? {
-            let why = "memory: keeps its locks inside one process, so that a command under one \
-                       would exclude nobody; use file: for the processes of this machine, or a \
-                       server (see `palisade guide`)";
+        if self.target.is_private()? {
+            let why = "memory: keeps its locks inside one process, so a command under one would \
+                       exclude nobody; use file: for the processes of this machine, or a server \
+                       (see `palisade guide`)";
             return Err(Error::new(Kind::Unsupported, "connect", why).into());
         }
-        let mut tries = Tries::new(patience, |error: &Error| self.complain(error));
-        // Until there is a runtime to hear of them.
+        let mut tries = Tries::new(self.patience);
         let withheld = Withheld::these(endings());
-        let prepared = loop {
-            let pause = match place.prepare() {
-                Ok(prepared) => break prepared,
-                Err(error) => tries.pause(error)?,
+        let engine = loop {
+            let pause = match palisade::prepare(self.target.url()) {
+                Ok(engine) => break engine,
+                Err(error) => tries.pause(error, |error| self.complain(error))?,
             };
             if let Some(signal) = withheld.next(pause) {
-                return Ok(Outcome::Interrupted(signal.as_raw()));
+                return Err(Failure::Interrupted(signal.as_raw()));
             }
         };
         let guardian = match self.command.is_empty() {
             true => None,
             false => Some(Guardian::fork(&self.command, withheld.before(), terms)?),
         };
-        on_runtime(async {
-            let mut endings = Endings::listen()?;
-            drop(withheld);
-            let connect = async {
-                let client = tries.connect(&prepared).await?;
-                Ok::<_, Failure>(match place.for_correctness() {
-                    true => client.for_correctness().await?,
-                    false => client,
-                })
-            };
-            let client = tokio::select! {
-                biased;
-                signal = endings.next() => return Ok(Outcome::Interrupted(signal.as_raw())),
-                connected = connect => connected?,
-            };
-            if let Some(ttl) = self.ttl.or(place.ttl()?) {
-                self.say_rounded(&client, ttl)?;
-            }
-            let ready = Ready {
-                guardian,
-                patience: tries.left(),
-                endings,
-            };
-            let verdict = work(&client, ready).await;
-            // What was left to the background is done, and nothing stays behind in the engine.
-            let _ = tokio::time::timeout(FAREWELL, client.close()).await;
-            verdict
+        Ok(Prepared {
+            job: self,
+            engine,
+            tries,
+            guardian,
+            withheld,
         })
     }
 
-    /// Waits for the lock, and says so if it takes long; `None` when patience ended first.
-    pub(crate) async fn acquire(
-        &self,
-        client: &Client,
-        patience: Patience,
-    ) -> Result<Option<Hold>, Failure> {
-        let request = self.request(client)?;
-        let asked = Instant::now();
-        let acquired = tokio::select! {
-            biased;
-            acquired = request.acquire(patience) => acquired,
-            // Dropping the acquire leaves the line.
-            futile = self.watch_the_wait(client, patience) => return Err(futile),
-        };
-        match acquired {
-            Ok(Some(hold)) => {
-                self.say_acquired(client, &hold, asked);
-                Ok(Some(hold))
-            }
-            Ok(None) => Ok(None),
-            // Evicted from the line: nothing was ever held.
-            Err(error) if error.kind() == Kind::Lost => Err(Failure::NotAcquired {
-                message: error.message().to_owned(),
-                code: self.conflict_code,
-                quiet: false,
-            }),
-            Err(error) => Err(error.into()),
+    fn request(&self, client: &Client) -> Request {
+        let mut request = client.line(self.name.as_str(), self.ask);
+        if let Some(ttl) = self.ttl {
+            request = request.ttl(ttl);
         }
+        match &self.value {
+            Some(value) => request.value(value.clone()),
+            None => request,
+        }
+    }
+
+    /// The ttl of its hold.
+    pub(crate) fn ttl_on(&self, client: &Client) -> Duration {
+        self.ttl.unwrap_or_else(|| client.ttl())
     }
 
     /// Says what a wait is for, if it takes long; returns when it would never end.
@@ -179,12 +166,12 @@ impl Job {
             {
                 let name = shown(self.name.as_str());
                 return Failure::Nested(format!(
-                    "{name} is held for what runs this palisade ({ancestor}): it would wait for \
-                     its own end. Use another name, or take the lock once"
+                    "{name} is held for an ancestor of this process ({ancestor}), so waiting for it \
+                     would never end; use another name, or take the lock only once"
                 ));
             }
             if !std::mem::replace(&mut told, true) {
-                self.say_waiting(line.map_or_else(Vec::new, |line| line.holders));
+                self.say_waiting(&line.map_or_else(Vec::new, |line| line.holders));
             }
             if found {
                 break;
@@ -212,83 +199,12 @@ impl Job {
         theirs.clone().next().filter(|_| !enough)
     }
 
-    fn request(&self, client: &Client) -> Result<Request, Failure> {
-        let mut request = client.line(self.name.as_str(), self.ask);
-        if let Some(ttl) = self.ttl {
-            request = request.ttl(ttl);
-        }
-        Ok(match &self.value {
-            Some(value) => request.value(value.clone()),
-            None => request,
-        })
-    }
-
-    /// Runs the command under the lock, until one of the two ends.
-    pub(crate) async fn command(
-        &self,
-        client: &Client,
-        hold: &Hold,
-        guardian: &mut Guardian,
-        signals: &mut Signals,
-    ) -> Result<End, Failure> {
-        let Some(program) = self.command.first() else {
-            return Err(Failure::Usage("there is no command to run".into()));
-        };
-        let mut environment = vec![
-            ("PALISADE_LOCK".to_owned(), self.name.as_str().to_owned()),
-            ("PALISADE_TOKEN".to_owned(), hold.token().to_string()),
-            ("PALISADE_OWNER".to_owned(), client.owner().to_owned()),
-            ("PALISADE_ENGINE".to_owned(), client.describe()),
-            (ANCESTORS.to_owned(), lineage(client.owner())),
-        ];
-        if let Some(key) = client.engine().key(hold.ticket()) {
-            environment.push(("PALISADE_KEY".to_owned(), key));
-        }
-        let ttl = self.ttl.unwrap_or_else(|| client.ttl());
-        let start = Child::start(guardian, program, environment, hold.deadline(), grace(ttl));
-        match start.await? {
-            Start::Runs(child) => Ok(supervise(child, hold, ttl, signals).await),
-            Start::TooLate => Ok(End::Lost(LossReason::Expired)),
-        }
-    }
-
-    /// Releases the lock after a command that ended with `code`.
-    pub(crate) async fn release(&self, hold: Hold, code: u8) -> Verdict {
-        match hold.release().await {
-            Ok(()) => {}
-            Err(error) if error.kind() == Kind::Lost => return Err(error.into()),
-            Err(error) => self.say_not_released(&error),
-        }
-        self.event(|| json!({"event": "released", "name": self.name.as_str(), "code": code}));
-        Ok(Outcome::Child(code))
-    }
-
-    /// What was behind a loss, as far as it can be told.
-    pub(crate) async fn why(
-        &self,
-        client: &Client,
-        hold: &Hold,
-        reason: LossReason,
-    ) -> Option<String> {
-        // The guardian acts before the hold is lost: it may be a moment too early to know.
-        let soon = match reason {
-            LossReason::Expired => KNOWN_SOON,
-            _ => Duration::ZERO,
-        };
-        let loss = tokio::time::timeout(soon, hold.lost()).await.ok();
-        if let Some(why) = loss.as_ref().and_then(|loss| loss.why()) {
-            return Some(told(why));
-        }
-        // A command that ended when it was asked to has not used all of the time: the engine that
-        // did not renew is asked what is wrong with it.
-        if reason != LossReason::Expired || loss.is_some() {
-            return None;
-        }
-        let asked = tokio::time::timeout(FAREWELL, look(client, &self.name)).await;
-        match asked {
-            Ok(Ok(_)) => None,
-            Ok(Err(failure)) => Some(failure.to_string()),
-            Err(_) => Some("the engine does not answer".to_owned()),
+    /// The lock that was not acquired, as a failure.
+    pub(crate) fn not_acquired(&self, message: String) -> Failure {
+        Failure::NotAcquired {
+            message,
+            code: self.conflict_code,
+            quiet: self.quiet,
         }
     }
 
@@ -325,79 +241,300 @@ impl Job {
         );
     }
 
-    fn say_waiting(&self, holders: Vec<ClaimView>) {
+    fn say_waiting(&self, holders: &[ClaimView]) {
         let event = json!({"event": "waiting", "name": self.name.as_str(), "holders": holders});
         self.printer.event(event, || {
-            let mut text = format!("waiting for {}", shown(self.name.as_str()));
-            if let Some(first) = holders.first() {
-                text.push_str(&format!(", held by {first}"));
-            }
-            if holders.len() > 1 {
-                text.push_str(&format!(" and {} more", holders.len() - 1));
-            }
-            Some(text)
+            let held = holders.first().map(|first| format!(", held by {first}"));
+            let more = Some(holders.len()).filter(|count| *count > 1);
+            let more = more.map(|count| format!(" and {} more", count - 1));
+            let (held, more) = (held.unwrap_or_default(), more.unwrap_or_default());
+            Some(format!(
+                "waiting for {}{held}{more}",
+                shown(self.name.as_str())
+            ))
         });
     }
 
     /// Says that the engine keeps another ttl than was asked for.
-    fn say_rounded(&self, client: &Client, asked: Duration) -> Result<(), Failure> {
+    fn say_rounded(&self, client: &Client) -> Result<(), Failure> {
+        let Some(asked) = self.ttl.or(self.target.ttl()?) else {
+            return Ok(());
+        };
         let kept = client.capability().explicit_ttl(asked)?;
         if kept == asked || self.quiet {
             return Ok(());
         }
-        let millis = |time: Duration| time.as_nanos() as f64 / 1e6;
-        self.printer.event(
-            json!({
-                "event": "ttl_rounded",
-                "name": self.name.as_str(),
-                "asked_ms": millis(asked),
-                "ttl_ms": kept.as_millis() as u64,
-            }),
-            || {
-                let step = client.capability().ttl.step;
-                Some(format!(
-                    "the ttl is {kept:?} and not {asked:?}: this engine counts in steps of {step:?}"
-                ))
-            },
-        );
+        let event = json!({
+            "event": "ttl_rounded",
+            "name": self.name.as_str(),
+            "asked_ms": asked.as_nanos() as f64 / 1e6,
+            "ttl_ms": kept.as_millis() as u64,
+        });
+        let step = client.capability().ttl.step;
+        self.printer.event(event, || {
+            Some(format!(
+                "the ttl is {kept:?} and not {asked:?}: this engine counts in steps of {step:?}"
+            ))
+        });
         Ok(())
     }
 
-    fn say_acquired(&self, client: &Client, hold: &Hold, asked: Instant) {
-        self.event(|| {
-            json!({
-                "event": "acquired",
-                "name": self.name.as_str(),
-                "token": hold.token().to_string(),
-                "owner": client.owner(),
-                "engine": client.describe(),
-                "waited_ms": asked.elapsed().as_millis() as u64,
-            })
-        });
-    }
-
-    /// Reports a release that failed.
-    pub(crate) fn say_not_released(&self, error: &Error) {
-        let message = told(error);
-        self.printer.event(
-            json!({"event": "not_released", "name": self.name.as_str(), "message": message}),
-            || Some(format!("not released, it ends with its ttl: {message}")),
-        );
-    }
-
     /// Reports an event to a program that reads the JSON; people hear of waiting and failing only.
-    pub(crate) fn event(&self, event: impl FnOnce() -> serde_json::Value) {
+    fn event(&self, event: impl FnOnce() -> serde_json::Value) {
         if self.printer.json && !self.quiet {
             self.printer.event(event(), || None);
         }
     }
 }
 
+impl Prepared {
+    /// Connects, as patiently as the job waits for its lock.
+    pub(crate) async fn connect(mut self) -> Result<Connected, Failure> {
+        let mut signals = Signals::listen()?;
+        drop(self.withheld);
+        let job = self.job;
+        let connect = async {
+            let client = loop {
+                match self.engine.connect().await {
+                    Ok(client) => break client,
+                    Err(error) => {
+                        let pause = self.tries.pause(error, |error| job.complain(error))?;
+                        tokio::time::sleep(pause).await;
+                    }
+                }
+            };
+            Ok::<_, Failure>(match job.target.for_correctness() {
+                true => client.for_correctness().await?,
+                false => client,
+            })
+        };
+        let client = tokio::select! {
+            biased;
+            signal = signals.ending() => return Err(Failure::Interrupted(signal.as_raw())),
+            connected = connect => connected?,
+        };
+        job.say_rounded(&client)?;
+        Ok(Connected {
+            job,
+            client,
+            signals,
+            guardian: self.guardian,
+            left: self.tries.left(),
+        })
+    }
+}
+
+impl Connected {
+    /// Waits for the lock, and says so if it takes long.
+    ///
+    /// # Cancellation
+    /// Dropping it leaves the line.
+    pub(crate) async fn acquire(&mut self) -> Result<Acquired<'_>, Failure> {
+        let (job, client) = (&self.job, &self.client);
+        let request = job.request(client);
+        let asked = Instant::now();
+        let acquired = tokio::select! {
+            biased;
+            signal = self.signals.ending() => return Err(Failure::Interrupted(signal.as_raw())),
+            acquired = request.acquire(self.left) => acquired,
+            futile = job.watch_the_wait(client, self.left) => return Err(futile),
+        };
+        match acquired {
+            Ok(Some(hold)) => {
+                job.event(|| {
+                    json!({
+                        "event": "acquired",
+                        "name": job.name.as_str(),
+                        "token": hold.token().to_string(),
+                        "owner": client.owner(),
+                        "engine": client.describe(),
+                        "waited_ms": asked.elapsed().as_millis() as u64,
+                    })
+                });
+                let since = Instant::now();
+                let connected = self;
+                Ok(Acquired {
+                    connected,
+                    hold,
+                    since,
+                })
+            }
+            Ok(None) => {
+                let name = shown(job.name.as_str());
+                Err(job.not_acquired(match job.patience {
+                    Patience::For(wait) => {
+                        let wait = humantime::format_duration(wait);
+                        format!("{name} was not free within {wait}")
+                    }
+                    _ => format!("{name} is held by someone else"),
+                }))
+            }
+            // Evicted from the line: nothing was ever held.
+            Err(error) if error.kind() == Kind::Lost => Err(Failure::NotAcquired {
+                message: error.message().to_owned(),
+                code: job.conflict_code,
+                quiet: false,
+            }),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether a command can be started again: a guardian that did not answer was replaced, and
+    /// starts nothing any more.
+    pub(crate) fn can_run_again(&self) -> bool {
+        self.guardian.as_ref().is_none_or(Guardian::lives)
+    }
+
+    /// Runs the command under the lock until one of the two ends; without a command, until a
+    /// signal comes.
+    async fn run(&mut self, hold: &Hold) -> Result<End, Failure> {
+        let (job, client) = (&self.job, &self.client);
+        let (Some(guardian), Some(program)) = (&mut self.guardian, job.command.first()) else {
+            if !job.printer.json {
+                let (name, token) = (shown(job.name.as_str()), hold.token());
+                print::text(&format!("leading {name} (token {token})\n"))?;
+            }
+            return Ok(tokio::select! {
+                biased;
+                loss = hold.lost() => End::Lost(loss.reason),
+                signal = self.signals.ending() => End::Interrupted(signal),
+            });
+        };
+        let mut environment = vec![
+            ("PALISADE_LOCK".to_owned(), job.name.as_str().to_owned()),
+            ("PALISADE_TOKEN".to_owned(), hold.token().to_string()),
+            ("PALISADE_OWNER".to_owned(), client.owner().to_owned()),
+            ("PALISADE_ENGINE".to_owned(), client.describe()),
+            (ANCESTORS.to_owned(), lineage(client.owner())),
+        ];
+        if let Some(key) = client.engine().key(hold.ticket()) {
+            environment.push(("PALISADE_KEY".to_owned(), key));
+        }
+        let grace = grace(job.ttl_on(client));
+        match Child::start(guardian, program, environment, hold.deadline(), grace).await? {
+            Start::Runs(child) => supervise(child, hold, grace, &mut self.signals).await,
+            Start::TooLate => Ok(End::Lost(LossReason::Expired)),
+        }
+    }
+
+    /// What was behind a loss, as far as it can be told.
+    async fn why(&self, hold: &Hold, reason: LossReason) -> Option<String> {
+        // The guardian acts before the hold is lost: it may be a moment too early to know.
+        let soon = match reason {
+            LossReason::Expired => KNOWN_SOON,
+            _ => Duration::ZERO,
+        };
+        let loss = tokio::time::timeout(soon, hold.lost()).await.ok();
+        if let Some(why) = loss.as_ref().and_then(|loss| loss.why()) {
+            return Some(told(why));
+        }
+        // A command that ended when it was asked to has not used all of the time: the engine that
+        // did not renew is asked what is wrong with it.
+        if reason != LossReason::Expired || loss.is_some() {
+            return None;
+        }
+        let asked = tokio::time::timeout(FAREWELL, look(&self.client, &self.job.name)).await;
+        match asked {
+            Ok(Ok(_)) => None,
+            Ok(Err(failure)) => Some(failure.to_string()),
+            Err(_) => Some("the engine does not answer".to_owned()),
+        }
+    }
+
+    /// Keeps the lock until then. A signal cuts it short.
+    async fn keep_until(&mut self, until: Instant, code: u8, hold: &Hold) -> End {
+        while Instant::now() < until {
+            tokio::select! {
+                biased;
+                loss = hold.lost() => return End::Lost(loss.reason),
+                () = tokio::time::sleep_until(until) => {}
+                event = self.signals.next() => match event {
+                    // It was meant for the command, which has ended.
+                    Event::Ending(Signal::USR1 | Signal::USR2) => {}
+                    Event::Ending(_) => break,
+                    Event::Stop => terminal::stop(terminal::Stop::Us),
+                    Event::Resumed | Event::Resized => {}
+                }
+            }
+        }
+        match hold.is_valid() {
+            true => End::Ended(code),
+            false => End::Lost(LossReason::Expired),
+        }
+    }
+
+    /// Leaves nothing behind in the engine: what was left to the background is done.
+    pub(crate) async fn close(self) {
+        drop(self.guardian);
+        let _ = tokio::time::timeout(FAREWELL, self.client.close()).await;
+    }
+}
+
+impl<'a> Acquired<'a> {
+    /// Runs the command, if there is one, until it or the lock ends.
+    pub(crate) async fn run(self) -> Result<Ended<'a>, Failure> {
+        match self.connected.run(&self.hold).await {
+            Ok(end) => Ok(Ended {
+                acquired: self,
+                end,
+            }),
+            Err(failure) => {
+                self.connected.guardian = None;
+                let _ = tokio::time::timeout(FAREWELL, self.hold.release()).await;
+                Err(failure)
+            }
+        }
+    }
+}
+
+impl Ended<'_> {
+    /// Releases the lock, or says that it was lost.
+    pub(crate) async fn release(self) -> Verdict {
+        let Acquired {
+            connected,
+            hold,
+            since,
+        } = self.acquired;
+        let end = match self.end {
+            End::Ended(code) => {
+                // Gone, with its command, before the lock is.
+                connected.guardian = None;
+                let until = since + connected.job.at_least;
+                connected.keep_until(until, code, &hold).await
+            }
+            end => end,
+        };
+        let job = &connected.job;
+        let (code, verdict) = match end {
+            End::Ended(code) => (code, Ok(Outcome::Child(code))),
+            End::Interrupted(signal) => {
+                let signal = signal.as_raw();
+                (exit::of_signal(signal), Err(Failure::Interrupted(signal)))
+            }
+            End::Lost(reason) => {
+                let why = connected.why(&hold, reason).await;
+                return Err(Failure::Lost(job.lost(hold, reason, why)));
+            }
+        };
+        match hold.release().await {
+            Ok(()) => {}
+            Err(error) if error.kind() == Kind::Lost => return Err(error.into()),
+            Err(error) => {
+                let message = told(&error);
+                job.printer.event(
+                    json!({"event": "not_released", "name": job.name.as_str(), "message": message}),
+                    || Some(format!("not released; it ends with its ttl: {message}")),
+                );
+            }
+        }
+        job.event(|| json!({"event": "released", "name": job.name.as_str(), "code": code}));
+        verdict
+    }
+}
+
 fn too_short(what: &str, ttl: Option<Duration>) -> Option<String> {
     ttl.filter(|ttl| *ttl < SHORTEST_TTL).map(|_| {
-        format!(
-            "{what} is too short: a command needs at least 1s to be ended in when its lock is lost"
-        )
+        format!("{what} is too short: at least 1s is needed to end a command whose lock is lost")
     })
 }
 

@@ -10,11 +10,13 @@ use futures_util::StreamExt;
 use palisade::{Client, Scope};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
+use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
-use crate::connect::Place;
-use crate::exit::Failure;
+use crate::connect::Target;
+use crate::exit::{Failure, told};
+use crate::print::Printer;
 use crate::view::LineView;
 
 /// Between two looks, at the most.
@@ -30,9 +32,9 @@ const READER_CHECK: Duration = Duration::from_millis(500);
 pub(crate) type Seen = Result<Vec<LineView>, Failure>;
 
 /// Connects for looking; an embedded store that is not there yet is waited for, and not made.
-pub(crate) async fn connect(place: &Place) -> Result<Client, Failure> {
+pub(crate) async fn connect(target: &Target) -> Result<Client, Failure> {
     loop {
-        if let Some(client) = place.connect_existing().await? {
+        if let Some(client) = target.connect_existing().await? {
             return Ok(client);
         }
         sleep(RECHECK).await;
@@ -43,9 +45,9 @@ pub(crate) async fn connect(place: &Place) -> Result<Client, Failure> {
 ///
 /// # Errors
 /// When the engine can't be connected to at first.
-pub(crate) async fn feed(place: Place, scope: Scope) -> Result<mpsc::Receiver<Seen>, Failure> {
+pub(crate) async fn feed(target: Target, scope: Scope) -> Result<mpsc::Receiver<Seen>, Failure> {
     let (sender, receiver) = mpsc::channel(1);
-    let existing = place.connect_existing().await?;
+    let existing = target.connect_existing().await?;
     tokio::spawn(async move {
         let client = match existing {
             Some(client) => client,
@@ -53,7 +55,7 @@ pub(crate) async fn feed(place: Place, scope: Scope) -> Result<mpsc::Receiver<Se
                 if sender.send(Ok(Vec::new())).await.is_err() {
                     return;
                 }
-                match connect(&place).await {
+                match connect(&target).await {
                     Ok(client) => client,
                     Err(failure) => return drop(sender.send(Err(failure)).await),
                 }
@@ -74,6 +76,45 @@ pub(crate) async fn feed(place: Place, scope: Scope) -> Result<mpsc::Receiver<Se
         }
     });
     Ok(receiver)
+}
+
+/// Watches an engine that may be out of reach for a while, which is told once.
+pub(crate) struct Outages<'a> {
+    printer: Printer,
+    name: Option<&'a str>,
+    pub(crate) out: bool,
+}
+
+impl<'a> Outages<'a> {
+    pub(crate) fn new(printer: Printer, name: Option<&'a str>) -> Self {
+        let out = false;
+        Self { printer, name, out }
+    }
+
+    /// What was seen; `None` while the engine can't be reached.
+    pub(crate) fn see<T>(
+        &mut self,
+        seen: Option<Result<T, Failure>>,
+    ) -> Result<Option<T>, Failure> {
+        let seen = seen.ok_or_else(|| Failure::Defect("the watch has ended".into()))?;
+        let error = match seen {
+            Err(Failure::Library(error)) if error.is_transient() => error,
+            seen => {
+                self.out = false;
+                return seen.map(Some);
+            }
+        };
+        if !std::mem::replace(&mut self.out, true) {
+            let message = told(&error);
+            let mut event = json!({"event": "unreachable", "message": message});
+            if let Some(name) = self.name {
+                event["name"] = name.into();
+            }
+            self.printer
+                .event(event, || Some(format!("waiting for the engine: {message}")));
+        }
+        Ok(None)
+    }
 }
 
 /// The lines of `scope`.

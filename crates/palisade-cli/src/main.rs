@@ -17,13 +17,17 @@ mod holder;
 mod job;
 mod json;
 mod live;
+mod lock_args;
 mod print;
+mod proc;
 mod signals;
 mod supervise;
 mod sys;
+mod table;
 mod terminal;
 mod verbs;
 mod view;
+mod worker;
 
 use std::process::ExitCode;
 

@@ -8,14 +8,13 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
-use comfy_table::{ContentArrangement, Table, presets};
-use ratatui::text::Span;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::args::explain;
-use crate::exit::Failure;
+use crate::exit::{Failure, Outcome, Verdict};
 use crate::json;
+use crate::table::{self, Layout};
 use crate::view::{ClaimView, LineView, brief, shorten, shown};
 
 /// Says things as text or as JSON.
@@ -42,6 +41,17 @@ impl Printer {
             out.write_all(text(document).as_bytes())?;
         }
         out.flush()
+    }
+
+    /// The same for a question that can be answered by "no", which is exit code 1.
+    pub(crate) fn reply<T: Serialize>(
+        self,
+        document: &T,
+        text: impl FnOnce(&T) -> String,
+        yes: bool,
+    ) -> Verdict {
+        self.answer(document, text)?;
+        Ok(if yes { Outcome::Done } else { Outcome::No })
     }
 
     /// Something that happened, on stderr: as a JSON line, or as what `text` makes of it.
@@ -115,11 +125,13 @@ const COLUMNS: [&str; 10] = [
     "NAME", "STATE", "MODE", "OWNER", "HOST", "PID", "AGE", "EXPIRES", "TOKEN", "ID",
 ];
 
-/// Columns that a narrow terminal goes without, the first one first. `show --json` has them all.
-const LESS: [usize; 7] = [9, 8, 7, 2, 6, 4, 5];
-
-/// Two of them share what is left when nothing else can go: the name and the owner.
-const LONG: [usize; 2] = [0, 3];
+/// `show --json` has all columns; name and owner are clipped last.
+const LAYOUT: Layout = Layout {
+    less: &[9, 8, 7, 2, 6, 4, 5],
+    long: [0, 3],
+    shortest: usize::MAX,
+    right: &[],
+};
 
 /// The rows of the table, with its header, in at most `width` columns.
 pub(crate) fn rows(lines: &[LineView], width: Option<usize>) -> Vec<(Style, String)> {
@@ -134,72 +146,8 @@ pub(crate) fn rows(lines: &[LineView], width: Option<usize>) -> Vec<(Style, Stri
             });
         }
     }
-    let widths: Vec<usize> = (0..COLUMNS.len())
-        .map(|column| {
-            cells
-                .iter()
-                .map(|row| columns(&row[column]))
-                .max()
-                .unwrap_or(0)
-        })
-        .collect();
-    let mut kept: Vec<usize> = (0..COLUMNS.len()).collect();
-    if let Some(width) = width {
-        let all = |kept: &[usize]| {
-            kept.iter()
-                .map(|column| widths[*column] + GAP)
-                .sum::<usize>()
-        };
-        for column in LESS {
-            if all(&kept) > width + GAP {
-                kept.retain(|kept| *kept != column);
-            }
-        }
-        let over = all(&kept).saturating_sub(width + GAP);
-        if over > 0 {
-            let [name, owner] = LONG.map(|column| widths[column]);
-            let left = (name + owner).saturating_sub(over);
-            let name = name.min(left.saturating_sub(owner).max(left / 2));
-            for row in &mut cells {
-                row[LONG[0]] = clip(&row[LONG[0]], name);
-                row[LONG[1]] = clip(&row[LONG[1]], left - name);
-            }
-        }
-    }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_content_arrangement(ContentArrangement::Disabled);
-    for row in cells {
-        table.add_row(kept.iter().map(|column| &row[*column]));
-    }
-    let rows = table.lines().map(|row| row.trim().to_owned());
+    let rows = table::rows(cells, &LAYOUT, width);
     styles.into_iter().zip(rows).collect()
-}
-
-/// Between two columns.
-const GAP: usize = 2;
-
-/// How many columns of a terminal a text takes.
-pub(crate) fn columns(text: &str) -> usize {
-    Span::raw(text).width()
-}
-
-/// As much of a text as fits, with a sign if that is not all.
-pub(crate) fn clip(text: &str, width: usize) -> String {
-    if columns(text) <= width {
-        return text.to_owned();
-    }
-    let mut clipped = String::new();
-    let mut used = 0;
-    for c in text.chars() {
-        used += columns(c.encode_utf8(&mut [0; 4]));
-        if used >= width {
-            break;
-        }
-        clipped.push(c);
-    }
-    clipped.push('…');
-    clipped
 }
 
 /// The cells of one claim.
@@ -259,17 +207,10 @@ mod tests {
         assert!(all[0].1.ends_with("ID") && all[1].1.contains("1794780881520131"));
         for width in 30..250 {
             for (_, row) in rows(&lines, Some(width)) {
-                assert!(columns(&row) <= width, "{width}: {row}");
+                assert!(table::columns(&row) <= width, "{width}: {row}");
             }
         }
         let narrow = rows(&[line("nightly-report")], Some(80));
         assert!(narrow[1].1.contains("4194304") && narrow[1].1.contains("681f235aa74a2c64"));
-    }
-
-    #[test]
-    fn what_is_clipped_says_so() {
-        assert_eq!(clip("abc", 3), "abc");
-        assert_eq!(clip("abcd", 3), "ab…");
-        assert_eq!(clip("日本語", 5), "日本…");
     }
 }

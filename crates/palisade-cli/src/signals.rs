@@ -4,13 +4,12 @@
 //! what `nohup` means.
 
 use std::future::poll_fn;
-use std::io;
 use std::task::Poll;
 
 use rustix::process::Signal;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
-use crate::exit::Failure;
+use crate::exit::{Failure, refused};
 use crate::{sys, terminal};
 
 /// What ends a process that does not listen to it, when a person or a supervisor asks. A command
@@ -78,15 +77,11 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Listens to the rest of the signals too.
-    pub(crate) fn listen(endings: Endings) -> Result<Self, Failure> {
-        let stop = match sys::is_ignored(Signal::TSTP) {
-            true => None,
-            false => Some(stream(Signal::TSTP)?),
-        };
+    pub(crate) fn listen() -> Result<Self, Failure> {
+        let heard = !sys::is_ignored(Signal::TSTP);
         Ok(Self {
-            endings,
-            stop,
+            endings: Endings::listen()?,
+            stop: heard.then(|| stream(Signal::TSTP)).transpose()?,
             resumed: stream(Signal::CONT)?,
             resized: stream(Signal::WINCH)?,
         })
@@ -122,6 +117,5 @@ impl Signals {
 }
 
 fn stream(kind: Signal) -> Result<Stream, Failure> {
-    let failed = |error: io::Error| Failure::Start(format!("can't listen to signals: {error}"));
-    signal(SignalKind::from_raw(kind.as_raw())).map_err(failed)
+    signal(SignalKind::from_raw(kind.as_raw())).map_err(refused("can't listen to signals"))
 }

@@ -11,8 +11,9 @@ use std::time::Duration;
 use palisade::{BootTime, Hold, LossReason};
 use rustix::process::Signal;
 
-use crate::child::{Change, Child};
-use crate::guardian::{KILL_LEAD, grace};
+use crate::child::{Change, Child, unguarded};
+use crate::exit::Failure;
+use crate::guardian::KILL_LEAD;
 use crate::signals::{Event, Signals};
 
 /// The lease is measured with a clock that runs on while the machine sleeps, timers with one that
@@ -22,29 +23,31 @@ const RECHECK: Duration = Duration::from_millis(250);
 /// A renewal that came later than this before the guardian acts may not reach it in time.
 const LAST_LOOK: Duration = Duration::from_millis(10);
 
-/// How a child's run under a lock ended.
+/// How a hold ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     /// The child ended with this code, and the lock was held all the time.
     Ended(u8),
+    /// A signal ended it, and there was no child to pass it on to.
+    Interrupted(Signal),
     /// The lock was lost, and all that the child started was killed.
     Lost(LossReason),
-    /// The guardian was gone, and all that the child started was killed.
-    Unguarded,
 }
 
 /// Looks after `child` until it has ended.
+///
+/// # Errors
+/// When the guardian was killed, and with it all that the child started.
 pub(crate) async fn supervise(
     mut child: Child<'_>,
     hold: &Hold,
-    ttl: Duration,
+    grace: Duration,
     signals: &mut Signals,
-) -> End {
-    let change = until_over(&mut child, hold, grace(ttl), signals).await;
-    let over = match change {
+) -> Result<End, Failure> {
+    let over = match until_over(&mut child, hold, grace, signals).await {
         Over::Ended(code) if hold.is_valid() => {
             child.dismiss();
-            return End::Ended(code);
+            return Ok(End::Ended(code));
         }
         over => over,
     };
@@ -53,10 +56,10 @@ pub(crate) async fn supervise(
     }
     child.bury();
     match over {
-        Over::Unguarded if hold.is_valid() => End::Unguarded,
+        Over::Unguarded if hold.is_valid() => Err(unguarded()),
         // The guardian acts before the hold is lost, and a renewal may still have come through.
-        Over::Killed if hold.is_valid() => End::Lost(LossReason::Expired),
-        _ => End::Lost(hold.lost().await.reason),
+        Over::Killed if hold.is_valid() => Ok(End::Lost(LossReason::Expired)),
+        _ => Ok(End::Lost(hold.lost().await.reason)),
     }
 }
 

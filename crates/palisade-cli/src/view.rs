@@ -2,9 +2,9 @@
 //! `token` is text because it may exceed what a double holds.
 
 use std::fmt::{self, Write as _};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use jiff::Timestamp;
+use humantime::{format_rfc3339_millis, format_rfc3339_seconds};
 use palisade::core::claim::READERS;
 use palisade::{ClaimReport, Client, LineReport, Mode, Owner};
 use serde::Serialize;
@@ -38,7 +38,7 @@ pub(crate) struct ClaimView {
     pub(crate) position: Option<usize>,
     /// When it asked, for its age.
     #[serde(skip)]
-    pub(crate) asked: Option<Timestamp>,
+    pub(crate) asked: Option<SystemTime>,
     /// Whether an operator has asked it to let go.
     #[serde(skip)]
     pub(crate) evicted: bool,
@@ -116,10 +116,9 @@ impl ClaimView {
 
     /// A claim of which only the owner is known.
     pub(crate) fn of_owner(owner: Option<&Owner>) -> Self {
-        let asked = owner.and_then(|owner| {
-            let millis = i64::try_from(owner.since).ok()?;
-            Timestamp::from_millisecond(millis).ok()
-        });
+        // A later year than 9999 has no RFC 3339 form.
+        let asked = owner.filter(|owner| owner.since < 253_402_300_800_000);
+        let asked = asked.map(|owner| UNIX_EPOCH + Duration::from_millis(owner.since));
         let part = |part: fn(&Owner) -> &str| owner.map(|owner| part(owner).to_owned());
         Self {
             id: String::new(),
@@ -130,7 +129,7 @@ impl ClaimView {
             weight: 1,
             mode: "exclusive",
             token: None,
-            since: asked.map(|asked| asked.to_string()),
+            since: asked.map(|asked| format_rfc3339_millis(asked).to_string()),
             expires_in_ms: None,
             position: None,
             asked,
@@ -140,8 +139,7 @@ impl ClaimView {
 
     /// How long ago it asked, in whole seconds.
     pub(crate) fn age(&self) -> Option<Duration> {
-        let asked = SystemTime::from(self.asked?);
-        let age = SystemTime::now().duration_since(asked).unwrap_or_default();
+        let age = self.asked?.elapsed().unwrap_or_default();
         Some(Duration::from_secs(age.as_secs()))
     }
 }
@@ -167,8 +165,8 @@ impl fmt::Display for ClaimView {
             write!(f, " pid {pid}")?;
         }
         if let (Some(asked), Some(age)) = (self.asked, self.age()) {
-            let age = brief(age);
-            write!(f, " since {asked:.0} ({age})")?;
+            let (asked, age) = (format_rfc3339_seconds(asked), brief(age));
+            write!(f, " since {asked} ({age})")?;
         }
         Ok(())
     }

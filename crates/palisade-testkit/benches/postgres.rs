@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use palisade::BootTime;
-use palisade_testkit::launch;
+use palisade_testkit::lab::launch;
 
 const ROUNDS: usize = 40;
 const BATCH: usize = 100;

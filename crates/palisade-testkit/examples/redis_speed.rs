@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use palisade::Client;
 use palisade::core::baseline::Baseline;
-use palisade_testkit::launch;
+use palisade_testkit::lab::launch;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

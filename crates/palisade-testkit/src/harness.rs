@@ -13,38 +13,43 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use parking_lot::Mutex;
 
-use crate::conformance::{self, Bed, Case, Verdict};
+use crate::conformance::{self, Case, Fixture, Notes, Verdict};
+use crate::engine::{self, EngineUnderTest, Site};
 use crate::report::{Report, Row};
-use crate::subject::{self, Site, Subject};
 use crate::taker;
 
 /// How long one trial may take; the slowest takes a few seconds.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The sites of a run, started when their first trial needs them.
+/// The sites of a run, started when their first trial needs them. Each engine has its own lock:
+/// the start of one server does not hold up the trials of the others.
 #[derive(Default)]
-struct Sites(Mutex<HashMap<&'static str, Result<Site, String>>>);
+pub struct Sites(Mutex<HashMap<&'static str, Arc<Mutex<Started>>>>);
+
+type Started = Option<Result<Site, String>>;
 
 impl Sites {
-    fn get(&self, subject: Subject) -> Result<Site, String> {
-        let mut sites = self.0.lock();
-        let site = sites
-            .entry(subject.name)
-            .or_insert_with(|| (subject.start)());
-        site.clone()
+    /// The site of `engine`.
+    ///
+    /// # Errors
+    /// A sentence when it can't be started.
+    pub fn get(&self, engine: EngineUnderTest) -> Result<Site, String> {
+        let slot = Arc::clone(self.0.lock().entry(engine.name).or_default());
+        let mut site = slot.lock();
+        site.get_or_insert_with(|| (engine.start)()).clone()
     }
 }
 
 /// The main function of a conformance binary (`harness = false`) over the engines of `table`.
 /// `PALISADE_TEST_ENGINES` chooses among them, `PALISADE_TEST_REPORT` collects the results.
-pub fn main(table: &[Subject]) -> ExitCode {
+pub fn main(table: &[EngineUnderTest]) -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     if let Some(code) = taker::process::main(arguments.get(1..).unwrap_or_default(), table) {
         return code;
     }
     let names = std::env::var("PALISADE_TEST_ENGINES").ok();
-    let subjects = match subject::chosen(table, names.as_deref()) {
-        Ok(subjects) => subjects,
+    let engines = match engine::chosen(table, names.as_deref()) {
+        Ok(engines) => engines,
         Err(why) => {
             eprintln!("{why}");
             return ExitCode::from(2);
@@ -53,65 +58,62 @@ pub fn main(table: &[Subject]) -> ExitCode {
     let report = Arc::new(Report::from_env());
     let sites = Arc::new(Sites::default());
     let cases = conformance::all();
-    let trials = subjects.iter().flat_map(|subject| {
-        let (sites, report) = (&sites, &report);
-        cases.iter().map(move |case| {
-            let (sites, report) = (Arc::clone(sites), Arc::clone(report));
-            let (subject, case) = (*subject, *case);
-            let name = format!("{}::{}", subject.name, case.name);
-            Trial::ignorable_test(name, move || trial(subject, case, &sites, &report))
-        })
-    });
+    let mut trials = Vec::new();
+    // Engines take turns, so that their servers share the work of a run.
+    for (case, engine) in cases
+        .iter()
+        .flat_map(|c| engines.iter().map(move |e| (*c, *e)))
+    {
+        let (sites, report) = (Arc::clone(&sites), Arc::clone(&report));
+        let name = format!("{}::{}", engine.name, case.name);
+        let run = move || trial(engine, case, &sites, &report);
+        trials.push(Trial::ignorable_test(name, run));
+    }
     let mut arguments = Arguments::from_args();
     // Most trials wait rather than work; a few more than there are cores run side by side.
     arguments.test_threads.get_or_insert_with(|| {
         std::thread::available_parallelism().map_or(4, |cores| cores.get() * 2)
     });
-    let conclusion = libtest_mimic::run(&arguments, trials.collect());
-    let everything = conclusion.num_filtered_out == 0 && !arguments.list;
-    let missing = match everything {
-        true => missing(&subjects, &cases, &report.rows()),
-        false => Vec::new(),
-    };
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    let mut missing = Vec::new();
+    if conclusion.num_filtered_out == 0 && !arguments.list {
+        missing = self::missing(&engines, &cases, &report.rows());
+    }
     for cell in &missing {
         eprintln!("missing from the table: {cell}");
     }
-    match missing.is_empty() {
-        true => conclusion.exit_code(),
-        false => ExitCode::from(101),
+    if missing.is_empty() {
+        conclusion.exit_code()
+    } else {
+        ExitCode::from(101)
     }
 }
 
 /// The cells that no row fills, as `engine::case`.
-pub fn missing(subjects: &[Subject], cases: &[Case], rows: &[Row]) -> Vec<String> {
-    let filled: BTreeSet<(&str, &str)> = rows
+pub fn missing(engines: &[EngineUnderTest], cases: &[Case], rows: &[Row]) -> Vec<String> {
+    let name = |engine: &str, case: &str| format!("{engine}::{case}");
+    let filled: BTreeSet<String> = rows.iter().map(|r| name(&r.engine, &r.case)).collect();
+    let cells = engines
         .iter()
-        .map(|row| (row.engine.as_str(), row.case.as_str()))
-        .collect();
-    let cells = subjects
-        .iter()
-        .flat_map(|subject| cases.iter().map(|case| (subject.name, case.name)));
-    cells
-        .filter(|cell| !filled.contains(cell))
-        .map(|(engine, case)| format!("{engine}::{case}"))
-        .collect()
+        .flat_map(|engine| cases.iter().map(|case| name(engine.name, case.name)));
+    cells.filter(|cell| !filled.contains(cell)).collect()
 }
 
 fn trial(
-    subject: Subject,
+    engine: EngineUnderTest,
     case: Case,
     sites: &Sites,
     report: &Report,
 ) -> Result<Completion, Failed> {
     let start = Instant::now();
-    let notes = Arc::default();
-    let verdict = match sites.get(subject) {
+    let notes = Notes::default();
+    let verdict = match sites.get(engine) {
         Err(why) => Verdict::Failed(why),
-        Ok(site) => on_its_own_runtime(subject, case, site, Arc::clone(&notes)),
+        Ok(site) => verdict(engine, site, &case, Arc::clone(&notes)),
     };
     let notes = notes.lock().clone();
     report.add(Row::new(
-        subject.name,
+        engine.name,
         &case,
         &verdict,
         start.elapsed(),
@@ -124,12 +126,16 @@ fn trial(
     }
 }
 
-fn on_its_own_runtime(
-    subject: Subject,
-    case: Case,
-    site: Site,
-    notes: Arc<Mutex<Vec<(String, f64)>>>,
-) -> Verdict {
+/// Tries the case of that name on an engine, outside of a run.
+///
+/// # Panics
+/// When there is no such case.
+pub fn try_case(engine: EngineUnderTest, site: Site, name: &str) -> Verdict {
+    let case = conformance::named(name).unwrap_or_else(|| panic!("no case is called {name}"));
+    verdict(engine, site, &case, Notes::default())
+}
+
+fn verdict(engine: EngineUnderTest, site: Site, case: &Case, notes: Notes) -> Verdict {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -138,21 +144,18 @@ fn on_its_own_runtime(
         Ok(runtime) => runtime,
         Err(error) => return Verdict::Failed(format!("no runtime: {error}")),
     };
-    let verdict = runtime.block_on(async {
-        let run = async {
-            let program =
-                std::env::current_exe().unwrap_or_else(|_| PathBuf::from("palisade-testkit"));
-            match Bed::new(subject, site, program, notes).await {
-                Ok(bed) => conformance::run(&case, bed).await,
-                Err(error) => Verdict::Failed(format!("no connection: {error:?}")),
-            }
-        };
-        let hung = || Verdict::Failed(format!("{} hangs: not done after {LIMIT:?}", case.name));
-        tokio::time::timeout(LIMIT, run)
-            .await
-            .unwrap_or_else(|_| hung())
-    });
+    let run = async {
+        let program = std::env::current_exe();
+        let program = program.unwrap_or_else(|_| PathBuf::from("palisade-testkit"));
+        match Fixture::new(engine, site, program, notes).await {
+            Ok(fixture) => conformance::run(case, fixture).await,
+            Err(error) => Verdict::Failed(format!("no connection: {error:?}")),
+        }
+    };
+    let done = runtime.block_on(async { tokio::time::timeout(LIMIT, run).await });
     // A task that blocks must not keep the whole run waiting.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    verdict
+    done.unwrap_or_else(|_| {
+        Verdict::Failed(format!("{} hangs: not done after {LIMIT:?}", case.name))
+    })
 }

@@ -3,8 +3,9 @@
 
 use std::process::ExitCode;
 
-use palisade_testkit::subject::SUBJECTS;
-use palisade_testkit::{conformance, faults, launch, report, taker};
+use palisade_testkit::lab::engines::ENGINES;
+use palisade_testkit::lab::{faults, launch};
+use palisade_testkit::{conformance, report, taker};
 
 const USAGE: &str = "usage:
   palisade-testkit taker URL NAME [--ttl 5s] [--mode exclusive|shared|permits K/N] [--no-release]
@@ -14,11 +15,11 @@ const USAGE: &str = "usage:
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let Some(code) = taker::process::main(&arguments, SUBJECTS) {
+    if let Some(code) = taker::process::main(&arguments, ENGINES) {
         return code;
     }
-    if let Some(code) = faults::worker::main(&arguments, SUBJECTS)
-        .or_else(|| faults::command::main(&arguments, SUBJECTS))
+    if let Some(code) = faults::worker::main(&arguments, ENGINES)
+        .or_else(|| faults::command::main(&arguments, ENGINES))
     {
         return code;
     }

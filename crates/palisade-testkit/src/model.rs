@@ -7,7 +7,7 @@
 use palisade::core::claim::{Ask, READERS};
 use palisade::core::engine::Amended;
 
-/// How many claims, counted from the front, hold.
+/// How many claims, sequence from the front, hold.
 pub fn holders(asks: &[Ask]) -> usize {
     let capacity = capacity(asks).unwrap_or(1);
     if capacity == READERS {

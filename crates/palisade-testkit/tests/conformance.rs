@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    palisade_testkit::harness::main(palisade_testkit::subject::SUBJECTS)
+    palisade_testkit::harness::main(palisade_testkit::lab::engines::ENGINES)
 }

@@ -1,7 +1,8 @@
 //! Workloads × faults, with real processes that are stopped and killed: every cell of the matrix
 //! is a trial, and none is missing. Short cells; `PALISADE_TEST_FULL=1` runs long ones.
-//! `PALISADE_TEST_ENGINES` chooses engines, `PALISADE_TEST_SEED` repeats the choices of a run,
-//! `PALISADE_TEST_KEEP` names a folder for histories and timelines.
+//! `PALISADE_TEST_ENGINES` chooses engines and `PALISADE_TEST_WORKLOADS` workloads (comma lists),
+//! `PALISADE_TEST_SEED` repeats the choices of a run, `PALISADE_TEST_KEEP` names a folder for
+//! histories and timelines. Cells that leave the server alone share one.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,9 +14,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use palisade_testkit::check::Invariant;
-use palisade_testkit::faults::{Cell, Fault, Report, Run, Workload, run};
-use palisade_testkit::subject::{self, SUBJECTS, Site, Subject};
+use palisade_testkit::engine::{EngineUnderTest, Site, chosen};
+use palisade_testkit::harness::Sites;
+use palisade_testkit::lab::check::Invariant;
+use palisade_testkit::lab::engines::ENGINES;
+use palisade_testkit::lab::faults::{Cell, Fault, Report, Run, Workload, run};
 use parking_lot::Mutex;
 
 /// How long a run lasts, and its leases.
@@ -28,9 +31,9 @@ fn times() -> (Duration, Duration) {
 
 fn main() -> ExitCode {
     let names = std::env::var("PALISADE_TEST_ENGINES").ok();
-    let subjects = match subject::chosen(SUBJECTS, names.as_deref()) {
-        Ok(subjects) => subjects,
-        Err(why) => {
+    let (engines, workloads) = match (chosen(ENGINES, names.as_deref()), workloads()) {
+        (Ok(engines), Ok(workloads)) => (engines, workloads),
+        (Err(why), _) | (_, Err(why)) => {
             eprintln!("{why}");
             return ExitCode::from(2);
         }
@@ -38,23 +41,26 @@ fn main() -> ExitCode {
     let seed = std::env::var("PALISADE_TEST_SEED").ok();
     let seed = seed.map_or_else(rand::random, |seed| seed.parse().unwrap());
     let filled = Arc::new(Mutex::new(BTreeSet::new()));
-    let mut trials = Vec::new();
-    for subject in &subjects {
-        for (&workload, &fault) in matrix() {
-            let (subject, filled) = (*subject, Arc::clone(&filled));
-            let name = cell_name(subject, workload, fault);
-            trials.push(Trial::ignorable_test(name.clone(), move || {
-                let went = trial(subject, workload, fault, seed);
-                filled.lock().insert(name);
-                went
-            }));
-        }
+    let sites = Arc::new(Sites::default());
+    let (mut trials, mut cells) = (Vec::new(), Vec::new());
+    let rows = workloads
+        .iter()
+        .flat_map(|w| Fault::ALL.iter().map(move |f| (*w, *f)));
+    // Engines take turns, so that their servers share the work of a run.
+    for ((workload, fault), engine) in rows.flat_map(|row| engines.iter().map(move |e| (row, *e))) {
+        let (filled, sites) = (Arc::clone(&filled), Arc::clone(&sites));
+        let name = format!("{}::{workload}/{fault}", engine.name);
+        cells.push(name.clone());
+        trials.push(Trial::ignorable_test(name.clone(), move || {
+            let went = trial(engine, &sites, workload, fault, seed);
+            filled.lock().insert(name);
+            went
+        }));
     }
     for &(workload, invariant) in NO_LOCK {
         let name = format!("no-lock::{workload}/{invariant}").replace(' ', "-");
-        trials.push(Trial::test(name, move || {
-            no_lock(workload, invariant, seed)
-        }));
+        let run = move || no_lock(workload, invariant, seed);
+        trials.push(Trial::test(name, run));
     }
     // Those that need the machine to themselves come last: the others are done by then.
     trials.sort_by_key(|trial| trial.name().ends_with(&format!("/{}", Fault::Slow)));
@@ -62,48 +68,55 @@ fn main() -> ExitCode {
     // A cell mostly waits; this many keep two processors busy without starving anyone.
     arguments.test_threads.get_or_insert(4);
     let conclusion = libtest_mimic::run(&arguments, trials);
-    let everything = conclusion.num_filtered_out == 0 && !arguments.list;
-    if everything {
-        let cells = subjects.iter().flat_map(|subject| {
-            matrix().map(|(workload, fault)| cell_name(*subject, *workload, *fault))
-        });
-        let filled = filled.lock();
-        let missing: Vec<String> = cells.filter(|cell| !filled.contains(cell)).collect();
-        if !missing.is_empty() {
-            eprintln!("missing from the matrix: {missing:?}");
+    if conclusion.num_filtered_out == 0 && !arguments.list {
+        cells.retain(|cell| !filled.lock().contains(cell));
+        if !cells.is_empty() {
+            eprintln!("missing from the matrix: {cells:?}");
             return ExitCode::from(101);
         }
     }
     conclusion.exit_code()
 }
 
-fn matrix() -> impl Iterator<Item = (&'static Workload, &'static Fault)> {
-    let workloads = Workload::ALL.iter();
-    workloads.flat_map(|workload| Fault::ALL.iter().map(move |fault| (workload, fault)))
-}
-
-fn cell_name(subject: Subject, workload: Workload, fault: Fault) -> String {
-    format!("{}::{workload}/{fault}", subject.name)
+/// The workloads that `PALISADE_TEST_WORKLOADS` names; all without it.
+fn workloads() -> Result<Vec<Workload>, String> {
+    let Ok(names) = std::env::var("PALISADE_TEST_WORKLOADS") else {
+        return Ok(Workload::ALL.to_vec());
+    };
+    let find = |name: &str| Workload::ALL.iter().find(|w| w.name() == name).copied();
+    let unknown = |name| format!("PALISADE_TEST_WORKLOADS: no workload is called {name:?}");
+    let names = names.split(',').map(str::trim);
+    names
+        .map(|name| find(name).ok_or_else(|| unknown(name)))
+        .collect()
 }
 
 /// A lock that cells share, and that a cell takes alone which needs the machine to itself.
 fn machine(fault: Fault) -> File {
     let path = std::env::temp_dir().join("palisade-faults-machine.lock");
     let file = File::create(path).unwrap();
-    match fault.alone() {
-        true => file.lock().unwrap(),
-        false => file.lock_shared().unwrap(),
+    if fault.alone() {
+        file.lock().unwrap();
+    } else {
+        file.lock_shared().unwrap();
     }
     file
 }
 
 fn trial(
-    subject: Subject,
+    engine: EngineUnderTest,
+    sites: &Sites,
     workload: Workload,
     fault: Fault,
     seed: u64,
 ) -> Result<Completion, Failed> {
-    let (one, report) = went(subject, (subject.start)()?, workload, fault, seed)?;
+    let shared = engine.installed && !matches!(fault, Fault::Engine(_));
+    let site = if shared {
+        sites.get(engine)?
+    } else {
+        (engine.start)()?
+    };
+    let (one, report) = went(engine, site, workload, fault, seed)?;
     if let Cell::NotApplicable(why) = &report.cell {
         return Ok(Completion::ignored_with(why.clone()));
     }
@@ -111,7 +124,7 @@ fn trial(
 }
 
 fn went(
-    subject: Subject,
+    engine: EngineUnderTest,
     site: Site,
     workload: Workload,
     fault: Fault,
@@ -120,7 +133,7 @@ fn went(
     let (time, ttl) = times();
     let keep = std::env::var_os("PALISADE_TEST_KEEP").map(PathBuf::from);
     let one = Run {
-        subject,
+        engine,
         site,
         workload,
         fault,
@@ -131,7 +144,7 @@ fn went(
         // Four cells and whatever else runs on the machine.
         slack: Duration::from_millis(400),
         program: env!("CARGO_BIN_EXE_palisade-testkit").into(),
-        keep: keep.map(|dir| dir.join(format!("{}-{workload}-{fault}", subject.name))),
+        keep: keep.map(|dir| dir.join(format!("{}-{workload}-{fault}", engine.name))),
     };
     let _machine = machine(fault);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -156,7 +169,7 @@ const NO_LOCK: &[(Workload, Invariant)] = &[
 ];
 
 fn no_lock(workload: Workload, invariant: Invariant, seed: u64) -> Result<(), Failed> {
-    let apart = Subject::new("apart", || Err("not started".into()));
+    let apart = EngineUnderTest::new("apart", || Err("not started".into()));
     let site = Site {
         processes: true,
         ..Site::new("memory:")
@@ -193,8 +206,8 @@ fn expect(run: &Run, report: &Report) -> Result<Completion, String> {
     if run.fault == Fault::PauseHolder && figures.losses == 0 {
         return Err("nobody was told of a loss".into());
     }
-    match report.is_ok() {
-        true => Ok(Completion::Completed),
-        false => Err(format!("{report:?}")),
+    if report.is_ok() {
+        return Ok(Completion::Completed);
     }
+    Err(format!("{report:?}"))
 }

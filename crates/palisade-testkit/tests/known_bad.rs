@@ -3,7 +3,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,8 +18,9 @@ use palisade::core::error::Result;
 use palisade::core::report::{LineReport, Scope};
 use palisade::core::ticket::{Lease, LeaseStart, Ticket};
 use palisade::core::url::Url;
-use palisade_testkit::conformance::{self, Bed, Verdict};
-use palisade_testkit::subject::{Site, Subject};
+use palisade_testkit::conformance::Verdict;
+use palisade_testkit::engine::{EngineUnderTest, Site};
+use palisade_testkit::harness;
 
 /// What an engine does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -272,27 +272,9 @@ fn connect(url: String) -> BoxFuture<Result<Client>> {
     })
 }
 
-fn verdict(flaw: Flaw, name: &str) -> Verdict {
-    let subject = Subject {
-        connect,
-        ..Subject::new("flawed", || Err("not started".into()))
-    };
-    let case = conformance::all()
-        .into_iter()
-        .find(|case| case.name == name);
-    let case = case.unwrap_or_else(|| panic!("no case is called {name}"));
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let verdict = runtime.block_on(async {
-        let site = Site::new(format!("memory:?label={flaw:?}"));
-        let bed = Bed::new(subject, site, PathBuf::new(), Arc::default())
-            .await
-            .unwrap();
-        let limit = Duration::from_secs(20);
-        let run = tokio::time::timeout(limit, conformance::run(&case, bed)).await;
-        run.unwrap_or_else(|_| Verdict::Failed("hangs".into()))
-    });
-    runtime.shutdown_background();
-    verdict
+fn verdict(flaw: Flaw, case: &str) -> Verdict {
+    let engine = EngineUnderTest::new("flawed", || Err("not started".into())).connecting(connect);
+    harness::try_case(engine, Site::new(format!("memory:?label={flaw:?}")), case)
 }
 
 #[test]

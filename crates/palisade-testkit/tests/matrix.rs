@@ -1,5 +1,5 @@
 //! Nothing is missing: every `# Behavior` line has a case and every case's line still stands,
-//! every scheme has a subject, and a table with a hole in it says so.
+//! every scheme is under test, and a table with a hole in it says so.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,9 +9,10 @@ use std::path::Path;
 use std::process::Command;
 
 use palisade_testkit::conformance::{self, VERBS};
+use palisade_testkit::engine::{EngineUnderTest, chosen};
+use palisade_testkit::harness;
+use palisade_testkit::lab::engines::ENGINES;
 use palisade_testkit::report::{self, Row};
-use palisade_testkit::subject::SUBJECTS;
-use palisade_testkit::{harness, subject};
 
 /// The `# Behavior` lines of each verb of the engine trait, as (verb, line).
 fn promised() -> BTreeSet<(String, String)> {
@@ -78,14 +79,14 @@ fn every_case_has_a_name_of_its_own() {
 }
 
 #[test]
-fn every_engine_has_a_subject() {
-    let subjects: BTreeSet<&str> = SUBJECTS.iter().map(|subject| subject.name).collect();
+fn every_engine_is_under_test() {
+    let names: BTreeSet<&str> = ENGINES.iter().map(|engine| engine.name).collect();
     // An engine may have a second scheme for the same thing with TLS.
-    let is_run = |info: &palisade::EngineInfo| info.schemes.iter().any(|s| subjects.contains(s));
+    let is_run = |card: &palisade::EngineInfo| card.schemes.iter().any(|s| names.contains(s));
     let without: Vec<_> = palisade::registry()
         .into_iter()
-        .filter(|info| !is_run(info))
-        .map(|info| info.name)
+        .filter(|card| !is_run(card))
+        .map(|card| card.name)
         .collect();
     assert!(
         without.is_empty(),
@@ -95,14 +96,14 @@ fn every_engine_has_a_subject() {
 
 #[test]
 fn engines_are_chosen_by_name() {
-    let names = |chosen: Vec<subject::Subject>| chosen.iter().map(|s| s.name).collect::<Vec<_>>();
+    let names = |engines: Vec<EngineUnderTest>| engines.iter().map(|s| s.name).collect::<Vec<_>>();
     assert_eq!(
-        names(subject::chosen(SUBJECTS, Some("file, memory")).unwrap()),
+        names(chosen(ENGINES, Some("file, memory")).unwrap()),
         ["file", "memory"]
     );
-    let default = names(subject::chosen(SUBJECTS, None).unwrap());
+    let default = names(chosen(ENGINES, None).unwrap());
     assert!(default.contains(&"memory") && default.contains(&"file"));
-    let why = subject::chosen(SUBJECTS, Some("redsi")).unwrap_err();
+    let why = chosen(ENGINES, Some("redsi")).unwrap_err();
     assert!(why.contains("redsi") && why.contains("memory"), "{why}");
 }
 
@@ -130,14 +131,14 @@ fn a_hole_in_the_table_is_found() {
     let mut rows = full();
     let whole = report::table(&rows, &required, &cases);
     assert_eq!((whole.failed, whole.missing), (0, 0), "{}", whole.text);
-    let subjects = subject::chosen(SUBJECTS, Some("memory,file")).unwrap();
-    assert!(harness::missing(&subjects, &cases, &rows).is_empty());
+    let engines = chosen(ENGINES, Some("memory,file")).unwrap();
+    assert!(harness::missing(&engines, &cases, &rows).is_empty());
 
     let gone = rows.remove(3);
     let holed = report::table(&rows, &required, &cases);
     assert_eq!((holed.failed, holed.missing), (0, 1));
     assert!(holed.text.contains("MISSING"));
-    let missing = harness::missing(&subjects, &cases, &rows);
+    let missing = harness::missing(&engines, &cases, &rows);
     assert_eq!(missing, [format!("{}::{}", gone.engine, gone.case)]);
 
     // An engine that never ran is all holes.

@@ -3,16 +3,15 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use palisade::core::engine::BoxFuture;
 use palisade::core::url::Url;
 use palisade::{Client, Result};
-use palisade_testkit::conformance::{self, Bed, Verdict};
-use palisade_testkit::subject::{Connect, Outage, Site, Subject};
-use palisade_testkit::wrap::Spy;
+use palisade_testkit::conformance::Verdict;
+use palisade_testkit::engine::{CONNECT, Connect, CutOff, EngineUnderTest, Site};
+use palisade_testkit::harness;
+use palisade_testkit::spy::Spy;
 use tokio::sync::watch;
 
 /// One switch for all clients of the engine.
@@ -20,7 +19,7 @@ static SWITCH: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::channel(f
 
 struct Switch;
 
-impl Outage for Switch {
+impl CutOff for Switch {
     fn begin(&self) {
         SWITCH.send_replace(true);
     }
@@ -39,29 +38,13 @@ fn honest(url: String) -> BoxFuture<Result<Client>> {
     })
 }
 
-fn deaf(url: String) -> BoxFuture<Result<Client>> {
-    Box::pin(async move { palisade::connect(&url).await })
-}
-
-fn verdict(connect: Connect, name: &str) -> Verdict {
-    let subject = Subject {
-        connect,
-        ..Subject::new("cut", || Err("not started".into()))
-    };
+fn verdict(connect: Connect, case: &str) -> Verdict {
+    let engine = EngineUnderTest::new("cut", || Err("not started".into())).connecting(connect);
     let site = Site {
-        outage: Some(Arc::new(Switch)),
+        cut_off: Some(Arc::new(Switch)),
         ..Site::new("memory:")
     };
-    let cases = conformance::all();
-    let case = cases.iter().find(|case| case.name == name).unwrap();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(async {
-        let bed = Bed::new(subject, site, PathBuf::new(), Arc::default());
-        let run = conformance::run(case, bed.await.unwrap());
-        tokio::time::timeout(Duration::from_secs(25), run)
-            .await
-            .unwrap()
-    })
+    harness::try_case(engine, site, case)
 }
 
 #[test]
@@ -72,6 +55,9 @@ fn an_outage_is_told_and_silence_is_caught() {
     ];
     for name in cases {
         assert_eq!(verdict(honest, name), Verdict::Ok, "{name}");
-        assert!(matches!(verdict(deaf, name), Verdict::Failed(_)), "{name}");
+        assert!(
+            matches!(verdict(CONNECT, name), Verdict::Failed(_)),
+            "{name}"
+        );
     }
 }

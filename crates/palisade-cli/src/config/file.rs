@@ -41,20 +41,19 @@ pub(crate) fn candidates() -> Vec<PathBuf> {
     if let Some(path) = variable("PALISADE_CONFIG") {
         return vec![path];
     }
-    let user = [
-        variable("XDG_CONFIG_HOME").filter(|path| path.is_absolute()),
-        variable("HOME")
-            .filter(|path| path.is_absolute())
-            .map(|home| home.join(".config")),
+    let folder = |name| variable(name).filter(|path| path.is_absolute());
+    let folders = [
+        folder("XDG_CONFIG_HOME"),
+        folder("HOME").map(|home| home.join(".config")),
     ];
-    let mut candidates: Vec<_> = user.into_iter().flatten().collect();
+    let mut candidates: Vec<_> = folders.into_iter().flatten().collect();
     candidates.dedup();
-    let mut candidates: Vec<_> = candidates
-        .into_iter()
-        .map(|folder| folder.join("palisade/config.toml"))
-        .collect();
-    candidates.push(PathBuf::from(SYSTEM));
+    let file = |folder: PathBuf| folder.join("palisade/config.toml");
     candidates
+        .into_iter()
+        .map(file)
+        .chain([PathBuf::from(SYSTEM)])
+        .collect()
 }
 
 fn variable(name: &str) -> Option<PathBuf> {
@@ -76,18 +75,12 @@ pub(super) fn read(needs: bool) -> Result<(Option<PathBuf>, Values), Failure> {
                 let mode = file.metadata().map_or(0, |data| data.permissions().mode());
                 let mut values = text(file, &path).and_then(|text| parse(&text, &path))?;
                 let url = values.url.as_deref().map(Url::parse);
-                let secret = matches!(
-                    url,
-                    Some(Ok(Url {
-                        password: Some(_),
-                        ..
-                    }))
-                );
+                let secret = url.is_some_and(|url| url.is_ok_and(|url| url.password.is_some()));
                 values.exposed = secret && mode & 0o044 != 0;
                 return Ok((Some(path), values));
             }
             Err(error) if asked_for && error.kind() == ErrorKind::NotFound => {
-                let why = "PALISADE_CONFIG names it, and it is not there";
+                let why = "PALISADE_CONFIG names it, but it is not there";
                 return Err(bad_file(&path, why));
             }
             Err(error)
@@ -158,47 +151,4 @@ fn unknown(key: &str, path: &Path) -> Failure {
     };
     let key: String = key.chars().take(40).collect();
     bad_file(path, format!("unknown key {}; {hint}", shown(&key)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read_text(text: &str) -> Result<Values, String> {
-        parse(text, Path::new("c.toml")).map_err(|failure| failure.to_string())
-    }
-
-    #[test]
-    fn every_key_is_read() {
-        let text = "url = 'file:/x'\nttl = '5s'\nwait = 'forever'\nlabel = 'web'\n";
-        let values = read_text(text).unwrap();
-        assert_eq!(values.url.as_deref(), Some("file:/x"));
-        assert_eq!(values.ttl.as_deref(), Some("5s"));
-        assert_eq!(values.wait, Some((Patience::Forever, "forever".into())));
-        assert_eq!(values.label.as_deref(), Some("web"));
-        assert!(read_text("# nothing\n").unwrap().url.is_none());
-    }
-
-    #[test]
-    fn mistakes_are_named_and_values_are_not() {
-        for (text, word) in [
-            ("urll = 'hunter2'", "did you mean url?"),
-            (
-                "bananas = 'hunter2'",
-                "it takes url, ttl, wait, label, for_correctness",
-            ),
-            ("[hunter]\nx = 'hunter2'", "unknown key"),
-            ("url = 'file:'\nttl = 'hunter2'", "ttl: "),
-            ("ttl = 5", "must be text"),
-            ("for_correctness = 'hunter2'", "true or false"),
-            ("url = ''", "empty"),
-            ("url = 'a'\nurl = 'hunter2'", "line 2"),
-            ("\nredis://me:hunter2@host", "line 2"),
-            ("url = hunter2", "line 1"),
-        ] {
-            let said = read_text(text).unwrap_err();
-            assert!(said.contains(word), "{word:?} in {said:?}");
-            assert!(!said.contains("hunter2"), "{said}");
-        }
-    }
 }

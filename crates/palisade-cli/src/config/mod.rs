@@ -6,7 +6,6 @@
 
 mod file;
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use palisade::{Error, Kind, Patience, Url, parse_duration};
@@ -15,6 +14,7 @@ use serde::Serialize;
 pub(crate) use self::file::candidates;
 use self::file::{Values, read};
 use crate::exit::Failure;
+use crate::view::shown;
 
 /// All processes of this machine, with nothing to install.
 const EMBEDDED: &str = "file:";
@@ -33,6 +33,13 @@ pub(crate) enum From {
     File,
     /// Nowhere else.
     Default,
+}
+
+/// A value that holds, and where it comes from.
+#[derive(Debug, Serialize)]
+pub(crate) struct Setting {
+    pub(crate) value: Option<String>,
+    pub(crate) from: From,
 }
 
 /// What is configured.
@@ -67,10 +74,8 @@ impl Config {
         let mut parsed = Url::parse(&url)?;
         for (key, value) in [("ttl", &self.file.ttl), ("label", &self.file.label)] {
             if let (Some(value), None) = (value, parsed.take(key)) {
-                url.push(if url.contains('?') { '&' } else { '?' });
-                url.push_str(key);
-                url.push('=');
-                url.push_str(&encode(value));
+                let sign = if url.contains('?') { '&' } else { '?' };
+                url.push_str(&format!("{sign}{key}={}", encode(value)));
             }
         }
         Ok(url)
@@ -86,56 +91,43 @@ impl Config {
         self.file.for_correctness.unwrap_or(false)
     }
 
-    /// What holds for that, and from where.
-    pub(crate) fn shown_for_correctness(&self) -> (Option<String>, From) {
-        let from = match self.file.for_correctness {
-            Some(_) => From::File,
-            None => From::Default,
-        };
-        (Some(self.for_correctness().to_string()), from)
-    }
-
     /// What to say about a file that shows a password to other users, if it does.
     pub(crate) fn exposed(&self) -> Option<String> {
         let path = self.path.as_ref().filter(|_| self.file.exposed)?;
+        let path = shown(&path.to_string_lossy());
         Some(format!(
-            "config file {} holds a password, and other users may read it",
-            crate::view::shown(&path.to_string_lossy())
+            "config file {path} holds a password, and other users may read it"
         ))
     }
 
-    /// What holds for the ttl, and from where.
-    pub(crate) fn ttl(&self) -> Result<(Option<String>, From), Failure> {
-        // One that is none is refused, and not shown: it may be anything.
-        Url::parse(&self.url.0)?.take_duration("ttl")?;
-        self.option("ttl", &self.file.ttl, Some("30s"))
-    }
-
-    /// What holds for the label, and from where.
-    pub(crate) fn label(&self) -> Result<(Option<String>, From), Failure> {
-        self.option("label", &self.file.label, None)
-    }
-
-    /// What holds for the wait, and from where.
-    pub(crate) fn shown_wait(&self) -> (Option<String>, From) {
-        match &self.file.wait {
-            Some((_, text)) => (Some(text.clone()), From::File),
-            None => (Some("forever".to_owned()), From::Default),
-        }
-    }
-
-    fn option(
-        &self,
-        key: &str,
-        file: &Option<String>,
-        default: Option<&str>,
-    ) -> Result<(Option<String>, From), Failure> {
-        let from_url = Url::parse(&self.url.0)?.take(key);
-        Ok(match (from_url, file) {
+    /// What holds for `ttl`, `wait`, `label` or `for_correctness`.
+    pub(crate) fn setting(&self, key: &str) -> Result<Setting, Failure> {
+        let mut url = Url::parse(&self.url.0)?;
+        let (file, default) = match key {
+            "ttl" => {
+                // One that is none is refused, and not shown: it may be anything.
+                Url::parse(&self.url.0)?.take_duration("ttl")?;
+                (self.file.ttl.clone(), Some("30s"))
+            }
+            "label" => (self.file.label.clone(), None),
+            "wait" => (
+                self.file.wait.as_ref().map(|(_, text)| text.clone()),
+                Some("forever"),
+            ),
+            _ => (
+                self.file.for_correctness.map(|yes| yes.to_string()),
+                Some("false"),
+            ),
+        };
+        let in_url = matches!(key, "ttl" | "label")
+            .then(|| url.take(key))
+            .flatten();
+        let (value, from) = match (in_url, file) {
             (Some(value), _) => (Some(value), From::Url),
-            (None, Some(value)) => (Some(value.clone()), From::File),
+            (None, Some(value)) => (Some(value), From::File),
             (None, None) => (default.map(str::to_owned), From::Default),
-        })
+        };
+        Ok(Setting { value, from })
     }
 }
 
@@ -169,20 +161,17 @@ fn bad(why: impl Into<String>) -> Failure {
 
 fn bad_file(path: &Path, why: impl std::fmt::Display) -> Failure {
     let path = path.to_string_lossy();
-    bad(format!("config file {}: {why}", crate::view::shown(&path)))
+    bad(format!("config file {}: {why}", shown(&path)))
 }
 
 /// As an option's value in a URL.
 fn encode(value: &str) -> String {
-    let mut encoded = String::new();
-    for byte in value.bytes() {
-        match byte.is_ascii_alphanumeric() {
-            true => encoded.push(char::from(byte)),
-            // Writing to a String can't fail.
-            false => drop(write!(encoded, "%{byte:02x}")),
-        }
-    }
-    encoded
+    let plain = |byte: u8| byte.is_ascii_alphanumeric();
+    let encode = |byte| match plain(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02x}"),
+    };
+    value.bytes().map(encode).collect()
 }
 
 #[cfg(test)]
@@ -209,15 +198,5 @@ mod tests {
         assert_eq!(both, "file:x?ttl=1m&label=a%26b%20%c3%a9");
         let mut read = Url::parse(&both).unwrap();
         assert_eq!(read.take("label").as_deref(), Some("a&b é"));
-    }
-
-    #[test]
-    fn waits() {
-        use std::time::Duration;
-        assert_eq!(parse_wait("forever"), Ok(Patience::Forever));
-        assert_eq!(parse_wait("0s"), Ok(Patience::NoWait));
-        let five = Patience::For(Duration::from_secs(5));
-        assert_eq!(parse_wait("5s"), Ok(five));
-        assert!(parse_wait("for ever").is_err());
     }
 }

@@ -5,18 +5,17 @@
 //! no thread and no store. It knows the deadline of the lock, and ends everything that the command
 //! started before it passes, or at once when palisade is gone.
 //!
-//! `wire` is what the two say to each other, `ladder` decides when to ask and when to kill, `ward`
-//! is the guardian's life, `family` finds and ends what the command started. This file is
-//! palisade's side. A guardian that is killed is replaced by palisade itself, which has become the
+//! `protocol` is what the two say to each other, `escalation` decides when to ask and when to kill,
+//! `process` is the guardian's life, `descendants` finds and ends what the command started. This
+//! file is palisade's side. A guardian that is killed is replaced by palisade itself, which has become the
 //! subreaper next in line.
 
-mod family;
-mod ladder;
-mod ward;
-mod wire;
+mod descendants;
+mod escalation;
+mod process;
+mod protocol;
 
 use std::ffi::OsString;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -27,11 +26,11 @@ use rustix::process::{
 };
 use tokio::io::unix::AsyncFd;
 
-pub(crate) use self::family::signal_tree;
-pub(crate) use self::ladder::{KILL_LEAD, grace};
-use self::wire::Order;
-pub(crate) use self::wire::{Report, link, receive, send};
-use crate::exit::Failure;
+pub(crate) use self::descendants::signal_tree;
+pub(crate) use self::escalation::{KILL_LEAD, grace};
+use self::protocol::Order;
+pub(crate) use self::protocol::{Report, link, receive, send};
+use crate::exit::{Failure, refused};
 use crate::sys::{self, Mask};
 
 /// How often a guardian may have to start its command.
@@ -59,7 +58,7 @@ impl Guardian {
     /// Forks the guardian of `command`, which is started later, with the signals of `mask`
     /// blocked. There must be no other thread.
     pub(crate) fn fork(command: &[OsString], mask: Mask, terms: Terms) -> Result<Self, Failure> {
-        let failed = |error: io::Error| Failure::Start(format!("can't start a guardian: {error}"));
+        let failed = refused("can't start a guardian");
         // Children that an earlier program left to this process by `exec` are not ours to end.
         let childless = waitid(
             WaitId::All,
@@ -68,12 +67,12 @@ impl Guardian {
         .is_err();
         let adopts = childless && set_child_subreaper(Some(getpid())).is_ok();
         sys::default_child_signal();
-        let mut ends = Some(link().map_err(failed)?);
+        let mut ends = Some(link().map_err(&failed)?);
         let pid = sys::fork(|| {
             if let Some((ours, its)) = ends.take() {
                 drop(ours);
                 // palisade hears of a failure by the end of the link.
-                let _ = ward::guard(command, mask, terms, its);
+                let _ = process::guard(command, mask, terms, its);
             }
         })
         .map_err(failed)?;
@@ -95,9 +94,9 @@ impl Guardian {
         deadline: BootTime,
         grace: Duration,
     ) -> Result<(), Failure> {
-        let failed = |error| Failure::Start(format!("can't listen to the guardian: {error}"));
         if let Some(fresh) = self.fresh.take() {
-            self.link = Some(sys::watch(fresh).map_err(failed)?);
+            let link = sys::watch(fresh).map_err(refused("can't listen to the guardian"))?;
+            self.link = Some(link);
         }
         self.tell(&Order::Start {
             environment,
@@ -110,12 +109,12 @@ impl Guardian {
 
     /// Says until when the lock is held.
     pub(crate) fn renewed(&self, deadline: BootTime) {
-        self.tell(&Order::renewed(deadline));
+        self.tell(&Order::Renewed(deadline.as_nanos()));
     }
 
     /// Says that the lock is lost, and when another may have it.
     pub(crate) fn end_by(&self, by: BootTime) {
-        self.tell(&Order::end_by(by));
+        self.tell(&Order::EndBy(by.as_nanos()));
     }
 
     /// Says how often the command was told to go on, to tell new stops from old ones.
@@ -156,7 +155,7 @@ impl Guardian {
             let _ = kill_process_group(group, Signal::KILL);
         }
         if self.adopts {
-            family::end_all();
+            descendants::end_all();
         }
     }
 

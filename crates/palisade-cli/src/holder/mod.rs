@@ -16,9 +16,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use palisade::{BootTime, Client, Hold, Kind, Loss, LossReason, Patience};
+use palisade::{BootTime, Hold, Kind, Loss, LossReason};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Signal, getpid, setsid};
+use rustix::process::{Pid, Signal, getpid, setsid};
 use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -28,13 +28,12 @@ use tokio::time::Instant;
 pub(crate) use self::shell::Shell;
 pub(crate) use self::socket::{Answer, Directory, Key, Listening};
 use self::socket::{RELEASE, WHO};
-use crate::connect::Place;
-use crate::exit::{self, Failure, Outcome, Verdict, told};
+use crate::exit::{self, Failure, Outcome, Verdict, refused, told};
 use crate::guardian::{KILL_LEAD, Terms, grace, link, receive, send, signal_tree};
-use crate::job::{FAREWELL, Job, Ready};
-use crate::signals::Endings;
+use crate::job::{Acquired, Connected, FAREWELL, Job};
+use crate::on_runtime;
+use crate::signals::Signals;
 use crate::sys::{self, Withheld};
-use crate::verbs::too_late;
 use crate::view::shown;
 
 /// Before the next try to accept a connection when the system refused one.
@@ -54,9 +53,6 @@ pub(crate) enum OnLoss {
 /// What to hold, for whom, and how.
 pub(crate) struct Task {
     pub(crate) job: Job,
-    pub(crate) place: Place,
-    pub(crate) patience: Patience,
-    pub(crate) at_least: Duration,
     pub(crate) shell: Shell,
     pub(crate) on_loss: OnLoss,
 }
@@ -97,9 +93,9 @@ impl Holder {
     /// Forks a holder and waits until it has the lock; else, for the exit code that it found.
     /// There must be no other thread.
     pub(crate) fn fork(task: Task, listening: Listening) -> Result<Result<Self, u8>, Failure> {
-        let failed = |error: io::Error| Failure::Start(format!("can't start a holder: {error}"));
+        let failed = refused("can't start a holder");
         let mask = Withheld::these([]).before();
-        let (ours, its) = link().map_err(failed)?;
+        let (ours, its) = link().map_err(&failed)?;
         let mut given = Some((task, listening, its));
         let mut ours = Some(ours);
         sys::fork(|| {
@@ -111,7 +107,7 @@ impl Holder {
                 task.perform(&listening, link);
             }
         })
-        .map_err(failed)?;
+        .map_err(&failed)?;
         drop(given);
         let link = ours.ok_or_else(|| failed(io::ErrorKind::NotConnected.into()))?;
         loop {
@@ -150,8 +146,9 @@ struct Watched(AsyncFd<OwnedFd>);
 
 impl Watched {
     fn new(file: OwnedFd) -> Result<Self, Failure> {
-        let failed = |error| Failure::Start(format!("can't watch a process: {error}"));
-        sys::watch(file).map(Self).map_err(failed)
+        sys::watch(file)
+            .map(Self)
+            .map_err(refused("can't watch a process"))
     }
 
     async fn readable(&self) {
@@ -173,104 +170,104 @@ impl Watched {
 impl Task {
     /// The holder's whole life.
     fn perform(self, listening: &Listening, link: OwnedFd) {
+        let printer = self.job.printer;
         let result = link.try_clone();
-        let verdict = self.job.start(
-            &self.place,
-            self.patience,
-            Terms::One,
-            async |client, ready| self.hold(client, ready, listening, link).await,
-        );
+        let verdict = self.hold(listening, link);
         listening.remove();
         if let Err(failure) = &verdict {
-            self.job.printer.failure(failure);
+            printer.failure(failure);
         }
         if let Ok(link) = result {
             send(&link, &Report::Ended(exit::code(&verdict)));
         }
     }
 
-    async fn hold(
-        &self,
-        client: &Client,
-        ready: Ready,
-        listening: &Listening,
-        link: OwnedFd,
-    ) -> Verdict {
-        let Some(shell) = self.shell.follow()? else {
-            return Err(self.shell_ended());
-        };
-        let shell = Watched::new(shell)?;
-        let caller = Watched::new(link)?;
-        let socket = listening.socket().and_then(UnixListener::from_std);
-        let socket = socket.map_err(|error| {
-            Failure::Start(format!("can't listen to the release of the lock: {error}"))
-        })?;
-        let mut endings = ready.endings;
-        let acquired = tokio::select! {
-            biased;
-            // Dropping the acquire leaves the line.
-            signal = endings.next() => return Ok(Outcome::Interrupted(signal.as_raw())),
-            // It says nothing before it has heard something, so this is its end.
-            () = caller.readable() => return Ok(Outcome::Done),
-            () = shell.readable() => return Err(self.shell_ended()),
-            never = refuse(&socket, client.owner()) => match never {},
-            acquired = self.job.acquire(client, ready.patience) => acquired?,
-        };
-        let Some(hold) = acquired else {
-            return Err(too_late(&self.job, self.patience));
-        };
-        let not_before = Instant::now() + self.at_least;
-        send(caller.0.get_ref(), &Report::Held(self.held(client, &hold)));
-        if !caller.knows().await {
-            // The caller was killed, and nobody knows of the lock.
-            let _ = hold.release().await;
-            return Ok(Outcome::Done);
-        }
-        sys::let_go_of_inherited_files();
-        let _ = rustix::process::chdir("/");
-        let mut keeping = Keeping {
-            task: self,
-            owner: client.owner(),
-            hold,
-            grace: grace(self.job.ttl.unwrap_or_else(|| client.ttl())),
-            not_before,
-            lost: None,
-            sent: None,
-        };
-        let over = keeping.until_over(&shell, &socket, &mut endings).await;
-        if matches!(over, Over::Signal) {
-            // Whoever ends us, as a service manager does, ends the shell too.
-            let _ = tokio::time::timeout(FAREWELL, shell.readable()).await;
-        }
-        let answer = keeping.end(&over, &mut endings).await;
-        // First, so that the shell can acquire it again as soon as it has heard.
-        listening.remove();
-        if let Over::Asked(mut asker) = over {
-            tell(&mut asker, &answer).await;
-        }
-        Ok(Outcome::Done)
+    fn hold(self, listening: &Listening, link: OwnedFd) -> Verdict {
+        let (shell, on_loss) = (self.shell, self.on_loss);
+        let prepared = self.job.prepare(Terms::One)?;
+        on_runtime(async {
+            let mut connected = prepared.connect().await?;
+            let verdict = hold(&mut connected, shell, on_loss, listening, link).await;
+            connected.close().await;
+            verdict
+        })
     }
+}
 
-    fn held(&self, client: &Client, hold: &Hold) -> Held {
-        Held {
-            name: self.job.name.as_str().to_owned(),
-            token: hold.token().to_string(),
-            owner: client.owner().to_owned(),
-            engine: client.describe(),
-            key: client.engine().key(hold.ticket()),
-            shell: self.shell.pid.as_raw_pid(),
-            holder: getpid().as_raw_pid(),
-        }
+async fn hold(
+    connected: &mut Connected,
+    shell: Shell,
+    on_loss: OnLoss,
+    listening: &Listening,
+    link: OwnedFd,
+) -> Verdict {
+    let ended = |job: &Job| {
+        let pid = shell.pid.as_raw_pid();
+        job.not_acquired(format!(
+            "process {pid}, which was to have the lock, has ended"
+        ))
+    };
+    let Some(followed) = shell.follow()? else {
+        return Err(ended(&connected.job));
+    };
+    let followed = Watched::new(followed)?;
+    let caller = Watched::new(link)?;
+    let socket = listening.socket().and_then(UnixListener::from_std);
+    let socket = socket.map_err(refused("can't listen for the release"))?;
+    let owner = connected.client.owner().to_owned();
+    let acquired = tokio::select! {
+        biased;
+        // It says nothing before it has heard something, so this is its end.
+        () = caller.readable() => return Ok(Outcome::Done),
+        () = followed.readable() => None,
+        never = refuse(&socket, &owner) => match never {},
+        acquired = connected.acquire() => Some(acquired?),
+    };
+    let Some(Acquired { hold, since, .. }) = acquired else {
+        return Err(ended(&connected.job));
+    };
+    let (job, client) = (&connected.job, &connected.client);
+    let held = Held {
+        name: job.name.as_str().to_owned(),
+        token: hold.token().to_string(),
+        owner: owner.clone(),
+        engine: client.describe(),
+        key: client.engine().key(hold.ticket()),
+        shell: shell.pid.as_raw_pid(),
+        holder: getpid().as_raw_pid(),
+    };
+    send(caller.0.get_ref(), &Report::Held(held));
+    if !caller.knows().await {
+        // The caller was killed, and nobody knows of the lock.
+        let _ = hold.release().await;
+        return Ok(Outcome::Done);
     }
-
-    fn shell_ended(&self) -> Failure {
-        let pid = self.shell.pid.as_raw_pid();
-        Failure::NotAcquired {
-            message: format!("the process {pid}, which was to have the lock, has ended"),
-            code: self.job.conflict_code,
-            quiet: self.job.quiet,
-        }
+    sys::let_go_of_inherited_files();
+    let _ = rustix::process::chdir("/");
+    let signals = &mut connected.signals;
+    let mut keeping = Keeping {
+        job,
+        shell: shell.pid,
+        on_loss,
+        owner: &owner,
+        hold,
+        grace: grace(job.ttl_on(client)),
+        not_before: since + job.at_least,
+        lost: None,
+        sent: None,
+    };
+    let over = keeping.until_over(&followed, &socket, signals).await;
+    if matches!(over, Over::Signal) {
+        // Whoever ends us, as a service manager does, ends the shell too.
+        let _ = tokio::time::timeout(FAREWELL, followed.readable()).await;
     }
+    let answer = keeping.end(&over, signals).await;
+    // First, so that the shell can acquire it again as soon as it has heard.
+    listening.remove();
+    if let Over::Asked(mut asker) = over {
+        tell(&mut asker, &answer).await;
+    }
+    Ok(Outcome::Done)
 }
 
 /// Why a lock is not kept any longer.
@@ -283,7 +280,9 @@ enum Over {
 
 /// A lock that is held while the shell goes on.
 struct Keeping<'a> {
-    task: &'a Task,
+    job: &'a Job,
+    shell: Pid,
+    on_loss: OnLoss,
     owner: &'a str,
     hold: Hold,
     /// How long before the end of the lease the shell is asked to end.
@@ -300,7 +299,7 @@ impl Keeping<'_> {
         &mut self,
         shell: &Watched,
         socket: &UnixListener,
-        endings: &mut Endings,
+        signals: &mut Signals,
     ) -> Over {
         loop {
             let next = self.next_signal();
@@ -312,7 +311,7 @@ impl Keeping<'_> {
                 biased;
                 loss = self.hold.lost(), if self.lost.is_none() => self.lost = Some(loss),
                 () = shell.readable() => return Over::ShellEnded,
-                _ = endings.next() => return Over::Signal,
+                _ = signals.ending() => return Over::Signal,
                 asker = asked(socket, self.owner) => return Over::Asked(asker),
                 () = pause(next.map(|(_, pause)| pause)) => {}
             }
@@ -328,7 +327,7 @@ impl Keeping<'_> {
             Some(_) => BootTime::PAST,
         };
         let before = |lead| deadline.remaining().saturating_sub(lead);
-        match (self.task.on_loss, self.sent) {
+        match (self.on_loss, self.sent) {
             (OnLoss::None, _) => None,
             (_, None) if self.lost.is_some() => Some((Signal::TERM, Duration::ZERO)),
             (_, None) => Some((Signal::TERM, before(self.grace))),
@@ -339,25 +338,24 @@ impl Keeping<'_> {
 
     fn send(&mut self, signal: Signal) {
         self.sent = Some(signal);
-        let pid = self.task.shell.pid;
-        signal_tree(pid, signal);
+        signal_tree(self.shell, signal);
         // A stopped process acts on nothing but KILL before it is resumed.
         if signal == Signal::TERM {
-            signal_tree(pid, Signal::CONT);
+            signal_tree(self.shell, Signal::CONT);
         }
     }
 
     /// Lets go of the lock, and says what became of it.
-    async fn end(mut self, over: &Over, endings: &mut Endings) -> Answer {
+    async fn end(mut self, over: &Over, signals: &mut Signals) -> Answer {
         if !matches!(over, Over::Signal) && self.lost.is_none() {
             tokio::select! {
                 biased;
                 loss = self.hold.lost() => self.lost = Some(loss),
-                _ = endings.next() => {}
+                _ = signals.ending() => {}
                 () = tokio::time::sleep_until(self.not_before) => {}
             }
         }
-        let job = &self.task.job;
+        let job = self.job;
         // A shell that was asked to end has lost its lock, also if a renewal came through since.
         let asked = self.sent.map(|_| LossReason::Expired);
         let why = self.lost.as_ref().and_then(|loss| loss.why()).map(told);

@@ -273,7 +273,7 @@ fn bad(path: &Path, why: &dyn std::fmt::Display) -> Failure {
 }
 
 fn refusal(why: &str) -> Failure {
-    let message = format!("no place for the locks of shells: {why}; set XDG_RUNTIME_DIR");
+    let message = format!("can't keep the sockets of acquired locks: {why}; set XDG_RUNTIME_DIR");
     Error::new(Kind::Config, "acquire", message).into()
 }
 

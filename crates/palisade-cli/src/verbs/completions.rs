@@ -5,7 +5,7 @@ use clap_complete::Shell;
 use serde_json::json;
 
 use crate::args::{Args, Global};
-use crate::exit::{Outcome, Verdict};
+use crate::exit::Verdict;
 
 /// Print completions for a shell
 #[derive(Debug, clap::Args)]
@@ -24,7 +24,6 @@ impl Completions {
         clap_complete::generate(self.shell, &mut Args::command(), "palisade", &mut script);
         let script = String::from_utf8_lossy(&script).into_owned();
         let answer = json!({"shell": self.shell.to_string(), "script": script});
-        global.printer().answer(&answer, |_| script)?;
-        Ok(Outcome::Done)
+        global.printer().reply(&answer, |_| script, true)
     }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::args::Global;
-use crate::config::{Config as Found, From, candidates};
+use crate::config::{Config as Found, From, Setting, candidates};
 use crate::connect::shown_url;
 use crate::exit::{Outcome, Verdict};
 use crate::view::shown;
@@ -54,12 +54,6 @@ struct ShowAnswer {
     for_correctness: Setting,
 }
 
-#[derive(Serialize)]
-struct Setting {
-    value: Option<String>,
-    from: From,
-}
-
 impl Config {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let found = Found::find(global.url.as_deref())?;
@@ -74,65 +68,59 @@ impl Config {
 
 fn show_path(path: Option<String>, global: &Global) -> Verdict {
     let searched = candidates().into_iter();
-    let answer = PathAnswer {
-        path,
-        searched: searched
-            .map(|path| path.to_string_lossy().into_owned())
-            .collect(),
+    let searched = searched
+        .map(|path| path.to_string_lossy().into_owned())
+        .collect();
+    let found = path.is_some();
+    let text = |answer: &PathAnswer| match &answer.path {
+        Some(path) => format!("{}\n", shown(path)),
+        None => {
+            let searched = answer
+                .searched
+                .iter()
+                .map(|path| format!("  {}\n", shown(path)));
+            format!(
+                "no config file; looked for\n{}",
+                searched.collect::<String>()
+            )
+        }
     };
     global
         .printer()
-        .answer(&answer, |answer| match &answer.path {
-            Some(path) => format!("{}\n", shown(path)),
-            None => {
-                let searched = answer.searched.iter();
-                let searched: Vec<_> = searched
-                    .map(|path| format!("  {}\n", shown(path)))
-                    .collect();
-                format!("no config file; looked for\n{}", searched.concat())
-            }
-        })?;
-    Ok(match answer.path {
-        Some(_) => Outcome::Done,
-        None => Outcome::No,
-    })
+        .reply(&PathAnswer { path, searched }, text, found)
 }
 
 fn show_all(path: Option<String>, found: &Found, global: &Global) -> Verdict {
-    let setting = |(value, from)| Setting { value, from };
     let (url, from) = &found.url;
+    let (value, from) = (Some(shown_url(url)?), *from);
     let answer = ShowAnswer {
         path,
-        url: setting((Some(shown_url(url)?), *from)),
-        ttl: setting(found.ttl()?),
-        wait: setting(found.shown_wait()),
-        label: setting(found.label()?),
-        for_correctness: setting(found.shown_for_correctness()),
+        url: Setting { value, from },
+        ttl: found.setting("ttl")?,
+        wait: found.setting("wait")?,
+        label: found.setting("label")?,
+        for_correctness: found.setting("for_correctness")?,
     };
     global.printer().answer(&answer, ShowAnswer::text)?;
     if let Some(message) = found.exposed() {
         let event = json!({"event": "exposed_password", "message": message});
-        let printer = global.printer();
-        printer.event(event, || {
-            Some(format!("{message}; chmod 600 it, or use password_file="))
-        });
+        let text = format!("{message}; chmod 600 it, or use password_file=");
+        global.printer().event(event, || Some(text));
     }
     Ok(Outcome::Done)
 }
 
 impl ShowAnswer {
     fn text(&self) -> String {
-        let settings = [
+        let dash = |text: &Option<String>| text.as_deref().map_or("-".to_owned(), shown);
+        let mut text = format!("{:<15} {}\n", "file", dash(&self.path));
+        for (key, setting) in [
             ("url", &self.url),
             ("ttl", &self.ttl),
             ("wait", &self.wait),
             ("label", &self.label),
             ("for_correctness", &self.for_correctness),
-        ];
-        let path = self.path.as_deref().map_or("-".to_owned(), shown);
-        let mut text = format!("{:<15} {path}\n", "file");
-        for (key, setting) in settings {
-            let value = setting.value.as_deref().map_or("-".to_owned(), shown);
+        ] {
             let from = match setting.from {
                 From::Flag => "--url",
                 From::Environment => "PALISADE_URL",
@@ -140,7 +128,7 @@ impl ShowAnswer {
                 From::File => "the file",
                 From::Default => "default",
             };
-            text.push_str(&format!("{key:<15} {value} ({from})\n"));
+            text.push_str(&format!("{key:<15} {} ({from})\n", dash(&setting.value)));
         }
         text
     }

@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use crate::abilities::{Abilities, meaning};
 use crate::args::Global;
-use crate::connect::Place;
-use crate::exit::{Failure, Outcome, Verdict};
+use crate::connect::Target;
+use crate::exit::{Failure, Verdict};
 use crate::view::shown;
 
 /// Odd, so that the median is one of them; few, so that a slow engine is no long wait.
@@ -49,26 +49,28 @@ struct FindingView {
 
 impl Doctor {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
-        let place = Place::find(global)?;
-        let client = place.connect_existing().await?;
-        let mut checkup = match &client {
-            Some(client) => client.check().await?,
-            None => Checkup::default(),
+        let target = Target::find(global)?;
+        let client = target.connect_existing().await?;
+        let (checkup, engine, capability, round_trip_us) = match &client {
+            Some(client) => (
+                client.check().await?,
+                client.describe(),
+                client.capability(),
+                Some(round_trip(client).await?),
+            ),
+            None => (
+                Checkup::default(),
+                target.shown()?,
+                target.info()?.capability,
+                None,
+            ),
         };
-        checkup
-            .findings
-            .extend(of_the_command(&place, client.is_none())?);
-        checkup
-            .findings
-            .sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-        let worst = checkup.findings.first().map(|finding| finding.severity);
-        let (engine, capability, round_trip_us) = match &client {
-            Some(client) => {
-                let round_trip = round_trip(client).await?;
-                (client.describe(), client.capability(), Some(round_trip))
-            }
-            None => (place.shown()?, place.info()?.capability, None),
-        };
+        let mut findings = checkup.findings;
+        findings.extend(of_the_command(&target, client.is_none())?);
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        let safe = findings
+            .first()
+            .is_none_or(|worst| worst.severity != Severity::Danger);
         let health = Health {
             engine,
             version: checkup.version,
@@ -76,60 +78,62 @@ impl Doctor {
             capability: Abilities::new(&capability),
             round_trip_us,
             clock_ahead_us: checkup.clock_ahead_us,
-            findings: checkup
-                .findings
-                .into_iter()
-                .map(|finding| FindingView {
-                    severity: match finding.severity {
-                        Severity::Info => "info",
-                        Severity::Warning => "warning",
-                        Severity::Danger => "danger",
-                    },
-                    code: finding.code,
-                    message: finding.message,
-                    remedy: finding.remedy,
-                })
-                .collect(),
+            findings: findings.into_iter().map(FindingView::new).collect(),
             meaning: meaning(capability.class),
         };
-        global.printer().answer(&health, Health::text)?;
-        Ok(match worst {
-            Some(Severity::Danger) => Outcome::No,
-            _ => Outcome::Done,
-        })
+        global.printer().reply(&health, Health::text, safe)
+    }
+}
+
+impl FindingView {
+    fn new(finding: Finding) -> Self {
+        Self {
+            severity: match finding.severity {
+                Severity::Info => "info",
+                Severity::Warning => "warning",
+                Severity::Danger => "danger",
+            },
+            code: finding.code,
+            message: finding.message,
+            remedy: finding.remedy,
+        }
     }
 }
 
 /// What the engine itself can't know: how the command uses it.
-fn of_the_command(place: &Place, absent: bool) -> Result<Vec<Finding>, Failure> {
+fn of_the_command(target: &Target, absent: bool) -> Result<Vec<Finding>, Failure> {
+    let finding = |severity, code, message: &str, remedy: &str| Finding {
+        severity,
+        code,
+        message: message.into(),
+        remedy: remedy.into(),
+    };
     let mut findings = Vec::new();
     if absent {
-        findings.push(Finding {
-            severity: Severity::Info,
-            code: "no_store_yet",
-            message: "there is no store yet: the first lock makes it".into(),
-            remedy: "nothing; look again when a lock was taken".into(),
-        });
+        let message = "there is no store yet: the first lock makes it";
+        let remedy = "nothing; look again when a lock was taken";
+        findings.push(finding(Severity::Info, "no_store_yet", message, remedy));
     }
-    if place.is_private()? {
-        findings.push(Finding {
-            severity: Severity::Danger,
-            code: "excludes_nobody",
-            message: "memory: keeps its locks inside one process: two commands never meet there, \
-                      and `run` and `elect` refuse it"
-                .into(),
-            remedy: "use file: for the processes of this machine, or a server".into(),
-        });
+    if target.is_private()? {
+        let message = "memory: keeps its locks inside one process: two commands never meet there, \
+                       and `run` and `elect` refuse it";
+        let remedy = "use file: for the processes of this machine, or a server";
+        findings.push(finding(
+            Severity::Danger,
+            "excludes_nobody",
+            message,
+            remedy,
+        ));
     }
-    if let Some(message) = place.exposed() {
-        findings.push(Finding {
-            severity: Severity::Warning,
-            code: "exposed_password",
-            message: message.to_owned(),
-            remedy: "chmod 600 it, or put the password into a file of its own and name that with \
-                     password_file="
-                .into(),
-        });
+    if let Some(message) = target.exposed() {
+        let remedy = "chmod 600 it, or put the password into a file of its own and name that with \
+                      password_file=";
+        findings.push(finding(
+            Severity::Warning,
+            "exposed_password",
+            message,
+            remedy,
+        ));
     }
     Ok(findings)
 }
@@ -152,29 +156,31 @@ async fn round_trip(client: &Client) -> Result<f64, Failure> {
 
 impl Health {
     fn text(&self) -> String {
-        let bold = Style::new().bold();
-        let mut text = String::new();
-        let mut row = |what: &str, answer: &str| {
-            text.push_str(&format!("{what:<32} {answer}\n"));
-        };
-        row("engine", &shown(&self.engine));
-        if let Some(version) = &self.version {
-            row("version", &shown(version));
-        }
-        row("class", &format!("{} ({})", self.class, self.meaning));
-        if let Some(round_trip) = self.round_trip_us {
-            row("round trip", &format!("{round_trip:.0} µs"));
-        }
-        if let Some(ahead) = self.clock_ahead_us {
+        let class = format!("{} ({})", self.class, self.meaning);
+        let mut rows = vec![("engine", shown(&self.engine))];
+        rows.extend(
+            self.version
+                .iter()
+                .map(|version| ("version", shown(version))),
+        );
+        rows.push(("class", class));
+        rows.extend(
+            self.round_trip_us
+                .map(|time| ("round trip", format!("{time:.0} µs"))),
+        );
+        rows.extend(self.clock_ahead_us.map(|ahead| {
             let side = if ahead < 0 { "behind" } else { "ahead of" };
             let off = ahead.unsigned_abs() as f64 / 1e3;
-            row("clock", &format!("{off:.1} ms {side} ours"));
-        }
-        text.push('\n');
-        for (what, answer) in self.capability.rows() {
-            text.push_str(&format!("{what:<32} {answer}\n"));
-        }
-        text.push('\n');
+            ("clock", format!("{off:.1} ms {side} ours"))
+        }));
+        rows.push(("", String::new()));
+        rows.extend(self.capability.rows());
+        rows.push(("", String::new()));
+        let row = |(what, answer): (&str, String)| format!("{:<32}", what) + " " + &answer;
+        let rows = rows
+            .into_iter()
+            .map(|cells| row(cells).trim_end().to_owned() + "\n");
+        let mut text: String = rows.collect();
         if self.findings.is_empty() {
             text.push_str("nothing unsafe was found\n");
         }
@@ -182,7 +188,7 @@ impl Health {
             let style = match finding.severity {
                 "danger" => AnsiColor::Red.on_default().bold(),
                 "warning" => AnsiColor::Yellow.on_default().bold(),
-                _ => bold,
+                _ => Style::new().bold(),
             };
             let FindingView { severity, code, .. } = finding;
             let (message, remedy) = (shown(&finding.message), shown(&finding.remedy));

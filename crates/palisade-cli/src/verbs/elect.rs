@@ -1,26 +1,18 @@
 //! `palisade elect`: leads, and runs a command, or nothing, while it does.
 //!
-//! campaign → run the command, or wait for a signal → resign. Only a loss campaigns again; the end
-//! of the command, or a signal, ends all of it. One guardian serves every term. The steps are
-//! those of [`Job`].
+//! Only a loss campaigns again; the end of the command, or a signal, ends all of it. One guardian
+//! serves every term. The steps are those of a [`Job`](crate::job::Job).
 
 use std::ffi::OsString;
-use std::time::Duration;
 
-use palisade::{Ask, Client, Hold, Kind, LossReason, Name, Patience, parse_duration};
-use rustix::process::Signal;
 use serde_json::json;
 
 use crate::args::Global;
-use crate::child::unguarded;
-use crate::connect::Place;
-use crate::exit::{Failure, Outcome, Verdict};
-use crate::guardian::{Guardian, Terms};
-use crate::job::{FAREWELL, Job, Ready};
-use crate::print;
-use crate::signals::Signals;
-use crate::supervise::End;
-use crate::view::shown;
+use crate::exit::{Failure, Verdict};
+use crate::guardian::Terms;
+use crate::job::Connected;
+use crate::lock_args::HoldArgs;
+use crate::on_runtime;
 
 /// Lead: one at a time among all who elect the same name
 ///
@@ -46,128 +38,40 @@ pub(crate) struct Elect {
     /// Lead at most once: a lost leadership is exit code 76
     #[arg(long)]
     once: bool,
-    /// How long the leadership outlives a palisade that is cut off, at least 1s [default: the
-    /// URL's, the config file's, or 30s]
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    ttl: Option<Duration>,
-    /// Refuse an engine, or settings of it, under which two could hold the lock or a token could go
-    /// back: exit code 77 [default: the config file's, or no]
-    #[arg(long)]
-    for_correctness: bool,
-    /// Say nothing about waiting
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    hold: HoldArgs,
     /// The command and its arguments
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
-/// How a term ended.
-enum Term {
-    /// The command ended with this code.
-    Ended(u8),
-    /// A signal ended it, and there was no command to pass it on to.
-    Interrupted(Signal),
-    /// It was lost.
-    Lost(LossReason),
-}
-
 impl Elect {
     pub(crate) fn run(self, global: &Global) -> Verdict {
-        let job = Job {
-            name: Name::new(&self.name)?,
-            ask: Ask::Whole,
-            value: self.value,
-            ttl: self.ttl,
-            command: self.command,
-            conflict_code: None,
-            quiet: self.quiet,
-            printer: global.printer(),
-        };
-        let place = Place::find(global)?.demand(self.for_correctness);
-        job.start(
-            &place,
-            Patience::Forever,
-            Terms::Many,
-            async |client, ready| {
-                let Ready {
-                    mut guardian,
-                    endings,
-                    ..
-                } = ready;
-                let mut signals = Signals::listen(endings)?;
-                loop {
-                    let acquired = tokio::select! {
-                        biased;
-                        // Dropping the acquire leaves the line.
-                        signal = signals.ending() => {
-                            return Ok(Outcome::Interrupted(signal.as_raw()));
-                        }
-                        acquired = job.acquire(client, Patience::Forever) => acquired?,
-                    };
-                    let Some(hold) = acquired else { continue };
-                    let lost = match term(&job, client, &hold, &mut guardian, &mut signals).await {
-                        Ok(Term::Ended(code)) => return job.release(hold, code).await,
-                        Ok(Term::Interrupted(signal)) => return resign(&job, hold, signal).await,
-                        Ok(Term::Lost(reason)) => {
-                            let why = job.why(client, &hold, reason).await;
-                            job.lost(hold, reason, why)
-                        }
-                        Err(failure) => {
-                            let _ = tokio::time::timeout(FAREWELL, hold.release()).await;
-                            return Err(failure);
-                        }
-                    };
-                    // One that did not answer was replaced, and can't start a command again.
-                    if self.once || guardian.as_ref().is_some_and(|guardian| !guardian.lives()) {
-                        return Err(Failure::Lost(lost));
-                    }
-                    // With JSON the event has told it.
-                    if !job.printer.json && !job.quiet {
-                        job.printer
-                            .event(json!(null), || Some(format!("{lost}; campaigning again")));
-                    }
-                }
-            },
-        )
+        let mut job = self.hold.job(&self.name, self.command, global)?;
+        job.value = self.value;
+        let prepared = job.prepare(Terms::Many)?;
+        on_runtime(async {
+            let mut connected = prepared.connect().await?;
+            let verdict = campaign(&mut connected, self.once).await;
+            connected.close().await;
+            verdict
+        })
     }
 }
 
-/// Leads once.
-async fn term(
-    job: &Job,
-    client: &Client,
-    hold: &Hold,
-    guardian: &mut Option<Guardian>,
-    signals: &mut Signals,
-) -> Result<Term, Failure> {
-    if let Some(guardian) = guardian {
-        return match job.command(client, hold, guardian, signals).await? {
-            End::Ended(code) => Ok(Term::Ended(code)),
-            End::Lost(reason) => Ok(Term::Lost(reason)),
-            End::Unguarded => Err(unguarded()),
+async fn campaign(connected: &mut Connected, once: bool) -> Verdict {
+    loop {
+        let acquired = connected.acquire().await?;
+        let ended = acquired.run().await?;
+        let lost = match ended.release().await {
+            Err(Failure::Lost(lost)) if !once && connected.can_run_again() => lost,
+            verdict => return verdict,
         };
+        // With JSON the event has told it.
+        let job = &connected.job;
+        if !job.printer.json && !job.quiet {
+            let text = format!("{lost}; campaigning again");
+            job.printer.event(json!(null), || Some(text));
+        }
     }
-    if !job.printer.json {
-        let (name, token) = (shown(job.name.as_str()), hold.token());
-        print::text(&format!("leading {name} (token {token})\n"))?;
-    }
-    tokio::select! {
-        biased;
-        loss = hold.lost() => Ok(Term::Lost(loss.reason)),
-        signal = signals.ending() => Ok(Term::Interrupted(signal)),
-    }
-}
-
-/// Gives the leadership up because of a signal.
-async fn resign(job: &Job, hold: Hold, signal: Signal) -> Verdict {
-    let outcome = Outcome::Interrupted(signal.as_raw());
-    match hold.release().await {
-        Ok(()) => {}
-        Err(error) if error.kind() == Kind::Lost => return Err(error.into()),
-        Err(error) => job.say_not_released(&error),
-    }
-    let code = crate::exit::of_signal(signal.as_raw());
-    job.event(|| json!({"event": "released", "name": job.name.as_str(), "code": code}));
-    Ok(outcome)
 }

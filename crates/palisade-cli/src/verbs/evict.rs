@@ -7,10 +7,10 @@
 use palisade::{Eviction, Name, Which};
 use serde::Serialize;
 
-use super::show::look;
+use super::look;
 use crate::args::Global;
-use crate::connect::Place;
-use crate::exit::{Outcome, Verdict};
+use crate::connect::Target;
+use crate::exit::Verdict;
 use crate::view::{ClaimView, shown};
 
 /// Take a lock away from its holder; exit code 1 when there is none
@@ -28,7 +28,6 @@ pub(crate) struct Evict {
     force: bool,
 }
 
-/// What was done.
 #[derive(Serialize)]
 struct Evicted {
     name: String,
@@ -39,62 +38,54 @@ struct Evicted {
 impl Evict {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
-        let Some(client) = Place::find(global)?.connect_existing().await? else {
-            let nothing = Evicted {
-                name: self.name,
-                forced: self.force,
-                evicted: Vec::new(),
+        let (mut done, mut evicted) = (false, Vec::new());
+        if let Some(client) = Target::find(global)?.connect_existing().await? {
+            let line = look(&client, &name).await?;
+            let (which, how) = (
+                self.id.as_deref().map_or(Which::Holders, Which::Claim),
+                if self.force {
+                    Eviction::Remove
+                } else {
+                    Eviction::Mark
+                },
+            );
+            done = client.evict(&name, which, how).await?;
+            evicted = match (line.filter(|_| done), &self.id) {
+                (None, _) => Vec::new(),
+                (Some(line), None) => line.holders,
+                (Some(line), Some(id)) => {
+                    let all = line.holders.into_iter().chain(line.waiters);
+                    all.filter(|claim| claim.id == *id).collect()
+                }
             };
-            let printer = global.printer();
-            printer.answer(&nothing, |nothing| nothing.text(false))?;
-            return Ok(Outcome::No);
-        };
-        let line = look(&client, &name).await?;
-        let mut victims = match (line, &self.id) {
-            (None, _) => Vec::new(),
-            (Some(line), None) => line.holders,
-            (Some(line), Some(id)) => {
-                let all = line.holders.into_iter().chain(line.waiters);
-                all.filter(|claim| claim.id == *id).collect()
-            }
-        };
-        let which = self.id.as_deref().map_or(Which::Holders, Which::Claim);
-        let how = if self.force {
-            Eviction::Remove
-        } else {
-            Eviction::Mark
-        };
-        let done = client.evict(&name, which, how).await?;
-        if !done {
-            victims.clear();
         }
-        let evicted = Evicted {
+        let answer = Evicted {
             name: self.name,
             forced: self.force,
-            evicted: victims,
+            evicted,
         };
         global
             .printer()
-            .answer(&evicted, |evicted| evicted.text(done))?;
-        Ok(if done { Outcome::Done } else { Outcome::No })
+            .reply(&answer, |answer| answer.text(done), done)
     }
 }
 
 impl Evicted {
     fn text(&self, done: bool) -> String {
         let name = shown(&self.name);
-        if !done {
-            return format!("nothing to evict from {name}\n");
-        }
-        let how = match self.forced {
-            true => "removed at once",
-            false => "evicted",
+        let how = if self.forced {
+            "removed at once"
+        } else {
+            "evicted"
         };
-        if self.evicted.is_empty() {
+        match (done, self.evicted.is_empty()) {
+            (false, _) => format!("nothing to evict from {name}\n"),
             // It came between the look and the deed.
-            return format!("{how} from {name}\n");
+            (true, true) => format!("{how} from {name}\n"),
+            (true, false) => {
+                let line = |claim: &ClaimView| format!("{how} from {name}: {claim}\n");
+                self.evicted.iter().map(line).collect()
+            }
         }
-        let line = |claim: &ClaimView| format!("{how} from {name}: {claim}\n");
-        self.evicted.iter().map(line).collect()
     }
 }

@@ -15,7 +15,7 @@ use serde::Serialize;
 use self::needs::{NEEDS, Need};
 use crate::abilities::meaning;
 use crate::args::Global;
-use crate::exit::{Failure, Outcome, Verdict};
+use crate::exit::{Failure, Verdict};
 
 /// What engines are made for, whether or not this build has them; and other names for them.
 const KNOWN: &[(&str, &[&str])] = &[
@@ -93,11 +93,8 @@ impl Guide {
             self.ask()?;
         }
         let answer = decide(&self.need, &self.have, &palisade::registry());
-        global.printer().answer(&answer, Answer::text)?;
-        Ok(match answer.advice {
-            Some(_) => Outcome::Done,
-            None => Outcome::No,
-        })
+        let found = answer.advice.is_some();
+        global.printer().reply(&answer, Answer::text, found)
     }
 
     /// Asks the person at the terminal.
@@ -105,8 +102,7 @@ impl Guide {
         let needs = format!("What must the lock do?\n{}", needs::list());
         self.need = ask(&needs, "needs, by comma", parse_need)?;
         if self.have.is_empty() {
-            let names: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
-            let have = format!("\nWhat is there already?\n  {}\n", names.join(", "));
+            let have = format!("\nWhat is there already?\n  {}\n", known().join(", "));
             self.have = ask(&have, "names, by comma, or Enter for nothing", parse_have)?;
         }
         if self.need.is_empty() {
@@ -130,9 +126,7 @@ fn ask<T>(
         let mut line = String::new();
         let length = std::io::stdin().lock().read_line(&mut line);
         if length.map_err(|error| Failure::Usage(format!("can't read the answer: {error}")))? == 0 {
-            return Err(Failure::Usage(
-                "no answer; say it with --need and --have".into(),
-            ));
+            return Err(Failure::Usage("no answer; use --need and --have".into()));
         }
         let words = line
             .split([',', ' ', '\n', '\t'])
@@ -151,24 +145,19 @@ fn parse_need(word: &str) -> Result<&'static Need, String> {
 
 fn parse_have(word: &str) -> Result<&'static str, String> {
     let lower = word.to_lowercase();
-    let found = KNOWN
-        .iter()
-        .find(|(name, others)| *name == lower || others.contains(&&*lower));
-    let found = found.map(|(name, _)| *name);
-    // An engine that the list forgot is known by its card.
-    let infos = || {
-        palisade::registry()
-            .into_iter()
-            .map(|info| info.name)
-            .find(|name| *name == lower)
-    };
-    found.or_else(infos).ok_or_else(|| {
-        let mut names: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
-        names.extend(palisade::registry().iter().map(|info| info.name));
-        names.sort_unstable();
-        names.dedup();
-        unknown(word, names)
-    })
+    let alias = KNOWN.iter().find(|(_, others)| others.contains(&&*lower));
+    let named = || known().into_iter().find(|name| *name == lower);
+    let found = alias.map(|(name, _)| *name).or_else(named);
+    found.ok_or_else(|| unknown(word, known()))
+}
+
+/// The names of engines, those of this build included.
+fn known() -> Vec<&'static str> {
+    let mut names: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
+    names.extend(palisade::registry().iter().map(|info| info.name));
+    names.sort_unstable();
+    names.dedup();
+    names
 }
 
 fn unknown(word: &str, known: Vec<&'static str>) -> String {
@@ -179,7 +168,7 @@ fn unknown(word: &str, known: Vec<&'static str>) -> String {
     format!("{hint}known are {}", known.join(", "))
 }
 
-/// Whether a card is for what is there: by its name, or by a scheme such as `postgres+advisory`.
+/// Whether a info is for what is there: by its name, or by a scheme such as `postgres+advisory`.
 fn is_of(info: &EngineInfo, have: &str) -> bool {
     let schemes = info.schemes.iter();
     let mut bases = schemes.filter_map(|scheme| scheme.split('+').next());
@@ -194,9 +183,7 @@ fn decide(needs: &[&'static Need], have: &[&'static str], infos: &[EngineInfo]) 
     let there = |info: &EngineInfo| have.is_empty() || named(info) || !needs::has_hosts(info);
     let unmet = |info: &EngineInfo| -> Vec<String> {
         let unmet = needs.iter().filter(|need| !(need.fits)(info));
-        unmet
-            .map(|need| format!("{}: {}", need.word, (need.why)(info)))
-            .collect()
+        unmet.map(|need| need.says(info)).collect()
     };
     let mut ranked: Vec<&EngineInfo> = infos.iter().collect();
     ranked.sort_by_key(|info| {
@@ -204,50 +191,34 @@ fn decide(needs: &[&'static Need], have: &[&'static str], infos: &[EngineInfo]) 
         let durable = info.capability.tokens == Tokens::Durable;
         // Nobody is sent to install a server without a need for it.
         let extra = have.is_empty() && needs::has_hosts(info);
-        (
-            !fits,
-            !there(info),
-            !named(info),
-            extra,
-            info.capability.class,
-            !durable,
-        )
+        let class = info.capability.class;
+        (!fits, !there(info), !named(info), extra, class, !durable)
     });
     let chosen = ranked
         .first()
-        .copied()
         .filter(|info| unmet(info).is_empty() && there(info));
-    let others = ranked
-        .iter()
-        .filter(|info| Some(info.name) != chosen.map(|chosen| chosen.name));
+    let other = |info: &&EngineInfo| {
+        let mut why = unmet(info);
+        let fits = why.is_empty();
+        let class = info.capability.class;
+        match (fits, there(info)) {
+            (true, false) => why.push(format!("would need {}", info.needs)),
+            (true, true) => why.push(format!("class {class}: {}", meaning(class))),
+            (false, _) => {}
+        }
+        let engine = info.name;
+        Other { engine, fits, why }
+    };
+    let lacks = |have: &&&str| !infos.iter().any(|info| is_of(info, have));
     Answer {
         needs: needs.iter().map(|need| need.word).collect(),
         have: have.to_vec(),
-        lacking: have
-            .iter()
-            .copied()
-            .filter(|have| !infos.iter().any(|info| is_of(info, have)))
-            .collect(),
+        lacking: have.iter().filter(lacks).copied().collect(),
         advice: chosen.map(|info| Advice::new(info, needs)),
-        others: others
-            .map(|info| {
-                let mut why = unmet(info);
-                let fits = why.is_empty();
-                if fits && !there(info) {
-                    why.push(format!("would need {}", info.needs));
-                } else if fits {
-                    why.push(format!(
-                        "class {}: {}",
-                        info.capability.class,
-                        meaning(info.capability.class)
-                    ));
-                }
-                Other {
-                    engine: info.name,
-                    fits,
-                    why,
-                }
-            })
+        others: ranked
+            .iter()
+            .skip(usize::from(chosen.is_some()))
+            .map(other)
             .collect(),
     }
 }
@@ -271,10 +242,7 @@ impl Advice {
             }
         };
         let class = capability.class;
-        let mut why: Vec<String> = needs
-            .iter()
-            .map(|need| format!("{}: {}", need.word, (need.why)(info)))
-            .collect();
+        let mut why: Vec<String> = needs.iter().map(|need| need.says(info)).collect();
         why.push(format!("class {class}: {}", meaning(class)));
         why.push(match leads {
             true => format!("ttl {shown}: a leader that is cut off is replaced after it"),
@@ -295,35 +263,26 @@ impl Advice {
 
 impl Answer {
     fn text(&self) -> String {
-        let mut text = String::new();
-        match &self.advice {
-            Some(advice) => {
-                let Advice {
-                    engine,
-                    url,
-                    requires,
-                    ..
-                } = advice;
-                text.push_str(&format!("Use {engine}: {requires}.\n\n  {url}\n\n"));
-                for why in &advice.why {
-                    text.push_str(&format!("- {why}\n"));
-                }
-                text.push_str(&format!(
-                    "\nTry it: palisade run my-lock --url '{url}' -- true\n"
-                ));
+        let mut text = match &self.advice {
+            Some(Advice {
+                engine,
+                url,
+                requires,
+                why,
+                ..
+            }) => {
+                let why: String = why.iter().map(|why| format!("- {why}\n")).collect();
+                let run = format!("palisade run my-lock --url '{url}' -- true");
+                format!("Use {engine}: {requires}.\n\n  {url}\n\n{why}\nTry it: {run}\n")
             }
-            None => text.push_str("No engine of this build does all of that with what there is.\n"),
-        }
+            None => "No engine of this build does all of that with what there is.\n".to_owned(),
+        };
         if !self.others.is_empty() {
             text.push_str("\nThe others:\n");
         }
-        for other in &self.others {
-            let fits = if other.fits { "would do" } else { "no" };
-            text.push_str(&format!(
-                "- {} ({fits}): {}\n",
-                other.engine,
-                other.why.join("; ")
-            ));
+        for Other { engine, fits, why } in &self.others {
+            let fits = if *fits { "would do" } else { "no" };
+            text.push_str(&format!("- {engine} ({fits}): {}\n", why.join("; ")));
         }
         for lacking in &self.lacking {
             text.push_str(&format!(

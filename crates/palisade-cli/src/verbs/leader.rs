@@ -1,15 +1,13 @@
 //! `palisade leader`: who leads, now or after every change.
 
 use futures_util::StreamExt;
-use palisade::{Election, Error, Name};
+use palisade::Name;
 use serde::Serialize;
-use serde_json::json;
 
 use crate::args::Global;
-use crate::connect::Place;
-use crate::exit::{Failure, Outcome, Verdict, told};
-use crate::live::{connect, reader_gone};
-use crate::print::Printer;
+use crate::connect::Target;
+use crate::exit::{Failure, Outcome, Verdict};
+use crate::live::{Outages, connect, reader_gone};
 use crate::view::{ClaimView, shown};
 
 /// Show who leads an election; exit code 1 when nobody does
@@ -47,84 +45,74 @@ struct Leading {
 impl Leader {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
-        let place = Place::find(global)?;
-        let printer = global.printer();
+        let target = Target::find(global)?;
+        let client = target.connect_existing().await?;
         if self.watch {
-            let client = match place.connect_existing().await? {
-                Some(client) => client,
-                None => {
-                    show(name.as_str(), None, printer)?;
-                    tokio::select! {
-                        () = reader_gone() => return Ok(Outcome::Done),
-                        client = connect(&place) => client?,
-                    }
-                }
-            };
-            let election = client.election(name.as_str());
-            return watch(name.as_str(), &election, printer).await;
+            return self.watch(&target, client, global).await;
         }
-        let leader = match place.connect_existing().await? {
+        let leader = match client {
             Some(client) => client.election(name.as_str()).leader().await?,
             None => None,
         };
-        let nobody = leader.is_none();
-        show(name.as_str(), leader, printer)?;
-        Ok(if nobody { Outcome::No } else { Outcome::Done })
+        self.show(leader, global)
     }
-}
 
-/// Shows every change. It listens to no signal, so that each ends it, also in a blocked write.
-async fn watch(name: &str, election: &Election, printer: Printer) -> Verdict {
-    let mut leaders = Box::pin(election.observe());
-    let mut gone = std::pin::pin!(reader_gone());
-    let mut outage = false;
-    loop {
-        let seen = tokio::select! {
-            () = &mut gone => return Ok(Outcome::Done),
-            seen = leaders.next() => seen,
+    /// Shows every change. It listens to no signal, so that each ends it, also in a blocked write.
+    async fn watch(
+        &self,
+        target: &Target,
+        client: Option<palisade::Client>,
+        global: &Global,
+    ) -> Verdict {
+        let mut gone = std::pin::pin!(reader_gone());
+        let client = match client {
+            Some(client) => client,
+            None => {
+                self.show(None, global)?;
+                tokio::select! {
+                    () = &mut gone => return Ok(Outcome::Done),
+                    client = connect(target) => client?,
+                }
+            }
         };
-        match seen {
-            Some(Ok(leader)) => {
-                outage = false;
-                show(name, leader, printer)?;
+        let election = client.election(self.name.as_str());
+        let mut leaders = Box::pin(election.observe());
+        let mut outages = Outages::new(global.printer(), Some(&self.name));
+        loop {
+            let seen = tokio::select! {
+                () = &mut gone => return Ok(Outcome::Done),
+                seen = leaders.next() => seen,
+            };
+            if let Some(leader) = outages.see(seen.map(|seen| seen.map_err(Failure::from)))? {
+                self.show(leader, global)?;
             }
-            Some(Err(error)) if error.is_transient() => {
-                if !std::mem::replace(&mut outage, true) {
-                    complain(name, &error, printer);
-                }
-            }
-            Some(Err(error)) => return Err(error.into()),
-            None => return Err(Failure::Defect("the watch has ended".into())),
         }
+    }
+
+    fn show(&self, leader: Option<palisade::Leader>, global: &Global) -> Verdict {
+        let leads = leader.is_some();
+        let leader = leader.map(Leading::new);
+        let name = &self.name;
+        global
+            .printer()
+            .reply(&Answer { name, leader }, Answer::text, leads)
     }
 }
 
-fn complain(name: &str, error: &Error, printer: Printer) {
-    let message = told(error);
-    printer.event(
-        json!({"event": "unreachable", "name": name, "message": message}),
-        || Some(format!("waiting for the engine: {message}")),
-    );
-}
-
-fn show(name: &str, leader: Option<palisade::Leader>, printer: Printer) -> Result<(), Failure> {
-    let leader = leader.map(Leading::new);
-    printer.answer(&Answer { name, leader }, |answer| {
-        let name = shown(name);
-        match &answer.leader {
-            None => format!("nobody leads {name}\n"),
-            Some(leader) => {
-                let (who, token) = (&leader.who, &leader.token);
-                match &leader.value {
-                    Some(value) => {
-                        format!("{} leads {name}: {who}, token {token}\n", shown(value))
-                    }
-                    None => format!("{who} leads {name}, token {token}\n"),
-                }
-            }
+impl Answer<'_> {
+    fn text(&self) -> String {
+        let name = shown(self.name);
+        let Some(Leading {
+            who, token, value, ..
+        }) = &self.leader
+        else {
+            return format!("nobody leads {name}\n");
+        };
+        match value {
+            Some(value) => format!("{} leads {name}: {who}, token {token}\n", shown(value)),
+            None => format!("{who} leads {name}, token {token}\n"),
         }
-    })?;
-    Ok(())
+    }
 }
 
 impl Leading {

@@ -1,13 +1,13 @@
 //! `palisade man`: the manual pages, made from the definition of the arguments.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Command, CommandFactory};
 use serde_json::json;
 
 use crate::args::{Args, Global};
-use crate::exit::{Failure, Outcome, Verdict};
+use crate::exit::{Failure, Verdict};
 use crate::view::shown;
 
 /// Print a manual page, or write all of them into a directory
@@ -75,24 +75,15 @@ fn print(verb: Option<&str>, pages: &[Page], global: &Global) -> Verdict {
         let verb = shown(verb.unwrap_or_default());
         return Err(Failure::Usage(format!("there is no verb {verb}; {hint}")));
     };
-    if global.json {
-        let page = String::from_utf8_lossy(page);
-        let answer = json!({"page": name, "text": page});
-        global.printer().answer(&answer, |_| String::new())?;
-    } else {
-        let mut out = io::stdout().lock();
-        out.write_all(page)?;
-        out.flush()?;
-    }
-    Ok(Outcome::Done)
+    let page = String::from_utf8_lossy(page).into_owned();
+    let answer = json!({"page": name, "text": page});
+    global.printer().reply(&answer, |_| page, true)
 }
 
 fn write_all(out: &Path, pages: &[Page], global: &Global) -> Verdict {
     let failed = |path: &Path, error: io::Error| {
-        Failure::Output(io::Error::new(
-            error.kind(),
-            format!("{}: {error}", path.display()),
-        ))
+        let message = format!("{}: {error}", path.display());
+        Failure::Output(io::Error::new(error.kind(), message))
     };
     std::fs::create_dir_all(out).map_err(|error| failed(out, error))?;
     let mut written = Vec::new();
@@ -101,10 +92,13 @@ fn write_all(out: &Path, pages: &[Page], global: &Global) -> Verdict {
         std::fs::write(&path, page).map_err(|error| failed(&path, error))?;
         written.push(path.to_string_lossy().into_owned());
     }
-    let answer = json!({"written": written});
-    global.printer().answer(&answer, |_| {
-        let lines = written.iter().map(|path| format!("{}\n", shown(path)));
-        lines.collect()
-    })?;
-    Ok(Outcome::Done)
+    let lines = |_: &_| {
+        written
+            .iter()
+            .map(|path| format!("{}\n", shown(path)))
+            .collect()
+    };
+    global
+        .printer()
+        .reply(&json!({"written": written}), lines, true)
 }

@@ -16,7 +16,6 @@ mod help;
 mod leader;
 mod ls;
 mod man;
-mod permits;
 mod release;
 mod resize;
 mod run;
@@ -24,7 +23,6 @@ mod schema;
 mod show;
 mod top;
 
-pub(crate) use self::run::too_late;
 pub(crate) use self::show::look;
 use crate::args::Global;
 use crate::exit::Verdict;

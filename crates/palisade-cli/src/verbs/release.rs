@@ -4,7 +4,7 @@ use palisade::{Error, Kind, Name};
 use serde_json::json;
 
 use crate::args::Global;
-use crate::connect::Place;
+use crate::connect::Target;
 use crate::exit::{Failure, Outcome, Verdict};
 use crate::holder::{Answer, Directory, Key, Shell};
 use crate::view::shown;
@@ -36,11 +36,11 @@ impl Release {
         let mut found = directory.find(shell, &name);
         // Only then does it matter which engine is meant.
         if found.len() > 1 || global.url.is_some() {
-            let place = Place::find(global)?;
-            let (name, url) = (&name, place.url());
+            let target = Target::find(global)?;
+            let (name, url) = (&name, target.url());
             let meant = Key { shell, name, url }.file();
             if found.len() > 1 && !found.contains(&meant) {
-                let why = "held on several engines: say which one with --url, as acquire was told";
+                let why = "held on several engines; pass the --url that acquire was given";
                 return Err(Failure::Usage(why.into()));
             }
             found.retain(|file| *file == meant);
@@ -55,12 +55,11 @@ impl Release {
         match answer {
             Some(Answer::Released) => {
                 let answer = json!({"name": self.name, "released": true});
-                global.printer().answer(&answer, |_| String::new())?;
-                Ok(Outcome::Done)
+                global.printer().reply(&answer, |_| String::new(), true)
             }
             Some(Answer::Lost(why)) => Err(Failure::Lost(why)),
             Some(Answer::NotReleased(why)) => {
-                let why = format!("not released, it ends with its ttl: {why}");
+                let why = format!("not released; it ends with its ttl: {why}");
                 Err(Error::new(Kind::Unreachable, "release", why).into())
             }
             Some(Answer::NotHeld | Answer::Heard | Answer::Owner(_)) => {

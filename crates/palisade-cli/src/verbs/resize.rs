@@ -4,11 +4,11 @@
 //! capacity at once. Whoever asks from now on must name it.
 
 use palisade::Name;
-use serde::Serialize;
+use serde_json::json;
 
 use crate::args::Global;
-use crate::connect::Place;
-use crate::exit::{Outcome, Verdict};
+use crate::connect::Target;
+use crate::exit::Verdict;
 use crate::view::shown;
 
 /// Change how many permits there are, while they are in use; exit code 1 when none are
@@ -26,40 +26,21 @@ pub(crate) struct Resize {
     capacity: u32,
 }
 
-/// What was done.
-#[derive(Serialize)]
-struct Resized {
-    name: String,
-    capacity: u32,
-    resized: bool,
-}
-
 impl Resize {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
-        let answer = Resized {
-            resized: match Place::find(global)?.connect_existing().await? {
-                Some(client) => client.resize(name.as_str(), self.capacity).await?,
-                None => false,
-            },
-            name: self.name,
-            capacity: self.capacity,
+        let capacity = self.capacity;
+        let resized = match Target::find(global)?.connect_existing().await? {
+            Some(client) => client.resize(name.as_str(), capacity).await?,
+            None => false,
         };
-        global.printer().answer(&answer, Resized::text)?;
-        Ok(match answer.resized {
-            true => Outcome::Done,
-            false => Outcome::No,
-        })
-    }
-}
-
-impl Resized {
-    fn text(&self) -> String {
-        let (name, capacity) = (shown(&self.name), self.capacity);
-        if self.resized {
-            format!("{name} has {capacity} permits now\n")
-        } else {
-            format!("no permits of {name} are in use: the next to ask names their number\n")
-        }
+        let answer = json!({"name": self.name, "capacity": capacity, "resized": resized});
+        let text = |_: &_| match (resized, shown(&self.name)) {
+            (true, name) => format!("{name} has {capacity} permits now\n"),
+            (false, name) => {
+                format!("no permits of {name} are in use: the next to ask names their number\n")
+            }
+        };
+        global.printer().reply(&answer, text, resized)
     }
 }

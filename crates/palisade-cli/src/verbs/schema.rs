@@ -2,10 +2,10 @@
 //! whose users may not make tables themselves.
 
 use palisade::engines::postgres::Schema as Tables;
-use serde::Serialize;
+use serde_json::json;
 
 use crate::args::Global;
-use crate::exit::{Outcome, Verdict};
+use crate::exit::Verdict;
 
 /// Print the SQL that an engine's tables and functions are made with
 #[derive(Debug, clap::Args)]
@@ -28,36 +28,23 @@ enum Which {
     Postgres,
 }
 
-/// What is printed with `--json`.
-#[derive(Serialize)]
-struct Printed {
-    sql: String,
-}
-
 impl Schema {
-    // All verbs are asked in the same way.
-    #[allow(clippy::unused_async)]
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let Which::Postgres = self.engine;
         let tables = Tables::new(&self.schema)?;
         let grants = match &self.user {
-            Some(user) => tables.grants(user),
-            None => tables
-                .grants("app")
-                .lines()
-                .map(|line| format!("-- {line}\n"))
-                .collect(),
+            Some(user) => format!("\n{}", tables.grants(user)),
+            None => {
+                let grants = tables.grants("app");
+                let grants = grants.lines().map(|line| format!("-- {line}\n"));
+                let about =
+                    "\n-- For a user who does not own it (--user NAME prints them for yours):\n";
+                std::iter::once(about.to_owned()).chain(grants).collect()
+            }
         };
-        let about = match self.user {
-            Some(_) => "\n",
-            None => "\n-- For a user who does not own it (--user NAME prints them for yours):\n",
-        };
-        let printed = Printed {
-            sql: format!("{}{about}{grants}", tables.sql()),
-        };
+        let sql = format!("{}{grants}", tables.sql());
         global
             .printer()
-            .answer(&printed, |printed| printed.sql.clone())?;
-        Ok(Outcome::Done)
+            .reply(&json!({"sql": sql}), |_| sql.clone(), true)
     }
 }

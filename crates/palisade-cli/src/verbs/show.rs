@@ -3,8 +3,9 @@
 use palisade::{Client, Name, Scope};
 
 use crate::args::Global;
-use crate::connect::Place;
-use crate::exit::{Failure, Outcome, Verdict};
+use crate::connect::Target;
+use crate::exit::{Failure, Verdict};
+use crate::live;
 use crate::print;
 use crate::view::{LineView, shown};
 
@@ -19,25 +20,21 @@ pub(crate) struct Show {
 impl Show {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
-        let line = match Place::find(global)?.connect_existing().await? {
+        let line = match Target::find(global)?.connect_existing().await? {
             Some(client) => look(&client, &name).await?,
             None => None,
         };
-        let absent = line.is_none();
+        let there = line.is_some();
         let line = line.unwrap_or_else(|| LineView::empty(name.as_str()));
-        global.printer().answer(&line, |line| match absent {
-            true => format!("nobody holds {}\n", shown(&line.name)),
-            false => print::table(std::slice::from_ref(line)),
-        })?;
-        Ok(if absent { Outcome::No } else { Outcome::Done })
+        let text = |line: &LineView| match there {
+            true => print::table(std::slice::from_ref(line)),
+            false => format!("nobody holds {}\n", shown(&line.name)),
+        };
+        global.printer().reply(&line, text, there)
     }
 }
 
 /// The line called `name`, if anyone is in it.
 pub(crate) async fn look(client: &Client, name: &Name) -> Result<Option<LineView>, Failure> {
-    let reports = client.survey(Scope::Line(name.clone())).await?;
-    let report = reports.into_iter().next();
-    report
-        .map(|report| LineView::new(report, client))
-        .transpose()
+    Ok(live::look(client, &Scope::Line(name.clone())).await?.pop())
 }

@@ -8,21 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::contract::{self, Is};
+use crate::contract::{self, HELD, RELEASED};
 use crate::redis::Redis;
 use crate::support::*;
-
-pub(crate) const HELD: Is = Is::Object(&[
-    ("name", Is::Text),
-    ("token", Is::Digits),
-    ("owner", Is::Text),
-    ("engine", Is::Text),
-    ("key", Is::Maybe(&Is::Text)),
-    ("shell", Is::Number),
-    ("holder", Is::Number),
-]);
-
-const RELEASED: Is = Is::Object(&[("name", Is::Text), ("released", Is::Bool)]);
 
 /// The shells that scripts are written for, those that are here.
 fn shells() -> Vec<&'static str> {
@@ -50,6 +38,12 @@ pub(crate) fn script(store: &Store, shell: &str, text: &str) -> Command {
         .current_dir(store.path(""))
         .stdin(Stdio::null());
     command
+}
+
+/// Runs a script of `sh` to its end.
+#[track_caller]
+fn sh(store: &Store, text: &str) -> Ran {
+    finish(script(store, "sh", text))
 }
 
 /// Nothing is held, and nothing is left where holders are found.
@@ -106,7 +100,7 @@ fn a_lock_spans_commands_however_it_is_taken() {
             );
             let text = text.replace("set -eu; ", "");
             let output = finish(script(&store, shell, &text));
-            let said = stdout(&output);
+            let said = output.out();
             let lines: Vec<_> = said.lines().collect();
             assert_eq!(lines.len(), 6, "{shell}: {form}: {output:?}");
             let shown = contract::read(lines[3], contract::LINE);
@@ -140,10 +134,7 @@ fn the_end_of_the_shell_releases_whatever_ends_it() {
         let store = Store::new();
         let text = "palisade acquire x -q && palisade acquire y -q && palisade release y";
         let output = finish(script(&store, shell, text));
-        assert_eq!(
-            (output.status.code(), stderr(&output)),
-            (Some(0), String::new())
-        );
+        output.is(0).silent();
         assert_nothing_left(&store);
     }
 }
@@ -191,10 +182,10 @@ fn a_shell_has_a_lock_once_and_may_have_others() {
          for n in 1 2 3 4 5 6; do palisade acquire x -q && palisade release x || echo $n $?; done\n\
          echo anew $?"
     );
-    let output = finish(script(&store, "sh", &text));
+    let output = sh(&store, &text);
     let said = "again 2\ny 0\nelsewhere 0\nreleased 0\nreleased 0\nno 1\nanew 0\n";
-    assert_eq!(stdout(&output), said, "{output:?}");
-    let errors = stderr(&output);
+    assert_eq!(output.out(), said, "{output:?}");
+    let errors = output.err();
     assert!(errors.contains("has acquired x already"), "{errors}");
     assert!(errors.contains("x is not held for this shell"), "{errors}");
     assert_nothing_left(&store);
@@ -205,8 +196,7 @@ fn another_shell_can_not_release_it() {
     let store = Store::new();
     let text = "palisade acquire x -q; sh -c 'palisade release x; echo child $?'; \
                 sh -c \"palisade release x --pid $$; echo told \\$?\"; true";
-    let output = finish(script(&store, "sh", text));
-    assert_eq!(stdout(&output), "child 1\ntold 0\n", "{output:?}");
+    sh(&store, text).wrote("child 1\ntold 0\n");
 }
 
 /// Steps that are shells of their own, below one process.
@@ -216,8 +206,7 @@ fn steps_hold_it_together_by_the_process_above_them() {
     let text = "sh -c 'palisade acquire -q x --pid $PPID; true'\n\
                 palisade show x >/dev/null; echo held $?\n\
                 sh -c 'palisade release x --pid $PPID; echo released $?; true'";
-    let output = finish(script(&store, "sh", text));
-    assert_eq!(stdout(&output), "held 0\nreleased 0\n", "{output:?}");
+    sh(&store, text).wrote("held 0\nreleased 0\n");
     assert_nothing_left(&store);
 }
 
@@ -230,12 +219,11 @@ fn what_a_shell_has_acquired_is_not_waited_for_below_it() {
                 sh -c 'palisade run x -- true; echo $?; palisade acquire x; echo $?; true'\n\
                 palisade run x --no-wait -q -- true; echo $?\n\
                 palisade run y -- true; echo $?";
-    let output = finish(script(&store, "sh", text));
-    assert_eq!(stdout(&output), "77\n77\n77\n75\n0\n", "{output:?}");
+    sh(&store, text).wrote("77\n77\n77\n75\n0\n");
     // Another's is.
     let mut running = Running::start(script(&store, "sh", "palisade acquire x; read line"));
     running.line();
-    let other = Running::start(store.palisade(&["run", "x", "--", "true"]));
+    let other = Running::start(store.palisade("run x -- true"));
     until("it waits", || store.waiters() == 1);
     running.write("go\n");
     assert_eq!(other.code(), Some(0));
@@ -246,8 +234,8 @@ fn json_says_who_holds_it_and_for_whom() {
     let store = Store::new();
     let text = "palisade acquire x --json --permits 2/3; echo $$; palisade release x --json; \
                 palisade release x --json; true";
-    let output = finish(script(&store, "sh", text));
-    let said = stdout(&output);
+    let output = sh(&store, text);
+    let said = output.out();
     let lines: Vec<_> = said.lines().collect();
     let held = contract::read(lines[0], HELD);
     assert_eq!(
@@ -257,7 +245,7 @@ fn json_says_who_holds_it_and_for_whom() {
     assert_ne!(held["holder"], held["shell"]);
     assert_eq!(contract::read(lines[2], RELEASED)["released"], true);
     assert_eq!(contract::read(lines[3], RELEASED)["released"], false);
-    for line in stderr(&output).lines() {
+    for line in output.err().lines() {
         let event: Value = serde_json::from_str(line).unwrap();
         contract::read(line, contract::event(event["event"].as_str().unwrap()));
     }
@@ -280,32 +268,16 @@ fn what_can_not_be_acquired_is_said_at_once_with_the_codes_of_run() {
         ("y --permits 2/1", 2, "permits"),
         (&format!("y --no-wait --url redis://{address}"), 69, ""),
     ] {
-        let text = format!("palisade acquire {args}; echo $?; true");
-        let output = finish(script(&store, "sh", &text));
-        assert_eq!(
-            stdout(&output),
-            format!("{expected}\n"),
-            "{args} {output:?}"
-        );
-        let said = stderr(&output);
-        assert!(
-            said.contains(word) && !said.contains("hunter2"),
-            "{args} {said}"
-        );
-        let text = format!("palisade acquire {args} --json; true");
-        let output = finish(script(&store, "sh", &text));
-        assert!(json_error(&output)["code"].is_string(), "{args} {output:?}");
-        assert_eq!(stdout(&output), "", "{args}");
+        let output = sh(&store, &format!("palisade acquire {args}; echo $?; true"));
+        output.wrote(&format!("{expected}\n")).says(word);
+        assert!(!output.err().contains("hunter2"), "{output:?}");
+        sh(&store, &format!("palisade acquire {args} --json; true"))
+            .wrote("")
+            .error();
     }
-    let output = finish(script(
-        &store,
-        "sh",
-        "palisade acquire x -q --no-wait; echo $?; true",
-    ));
-    assert_eq!(
-        (stdout(&output), stderr(&output)),
-        ("75\n".into(), String::new())
-    );
+    sh(&store, "palisade acquire x -q --no-wait; echo $?; true")
+        .wrote("75\n")
+        .silent();
     drop(held);
     assert_nothing_left(&store);
 }
@@ -320,7 +292,7 @@ fn a_token_that_can_not_be_printed_is_a_failure() {
         let output = into_closed_pipe(script(&store, "sh", text));
         let code = std::fs::read_to_string(store.path("code")).unwrap();
         assert_eq!(code, "74\n", "{output:?}");
-        assert!(stderr(&output).contains("can't write"), "{output:?}");
+        output.says("can't write");
         assert_nothing_left(&store);
     }
     // Nothing is printed, so nothing fails.
@@ -400,15 +372,15 @@ fn release_tells_of_a_loss() {
             if ending == "KILL" {
                 kill(holder_pid(&store), ending);
             } else {
-                let mut evict = store.palisade(&["evict", "x"]);
+                let mut evict = store.palisade("evict x");
                 evict.args(ending.split(' ').skip(1));
                 assert_eq!(code(evict), Some(0));
             }
             until("it is free", || store.lines().is_empty());
             running.write("go\n");
             let output = running.end();
-            assert_eq!(stdout(&output), "76\n1\n", "{ending} {output:?}");
-            assert!(stderr(&output).contains(word), "{ending} {output:?}");
+            assert_eq!(output.out(), "76\n1\n", "{ending} {output:?}");
+            assert!(output.err().contains(word), "{ending} {output:?}");
         }
     }
 }
@@ -431,7 +403,7 @@ fn a_lost_lock_ends_the_shell_and_what_it_runs() {
             );
             let mut running = Running::start(script(&store, shell, &text));
             let child = running.line();
-            let evicted = code(store.palisade(&["evict", "x", "--force"]));
+            let evicted = store.code("evict x --force");
             assert_eq!(evicted, Some(0));
             let output = running.end();
             assert!(
@@ -439,8 +411,8 @@ fn a_lost_lock_ends_the_shell_and_what_it_runs() {
                 "{option} {output:?}"
             );
             if ends == [None] {
-                assert_eq!(output.status.code(), Some(3), "{output:?}");
-                assert_eq!(stdout(&output), "told\n");
+                output.is(3);
+                assert_eq!(output.out(), "told\n");
             }
             until("its command ended", || !runs(&child));
             assert_nothing_left(&store);
@@ -475,14 +447,13 @@ fn at_least_holds_back_the_release() {
     let store = Store::new();
     let text = "palisade acquire x -q --at-least 1s; palisade release x; echo $?; true";
     let began = Instant::now();
-    let output = finish(script(&store, "sh", text));
-    assert_eq!(stdout(&output), "0\n", "{output:?}");
+    sh(&store, text).wrote("0\n");
     assert!(began.elapsed() >= Duration::from_secs(1));
     // Also when the shell does not wait for it.
     let text = "palisade acquire x -q --at-least 60s";
     let text = format!("{text}; palisade show x --json");
-    let output = finish(script(&store, "sh", &text));
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let output = sh(&store, &text);
+    output.is(0);
     assert_eq!(store.lines().len(), 1);
     // TERM cuts it short.
     kill(holder_pid(&store), "TERM");
@@ -495,9 +466,9 @@ fn a_place_that_is_not_ours_alone_is_refused() {
     let run = store.path("run/palisade");
     let refused = |what: &str| {
         let text = "palisade acquire x; echo $?; palisade release x; echo $?; true";
-        let output = finish(script(&store, "sh", text));
-        assert_eq!(stdout(&output), "78\n78\n", "{what} {output:?}");
-        assert!(stderr(&output).contains("XDG_RUNTIME_DIR"), "{output:?}");
+        let output = sh(&store, text);
+        assert_eq!(output.out(), "78\n78\n", "{what} {output:?}");
+        output.says("XDG_RUNTIME_DIR");
         store.assert_empty();
     };
     std::fs::create_dir_all(&run).unwrap();
@@ -516,9 +487,6 @@ fn a_place_that_is_not_ours_alone_is_refused() {
     command.env_remove("XDG_RUNTIME_DIR");
     command.env("XDG_STATE_HOME", store.path("state"));
     let output = finish(command);
-    assert_eq!(
-        (output.status.code(), stderr(&output)),
-        (Some(0), String::new())
-    );
+    output.is(0).silent();
     assert!(store.path("state/palisade-acquired").exists());
 }

@@ -1,7 +1,6 @@
 //! `palisade bench`: the figures that were asked for, and nothing left behind.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -12,20 +11,21 @@ use crate::support::*;
 const WARM_UP: Duration = Duration::from_millis(50);
 
 /// Quick figures: they are too short to mean anything.
-fn bench(store: &Store, args: &[&str]) -> std::process::Output {
-    finish(store.palisade(&[&["bench", "--seconds", "0.2"], args].concat()))
+fn bench(store: &Store, args: &str) -> Ran {
+    store.ran(&format!("bench --seconds 0.2 {args}"))
 }
 
 /// The rows as JSON; stderr may only say that the machine was noisy.
 #[track_caller]
-fn rows(output: &std::process::Output) -> Vec<Value> {
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    for line in stderr(output).lines() {
+fn rows(store: &Store, args: &str) -> Vec<Value> {
+    let output = bench(store, &format!("{args} --json"));
+    output.is(0);
+    for line in output.err().lines() {
         let event: Value = serde_json::from_str(line).unwrap();
         assert_eq!(event["event"], "noisy");
         assert!(event["scenarios"].is_object(), "{event}");
     }
-    let rows = contract::read(&stdout(output), contract::FIGURES);
+    let rows = output.json(contract::FIGURES);
     let rows = rows.as_array().unwrap().clone();
     for row in &rows {
         let number = |key: &str| row[key].as_f64().unwrap();
@@ -36,25 +36,12 @@ fn rows(output: &std::process::Output) -> Vec<Value> {
 }
 
 fn names(rows: &[Value]) -> Vec<(&str, &str)> {
-    let mut names = Vec::new();
-    for row in rows {
-        names.push((
-            row["scenario"].as_str().unwrap(),
-            row["who"].as_str().unwrap(),
-        ));
-    }
-    names
-}
-
-/// What a store's directory holds, without what belongs there.
-fn strangers(store: &Store) -> Vec<OsString> {
-    let entries = std::fs::read_dir(store.path("store")).unwrap();
-    let names = entries.map(|entry| entry.unwrap().file_name());
-    names
-        .filter(|name| {
-            !["boot", "ceiling", "leases", "lines", "lock", "procs"]
-                .map(OsStr::new)
-                .contains(&&**name)
+    rows.iter()
+        .map(|row| {
+            (
+                row["scenario"].as_str().unwrap(),
+                row["who"].as_str().unwrap(),
+            )
         })
         .collect()
 }
@@ -62,50 +49,31 @@ fn strangers(store: &Store) -> Vec<OsString> {
 #[test]
 fn every_default_scenario_beside_its_raw_operations() {
     let store = Store::new();
-    let output = bench(
-        &store,
-        &["--baseline", "--json", "--waiters", "2,3", "--pin"],
-    );
-    let rows = rows(&output);
-    let scenarios = [
-        "uncontended",
-        "parallel",
-        "handoff-2",
-        "handoff-3",
-        "pass-2",
-        "pass-3",
-    ];
-    let expected: Vec<_> = scenarios
-        .iter()
-        .flat_map(|scenario| [(*scenario, "palisade"), (*scenario, "raw")])
-        .collect();
+    let rows = rows(&store, "--baseline --waiters 2,3 --pin");
+    let scenarios = "uncontended parallel handoff-2 handoff-3 pass-2 pass-3";
+    let both = |scenario| [(scenario, "palisade"), (scenario, "raw")];
+    let expected: Vec<_> = scenarios.split(' ').flat_map(both).collect();
     assert_eq!(names(&rows), expected);
     for row in &rows {
         assert_eq!(row["engine"], store.url());
-        let ratio = row["ratio_to_raw"].as_f64();
-        assert_eq!(
-            ratio.is_some_and(|ratio| ratio > 0.0),
-            row["who"] == "palisade",
-            "{row}"
-        );
+        let positive = row["ratio_to_raw"]
+            .as_f64()
+            .is_some_and(|ratio| ratio > 0.0);
+        assert_eq!(positive, row["who"] == "palisade", "{row}");
     }
     store.assert_empty();
-    assert_eq!(strangers(&store), Vec::<OsString>::new());
+    let known = ["boot", "ceiling", "leases", "lines", "lock", "procs"].map(OsStr::new);
+    let entries = std::fs::read_dir(store.path("store")).unwrap();
+    let entries = entries.map(|entry| entry.unwrap().file_name());
+    let strangers: Vec<OsString> = entries.filter(|name| !known.contains(&&**name)).collect();
+    assert_eq!(strangers, Vec::<OsString>::new());
 }
 
 #[test]
 fn without_a_baseline_there_is_no_ratio() {
     let store = Store::new();
-    let args = [
-        "--json",
-        "--scenario",
-        "uncontended,handoff",
-        "--waiters",
-        "2",
-        "--engine-url",
-    ];
-    let memory = bench(&store, &[&args[..], &["memory:"]].concat());
-    let memory = rows(&memory);
+    let args = "--scenario uncontended,handoff --waiters 2 --engine-url memory:";
+    let memory = rows(&store, args);
     assert_eq!(
         names(&memory),
         [("uncontended", "palisade"), ("handoff-2", "palisade")]
@@ -118,21 +86,16 @@ fn without_a_baseline_there_is_no_ratio() {
 #[test]
 fn for_people_it_is_a_table() {
     let store = Store::new();
-    let output = bench(&store, &["--scenario", "uncontended", "--baseline"]);
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let text = stdout(&output);
-    let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[0], store.url());
-    let words =
-        |line: &str| -> Vec<String> { line.split_whitespace().map(str::to_owned).collect() };
-    assert_eq!(
-        words(lines[2]),
-        ["SCENARIO", "WHO", "OPS/S", "P50", "P99", "RATIO"]
-    );
-    assert_eq!(words(lines[3])[..2], ["uncontended", "palisade"]);
-    assert_eq!(words(lines[4])[..2], ["uncontended", "raw"]);
+    let output = bench(&store, "--scenario uncontended --baseline");
+    let text = output.is(0).out();
+    let rows = text.lines().map(|line| line.split_whitespace().collect());
+    let rows: Vec<Vec<&str>> = rows.collect();
+    assert_eq!(rows[0], [store.url()]);
+    assert_eq!(rows[2], ["SCENARIO", "WHO", "OPS/S", "P50", "P99", "RATIO"]);
+    assert_eq!(rows[3][..2], ["uncontended", "palisade"]);
+    assert_eq!(rows[4][..2], ["uncontended", "raw"]);
     assert!(!text.contains('\x1b'));
-    let said = stderr(&output);
+    let said = output.err();
     assert!(
         said.is_empty() || said.starts_with("palisade: the machine was too noisy"),
         "{said}"
@@ -142,15 +105,14 @@ fn for_people_it_is_a_table() {
 #[test]
 fn held_locks_are_renewed_and_counted() {
     let store = Store::new();
-    let url = format!("{}?ttl=1s", store.url());
-    let args = ["--scenario", "held", "--count", "50", "--url", &url];
-    let rows = rows(&bench(&store, &[&args[..], &["--json"]].concat()));
+    let args = format!("--scenario held --count 50 --url {}?ttl=1s", store.url());
+    let rows = rows(&store, &args);
     assert_eq!(names(&rows), [("held", "palisade")]);
     // 50 leases are renewed about three times in their ttl.
     let leases = rows[0]["ops_s"].as_f64().unwrap();
     assert!((50.0..500.0).contains(&leases), "{rows:?}");
     store.assert_empty();
-    let text = stdout(&bench(&store, &args));
+    let text = bench(&store, &args).out();
     for word in [
         "held: 50 locks for 1s",
         "renew calls",
@@ -164,10 +126,7 @@ fn held_locks_are_renewed_and_counted() {
 #[test]
 fn the_command_is_measured_beside_flock() {
     let store = Store::new();
-    let rows = rows(&bench(
-        &store,
-        &["--scenario", "cli", "--count", "10", "--json"],
-    ));
+    let rows = rows(&store, "--scenario cli --count 10");
     assert_eq!(names(&rows), [("cli", "palisade"), ("cli", "raw")]);
     assert!(rows[0]["ratio_to_raw"].as_f64().unwrap() > 0.0);
     store.assert_empty();
@@ -177,43 +136,15 @@ fn the_command_is_measured_beside_flock() {
 fn a_signal_ends_it_with_all_its_waiters() {
     for (signal, expected) in [("INT", 130), ("TERM", 143)] {
         let store = Store::new();
-        let args = [
-            "bench",
-            "--scenario",
-            "pass",
-            "--waiters",
-            "4",
-            "--seconds",
-            "600",
-        ];
-        let running = Running::start(store.palisade(&args));
+        let args = "bench --scenario pass --waiters 4 --seconds 600";
+        let running = Running::start(store.palisade(args));
         until("they pass it on", || store.waiters() > 0);
         // Past the warm-up, which is short: in a round, they would go on for a minute.
         let began = Instant::now();
         until("the first round runs", || began.elapsed() > 6 * WARM_UP);
         running.signal(signal);
-        let output = running.end();
-        assert_eq!(output.status.code(), Some(expected), "{output:?}");
-        assert!(
-            output.stdout.is_empty() && output.stderr.is_empty(),
-            "{output:?}"
-        );
+        running.end().is(expected).silent().wrote("");
         until("nobody is left", || store.lines().is_empty());
-    }
-}
-
-#[test]
-fn a_reader_that_has_gone_is_no_failure() {
-    let store = Store::new();
-    for json in [&[][..], &["--json"]] {
-        let args = [
-            &["bench", "--seconds", "0.05", "--scenario", "uncontended"],
-            json,
-        ]
-        .concat();
-        let output = into_closed_pipe(store.palisade(&args));
-        assert_eq!(output.status.code(), Some(0), "{output:?}");
-        assert_eq!(stderr(&output), "");
     }
 }
 
@@ -221,54 +152,31 @@ fn a_reader_that_has_gone_is_no_failure() {
 fn what_can_not_be_measured_is_refused() {
     let store = Store::new();
     for (args, expected, word) in [
-        (&["--scenario", "sprint"][..], 2, "uncontended"),
-        (&["--seconds", "0"], 2, "0.01"),
-        (&["--seconds", "soon"], 2, "number"),
-        (&["--count", "0"], 2, "1..="),
-        (&["--waiters", "1"], 2, "2..="),
-        (&["--waiter-of", "x"], 2, "palisade itself"),
-        (&["--processes", "--url", "memory:"], 2, "one process"),
+        ("--scenario sprint", 2, "uncontended"),
+        ("--seconds 0", 2, "0.01"),
+        ("--seconds soon", 2, "number"),
+        ("--count 0", 2, "1..="),
+        ("--waiters 1", 2, "2..="),
+        ("--waiter-of x", 2, "palisade itself"),
+        ("--processes --url memory:", 2, "one process"),
         (
-            &["--scenario", "pass", "--seconds", "0.02", "--waiters", "2"],
+            "--scenario pass --seconds 0.02 --waiters 2",
             2,
             "more --seconds",
         ),
-        (&["--url", "bananas:"], 78, "file"),
-        (&["extra"], 2, "extra"),
+        ("--url bananas:", 78, "file"),
+        ("extra", 2, "extra"),
     ] {
-        for json in [&[][..], &["--json"]] {
-            let output = finish(store.palisade(&[&["bench"], args, json].concat()));
-            assert_eq!(output.status.code(), Some(expected), "{output:?}");
-            assert!(stderr(&output).contains(word), "{word} in {output:?}");
-            assert!(output.stdout.is_empty());
+        for json in ["", "--json"] {
+            store
+                .ran(&format!("bench {args} {json}"))
+                .is(expected)
+                .says(word)
+                .wrote("");
         }
     }
-    for verb in ["bench", "demo", "doctor", "guide"] {
-        let args = [
-            OsString::from(verb),
-            OsString::from_vec(b"--ne\xffed".to_vec()),
-        ];
-        let output = finish_soon(store.palisade(&args));
-        assert_eq!(output.status.code(), Some(2), "{output:?}");
+    for json in ["", "--json"] {
+        let args = format!("bench --seconds 0.05 --scenario uncontended {json}");
+        into_closed_pipe(store.palisade(&args)).is(0).silent();
     }
-    let args = ["bench", "--scenario"].map(OsString::from);
-    let args = args
-        .into_iter()
-        .chain([OsString::from_vec(b"\xff".to_vec())]);
-    let output = finish_soon(store.palisade(&args.collect::<Vec<_>>()));
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
-}
-
-#[test]
-fn every_help_has_examples() {
-    let store = Store::new();
-    for verb in ["bench", "demo", "doctor", "guide"] {
-        let output = finish_soon(store.palisade(&[verb, "--help"]));
-        assert_eq!(output.status.code(), Some(0));
-        let text = stdout(&output);
-        let (_, examples) = text.split_once("Examples:").unwrap();
-        assert!(examples.contains(&format!("palisade {verb}")), "{text}");
-        assert!(!text.contains("not for people"), "{text}");
-    }
-    assert!(!store.path("store").exists(), "none of this opened a store");
 }

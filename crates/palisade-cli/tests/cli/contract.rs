@@ -3,285 +3,136 @@
 
 use serde_json::Value;
 
-/// What a value must be.
-#[derive(Clone, Copy)]
-pub(crate) enum Is {
-    Text,
-    /// A decimal number as text, as tokens are.
-    Digits,
-    /// Whole and not negative.
-    Number,
-    /// Any number.
-    Figure,
-    Bool,
-    /// RFC 3339.
-    Time,
-    OneOf(&'static [&'static str]),
-    /// Null, or this.
-    Maybe(&'static Is),
-    List(&'static Is),
-    Object(&'static [(&'static str, Is)]),
+/// What a value must be: an object (`key:type …`), a list (`[type]`), one of some words (`a|b`), a
+/// type of `breach`, or the name of a constant below; with a `?` it may be null.
+pub(crate) type Is = &'static str;
+
+const HOLDER: Is = "id:text owner:text? host:text? pid:number? label:text? weight:number \
+    mode:exclusive|shared|permits token:digits? since:time? expires_in_ms:number?";
+/// A holder's keys, and its place in line.
+const WAITER: Is = "id:text owner:text? host:text? pid:number? label:text? weight:number \
+    mode:exclusive|shared|permits token:digits? since:time? expires_in_ms:number? position:number";
+pub(crate) const LINE: Is =
+    "name:text kind:lock|permits capacity:number holders:[HOLDER] waiters:[WAITER]";
+pub(crate) const LINES: Is = "[LINE]";
+pub(crate) const EVICTED: Is = "name:text forced:bool evicted:[HOLDER]";
+pub(crate) const LEADER: Is = "name:text leader:LEADING?";
+const LEADING: Is = "value:text? owner:text? host:text? pid:number? token:digits since:time?";
+pub(crate) const HELD: Is = "name:text token:digits owner:text engine:text key:text? shell:number \
+    holder:number";
+pub(crate) const RELEASED: Is = "name:text released:bool";
+pub(crate) const RESIZED: Is = "name:text capacity:number resized:bool";
+pub(crate) const FENCE: Is =
+    "name:text token:digits verdict:current|stale highest:digits? accepted:bool";
+pub(crate) const CONFIG: Is = "path:text? url:SETTING ttl:SETTING wait:SETTING label:SETTING \
+    for_correctness:SETTING";
+const SETTING: Is = "value:text? from:flag|environment|url|file|default";
+pub(crate) const CONFIG_PATH: Is = "path:text? searched:[text]";
+pub(crate) const COMPLETIONS: Is = "shell:text script:text";
+pub(crate) const PAGE: Is = "page:text text:text";
+pub(crate) const WRITTEN: Is = "written:[text]";
+pub(crate) const FIGURES: Is = "[FIGURE]";
+const FIGURE: Is = "engine:text scenario:text who:palisade|raw ops_s:figure p50_us:figure \
+    p99_us:figure ratio_to_raw:figure?";
+pub(crate) const DEMO: Is = "ttl_ms:number first_token:digits second_token:digits \
+    unfenced:BALANCE fenced:BALANCE timeline:[MOMENT]";
+const BALANCE: Is = "expected:number found:number intact:bool";
+const MOMENT: Is = "at_ms:number who:WHO? what:text";
+const WHO: Is = "first|second";
+pub(crate) const HEALTH: Is = "engine:text version:text? class:A|B|C capability:CAPABILITY \
+    round_trip_us:figure? clock_ahead_us:figure? findings:[FINDING]";
+const CAPABILITY: Is = "shared:bool permits:weighted|slots|none resize:bool fair:bool \
+    waiters_visible:bool tokens:durable|floored|none early_loss:bool detached:bool \
+    reentrant_session:bool ttl_ms:TTL";
+const TTL: Is = "min:number max:number step:number";
+const FINDING: Is = "severity:info|warning|danger code:text message:text remedy:text";
+pub(crate) const ADVICE: Is =
+    "needs:[text] have:[text] lacking:[text] advice:ADVISED? others:[OTHER]";
+const ADVISED: Is = "engine:text url:text ttl_ms:number class:A|B|C why:[text]";
+const OTHER: Is = "engine:text fits:bool why:[text]";
+pub(crate) const ERROR: Is = "error:CAUSE";
+const CAUSE: Is = "code:text message:text";
+
+fn named(name: &str) -> Is {
+    match name {
+        "HOLDER" => HOLDER,
+        "WAITER" => WAITER,
+        "LINE" => LINE,
+        "LEADING" => LEADING,
+        "SETTING" => SETTING,
+        "FIGURE" => FIGURE,
+        "BALANCE" => BALANCE,
+        "MOMENT" => MOMENT,
+        "WHO" => WHO,
+        "CAPABILITY" => CAPABILITY,
+        "TTL" => TTL,
+        "FINDING" => FINDING,
+        "ADVISED" => ADVISED,
+        "OTHER" => OTHER,
+        "CAUSE" => CAUSE,
+        other => panic!("there is no type {other}"),
+    }
 }
-
-use Is::*;
-
-const MODE: Is = OneOf(&["exclusive", "shared", "permits"]);
-
-const HOLDER: Is = Object(&[
-    ("id", Text),
-    ("owner", Maybe(&Text)),
-    ("host", Maybe(&Text)),
-    ("pid", Maybe(&Number)),
-    ("label", Maybe(&Text)),
-    ("weight", Number),
-    ("mode", MODE),
-    ("token", Maybe(&Digits)),
-    ("since", Maybe(&Time)),
-    ("expires_in_ms", Maybe(&Number)),
-]);
-
-const WAITER: Is = Object(&[
-    ("id", Text),
-    ("owner", Maybe(&Text)),
-    ("host", Maybe(&Text)),
-    ("pid", Maybe(&Number)),
-    ("label", Maybe(&Text)),
-    ("weight", Number),
-    ("mode", MODE),
-    ("token", Maybe(&Digits)),
-    ("since", Maybe(&Time)),
-    ("expires_in_ms", Maybe(&Number)),
-    ("position", Number),
-]);
-
-pub(crate) const LINE: Is = Object(&[
-    ("name", Text),
-    ("kind", OneOf(&["lock", "permits"])),
-    ("capacity", Number),
-    ("holders", List(&HOLDER)),
-    ("waiters", List(&WAITER)),
-]);
-
-pub(crate) const LINES: Is = List(&LINE);
-
-pub(crate) const EVICTED: Is =
-    Object(&[("name", Text), ("forced", Bool), ("evicted", List(&HOLDER))]);
-
-pub(crate) const LEADER: Is = Object(&[
-    ("name", Text),
-    (
-        "leader",
-        Maybe(&Object(&[
-            ("value", Maybe(&Text)),
-            ("owner", Maybe(&Text)),
-            ("host", Maybe(&Text)),
-            ("pid", Maybe(&Number)),
-            ("token", Digits),
-            ("since", Maybe(&Time)),
-        ])),
-    ),
-]);
-
-pub(crate) const FENCE: Is = Object(&[
-    ("name", Text),
-    ("token", Digits),
-    ("verdict", OneOf(&["current", "stale"])),
-    ("highest", Maybe(&Digits)),
-    ("accepted", Bool),
-]);
-
-const SETTING: Is = Object(&[
-    ("value", Maybe(&Text)),
-    (
-        "from",
-        OneOf(&["flag", "environment", "url", "file", "default"]),
-    ),
-]);
-
-pub(crate) const CONFIG: Is = Object(&[
-    ("path", Maybe(&Text)),
-    ("url", SETTING),
-    ("ttl", SETTING),
-    ("wait", SETTING),
-    ("label", SETTING),
-    ("for_correctness", SETTING),
-]);
-
-pub(crate) const CONFIG_PATH: Is = Object(&[("path", Maybe(&Text)), ("searched", List(&Text))]);
-
-pub(crate) const COMPLETIONS: Is = Object(&[("shell", Text), ("script", Text)]);
-
-pub(crate) const PAGE: Is = Object(&[("page", Text), ("text", Text)]);
-
-pub(crate) const WRITTEN: Is = Object(&[("written", List(&Text))]);
-
-/// What `bench` prints.
-pub(crate) const FIGURES: Is = List(&Object(&[
-    ("engine", Text),
-    ("scenario", Text),
-    ("who", OneOf(&["palisade", "raw"])),
-    ("ops_s", Figure),
-    ("p50_us", Figure),
-    ("p99_us", Figure),
-    ("ratio_to_raw", Maybe(&Figure)),
-]));
-
-const ACCOUNT: Is = Object(&[("expected", Number), ("found", Number), ("intact", Bool)]);
-
-/// What `demo` ends with.
-pub(crate) const DEMO: Is = Object(&[
-    ("ttl_ms", Number),
-    ("first_token", Digits),
-    ("second_token", Digits),
-    ("unfenced", ACCOUNT),
-    ("fenced", ACCOUNT),
-    (
-        "timeline",
-        List(&Object(&[
-            ("at_ms", Number),
-            ("who", Maybe(&OneOf(&["first", "second"]))),
-            ("what", Text),
-        ])),
-    ),
-]);
-
-const CLASS: Is = OneOf(&["A", "B", "C"]);
-
-const CAPABILITY: Is = Object(&[
-    ("shared", Bool),
-    ("permits", OneOf(&["weighted", "slots", "none"])),
-    ("resize", Bool),
-    ("fair", Bool),
-    ("waiters_visible", Bool),
-    ("tokens", OneOf(&["durable", "floored", "none"])),
-    ("early_loss", Bool),
-    ("detached", Bool),
-    ("reentrant_session", Bool),
-    (
-        "ttl_ms",
-        Object(&[("min", Number), ("max", Number), ("step", Number)]),
-    ),
-]);
-
-const FINDING: Is = Object(&[
-    ("severity", OneOf(&["info", "warning", "danger"])),
-    ("code", Text),
-    ("message", Text),
-    ("remedy", Text),
-]);
-
-/// What `doctor` prints.
-pub(crate) const HEALTH: Is = Object(&[
-    ("engine", Text),
-    ("version", Maybe(&Text)),
-    ("class", CLASS),
-    ("capability", CAPABILITY),
-    ("round_trip_us", Maybe(&Figure)),
-    ("clock_ahead_us", Maybe(&Figure)),
-    ("findings", List(&FINDING)),
-]);
-
-/// What `guide` answers.
-pub(crate) const ADVICE: Is = Object(&[
-    ("needs", List(&Text)),
-    ("have", List(&Text)),
-    ("lacking", List(&Text)),
-    (
-        "advice",
-        Maybe(&Object(&[
-            ("engine", Text),
-            ("url", Text),
-            ("ttl_ms", Number),
-            ("class", CLASS),
-            ("why", List(&Text)),
-        ])),
-    ),
-    (
-        "others",
-        List(&Object(&[
-            ("engine", Text),
-            ("fits", Bool),
-            ("why", List(&Text)),
-        ])),
-    ),
-]);
-
-pub(crate) const ERROR: Is = Object(&[("error", Object(&[("code", Text), ("message", Text)]))]);
 
 /// Events on stderr, by their word.
 pub(crate) fn event(word: &str) -> Is {
-    const WORD: Is = Text;
     match word {
-        "unreachable" | "not_released" => {
-            Object(&[("event", WORD), ("name", Text), ("message", Text)])
-        }
-        "waiting" => Object(&[("event", WORD), ("name", Text), ("holders", List(&HOLDER))]),
-        "acquired" => Object(&[
-            ("event", WORD),
-            ("name", Text),
-            ("token", Digits),
-            ("owner", Text),
-            ("engine", Text),
-            ("waited_ms", Number),
-        ]),
-        "ttl_rounded" => Object(&[
-            ("event", WORD),
-            ("name", Text),
-            ("asked_ms", Figure),
-            ("ttl_ms", Number),
-        ]),
-        "exposed_password" | "visible_password" => Object(&[("event", WORD), ("message", Text)]),
-        "released" => Object(&[("event", WORD), ("name", Text), ("code", Number)]),
-        "lost" => Object(&[
-            ("event", WORD),
-            ("name", Text),
-            ("reason", OneOf(&["expired", "evicted", "taken"])),
-        ]),
+        "unreachable" | "not_released" => "event:text name:text message:text",
+        "waiting" => "event:text name:text holders:[HOLDER]",
+        "acquired" => "event:text name:text token:digits owner:text engine:text waited_ms:number",
+        "ttl_rounded" => "event:text name:text asked_ms:figure ttl_ms:number",
+        "exposed_password" | "visible_password" => "event:text message:text",
+        "released" => "event:text name:text code:number",
+        "lost" => "event:text name:text reason:expired|evicted|taken",
         other => panic!("there is no event {other}"),
     }
 }
 
 /// What is wrong with a value, if anything is.
-pub(crate) fn breach(value: &Value, is: Is, at: &str) -> Option<String> {
+fn breach(value: &Value, is: &str, at: &str) -> Option<String> {
     let wrong = |what: &str| Some(format!("{at} is not {what}: {value}"));
-    let fits = match is {
-        Text => value.is_string(),
-        Number => value.is_u64(),
-        Figure => value.is_number(),
-        Bool => value.is_boolean(),
-        Digits => value
-            .as_str()
-            .is_some_and(|text| text.parse::<u64>().is_ok()),
-        Time => value
-            .as_str()
-            .is_some_and(|text| text.parse::<jiff::Timestamp>().is_ok()),
-        OneOf(words) => value.as_str().is_some_and(|word| words.contains(&word)),
-        Maybe(_) if value.is_null() => true,
-        Maybe(is) => return breach(value, *is, at),
-        List(is) => {
-            let Some(items) = value.as_array() else {
-                return wrong("a list");
-            };
-            let mut items = items.iter().enumerate();
-            return items.find_map(|(nr, item)| breach(item, *is, &format!("{at}[{nr}]")));
+    let text = value.as_str();
+    if is.contains(':') {
+        let Some(object) = value.as_object() else {
+            return wrong("an object");
+        };
+        let keys = is.split_whitespace().filter_map(|key| key.split_once(':'));
+        if let Some(key) = object
+            .keys()
+            .find(|key| keys.clone().all(|(known, _)| known != *key))
+        {
+            return Some(format!("{at}.{key} is unknown"));
         }
-        Object(keys) => {
-            let Some(object) = value.as_object() else {
-                return wrong("an object");
-            };
-            if let Some(key) = object.keys().find(|key| !keys.iter().any(|k| k.0 == **key)) {
-                return Some(format!("{at}.{key} is unknown"));
-            }
-            return keys.iter().find_map(|(key, is)| match object.get(*key) {
-                None => Some(format!("{at}.{key} is missing")),
-                Some(value) => breach(value, *is, &format!("{at}.{key}")),
-            });
-        }
-    };
-    match fits {
-        true => None,
-        false => wrong("what it must be"),
+        return keys.clone().find_map(|(key, is)| match object.get(key) {
+            None => Some(format!("{at}.{key} is missing")),
+            Some(value) => breach(value, is, &format!("{at}.{key}")),
+        });
     }
+    if let Some(is) = is.strip_suffix('?') {
+        return breach(value, is, at).filter(|_| !value.is_null());
+    }
+    if let Some(is) = is.strip_prefix('[').and_then(|is| is.strip_suffix(']')) {
+        let Some(items) = value.as_array() else {
+            return wrong("a list");
+        };
+        let mut items = items.iter().enumerate();
+        return items.find_map(|(nr, item)| breach(item, is, &format!("{at}[{nr}]")));
+    }
+    let fits = match is {
+        "text" => text.is_some(),
+        // A decimal number as text, as tokens are.
+        "digits" => text.is_some_and(|text| text.parse::<u64>().is_ok()),
+        "time" => text.is_some_and(|text| humantime::parse_rfc3339(text).is_ok()),
+        // Whole and not negative.
+        "number" => value.is_u64(),
+        "figure" => value.is_number(),
+        "bool" => value.is_boolean(),
+        words if words.contains('|') => {
+            text.is_some_and(|text| words.split('|').any(|w| w == text))
+        }
+        name => return breach(value, named(name), at),
+    };
+    if fits { None } else { wrong(is) }
 }
 
 /// Reads one JSON document, which must fit.
@@ -295,18 +146,22 @@ pub(crate) fn read(text: &str, is: Is) -> Value {
 
 #[test]
 fn the_checker_sees_what_is_missing_unknown_or_wrong() {
-    let text = r#"{"name":"x","leader":null}"#;
-    read(text, LEADER);
-    for bad in [
-        r#"{"name":"x"}"#,
-        r#"{"name":"x","leader":null,"more":1}"#,
-        r#"{"name":1,"leader":null}"#,
-        r#"{"name":"x","leader":{}}"#,
-        r#"[]"#,
+    read(r#"{"name":"x","leader":null}"#, LEADER);
+    for (bad, is) in [
+        (r#"{"name":"x"}"#, LEADER),
+        (r#"{"name":"x","leader":null,"more":1}"#, LEADER),
+        (r#"{"name":1,"leader":null}"#, LEADER),
+        (r#"{"name":"x","leader":{}}"#, LEADER),
+        ("[]", LEADER),
+        ("[1]", LINES),
+        ("{}", LINES),
+        (r#""third""#, WHO),
+        (r#""x""#, "digits"),
+        (r#""tomorrow""#, "time"),
+        ("-1", "number"),
+        ("null", "text"),
     ] {
         let value: Value = serde_json::from_str(bad).unwrap();
-        assert!(breach(&value, LEADER, "$").is_some(), "{bad}");
+        assert!(breach(&value, is, "$").is_some(), "{bad}");
     }
-    let token = |text: &str| breach(&Value::from(text), Digits, "$").is_none();
-    assert!(token("7") && !token("x"));
 }

@@ -1,81 +1,68 @@
 //! `fence check`.
 
-use std::process::Output;
+use serde_json::{Value, json};
 
 use crate::contract;
 use crate::support::*;
 
-fn check(store: &Store, args: &[&str]) -> Output {
-    finish_soon(store.palisade(&[&["fence", "check"][..], args].concat()))
-}
-
-fn said(output: &Output) -> (Option<i32>, String) {
-    assert_eq!(stderr(output), "");
-    (output.status.code(), stdout(output))
+#[track_caller]
+fn check(store: &Store, args: &str) -> Ran {
+    store.soon(&format!("fence check {args}"))
 }
 
 #[test]
 fn a_token_is_stale_when_a_newer_one_was_accepted() {
     let store = Store::new();
-    let answer = said(&check(&store, &["x", "7"]));
-    assert_eq!(
-        answer,
-        (Some(0), "current: x has accepted no token yet\n".into())
-    );
+    check(&store, "x 7")
+        .is(0)
+        .silent()
+        .wrote("current: x has accepted no token yet\n");
     // A check remembers nothing.
-    assert_eq!(check(&store, &["x", "5"]).status.code(), Some(0));
-    let answer = said(&check(&store, &["x", "7", "--accept"]));
-    assert_eq!(
-        answer,
-        (Some(0), "accepted: 7 is the newest token of x\n".into())
-    );
-    for (token, more, code, word) in [
-        ("6", "", 1, "stale: x has accepted 7"),
-        ("6", "--accept", 1, "stale: x has accepted 7"),
-        ("7", "", 0, "current"),
-        ("7", "--accept", 0, "accepted"),
-        ("8", "", 0, "current"),
-        ("18446744073709551615", "--accept", 0, "accepted"),
-        ("18446744073709551614", "", 1, "stale"),
+    check(&store, "x 5").is(0);
+    check(&store, "x 7 --accept")
+        .is(0)
+        .wrote("accepted: 7 is the newest token of x\n");
+    for (args, code, word) in [
+        ("x 6", 1, "stale: x has accepted 7"),
+        ("x 6 --accept", 1, "stale: x has accepted 7"),
+        ("x 7", 0, "current"),
+        ("x 7 --accept", 0, "accepted"),
+        ("x 8", 0, "current"),
+        ("x 18446744073709551615 --accept", 0, "accepted"),
+        ("x 18446744073709551614", 1, "stale"),
+        ("y 1", 0, "current"),
+        (
+            &format!("x 1 --url {}?namespace=other", store.url()),
+            0,
+            "current",
+        ),
     ] {
-        let args: Vec<_> = ["x", token, more]
-            .into_iter()
-            .filter(|a| !a.is_empty())
-            .collect();
-        let (got, text) = said(&check(&store, &args));
-        assert_eq!(got, Some(code), "{args:?} {text}");
-        assert!(text.starts_with(word), "{text}");
+        let text = check(&store, args).is(code).silent().out();
+        assert!(text.starts_with(word), "{args}: {text}");
     }
-    assert_eq!(
-        check(&store, &["y", "1"]).status.code(),
-        Some(0),
-        "another name"
-    );
-    let other = format!("{}?namespace=other", store.url());
-    let output = check(&store, &["x", "1", "--url", &other]);
-    assert_eq!(output.status.code(), Some(0), "another namespace");
 }
 
 #[test]
 fn the_answer_as_json() {
     let store = Store::new();
-    let read = |args: &[&str]| {
-        let output = check(&store, &[args, &["--json"]].concat());
-        let answer = contract::read(&stdout(&output), contract::FENCE);
-        let stale = answer["verdict"] == "stale";
-        assert_eq!(output.status.code(), Some(i32::from(stale)));
-        (answer["highest"].clone(), answer["accepted"].clone(), stale)
-    };
-    assert_eq!(read(&["x", "7"]), (().into(), false.into(), false));
-    assert_eq!(
-        read(&["x", "7", "--accept"]),
-        ("7".into(), true.into(), false)
-    );
-    assert_eq!(read(&["x", "9"]), ("7".into(), false.into(), false));
-    assert_eq!(
-        read(&["x", "6", "--accept"]),
-        ("7".into(), false.into(), true)
-    );
+    for (args, code, highest, accepted) in [
+        ("x 7", 0, Value::Null, false),
+        ("x 7 --accept", 0, json!("7"), true),
+        ("x 9", 0, json!("7"), false),
+        ("x 6 --accept", 1, json!("7"), false),
+    ] {
+        let answer = check(&store, &format!("{args} --json"))
+            .is(code)
+            .json(contract::FENCE);
+        assert_eq!(
+            answer["verdict"],
+            if code == 1 { "stale" } else { "current" }
+        );
+        assert_eq!(
+            (&answer["highest"], &answer["accepted"]),
+            (&highest, &accepted.into())
+        );
+    }
 }
 
 #[test]
@@ -83,32 +70,27 @@ fn the_tokens_of_run_are_compared_across_holders() {
     let store = Store::new();
     let bin = env!("CARGO_BIN_EXE_palisade");
     let script = format!("echo $PALISADE_TOKEN; {bin} fence check x $PALISADE_TOKEN --accept");
-    let old = stdout(&finish(store.run("x", &[], &script)));
-    let old = old.lines().next().unwrap().to_owned();
-    assert_eq!(check(&store, &["x", &old]).status.code(), Some(0));
-    assert_eq!(code(store.run("x", &[], &script)), Some(0));
-    assert_eq!(check(&store, &["x", &old]).status.code(), Some(1));
+    let old = finish(store.run("x", &[], &script)).out();
+    let old = format!("x {}", old.lines().next().unwrap());
+    check(&store, &old).is(0);
+    finish(store.run("x", &[], &script)).is(0);
+    check(&store, &old).is(1);
     // The lines are another matter.
     std::fs::remove_dir_all(store.path("store/lines")).unwrap();
     store.assert_empty();
-    assert_eq!(check(&store, &["x", &old]).status.code(), Some(1));
+    check(&store, &old).is(1);
 }
 
 #[test]
 fn concurrent_accepts_leave_the_highest() {
     let store = Store::new();
-    let all: Vec<_> = (1..=20)
-        .rev()
-        .map(|token| {
-            let token = token.to_string();
-            Running::start(store.palisade(&["fence", "check", "x", &token, "--accept"]))
-        })
-        .collect();
+    let accept = |token| Running::start(store.palisade(&format!("fence check x {token} --accept")));
+    let all: Vec<_> = (1..=20).rev().map(accept).collect();
     for running in all {
         assert!(matches!(running.code(), Some(0 | 1)));
     }
-    assert_eq!(check(&store, &["x", "19"]).status.code(), Some(1));
-    assert_eq!(check(&store, &["x", "20"]).status.code(), Some(0));
+    check(&store, "x 19").is(1);
+    check(&store, "x 20").is(0);
 }
 
 #[test]
@@ -126,28 +108,28 @@ fn what_can_not_be_checked_is_refused() {
         (&["x", "1", "--url", &unknown], 78, "ttl"),
         (&["x", "-1"], 2, "-1"),
         (&["x", "1.5"], 2, "whole number"),
+        (&["x", "+1"], 2, "whole number"),
+        (&["x", "0x1"], 2, "whole number"),
         (&["x", ""], 2, "whole number"),
         (&["x", "18446744073709551616"], 2, "whole number"),
         (&["", "1"], 2, "empty"),
         (&[&long, "1"], 2, "too long"),
         (&["x"], 2, "TOKEN"),
     ] {
-        let output = check(&store, args);
-        assert_eq!(output.status.code(), Some(expected), "{output:?}");
-        assert!(stderr(&output).contains(word), "{word:?} in {output:?}");
-        assert!(output.stdout.is_empty(), "{output:?}");
-        let output = check(&store, &[&["--json"][..], args].concat());
-        assert_eq!(output.status.code(), Some(expected), "{output:?}");
-        contract::read(&stderr(&output), contract::ERROR);
+        store
+            .soon(&[&["fence", "check"], args].concat())
+            .is(expected)
+            .says(word)
+            .wrote("");
+        store
+            .soon(&[&["--json", "fence", "check"], args].concat())
+            .is(expected)
+            .error();
     }
     // A damaged fence is never free.
-    assert_eq!(
-        check(&store, &["x", "5", "--accept"]).status.code(),
-        Some(0)
-    );
+    check(&store, "x 5 --accept").is(0);
     std::fs::write(store.path("store/fences/palisade/x.fence"), "garbage").unwrap();
-    for args in [&["x", "9"][..], &["x", "9", "--accept"]] {
-        let output = check(&store, args);
-        assert_eq!(output.status.code(), Some(70), "{output:?}");
+    for args in ["x 9", "x 9 --accept"] {
+        check(&store, args).is(70);
     }
 }

@@ -18,13 +18,6 @@ const FAMILY: &str = r#"
     echo $$ $background $session $orphan
     while :; do echo >>$WORK/$$; sleep 0.01; done"#;
 
-fn rounds() -> usize {
-    match std::env::var_os("PALISADE_TEST_FULL") {
-        Some(full) if full == "1" => 50,
-        _ => 5,
-    }
-}
-
 /// Starts [`FAMILY`] under the lock `x`, and answers with the pids when all of them work.
 fn start_family(store: &Store, args: &[&str]) -> (Running, Vec<String>) {
     let work = store.path("work");
@@ -54,13 +47,9 @@ fn start_next(store: &Store, pids: &[String]) -> Running {
 
 /// The guardian of a palisade: its only child.
 fn guardian(running: &Running) -> u32 {
-    let pid = running.process.id();
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    let children = children.unwrap();
-    let mut children = children.split_whitespace();
-    let guardian = children.next().unwrap().parse().unwrap();
-    assert_eq!(children.next(), None);
-    guardian
+    let children = children(running.process.id());
+    assert_eq!(children.len(), 1);
+    children[0].parse().unwrap()
 }
 
 #[test]
@@ -73,8 +62,8 @@ fn a_palisade_that_is_stopped_past_its_ttl_has_ended_all_before_the_next_is_gran
         assert_eq!(next.line(), "granted", "round {round}");
         running.signal("CONT");
         let output = running.end();
-        assert_eq!(output.status.code(), Some(76), "{output:?}");
-        assert!(stderr(&output).contains("palisade: lost x"), "{output:?}");
+        output.is(76);
+        output.says("palisade: lost x");
         assert_eq!(next.code(), Some(0));
     }
 }
@@ -103,8 +92,8 @@ fn a_guardian_that_is_killed_is_replaced_by_palisade() {
     kill(guardian(&running), "KILL");
     assert_eq!(next.line(), "granted");
     let output = running.end();
-    assert_eq!(output.status.code(), Some(70), "{output:?}");
-    assert_eq!(json_error(&output)["code"], "internal");
+    output.is(70);
+    assert_eq!(output.error()["code"], "internal");
     assert_eq!(next.code(), Some(0));
 }
 
@@ -113,7 +102,7 @@ fn a_guardian_that_is_stopped_is_replaced_when_the_lock_is_lost() {
     let store = Store::new();
     let (running, pids) = start_family(&store, &["--ttl", "2s"]);
     kill(guardian(&running), "STOP");
-    assert_eq!(code(store.palisade(&["evict", "x"])), Some(0));
+    assert_eq!(store.code("evict x"), Some(0));
     assert!(!pids.iter().any(|pid| runs(pid)));
     assert_eq!(running.code(), Some(76));
 }
@@ -196,9 +185,8 @@ fn what_ran_before_palisade_is_left_alone() {
     let mut running = Running::start(command);
     let stranger = running.line();
     assert_eq!(running.line(), "ready");
-    let pid = running.process.id();
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    let guardian = children.split_whitespace().find(|pid| *pid != stranger);
+    let children = children(running.process.id());
+    let guardian = children.iter().find(|pid| **pid != stranger);
     kill(guardian.unwrap().parse().unwrap(), "KILL");
     assert_eq!(running.code(), Some(70));
     assert!(runs(&stranger));

@@ -13,9 +13,7 @@ fn an_evicted_child_is_asked_to_end() {
     let store = Store::new();
     let script = "trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
     let running = store.start("x", &["--json"], script);
-    let output = finish(store.palisade(&["evict", "x", "--json"]));
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let done = contract::read(&stdout(&output), contract::EVICTED);
+    let done = store.ran("evict x --json").is(0).json(contract::EVICTED);
     assert_eq!(
         (&done["name"], &done["forced"]),
         (&"x".into(), &false.into())
@@ -23,9 +21,7 @@ fn an_evicted_child_is_asked_to_end() {
     assert_eq!(done["evicted"].as_array().unwrap().len(), 1);
     store.assert_empty();
     let output = running.end();
-    assert_eq!(stdout(&output), "asked\n");
-    assert_eq!(output.status.code(), Some(76), "{output:?}");
-    assert_eq!(json_error(&output)["code"], "lost");
+    assert_eq!(output.is(76).wrote("asked\n").error()["code"], "lost");
 }
 
 #[test]
@@ -35,17 +31,14 @@ fn an_evicted_child_that_does_not_end_is_killed_before_its_lease_is_over() {
     let mut running = Running::start(store.run("x", &["--ttl", "2s"], STUBBORN));
     let child = running.line();
     let evicted = Instant::now();
-    assert_eq!(code(store.palisade(&["evict", "x"])), Some(0));
+    store.ran("evict x").is(0);
     assert!(!runs(&child), "the eviction is over only when the child is");
     assert!(
         began.elapsed() > Duration::from_millis(500),
         "it was asked first"
     );
-    assert!(
-        evicted.elapsed() < Duration::from_millis(2500),
-        "{:?}",
-        evicted.elapsed()
-    );
+    let took = evicted.elapsed();
+    assert!(took < Duration::from_millis(2500), "{took:?}");
     assert_eq!(running.code(), Some(76));
 }
 
@@ -57,11 +50,8 @@ fn a_lock_that_is_taken_away_kills_the_whole_group_at_once() {
     let pids = [running.line(), running.line()];
     assert!(pids.iter().all(|pid| runs(pid)));
     let began = Instant::now();
-    let output = finish_soon(store.palisade(&["evict", "x", "--force"]));
-    assert!(
-        stdout(&output).contains("removed at once from x"),
-        "{output:?}"
-    );
+    let said = store.soon("evict x --force").out();
+    assert!(said.contains("removed at once from x"), "{said}");
     assert_eq!(running.code(), Some(76));
     assert!(
         began.elapsed() < Duration::from_secs(3),
@@ -90,7 +80,7 @@ fn a_lock_is_kept_beyond_its_ttl() {
     let mut running = store.hold("x", &["--ttl", "1s"]);
     let began = Instant::now();
     while began.elapsed() < Duration::from_millis(1600) {
-        assert_eq!(code(store.run("x", &["--no-wait"], "true")), Some(75));
+        store.ran("run x --no-wait -- true").is(75);
     }
     running.close_stdin();
     assert_eq!(running.code(), Some(0));

@@ -13,8 +13,6 @@ mod every_verb;
 mod fence;
 mod guardian;
 mod guide;
-mod help;
-mod key;
 mod limits;
 mod list;
 mod loss;

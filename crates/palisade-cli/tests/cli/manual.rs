@@ -1,6 +1,6 @@
-//! `completions` and `man`.
+//! `completions`, `man` and `help`.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::contract;
 use crate::every_verb::verbs;
@@ -10,48 +10,33 @@ use crate::support::*;
 fn completions_know_every_verb_and_are_shell() {
     let store = Store::new();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let output = finish_soon(store.palisade(&["completions", shell]));
-        assert_eq!(
-            (output.status.code(), stderr(&output)),
-            (Some(0), String::new())
-        );
-        let script = stdout(&output);
+        let script = store.soon(&["completions", shell]).is(0).silent().out();
         for verb in verbs() {
             assert!(script.contains(&verb), "{verb} in {shell}");
         }
-        let json = finish_soon(store.palisade(&["completions", shell, "--json"]));
-        let answer = contract::read(&stdout(&json), contract::COMPLETIONS);
+        let answer = store.soon(&["completions", shell, "--json"]);
+        let answer = answer.json(contract::COMPLETIONS);
         assert_eq!(
-            (&answer["shell"], &answer["script"]),
-            (&shell.into(), &script.into())
+            answer,
+            serde_json::json!({"shell": shell, "script": script})
         );
     }
     let path = store.path("completions");
-    std::fs::write(
-        &path,
-        stdout(&finish(store.palisade(&["completions", "bash"]))),
-    )
-    .unwrap();
+    std::fs::write(&path, store.ran("completions bash").out()).unwrap();
     let line = "source \"$1\"; COMP_WORDS=(palisade elec); COMP_CWORD=1; \
                 _palisade palisade elec palisade; echo \"${COMPREPLY[@]}\"";
-    let output = Command::new("bash")
-        .args(["-c", line, "bash"])
-        .arg(&path)
-        .output()
-        .unwrap();
-    assert_eq!(stdout(&output), "elect\n", "{output:?}");
-    let output = finish_soon(store.palisade(&["completions", "tcsh"]));
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let mut bash = Command::new("bash");
+    bash.args(["-c", line, "bash"]).arg(&path);
+    finish(bash).wrote("elect\n");
+    store.soon("completions tcsh").is(2);
 }
 
 #[test]
 fn every_verb_has_a_page_with_its_examples() {
     let store = Store::new();
     let out = store.path("deep/man1");
-    let shown = out.display().to_string();
-    let output = finish_soon(store.palisade(&["man", "--out", &shown, "--json"]));
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let written = contract::read(&stdout(&output), contract::WRITTEN);
+    let output = store.soon(&format!("man --out {} --json", out.display()));
+    let written = output.is(0).json(contract::WRITTEN);
     let written = written["written"].as_array().unwrap();
     assert!(written.len() > verbs().len());
     for path in written {
@@ -63,35 +48,41 @@ fn every_verb_has_a_page_with_its_examples() {
     }
     for verb in verbs() {
         let page = std::fs::read_to_string(out.join(format!("palisade-{verb}.1"))).unwrap();
-        let output = finish_soon(store.palisade(&["man", &verb]));
-        assert_eq!((output.status.code(), stdout(&output)), (Some(0), page));
+        store.soon(&["man", &verb]).is(0).wrote(&page);
     }
-    let output = finish_soon(store.palisade(&["man"]));
-    assert!(stdout(&output).contains(".TH palisade 1"), "{output:?}");
-    let output = finish_soon(store.palisade(&["man", "run", "--json"]));
-    assert_eq!(
-        contract::read(&stdout(&output), contract::PAGE)["page"],
-        "palisade-run"
-    );
-    let output = finish_soon(store.palisade(&["man", "rnu"]));
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(store.soon("man").out().contains(".TH palisade 1"));
+    let page = store.soon("man run --json").json(contract::PAGE);
+    assert_eq!(page["page"], "palisade-run");
+    store.soon("man rnu").is(2);
     // Formatted without a complaint, where there is something to format with.
-    if let Ok(output) = Command::new("groff")
+    let mut groff = Command::new("groff");
+    groff
         .args(["-man", "-Tascii", "-ww"])
-        .arg(out.join("palisade-run.1"))
-        .stdin(Stdio::null())
-        .output()
-    {
-        assert_eq!(stderr(&output), "");
+        .arg(out.join("palisade-run.1"));
+    if let Ok(output) = groff.output() {
+        Ran(output).silent();
     }
+    std::fs::write(store.path("file"), "").unwrap();
+    let file = store.path("file");
+    store
+        .soon(&format!("man --out {}", file.display()))
+        .is(74)
+        .says("file");
 }
 
 #[test]
-fn a_directory_that_can_not_be_written_is_a_failure() {
+fn help_is_the_flag_of_the_same_name() {
     let store = Store::new();
-    std::fs::write(store.path("file"), "").unwrap();
-    let out = store.path("file").display().to_string();
-    let output = finish_soon(store.palisade(&["man", "--out", &out]));
-    assert_eq!(output.status.code(), Some(74), "{output:?}");
-    assert!(stderr(&output).contains("file"), "{output:?}");
+    let same = |words: &str, flags: &str| {
+        let asked = store.soon(words);
+        asked.is(0).silent().wrote(&store.soon(flags).out());
+        assert!(asked.out().contains("Usage: palisade"), "{asked:?}");
+    };
+    same("help", "--help");
+    for verb in verbs() {
+        same(&format!("help {verb}"), &format!("{verb} --help"));
+    }
+    same("help fence check", "fence check --help");
+    store.soon("help rnu").is(2).says("rnu").wrote("");
+    assert!(!store.path("store").exists(), "none of this opened a store");
 }

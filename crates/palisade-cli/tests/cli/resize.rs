@@ -1,47 +1,36 @@
-//! `palisade resize`, on the engines that can do it.
+//! `palisade resize` and `PALISADE_KEY`, on the engines that have them.
 
-use std::process::Command;
-
-use crate::contract::{self, Is};
+use crate::acquire::script;
+use crate::contract::{self, HELD, RESIZED};
 use crate::redis::Redis;
 use crate::support::*;
 
-const RESIZED: Is = Is::Object(&[
-    ("name", Is::Text),
-    ("capacity", Is::Number),
-    ("resized", Is::Bool),
-]);
-
-fn at(url: &str, args: &[&str]) -> Command {
-    let mut command = palisade();
-    command.args(["--url", url]).args(args);
-    command
+/// The embedded engine and, where there is one, a Redis server.
+fn urls(store: &Store) -> (Option<Redis>, Vec<String>) {
+    let redis = Redis::start(store);
+    let server = redis.as_ref().map(|redis| redis.url.clone());
+    let urls = [Some(store.url()), server].into_iter().flatten().collect();
+    (redis, urls)
 }
 
-fn can_resize(url: &str) -> bool {
-    let health = finish(at(url, &["doctor", "--json"]));
-    contract::read(&stdout(&health), contract::HEALTH)["capability"]["resize"] == true
-}
-
-fn resizes(url: &str) {
+fn resizes(store: &Store, url: &str) {
+    let at = |args: &str| store.ran(&format!("--url {url} {args}"));
     let holder = |permits: &str| {
-        let run = ["run", "p", "--permits", permits, "--", "sh", "-c"];
-        let mut command = at(url, &run);
-        command.arg("echo ready; cat >/dev/null");
+        let mut command = store.palisade(&format!("run p --url {url} {permits}"));
+        command.args(["--", "sh", "-c", "echo ready; cat >/dev/null"]);
         Running::start(command)
     };
-    let mut first = holder("1/1");
+    let mut first = holder("--permits 1/1");
     first.line();
-    let mut second = holder("1/1");
-    let resize = |n: &str| finish(at(url, &["resize", "p", n, "--json"]));
+    let mut second = holder("--permits 1/1");
+    let resize = |n: &str| at(&format!("resize p {n} --json"));
     until("the second waits", || {
-        let ls = finish(at(url, &["show", "p", "--json"]));
-        let line = contract::read(&stdout(&ls), contract::LINE);
-        line["waiters"].as_array().is_some_and(|w| w.len() == 1)
+        let line = at("show p --json").json(contract::LINE);
+        line["waiters"]
+            .as_array()
+            .is_some_and(|waiters| waiters.len() == 1)
     });
-    let output = resize("2");
-    assert_eq!(output.status.code(), Some(0), "{url} {output:?}");
-    let answer = contract::read(&stdout(&output), RESIZED);
+    let answer = resize("2").is(0).json(RESIZED);
     assert_eq!(
         (&answer["capacity"], &answer["resized"]),
         (&2.into(), &true.into())
@@ -49,53 +38,39 @@ fn resizes(url: &str) {
     // It waited for a permit of one, and there are two now.
     assert_eq!(second.line(), "ready");
     // Whoever asks now names the new number.
-    let late = ["run", "p", "--no-wait", "--permits", "1/1", "--", "true"];
-    assert_eq!(code(at(url, &late)), Some(77), "{url}");
-    let fits = ["run", "p", "--no-wait", "--permits", "1/2", "--", "true"];
-    assert_eq!(code(at(url, &fits)), Some(75), "{url}");
+    at("run p --no-wait --permits 1/1 -- true").is(77);
+    at("run p --no-wait --permits 1/2 -- true").is(75);
     // Nobody loses a permit.
-    assert_eq!(resize("1").status.code(), Some(0), "{url}");
-    assert_eq!(first.code(), Some(0), "{url}");
-    assert_eq!(second.code(), Some(0), "{url}");
+    resize("1").is(0);
+    assert_eq!((first.code(), second.code()), (Some(0), Some(0)), "{url}");
+    assert_eq!(resize("3").is(1).json(RESIZED)["resized"], false);
 
-    let output = resize("3");
-    assert_eq!(output.status.code(), Some(1), "{url} {output:?}");
-    assert_eq!(contract::read(&stdout(&output), RESIZED)["resized"], false);
-
-    let mut heavy = holder("3/4");
+    let mut heavy = holder("--permits 3/4");
     heavy.line();
-    assert_eq!(resize("2").status.code(), Some(2), "{url}: a claim takes 3");
+    resize("2").is(2);
     drop(heavy);
-    let mut reader = Running::start(at(
-        url,
-        &["run", "p", "--shared", "--", "sh", "-c", "echo; cat"],
-    ));
+    let mut reader = holder("--shared");
     reader.line();
-    let output = resize("2");
-    assert_eq!(output.status.code(), Some(77), "{url} {output:?}");
-    assert_eq!(json_error(&output)["code"], "capacity_mismatch");
+    assert_eq!(resize("2").is(77).error()["code"], "capacity_mismatch");
 }
 
 #[test]
 fn permits_are_resized_while_they_are_in_use() {
     let store = Store::new();
-    let redis = Redis::start(&store);
-    let urls = [
-        Some(store.url()),
-        redis.as_ref().map(|redis| redis.url.clone()),
-    ];
-    let urls: Vec<_> = urls.into_iter().flatten().collect();
+    let (redis, urls) = urls(&store);
     let mut resized = 0;
     for url in &urls {
         // Where there is no store nothing can be resized on any engine.
-        assert_eq!(code(at(url, &["run", "x", "--", "true"])), Some(0), "{url}");
-        if can_resize(url) {
-            resizes(url);
+        store.ran(&format!("--url {url} run x -- true")).is(0);
+        let health = store
+            .ran(&format!("--url {url} doctor --json"))
+            .json(contract::HEALTH);
+        if health["capability"]["resize"] == true {
+            resizes(&store, url);
             resized += 1;
         } else {
-            let output = finish(at(url, &["resize", "p", "2", "--json"]));
-            assert_eq!(output.status.code(), Some(77), "{url} {output:?}");
-            assert_eq!(json_error(&output)["code"], "unsupported");
+            let output = store.ran(&format!("--url {url} resize p 2 --json"));
+            assert_eq!(output.is(77).error()["code"], "unsupported");
         }
     }
     assert!(resized > 0 || redis.is_none(), "Redis can do it");
@@ -105,10 +80,37 @@ fn permits_are_resized_while_they_are_in_use() {
 fn a_number_that_permits_can_not_have_is_usage() {
     let store = Store::new();
     for bad in ["0", "-1", "x", "4294967295", "99999999999", ""] {
-        let output = finish_soon(store.palisade(&["resize", "p", "--", bad]));
-        assert_eq!(output.status.code(), Some(2), "{bad} {output:?}");
+        store.soon(&["resize", "p", "--", bad]).is(2);
     }
-    let output = finish_soon(store.palisade(&["resize", "a\nb", "2"]));
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    store.soon(&["resize", "a\nb", "2"]).is(2);
     assert!(!store.path("store").exists(), "none of this opened a store");
+}
+
+/// `PALISADE_KEY`: the engine's own key of the lock, in the command's environment.
+#[test]
+fn the_command_gets_the_key_of_its_lock_and_no_other() {
+    let store = Store::new();
+    let (_redis, urls) = urls(&store);
+    for url in urls {
+        // An outer lock's key is not that of an inner one.
+        let text = "export PALISADE_KEY=outer\n\
+                    palisade run x -- sh -c 'echo \"${PALISADE_KEY-none}\"'\n\
+                    palisade elect x -- sh -c 'echo \"${PALISADE_KEY-none}\"'\n\
+                    palisade acquire x --json; true";
+        let mut command = script(&store, "sh", text);
+        command.env("PALISADE_URL", &url);
+        let said = finish(command).out();
+        let lines: Vec<_> = said.lines().collect();
+        let held = contract::read(lines[2], HELD);
+        let key = held["key"].as_str().unwrap_or("none");
+        assert_ne!(key, "outer", "{url}");
+        // A key may be that of one claim.
+        for line in &lines[..2] {
+            assert!(!line.is_empty() && *line != "outer", "{url} {said}");
+            assert_eq!(*line == "none", key == "none", "{url} {said}");
+        }
+        if url.starts_with("redis:") && key != "none" {
+            assert_eq!(key, "palisade:x");
+        }
+    }
 }

@@ -1,14 +1,12 @@
 //! `palisade run`: the child, its environment, its exit code.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use crate::support::*;
 
 #[test]
-fn the_exit_code_is_the_childs() {
+fn the_exit_code_is_the_childs_and_nothing_stays_behind() {
     let store = Store::new();
     for (script, expected) in [
         ("true", 0),
@@ -16,11 +14,11 @@ fn the_exit_code_is_the_childs() {
         ("exit 255", 255),
         ("kill -9 $$", 137),
     ] {
-        assert_eq!(
-            code(store.run("x", &[], script)),
-            Some(expected),
-            "{script}"
-        );
+        finish(store.run("x", &[], script)).is(expected);
+        let signs = std::fs::read_dir(store.path("store/procs"))
+            .unwrap()
+            .count();
+        assert_eq!(signs, 0, "{script}");
     }
     store.assert_empty();
 }
@@ -36,6 +34,10 @@ fn the_child_owns_stdin_and_stdout() {
         let output = command.output().unwrap();
         assert_eq!(output.stdout, b"line\n\xff\0end", "{output:?}");
     }
+    // And its flags.
+    store
+        .ran("run x -- echo --json --url -q --")
+        .wrote("--json --url -q --\n");
 }
 
 #[test]
@@ -45,7 +47,7 @@ fn the_child_learns_about_its_lock() {
                   \"$PALISADE_ENGINE\"; \"$PALISADE\" ls --json";
     let mut command = store.run("a b", &[], script);
     command.env("PALISADE", env!("CARGO_BIN_EXE_palisade"));
-    let output = stdout(&finish(command));
+    let output = finish(command).out();
     let parts: Vec<_> = output.splitn(5, '|').collect();
     let lines: serde_json::Value = serde_json::from_str(parts[4]).unwrap();
     let holder = &lines[0]["holders"][0];
@@ -64,47 +66,27 @@ fn an_inner_lock_replaces_what_the_outer_one_said() {
     let script = format!("echo $PALISADE_LOCK $PALISADE_TOKEN; {inner}");
     let mut command = store.run("outer", &[], &script);
     command.env("PALISADE", env!("CARGO_BIN_EXE_palisade"));
-    let output = stdout(&finish(command));
-    let (outer, inner) = output.split_once('\n').unwrap();
-    let (outer, inner) = (
-        outer.split_once(' ').unwrap(),
-        inner.trim().split_once(' ').unwrap(),
-    );
-    assert_eq!((outer.0, inner.0), ("outer", "inner"));
-    assert_ne!(outer.1, inner.1);
+    let output = finish(command).out();
+    let words: Vec<_> = output.split_whitespace().collect();
+    assert_eq!((words[0], words[2]), ("outer", "inner"));
+    assert_ne!(words[1], words[3]);
 }
 
 #[test]
 fn tokens_rise() {
     let store = Store::new();
-    let token = || -> u64 {
+    let token = |_| -> u64 {
         let output = finish(store.run("x", &[], "echo $PALISADE_TOKEN"));
-        stdout(&output).trim().parse().unwrap()
+        output.out().trim().parse().unwrap()
     };
-    let tokens: Vec<_> = (0..5).map(|_| token()).collect();
+    let tokens: Vec<_> = (0..5).map(token).collect();
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
-}
-
-#[test]
-fn arguments_that_are_not_utf8_are_passed_on() {
-    let store = Store::new();
-    let mut command = store.palisade(&["run", "x", "--", "printf", "%s"]);
-    command.arg(OsStr::from_bytes(b"a\xffb"));
-    assert_eq!(finish(command).stdout, b"a\xffb");
-}
-
-#[test]
-fn the_childs_flags_are_its_own() {
-    let store = Store::new();
-    let command = store.palisade(&["run", "x", "--", "echo", "--json", "--url", "-q", "--"]);
-    assert_eq!(stdout(&finish(command)), "--json --url -q --\n");
 }
 
 #[test]
 fn the_child_leads_a_process_group_of_its_own() {
     let store = Store::new();
-    let output = finish(store.run("x", &[], "echo $$; cut -d' ' -f5 /proc/$$/stat"));
-    let output = stdout(&output);
+    let output = finish(store.run("x", &[], "echo $$; cut -d' ' -f5 /proc/$$/stat")).out();
     let (pid, group) = output.trim().split_once('\n').unwrap();
     assert_eq!(pid, group);
 }
@@ -114,7 +96,7 @@ fn a_command_that_can_not_be_started_releases_the_lock_at_once() {
     let store = Store::new();
     let script = store.path("plain");
     std::fs::write(&script, "#!/bin/sh\n").unwrap();
-    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o644)).unwrap();
+    std::fs::set_permissions(&script, PermissionsExt::from_mode(0o644)).unwrap();
     let script = script.to_str().unwrap();
     for (command, expected, word) in [
         ("no-such-command-anywhere", 127, "command_not_found"),
@@ -122,56 +104,45 @@ fn a_command_that_can_not_be_started_releases_the_lock_at_once() {
         (script, 126, "command_not_executable"),
         ("/", 126, "command_not_executable"),
     ] {
-        let output = finish_soon(store.palisade(&["run", "x", "--", command]));
-        assert_eq!(output.status.code(), Some(expected), "{output:?}");
-        let message = stderr(&output);
-        assert!(
-            message.starts_with("palisade: ") && message.contains(command),
-            "{message}"
-        );
-        let output = finish_soon(store.palisade(&["run", "--json", "x", "--", command]));
-        assert_eq!(json_error(&output)["code"], word, "{output:?}");
+        let output = store.soon(&format!("run x -- {command}"));
+        output.is(expected).says(command);
+        assert!(output.err().starts_with("palisade: "), "{output:?}");
+        let output = store.soon(&format!("run --json x -- {command}"));
+        assert_eq!(output.error()["code"], word, "{output:?}");
         store.assert_empty();
     }
 }
 
 #[test]
-fn at_least_keeps_the_lock_and_the_command() {
+fn at_least_keeps_the_lock_and_a_signal_ends_it() {
     let store = Store::new();
+    let ended = |running: &Running| {
+        until("the child is reaped", || {
+            children(running.process.id()).is_empty()
+        });
+    };
     let began = Instant::now();
     let running = store.start("x", &["--at-least", "700ms"], "echo ready");
-    until_childless(&running);
-    assert_eq!(code(store.run("x", &["--no-wait"], "true")), Some(75));
+    ended(&running);
+    store.ran("run x --no-wait -- true").is(75);
     assert_eq!(running.code(), Some(0));
     assert!(began.elapsed() >= Duration::from_millis(700));
     store.assert_empty();
-}
 
-#[test]
-fn a_signal_ends_at_least() {
-    let store = Store::new();
     let began = Instant::now();
     let running = store.start("x", &["--at-least", "60s"], "echo ready; exit 3");
-    until_childless(&running);
+    ended(&running);
     running.signal("TERM");
     assert_eq!(running.code(), Some(3));
     assert!(began.elapsed() < LIMIT);
     store.assert_empty();
 }
 
-fn until_childless(running: &Running) {
-    let children = format!("/proc/{0}/task/{0}/children", running.process.id());
-    until("the child is reaped", || {
-        std::fs::read_to_string(&children).unwrap().is_empty()
-    });
-}
-
 #[test]
 fn what_the_child_leaves_behind_runs_on_after_a_normal_end() {
     let store = Store::new();
     let script = "sleep 60 >/dev/null 2>&1 & echo $!";
-    let output = finish(store.run("x", &[], script));
-    let pid = stdout(&output).trim().to_owned();
+    let pid = finish(store.run("x", &[], script)).out().trim().to_owned();
     assert!(runs(&pid));
     kill(pid.parse().unwrap(), "KILL");
     store.assert_empty();
@@ -181,54 +152,32 @@ fn what_the_child_leaves_behind_runs_on_after_a_normal_end() {
 fn events_are_json_lines_on_stderr() {
     let store = Store::new();
     let output = finish(store.run("x", &["--json"], "echo $PALISADE_TOKEN; exit 4"));
-    let events: Vec<serde_json::Value> = stderr(&output)
+    let events = output.err();
+    let events = events
         .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+        .map(|line| serde_json::from_str(line).unwrap());
+    let events: Vec<serde_json::Value> = events.collect();
     assert_eq!(events[0]["event"], "acquired");
-    assert_eq!(events[0]["token"], stdout(&output).trim());
+    assert_eq!(events[0]["token"], output.out().trim());
     assert_eq!(events[1]["event"], "released");
     assert_eq!(events[1]["code"], 4);
 }
 
 #[test]
 fn the_url_is_the_flags_then_the_environments_then_the_default() {
-    let store = Store::new();
-    let other = Store::new();
+    let (store, other) = (Store::new(), Store::new());
     let _held = store.hold("x", &[]);
-    let busy = |args: &[&str]| code(store.palisade(args));
-    assert_eq!(busy(&["run", "x", "--no-wait", "--", "true"]), Some(75));
-    let url = other.url();
-    assert_eq!(
-        busy(&["--url", &url, "run", "x", "--no-wait", "--", "true"]),
-        Some(0)
-    );
-    assert_eq!(
-        busy(&["run", "x", "--url", &url, "--no-wait", "--", "true"]),
-        Some(0)
-    );
-    assert_eq!(
-        busy(&["run", "--url", &url, "x", "--no-wait", "--", "true"]),
-        Some(0)
-    );
-
+    store.ran("run x --no-wait -- true").is(75);
+    for args in [
+        "--url URL run x --no-wait -- true",
+        "run x --url URL --no-wait -- true",
+        "run --url URL x --no-wait -- true",
+    ] {
+        store.ran(&args.replace("URL", &other.url())).is(0);
+    }
     let mut command = palisade();
     command.env("XDG_STATE_HOME", other.path("state"));
-    command.args(["run", "x", "--", "true"]);
-    assert_eq!(code(command), Some(0));
+    command.args("run x -- true".words());
+    finish(command).is(0);
     assert!(other.path("state/palisade").is_dir());
-}
-
-#[test]
-fn nothing_stays_behind() {
-    let store = Store::new();
-    let signs = || {
-        std::fs::read_dir(store.path("store/procs"))
-            .unwrap()
-            .count()
-    };
-    for script in ["true", "exit 3", "kill -9 $$"] {
-        finish(store.run("x", &[], script));
-        assert_eq!(signs(), 0, "{script}");
-    }
 }

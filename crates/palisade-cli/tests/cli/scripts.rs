@@ -50,9 +50,9 @@ fn a_script_that_locks_itself_runs_alone() {
     until("the second waits", || store.waiters() == 1);
     first.write("go\n");
     let output = first.end();
-    assert_eq!(stdout(&output), "code 0\n", "{output:?}");
+    assert_eq!(output.out(), "code 0\n", "{output:?}");
     let output = second.end();
-    assert!(stdout(&output).ends_with("with two\n"), "{output:?}");
+    assert!(output.out().ends_with("with two\n"), "{output:?}");
     store.assert_empty();
 }
 
@@ -70,9 +70,9 @@ fn a_script_holds_the_lock_over_its_commands() {
     assert_eq!(first.line(), "runs");
     assert_eq!(store.waiters(), 1, "the lock spans both");
     first.write("go\n");
-    assert_eq!(stdout(&first.end()), "0\n");
+    assert_eq!(first.end().out(), "0\n");
     let output = second.end();
-    assert_eq!(stdout(&output), "runs\nruns\n0\n", "{output:?}");
+    assert_eq!(output.out(), "runs\nruns\n0\n", "{output:?}");
     let log = std::fs::read_to_string(store.path("log")).unwrap();
     let one = "./collect.sh\n./publish.sh\n";
     assert_eq!(log, format!("{one}{one}"));
@@ -89,7 +89,7 @@ fn a_script_has_the_token() {
         "#!/bin/sh\necho \"$@\"; palisade show stock --json",
     );
     let output = finish(line(&store, "./stock; echo $?"));
-    let said = stdout(&output);
+    let said = output.out();
     let lines: Vec<_> = said.lines().collect();
     let shown: serde_json::Value = serde_json::from_str(lines[1]).unwrap();
     let token = shown["holders"][0]["token"].as_str().unwrap();
@@ -109,10 +109,7 @@ fn a_line_of_cron_runs_once_and_is_silent() {
     assert_eq!(first.line(), "runs");
     let output = finish(line(&store, &job));
     let silent = (Some(0), String::new(), String::new());
-    assert_eq!(
-        (output.status.code(), stdout(&output), stderr(&output)),
-        silent
-    );
+    assert_eq!((output.status.code(), output.out(), output.err()), silent);
     first.write("go\n");
     assert_eq!(first.code(), Some(0));
     assert_eq!(

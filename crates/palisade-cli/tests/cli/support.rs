@@ -1,6 +1,6 @@
 //! A store of its own for each test, and palisade processes that are ended with the test.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -55,10 +55,28 @@ impl Store {
     }
 
     /// palisade with these arguments, on this store.
-    pub(crate) fn palisade<S: AsRef<OsStr>>(&self, args: &[S]) -> Command {
+    pub(crate) fn palisade(&self, args: &(impl Words + ?Sized)) -> Command {
         let mut command = palisade();
-        command.env("PALISADE_URL", self.url()).args(args);
+        command.env("PALISADE_URL", self.url()).args(args.words());
         command
+    }
+
+    /// The same, run to its end.
+    #[track_caller]
+    pub(crate) fn ran(&self, args: &(impl Words + ?Sized)) -> Ran {
+        finish(self.palisade(args))
+    }
+
+    /// The same, for what waits for nothing.
+    #[track_caller]
+    pub(crate) fn soon(&self, args: &(impl Words + ?Sized)) -> Ran {
+        finish_soon(self.palisade(args))
+    }
+
+    /// The code that it ends with.
+    #[track_caller]
+    pub(crate) fn code(&self, args: &(impl Words + ?Sized)) -> Option<i32> {
+        self.ran(args).status.code()
     }
 
     /// `palisade run NAME ARGS… -- sh -c SCRIPT`.
@@ -82,12 +100,8 @@ impl Store {
 
     /// What `ls --json` shows.
     pub(crate) fn lines(&self) -> Vec<Value> {
-        let output = finish(self.palisade(&["ls", "--json"]));
-        assert_eq!(output.status.code(), Some(0), "{output:?}");
-        match contract::read(&stdout(&output), contract::LINES) {
-            Value::Array(lines) => lines,
-            other => panic!("{other}"),
-        }
+        let lines = self.ran("ls --json").is(0).json(contract::LINES);
+        lines.as_array().unwrap().clone()
     }
 
     pub(crate) fn waiters(&self) -> usize {
@@ -258,13 +272,13 @@ impl Running {
 
     /// Waits for its end.
     #[track_caller]
-    pub(crate) fn end(mut self) -> Output {
+    pub(crate) fn end(mut self) -> Ran {
         self.close_stdin();
-        Output {
+        Ran(Output {
             status: wait(&mut self.process),
             stdout: self.stdout.take().unwrap().rest(),
             stderr: self.stderr.take().unwrap().rest(),
-        }
+        })
     }
 
     /// Waits for its end, and answers with its code.
@@ -287,7 +301,8 @@ impl Drop for Running {
     }
 }
 
-fn wait(process: &mut Child) -> std::process::ExitStatus {
+/// Waits for the end of a process.
+pub(crate) fn wait(process: &mut Child) -> std::process::ExitStatus {
     let mut status = None;
     until("the process ends", || {
         status = process.try_wait().unwrap();
@@ -296,16 +311,24 @@ fn wait(process: &mut Child) -> std::process::ExitStatus {
     status.unwrap()
 }
 
+/// How often what counts is tried; `PALISADE_TEST_FULL=1` tries it more often.
+pub(crate) fn rounds() -> usize {
+    match std::env::var_os("PALISADE_TEST_FULL") {
+        Some(full) if full == "1" => 50,
+        _ => 5,
+    }
+}
+
 /// Runs a command to its end.
 #[track_caller]
-pub(crate) fn finish(command: Command) -> Output {
+pub(crate) fn finish(command: Command) -> Ran {
     Running::start(command).end()
 }
 
 /// Runs a command to its end, which must come soon: it waits for nothing. A busy machine needs
 /// seconds for what takes milliseconds.
 #[track_caller]
-pub(crate) fn finish_soon(command: Command) -> Output {
+pub(crate) fn finish_soon(command: Command) -> Ran {
     let began = Instant::now();
     let output = finish(command);
     assert!(began.elapsed() < Duration::from_secs(8), "{output:?}");
@@ -332,19 +355,102 @@ pub(crate) fn code(command: Command) -> Option<i32> {
     finish(command).status.code()
 }
 
-pub(crate) fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
+/// How a process ended, and all that it wrote.
+#[derive(Debug)]
+pub(crate) struct Ran(pub(crate) Output);
+
+impl std::ops::Deref for Ran {
+    type Target = Output;
+
+    fn deref(&self) -> &Output {
+        &self.0
+    }
 }
 
-pub(crate) fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
+impl Ran {
+    pub(crate) fn out(&self) -> String {
+        String::from_utf8(self.stdout.clone()).unwrap()
+    }
+
+    pub(crate) fn err(&self) -> String {
+        String::from_utf8(self.stderr.clone()).unwrap()
+    }
+
+    /// It ended with this code.
+    #[track_caller]
+    pub(crate) fn is(&self, code: i32) -> &Self {
+        assert_eq!(self.status.code(), Some(code), "{self:?}");
+        self
+    }
+
+    /// It wrote this to stderr.
+    #[track_caller]
+    pub(crate) fn says(&self, text: &str) -> &Self {
+        assert!(self.err().contains(text), "{text:?} in {self:?}");
+        self
+    }
+
+    /// It wrote nothing to stderr.
+    #[track_caller]
+    pub(crate) fn silent(&self) -> &Self {
+        assert_eq!(self.err(), "", "{self:?}");
+        self
+    }
+
+    /// It wrote exactly this to stdout.
+    #[track_caller]
+    pub(crate) fn wrote(&self, text: &str) -> &Self {
+        assert_eq!(self.out(), text, "{self:?}");
+        self
+    }
+
+    /// The JSON document on its stdout.
+    #[track_caller]
+    pub(crate) fn json(&self, is: contract::Is) -> Value {
+        contract::read(&self.out(), is)
+    }
+
+    /// The error that palisade reports as JSON, on the last line of stderr.
+    #[track_caller]
+    pub(crate) fn error(&self) -> Value {
+        let text = self.err();
+        contract::read(text.lines().last().unwrap(), contract::ERROR)["error"].clone()
+    }
 }
 
-/// The error that palisade reports as JSON, on the last line of stderr.
-pub(crate) fn json_error(output: &Output) -> Value {
-    let text = stderr(output);
-    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-    last["error"].clone()
+/// Arguments: words between spaces, or a list.
+pub(crate) trait Words {
+    fn words(&self) -> Vec<OsString>;
+}
+
+impl Words for str {
+    fn words(&self) -> Vec<OsString> {
+        self.split_whitespace().map(OsString::from).collect()
+    }
+}
+
+impl Words for String {
+    fn words(&self) -> Vec<OsString> {
+        self.as_str().words()
+    }
+}
+
+impl<S: AsRef<OsStr>> Words for [S] {
+    fn words(&self) -> Vec<OsString> {
+        self.iter().map(|word| word.as_ref().to_owned()).collect()
+    }
+}
+
+impl<S: AsRef<OsStr>, const N: usize> Words for [S; N] {
+    fn words(&self) -> Vec<OsString> {
+        self.as_slice().words()
+    }
+}
+
+impl<S: AsRef<OsStr>> Words for Vec<S> {
+    fn words(&self) -> Vec<OsString> {
+        self.as_slice().words()
+    }
 }
 
 /// Waits for `event`, looking often; fails when it does not come.
@@ -355,6 +461,13 @@ pub(crate) fn until(what: &str, mut event: impl FnMut() -> bool) {
         assert!(began.elapsed() < LIMIT, "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// The processes that `pid` has started and not reaped.
+pub(crate) fn children(pid: impl std::fmt::Display) -> Vec<String> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.unwrap_or_default();
+    children.split_whitespace().map(str::to_owned).collect()
 }
 
 pub(crate) fn kill(pid: u32, signal: &str) {
@@ -377,10 +490,10 @@ pub(crate) fn runs(pid: &str) -> bool {
 }
 
 /// Runs a command whose reader has gone.
-pub(crate) fn into_closed_pipe(mut command: Command) -> Output {
+pub(crate) fn into_closed_pipe(mut command: Command) -> Ran {
     let mut head = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
     let closed = head.stdin.take().unwrap();
     head.wait().unwrap();
     let command = command.stdout(closed).stderr(Stdio::piped());
-    command.output().unwrap()
+    Ran(command.output().unwrap())
 }

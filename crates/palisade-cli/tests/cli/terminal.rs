@@ -194,7 +194,7 @@ fn a_table_fits_into_the_terminal() {
     let store = Store::new();
     let mut session = Session::start(&store, "$PALISADE ls; echo end");
     assert!(session.see("end").contains("no locks are held"));
-    let output = finish(store.palisade(&["ls"]));
+    let output = store.ran("ls");
     assert_eq!(output.stdout, b"", "a pipe gets rows only");
     let _held = store.hold("nightly-report", &[]);
     for columns in [80, 60, 40] {
@@ -205,6 +205,6 @@ fn a_table_fits_into_the_terminal() {
         assert!(rows.max() <= Some(columns), "{columns}: {seen}");
         assert!(seen.contains("nightly-report"), "{seen}");
     }
-    let piped = stdout(&finish(store.palisade(&["ls"])));
+    let piped = store.ran("ls").out();
     assert!(piped.contains("TOKEN") && piped.contains("ID"), "{piped}");
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::*;
 
-/// palisade on this store, giving up on a request soon.
+/// The store's URL, giving up on a request soon.
 fn hasty(store: &Store) -> String {
     format!("{}?timeout=200ms&connect_timeout=200ms", store.url())
 }
@@ -14,46 +14,41 @@ fn without_waiting_it_is_69_at_once() {
     let store = Store::new();
     let gate = store.hang();
     let url = hasty(&store);
-    for args in [&["--no-wait"][..], &["--wait", "0s"]] {
-        let args = [args, &["--json", "--url", &url]].concat();
-        let output = finish_soon(store.run("x", &args, "echo no"));
-        assert_eq!(output.status.code(), Some(69), "{output:?}");
-        assert_eq!(json_error(&output)["code"], "unreachable");
-        assert!(output.stdout.is_empty());
+    for args in ["--no-wait", "--wait 0s"] {
+        let output = store.soon(&format!("run x {args} --json --url {url} -- echo no"));
+        assert_eq!(output.is(69).wrote("").error()["code"], "unreachable");
     }
     drop(gate);
     store.assert_empty();
 }
 
 #[test]
-fn it_is_retried_while_patience_lasts() {
+fn it_is_retried_while_patience_lasts_and_until_a_signal() {
     let store = Store::new();
     let gate = store.hang();
     let url = hasty(&store);
     let began = Instant::now();
-    let output = finish(store.run("x", &["--wait", "600ms", "--url", &url], "echo no"));
-    assert_eq!(output.status.code(), Some(69), "{output:?}");
+    store
+        .ran(&format!("run x --wait 600ms --url {url} -- echo no"))
+        .is(69);
     assert!(began.elapsed() >= Duration::from_millis(600));
 
-    let mut waiting = Running::start(store.run("x", &["--url", &url], "echo mine"));
-    assert!(waiting.stderr_line().contains("waiting for the engine"));
+    let start = || {
+        let mut waiting =
+            Running::start(store.palisade(&format!("run x --url {url} -- echo mine")));
+        assert!(waiting.stderr_line().contains("waiting for the engine"));
+        waiting
+    };
+    let ended = start();
+    ended.signal("TERM");
+    let began = Instant::now();
+    assert_eq!(ended.code(), Some(143));
+    assert!(began.elapsed() < Duration::from_secs(4));
+
+    let mut waiting = start();
     drop(gate);
     assert_eq!(waiting.line(), "mine");
     assert_eq!(waiting.code(), Some(0));
-    store.assert_empty();
-}
-
-#[test]
-fn a_signal_ends_the_wait_for_it() {
-    let store = Store::new();
-    let gate = store.hang();
-    let mut waiting = Running::start(store.run("x", &["--url", &hasty(&store)], "echo no"));
-    assert!(waiting.stderr_line().contains("waiting for the engine"));
-    waiting.signal("TERM");
-    let began = Instant::now();
-    assert_eq!(waiting.code(), Some(143));
-    assert!(began.elapsed() < Duration::from_secs(4));
-    drop(gate);
     store.assert_empty();
 }
 
@@ -67,11 +62,11 @@ fn a_child_whose_lock_can_not_be_renewed_is_asked_to_end_and_then_killed() {
     let asked = Instant::now();
     let output = running.end();
     drop(gate);
-    assert_eq!(output.status.code(), Some(76), "{output:?}");
-    assert_eq!(json_error(&output)["code"], "lost");
-    assert!(stderr(&output).contains("\"expired\""), "{output:?}");
-    let message = json_error(&output)["message"].to_string();
-    assert!(message.contains("not renewed in time ("), "why: {message}");
+    output
+        .is(76)
+        .says("\"expired\"")
+        .says("not renewed in time (");
+    assert_eq!(output.error()["code"], "lost");
     assert!(
         asked.elapsed() > Duration::from_millis(100),
         "it had time to end"
@@ -89,24 +84,24 @@ fn a_child_is_killed_before_the_deadline() {
     let hung = Instant::now();
     until("it is killed", || !runs(&child));
     // Nothing was renewed since, and the last tenth of the ttl is not the holder's.
-    assert!(
-        hung.elapsed() < Duration::from_millis(1800),
-        "{:?}",
-        hung.elapsed()
-    );
+    let took = hung.elapsed();
+    assert!(took < Duration::from_millis(1800), "{took:?}");
     drop(gate);
     assert_eq!(running.code(), Some(76));
 }
 
+/// A stopped one too: it is resumed to hear that it must end.
 #[test]
 fn a_child_that_ends_when_asked_has_lost_its_lock_all_the_same() {
-    let store = Store::new();
-    let script = "trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.02; done";
-    let mut running = store.start("x", &["--ttl", "3s"], script);
-    let gate = store.hang();
-    assert_eq!(running.line(), "asked");
-    drop(gate);
-    assert_eq!(running.code(), Some(76));
+    for rest in ["while :; do sleep 0.02; done", "kill -STOP $$; sleep 60"] {
+        let store = Store::new();
+        let script = format!("trap 'echo asked; exit 0' TERM; echo ready; {rest}");
+        let mut running = store.start("x", &["--ttl", "3s"], &script);
+        let gate = store.hang();
+        assert_eq!(running.line(), "asked");
+        drop(gate);
+        assert_eq!(running.code(), Some(76), "{rest}");
+    }
 }
 
 #[test]
@@ -115,25 +110,8 @@ fn a_loss_says_why_also_when_the_command_did_not_take_all_of_its_time() {
     let script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.02; done";
     let running = store.start("x", &["--ttl", "6s"], script);
     let gate = store.hang();
-    let output = running.end();
+    running.end().is(76).says("not renewed in time (");
     drop(gate);
-    assert_eq!(output.status.code(), Some(76), "{output:?}");
-    assert!(
-        stderr(&output).contains("not renewed in time ("),
-        "{output:?}"
-    );
-}
-
-/// A stopped process acts on no TERM.
-#[test]
-fn a_stopped_child_is_resumed_to_hear_that_it_must_end() {
-    let store = Store::new();
-    let script = "trap 'echo asked; exit 0' TERM; echo ready; kill -STOP $$; sleep 60";
-    let mut running = store.start("x", &["--ttl", "3s"], script);
-    let gate = store.hang();
-    assert_eq!(running.line(), "asked");
-    drop(gate);
-    assert_eq!(running.code(), Some(76));
 }
 
 #[test]
@@ -161,9 +139,7 @@ fn a_release_that_fails_does_not_change_the_childs_code() {
     let mut running = store.start("x", &["--url", &url], "echo ready; cat >/dev/null; exit 6");
     let gate = store.hang();
     running.close_stdin();
-    let output = running.end();
-    assert_eq!(output.status.code(), Some(6), "{output:?}");
-    assert!(stderr(&output).contains("not released"), "{output:?}");
+    running.end().is(6).says("not released");
     drop(gate);
     until("the engine notices that its holder is gone", || {
         store.lines().is_empty()

@@ -21,24 +21,16 @@ fn the_second_waits_for_the_first() {
 fn a_lock_that_is_not_free_in_time_is_75() {
     let store = Store::new();
     let _held = store.hold("x", &[]);
-    for args in [&["--no-wait"][..], &["--wait", "0s"], &["--wait", "300ms"]] {
+    for args in ["--no-wait", "--wait 0s", "--wait 300ms"] {
+        let with = |more: &str| store.soon(&format!("run x {args} {more} -- echo no"));
         let began = Instant::now();
-        let output = finish_soon(store.run("x", args, "echo no"));
-        assert_eq!(output.status.code(), Some(75), "{args:?} {output:?}");
-        assert!(output.stdout.is_empty());
-        assert!(stderr(&output).contains("palisade: x "), "{output:?}");
-        let waits = args.contains(&"300ms");
-        assert_eq!(
-            began.elapsed() >= Duration::from_millis(300),
-            waits,
-            "{args:?}"
-        );
-
-        let with = |more: &[&str]| finish_soon(store.run("x", &[args, more].concat(), "true"));
-        assert_eq!(with(&["-E", "9"]).status.code(), Some(9));
-        assert_eq!(with(&["-E", "0"]).status.code(), Some(0));
-        assert_eq!(json_error(&with(&["--json"]))["code"], "not_acquired");
-        assert_eq!(stderr(&with(&["-q"])), "");
+        with("").is(75).says("palisade: x ").wrote("");
+        let waited = began.elapsed() >= Duration::from_millis(300);
+        assert_eq!(waited, args.contains("300ms"), "{args:?}");
+        with("-E 9").is(9);
+        with("-E 0").is(0);
+        assert_eq!(with("--json").error()["code"], "not_acquired");
+        with("-q").is(75).silent();
         assert_eq!(store.waiters(), 0);
     }
 }
@@ -49,6 +41,7 @@ fn a_waiter_says_who_holds_the_lock() {
     let held = store.hold("x", &[]);
     let owner = store.lines()[0]["holders"][0].clone();
     let text = |key: &str| owner[key].as_str().unwrap().to_owned();
+    let pid = format!("pid {}", held.process.id());
 
     let mut waiter = Running::start(store.run("x", &[], "true"));
     let line = waiter.stderr_line();
@@ -57,81 +50,57 @@ fn a_waiter_says_who_holds_the_lock() {
         &text("owner"),
         &text("host"),
         "since ",
+        &pid,
     ] {
         assert!(line.contains(part), "{part} in {line}");
     }
-    assert!(
-        line.contains(&format!("pid {}", held.process.id())),
-        "{line}"
-    );
     drop(waiter);
 
     let mut waiter = Running::start(store.run("x", &["--json"], "true"));
     let event: serde_json::Value = serde_json::from_str(&waiter.stderr_line()).unwrap();
     assert_eq!(event["event"], "waiting");
     assert_eq!(event["holders"][0]["token"], owner["token"]);
-    drop(waiter);
-
-    let quiet = finish(store.run("x", &["-q", "--wait", "300ms"], "true"));
-    assert_eq!(
-        (quiet.status.code(), stderr(&quiet)),
-        (Some(75), String::new())
-    );
 }
 
 #[test]
-fn readers_share_and_writers_do_not() {
+fn readers_share_permits_are_counted_and_their_number_must_agree() {
     let store = Store::new();
-    let reader = store.hold("x", &["--shared"]);
-    assert_eq!(
-        code(store.run("x", &["--shared", "--no-wait"], "true")),
-        Some(0)
-    );
-    assert_eq!(code(store.run("x", &["--no-wait"], "true")), Some(75));
-    drop(reader);
-    let _writer = store.hold("x", &[]);
-    assert_eq!(
-        code(store.run("x", &["--shared", "--no-wait"], "true")),
-        Some(75)
-    );
-}
-
-#[test]
-fn permits_are_counted_and_their_number_must_agree() {
-    let store = Store::new();
-    let _two = store.hold("x", &["--permits", "2/3"]);
-    assert_eq!(
-        code(store.run("x", &["--permits", "1/3", "--no-wait"], "true")),
-        Some(0)
-    );
-    assert_eq!(
-        code(store.run("x", &["--permits", "2/3", "--no-wait"], "true")),
-        Some(75)
-    );
-    for other in [
-        &["--permits", "1/4", "--no-wait"][..],
-        &["--shared", "--wait", "200ms"],
+    for (held, asked, expected) in [
+        ("--shared", "--shared --no-wait", 0),
+        ("--shared", "--no-wait", 75),
+        ("", "--shared --no-wait", 75),
+        ("--permits 2/3", "--permits 1/3 --no-wait", 0),
+        ("--permits 2/3", "--permits 2/3 --no-wait", 75),
+        ("--permits 2/3", "--permits 1/4 --no-wait", 77),
+        ("--permits 2/3", "--shared --wait 200ms", 77),
     ] {
-        let args = [other, &["--json"]].concat();
-        let output = finish_soon(store.run("x", &args, "true"));
-        assert_eq!(output.status.code(), Some(77), "{output:?}");
-        assert_eq!(json_error(&output)["code"], "capacity_mismatch");
+        let holder: Vec<_> = held.split_whitespace().collect();
+        let _holder = store.hold("x", &holder);
+        let output = store.soon(&format!("run x {asked} --json -- true"));
+        output.is(expected);
+        if expected == 77 {
+            assert_eq!(
+                output.error()["code"],
+                "capacity_mismatch",
+                "{held} {asked}"
+            );
+        }
     }
 }
 
 #[test]
 fn a_waiter_that_is_evicted_did_not_acquire() {
-    let store = Store::new();
-    let _held = store.hold("x", &[]);
-    let waiter = Running::start(store.run("x", &["--json"], "echo no"));
-    until("it waits", || store.waiters() == 1);
-    let id = store.lines()[0]["waiters"][0]["id"]
-        .as_str()
-        .unwrap()
-        .to_owned();
-    assert_eq!(code(store.palisade(&["evict", "x", "--id", &id])), Some(0));
-    let output = waiter.end();
-    assert_eq!(output.status.code(), Some(75), "{output:?}");
-    assert!(output.stdout.is_empty());
-    assert_eq!(store.lines()[0]["holders"].as_array().unwrap().len(), 1);
+    for verb in ["run", "elect"] {
+        let store = Store::new();
+        let _held = store.hold("x", &[]);
+        let waiter = Running::start(store.palisade(&format!("{verb} x --json -- echo no")));
+        until("it waits", || store.waiters() == 1);
+        let id = store.lines()[0]["waiters"][0]["id"].clone();
+        store
+            .ran(&["evict", "x", "--id", id.as_str().unwrap()])
+            .is(0);
+        let output = waiter.end();
+        assert_eq!(output.is(75).wrote("").error()["code"], "not_acquired");
+        assert_eq!(store.lines()[0]["holders"].as_array().unwrap().len(), 1);
+    }
 }

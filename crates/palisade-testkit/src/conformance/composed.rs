@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use palisade::{Ask, BootTime, Kind, Patience};
 
-use super::bed::held;
-use super::failure::{ensure, ensure_eq, inside};
-use super::{Bed, Check, SOON, cases, needs, within};
+use super::fixture::{fails, free, granted, taken};
+use super::{Fixture, SOON, cases, needs, soon, within};
 
 cases! { pub(super) CASES, "composed";
     "A writer may become a reader and a sole reader the writer, with nobody in between." => [
@@ -38,188 +37,144 @@ cases! { pub(super) CASES, "composed";
     ],
 }
 
-async fn a_downgrade_lets_readers_in(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("changed");
-    let other = bed.other_client().await?.rwlock("changed");
-    let mut hold = lock.write().await?;
+async fn a_downgrade_lets_readers_in(fx: Fixture) {
+    let lock = fx.client().rwlock("changed");
+    let other = fx.other_client().await.rwlock("changed");
+    let mut hold = lock.write().await.unwrap();
     let token = hold.token();
     let reading = other.clone();
-    let reader = tokio::spawn(async move { reading.read().await });
-    if bed.capability().waiters_visible {
-        bed.until_waiting(&bed.name("changed")?, 1).await?;
-    }
-    hold.downgrade().await?;
-    ensure_eq!(hold.token(), token, "the token");
-    let reader = within(SOON, "the reader's grant", reader).await???;
-    ensure!(
-        hold.is_valid() && reader.is_valid(),
-        "readers are not valid"
-    );
-    ensure!(
-        other.try_write().await?.is_none(),
-        "a writer beside readers"
-    );
-    Ok(())
+    let reader = fx.queued("changed", 1, async move { reading.read().await });
+    let reader = reader.await;
+    hold.downgrade().await.unwrap();
+    assert_eq!(hold.token(), token);
+    let reader = granted(reader).await;
+    assert!(hold.is_valid() && reader.is_valid(), "readers");
+    taken(other.try_write().await);
 }
 
-async fn a_sole_reader_is_upgraded(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("changed");
-    let mut hold = lock.read().await?;
+async fn a_sole_reader_is_upgraded(fx: Fixture) {
+    let lock = fx.client().rwlock("changed");
+    let mut hold = lock.read().await.unwrap();
     let token = hold.token();
-    ensure!(hold.try_upgrade().await?, "a sole reader is not upgraded");
-    ensure_eq!(hold.token(), token, "the token");
-    ensure!(lock.try_read().await?.is_none(), "a reader beside a writer");
-    hold.release().await?;
-    held(lock.try_write().await?)?.release().await?;
-    Ok(())
+    assert!(hold.try_upgrade().await.unwrap(), "not upgraded");
+    assert_eq!(hold.token(), token);
+    taken(lock.try_read().await);
+    hold.release().await.unwrap();
+    drop(free(lock.try_write().await));
 }
 
-async fn a_reader_among_others_is_not_upgraded(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("changed");
-    let mut hold = lock.read().await?;
-    let other = bed.other_client().await?.rwlock("changed").read().await?;
-    ensure!(!hold.try_upgrade().await?, "a writer beside a reader");
-    ensure!(hold.is_valid() && other.is_valid(), "readers are not valid");
-    let more = held(lock.try_read().await?)?;
-    more.release().await?;
-    other.release().await?;
-    ensure!(hold.try_upgrade().await?, "a sole reader is not upgraded");
-    Ok(())
-}
-
-async fn multi_lock_is_all_or_nothing(bed: Bed) -> Check {
-    let client = bed.client();
-    let other = bed.other_client().await?;
-    let b = other.mutex("b").lock().await?;
-    let all = client.multi_lock(["c", "a", "b", "a"]);
-    ensure!(
-        all.try_lock().await?.is_none(),
-        "taken with one of them locked"
+async fn a_reader_among_others_is_not_upgraded(fx: Fixture) {
+    let lock = fx.client().rwlock("changed");
+    let mut hold = lock.read().await.unwrap();
+    let other = fx
+        .other_client()
+        .await
+        .rwlock("changed")
+        .read()
+        .await
+        .unwrap();
+    assert!(
+        !hold.try_upgrade().await.unwrap(),
+        "a writer beside a reader"
     );
-    within(SOON, "the background releases", client.close()).await?;
-    for name in ["a", "c"] {
-        held(other.mutex(name).try_lock().await?)?.release().await?;
-    }
-    b.release().await?;
-    let holds = inside!(all.try_lock().await?, Some(holds) => holds, "all are free");
-    let names: Vec<&str> = holds
-        .holds()
-        .iter()
-        .map(|hold| hold.name().as_str())
-        .collect();
-    ensure_eq!(names, ["a", "b", "c"], "the names");
-    for name in ["a", "b", "c"] {
-        ensure!(
-            other.mutex(name).try_lock().await?.is_none(),
-            "{name} is free"
-        );
-    }
-    holds.release().await?;
-    Ok(())
+    assert!(hold.is_valid() && other.is_valid(), "readers");
+    free(lock.try_read().await).release().await.unwrap();
+    other.release().await.unwrap();
+    assert!(hold.try_upgrade().await.unwrap(), "not upgraded");
 }
 
-async fn multi_locks_in_any_order_do_not_deadlock(bed: Bed) -> Check {
+async fn multi_lock_is_all_or_nothing(fx: Fixture) {
+    let (client, other) = (fx.client(), fx.other_client().await);
+    let b = other.mutex("b").lock().await.unwrap();
+    let all = client.multi_lock(["c", "a", "b", "a"]);
+    taken(all.try_lock().await);
+    soon("the background releases", client.flush()).await;
+    for name in ["a", "c"] {
+        let hold = free(other.mutex(name).try_lock().await);
+        hold.release().await.unwrap();
+    }
+    b.release().await.unwrap();
+    let holds = free(all.try_lock().await);
+    let names = holds.holds().iter().map(|hold| hold.name().as_str());
+    assert_eq!(names.collect::<Vec<_>>(), ["a", "b", "c"]);
+    for name in ["a", "b", "c"] {
+        taken(other.mutex(name).try_lock().await);
+    }
+    holds.release().await.unwrap();
+}
+
+async fn multi_locks_in_any_order_do_not_deadlock(fx: Fixture) {
     let mut tasks = tokio::task::JoinSet::new();
     for names in [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]] {
-        let client = bed.other_client().await?;
+        let all = fx.other_client().await.multi_lock(names);
         tasks.spawn(async move {
             for _ in 0..5 {
-                client.multi_lock(names).lock().await?.release().await?;
+                all.lock().await.unwrap().release().await.unwrap();
             }
-            Ok::<_, palisade::Error>(())
         });
     }
-    while let Some(task) = within(SOON * 2, "a round", tasks.join_next()).await? {
-        task??;
-    }
-    Ok(())
+    within(SOON * 2, "all rounds", tasks.join_all()).await;
 }
 
-async fn a_multi_lock_given_up_leaves_no_claim(bed: Bed) -> Check {
-    let client = bed.client();
-    let c = bed.other_client().await?.mutex("c").lock().await?;
+async fn a_multi_lock_given_up_leaves_no_claim(fx: Fixture) {
+    let client = fx.client();
+    let _c = fx.other_client().await.mutex("c").lock().await.unwrap();
     let all = client.multi_lock(["a", "b", "c"]);
     let given_up = all.lock_timeout(Duration::from_millis(150));
-    ensure!(
-        within(SOON, "the timeout", given_up).await??.is_none(),
-        "two holders"
-    );
+    taken(soon("the timeout", given_up).await);
     let dropped = tokio::time::timeout(Duration::from_millis(100), all.lock()).await;
-    ensure!(dropped.is_err(), "two holders");
-    within(SOON, "the background leaves", client.close()).await?;
+    assert!(dropped.is_err(), "two holders");
+    soon("the background leaves", client.flush()).await;
     for name in ["a", "b"] {
-        bed.until_empty(&bed.name(name)?).await?;
+        fx.line(name).until_empty().await;
     }
-    let line = bed.line(c.name()).await?;
-    ensure_eq!((line.holders.len(), line.waiters.len()), (1, 0), "the line");
-    Ok(())
+    assert_eq!(fx.line("c").length().await, (1, 0));
 }
 
-async fn lock_any_skips_the_locked(bed: Bed) -> Check {
-    let client = bed.client();
-    let other = bed.other_client().await?;
-    let a = other.mutex("a").lock().await?;
-    let hold = held(client.lock_any(["a", "b", "c"], Patience::NoWait).await?)?;
-    ensure_eq!(hold.name().as_str(), "b", "the first free one");
-    let next = held(other.lock_any(["a", "b", "c"], Patience::NoWait).await?)?;
-    ensure_eq!(next.name().as_str(), "c", "the next free one");
-    let none = client.lock_any(["a", "b", "c"], Patience::NoWait).await?;
-    ensure!(none.is_none(), "two holders");
-    for hold in [a, hold, next] {
-        let line = bed.line(hold.name()).await?;
-        ensure_eq!((line.holders.len(), line.waiters.len()), (1, 0), "the line");
-        hold.release().await?;
+async fn lock_any_skips_the_locked(fx: Fixture) {
+    let (client, other) = (fx.client(), fx.other_client().await);
+    let names = ["a", "b", "c"];
+    let a = other.mutex("a").lock().await.unwrap();
+    let b = free(client.lock_any(names, Patience::NoWait).await);
+    assert_eq!(b.name().as_str(), "b", "the first free one");
+    let c = free(other.lock_any(names, Patience::NoWait).await);
+    assert_eq!(c.name().as_str(), "c", "the next free one");
+    taken(client.lock_any(names, Patience::NoWait).await);
+    for hold in [a, b, c] {
+        let line = fx.line(hold.name().as_str());
+        assert_eq!(line.length().await, (1, 0));
+        hold.release().await.unwrap();
     }
-    Ok(())
 }
 
-async fn lock_any_waits_for_whichever_comes(bed: Bed) -> Check {
-    let client = bed.client();
-    let other = bed.other_client().await?;
-    let (a, b) = (
-        other.mutex("a").lock().await?,
-        other.mutex("b").lock().await?,
-    );
+async fn lock_any_waits_for_whichever_comes(fx: Fixture) {
+    let (client, other) = (fx.client(), fx.other_client().await);
+    let _a = other.mutex("a").lock().await.unwrap();
+    let b = other.mutex("b").lock().await.unwrap();
     let waiting = client.clone();
-    let any = tokio::spawn(async move { waiting.lock_any(["a", "b"], Patience::Forever).await });
-    if bed.capability().waiters_visible {
-        bed.until_waiting(b.name(), 1).await?;
-        bed.until_waiting(a.name(), 1).await?;
+    let any = async move { waiting.lock_any(["a", "b"], Patience::Forever).await };
+    let any = fx.queued("b", 1, any).await;
+    if fx.capability().waiters_visible {
+        fx.line("a").until_waiting(1).await;
     }
-    b.release().await?;
-    let hold = held(within(SOON, "the grant", any).await???)?;
-    ensure_eq!(hold.name().as_str(), "b", "the one that came free");
-    within(SOON, "the background leaves", client.close()).await?;
-    let line = bed.line(a.name()).await?;
-    ensure_eq!(
-        (line.holders.len(), line.waiters.len()),
-        (1, 0),
-        "the other line"
-    );
-    Ok(())
+    b.release().await.unwrap();
+    let hold = granted(any).await.expect("a hold");
+    assert_eq!(hold.name().as_str(), "b", "the one that came free");
+    soon("the background leaves", client.flush()).await;
+    assert_eq!(fx.line("a").length().await, (1, 0));
 }
 
-async fn reentry_has_the_same_token(bed: Bed) -> Check {
-    let mine = bed.client().reentrant("again");
-    let outer = mine.lock().await?;
-    let inner = within(SOON, "the re-entry", mine.lock()).await??;
-    ensure_eq!(outer.token(), inner.token(), "the token");
-    ensure_eq!(inner.depth(), 2, "the depth");
-    let stranger = bed.client().reentrant("again");
-    ensure!(
-        stranger.try_lock().await?.is_none(),
-        "another handle re-entered"
-    );
-    inner.release().await?;
-    ensure!(
-        bed.client().mutex("again").try_lock().await?.is_none(),
-        "released by the inner"
-    );
-    outer.release().await?;
-    held(bed.client().mutex("again").try_lock().await?)?
-        .release()
-        .await?;
-    Ok(())
+async fn reentry_has_the_same_token(fx: Fixture) {
+    let mine = fx.client().reentrant("again");
+    let outer = mine.lock().await.unwrap();
+    let inner = soon("the re-entry", mine.lock()).await.unwrap();
+    assert_eq!(outer.token(), inner.token());
+    assert_eq!(inner.depth(), 2);
+    taken(fx.client().reentrant("again").try_lock().await);
+    inner.release().await.unwrap();
+    taken(fx.mutex("again").try_lock().await);
+    outer.release().await.unwrap();
+    drop(free(fx.mutex("again").try_lock().await));
 }
 
 /// Says when the future that owns it is dropped.
@@ -231,9 +186,9 @@ impl Drop for Ended {
     }
 }
 
-async fn lead_ends_its_work_on_loss(bed: Bed) -> Check {
-    let (spy, client) = bed.spied_client().await?;
-    let ttl = bed.short_ttl();
+async fn lead_ends_its_work_on_loss(fx: Fixture) {
+    let (spy, client) = fx.spied_client().await;
+    let ttl = fx.short_ttl();
     let election = client.election("chair").ttl(ttl);
     let ended = Arc::new(AtomicBool::new(false));
     let work = Ended(Arc::clone(&ended));
@@ -244,53 +199,44 @@ async fn lead_ends_its_work_on_loss(bed: Bed) -> Check {
         };
         election.lead("one", forever).await
     });
-    let name = bed.name("chair")?;
-    bed.until(&name, "a leader", |line| line.holders.len() == 1)
-        .await?;
+    fx.line("chair").until_held().await;
     spy.lose_renewals(u32::MAX);
-    let next = bed.client().election("chair");
-    let next = within(ttl + SOON, "the next leader", next.campaign("two")).await??;
-    if bed.capability().early_loss {
-        ensure!(ended.load(Ordering::SeqCst), "two leaders at work");
+    let next = fx.client().election("chair");
+    let next = within(ttl + SOON, "the next leader", next.campaign("two")).await;
+    if fx.capability().early_loss {
+        assert!(ended.load(Ordering::SeqCst), "two leaders at work");
     }
-    let lost = within(SOON, "the end of the former leader", lead).await??;
-    let error = inside!(lost, Err(error) => error, "an error");
-    ensure_eq!(error.kind(), Kind::Lost, "the kind of {error}");
-    next.resign().await?;
-    Ok(())
+    let lost = soon("the end of the former leader", lead).await.unwrap();
+    fails(lost, Kind::Lost);
+    next.unwrap().resign().await.unwrap();
 }
 
-async fn lead_resigns_after_its_work(bed: Bed) -> Check {
-    let election = bed.client().election("chair");
-    let other = bed.other_client().await?.election("chair");
-    let seen = election
-        .lead("one", |leadership| async move {
-            let taken = other.try_campaign("two").await?.is_some();
-            Ok::<_, palisade::Error>((taken, leadership.is_valid(), leadership))
-        })
-        .await??;
-    ensure!(!seen.0, "two leaders");
-    ensure!(seen.1, "a leader at work is not valid");
-    ensure!(!seen.2.is_valid(), "a former leader is valid");
-    ensure_eq!(election.leader().await?, None, "who leads after the work");
-    Ok(())
+async fn lead_resigns_after_its_work(fx: Fixture) {
+    let election = fx.client().election("chair");
+    let other = fx.other_client().await.election("chair");
+    let work = election.lead("one", |leadership| async move {
+        taken(other.try_campaign("two").await);
+        assert!(leadership.is_valid(), "a leader at work is not valid");
+        leadership
+    });
+    let leadership = work.await.unwrap();
+    assert!(!leadership.is_valid(), "a former leader is valid");
+    assert_eq!(election.leader().await.unwrap(), None, "after the work");
 }
 
-async fn at_least_is_kept(bed: Bed) -> Check {
+async fn at_least_is_kept(fx: Fixture) {
     let at_least = Duration::from_millis(400);
-    let request = bed.client().line("kept", Ask::Whole).at_least(at_least);
+    let request = fx.client().line("kept", Ask::Whole).at_least(at_least);
     let start = BootTime::now();
-    let hold = held(request.acquire(Patience::NoWait).await?)?;
-    hold.release().await?;
+    let hold = free(request.acquire(Patience::NoWait).await);
+    hold.release().await.unwrap();
     let took = BootTime::now().saturating_since(start);
-    ensure!(took >= at_least, "released after {took:?}");
+    assert!(took >= at_least, "released after {took:?}");
     // Dropped, it is kept in the background.
     let start = BootTime::now();
-    drop(held(request.acquire(Patience::NoWait).await?)?);
-    let other = bed.other_client().await?;
-    let next = within(SOON, "the grant", other.mutex("kept").lock()).await??;
+    drop(free(request.acquire(Patience::NoWait).await));
+    let other = fx.other_client().await.mutex("kept");
+    drop(soon("the grant", other.lock()).await.unwrap());
     let took = BootTime::now().saturating_since(start);
-    ensure!(took >= at_least, "handed over after {took:?}");
-    next.release().await?;
-    Ok(())
+    assert!(took >= at_least, "handed over after {took:?}");
 }

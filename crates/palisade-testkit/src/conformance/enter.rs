@@ -1,16 +1,13 @@
 //! What `Engine::enter` promises.
 
-use std::sync::Arc;
-
 use palisade::Kind;
-use palisade::core::claim::{Ask, Claim};
+use palisade::core::claim::Ask::{self, Whole};
+use palisade::core::claim::Claim;
 use palisade::core::clock::BootTime;
 use palisade::core::engine::{Entered, Place};
-use palisade::core::ticket::Ticket;
 
-use super::bed::{enter_on, granted_on};
-use super::failure::{ensure, ensure_eq, inside};
-use super::{Bed, Check, Failure, SOON, cases, needs, permits};
+use super::fixture::{Line, assert_is, fails};
+use super::{Fixture, cases, needs, permits};
 
 cases! { pub(super) CASES, "enter";
     "A free line is held at once, with a count greater than any before on that name." => [
@@ -45,294 +42,198 @@ cases! { pub(super) CASES, "enter";
     ],
 }
 
-async fn free_line_is_held_at_once(bed: Bed) -> Check {
-    let name = bed.name("free")?;
-    let seated = bed.hold(&name, Ask::Whole).await?;
-    let line = bed.line(&name).await?;
-    ensure_eq!(line.holders.len(), 1, "holders shown");
-    ensure_eq!(
-        line.holders[0].id,
-        seated.ticket.claim.to_string(),
-        "the id shown"
-    );
-    ensure_eq!(
-        line.holders[0].sequence,
-        Some(seated.sequence()),
-        "the count shown"
-    );
-    ensure_eq!(
-        seated.ticket.sequence,
-        seated.sequence(),
-        "the ticket's count"
-    );
-    Ok(())
+async fn free_line_is_held_at_once(fx: Fixture) {
+    let line = fx.line("free");
+    let held = line.held(Whole).await;
+    let shown = line.shown().await.holders;
+    assert_eq!(shown.len(), 1, "holders shown");
+    assert_eq!(shown[0].id, held.id());
+    assert_eq!(shown[0].sequence, Some(held.sequence()));
+    assert_eq!(held.ticket.sequence, held.sequence(), "the ticket's count");
 }
 
-async fn counts_rise_with_every_grant(bed: Bed) -> Check {
-    let name = bed.name("rising")?;
-    let other = bed.other_client().await?;
+async fn counts_rise_with_every_grant(fx: Fixture) {
+    let other = fx.other_client().await;
+    let lines = [fx.line("rising"), fx.line_on(&other, "rising")];
     let mut last = 0;
-    for round in 0..10 {
-        let engine = if round % 2 == 0 {
-            bed.engine()
-        } else {
-            other.engine()
-        };
-        let seated = enter_on(engine, bed.claim(&name, Ask::Whole)).await?;
-        ensure!(
-            seated.sequence() > last,
-            "count {} after {last}",
-            seated.sequence()
-        );
-        last = seated.sequence();
-        engine.leave(seated.ticket).await?;
+    for line in lines.iter().cycle().take(10) {
+        let held = line.held(Whole).await;
+        assert!(held.sequence() > last, "{} after {last}", held.sequence());
+        last = held.sequence();
+        held.leave().await;
     }
-    Ok(())
 }
 
-async fn counts_rise_along_the_line(bed: Bed) -> Check {
-    let name = bed.name("rising")?;
-    let mut held = bed.hold(&name, Ask::Whole).await?;
+async fn counts_rise_along_the_line(fx: Fixture) {
+    let line = fx.line("rising");
+    let mut held = line.held(Whole).await;
     let mut last = held.sequence();
     for _ in 0..5 {
-        let next = bed.queue(&name, Ask::Whole).await?;
-        bed.engine().leave(held.ticket).await?;
-        let sequence = bed.granted(&next).await?;
-        ensure!(sequence > last, "count {sequence} after {last}");
+        let next = line.waiting(Whole).await;
+        held.leave().await;
+        let sequence = next.granted().await;
+        assert!(sequence > last, "{sequence} after {last}");
         last = sequence;
         held = next;
     }
-    Ok(())
 }
 
-async fn counts_rise_after_a_lease_ended(bed: Bed) -> Check {
-    let name = bed.name("rising")?;
-    let brief = Claim {
-        ttl: bed.short_ttl(),
-        ..bed.claim(&name, Ask::Whole)
-    };
-    let first = bed.enter(brief).await?;
-    let next = bed.queue(&name, Ask::Whole).await?;
-    let limit = bed.short_ttl() + SOON;
-    let sequence = granted_on(bed.engine(), &next.ticket, limit).await?;
-    ensure!(
-        sequence > first.sequence(),
-        "count {sequence} after {}",
-        first.sequence()
-    );
-    Ok(())
+async fn counts_rise_after_a_lease_ended(fx: Fixture) {
+    let line = fx.line("rising");
+    let first = line.brief().held(Whole).await;
+    let next = line.waiting(Whole).await;
+    let sequence = next.granted_within(first.after_its_end()).await;
+    assert!(sequence > first.sequence());
 }
 
-async fn queued_claim_waits(bed: Bed) -> Check {
-    let name = bed.name("queue")?;
-    let first = bed.hold(&name, Ask::Whole).await?;
-    let second = bed.queue(&name, Ask::Whole).await?;
-    bed.engine().leave(first.ticket).await?;
-    bed.granted(&second).await?;
-    Ok(())
+async fn queued_claim_waits(fx: Fixture) {
+    let line = fx.line("queue");
+    let first = line.held(Whole).await;
+    let second = line.waiting(Whole).await;
+    first.leave().await;
+    second.granted().await;
 }
 
-async fn queued_claim_takes_the_last_place(bed: Bed) -> Check {
-    let name = bed.name("queue")?;
-    bed.hold(&name, Ask::Whole).await?;
+async fn queued_claim_takes_the_last_place(fx: Fixture) {
+    let line = fx.line("queue");
+    line.held(Whole).await;
     let mut waiting = Vec::new();
     for _ in 0..4 {
-        let seated = bed.queue(&name, Ask::Whole).await?;
-        waiting.push(seated.ticket.claim.to_string());
-        let line = bed.line(&name).await?;
-        let shown: Vec<_> = line.waiters.iter().map(|w| w.id.clone()).collect();
-        ensure_eq!(shown, waiting, "the waiters");
-        ensure!(
-            line.waiters.iter().all(|w| w.sequence.is_none()),
-            "waiters have a count"
-        );
+        waiting.push(line.waiting(Whole).await.id());
+        assert_eq!(line.ids().await.1, waiting);
+        let shown = line.shown().await.waiters;
+        assert!(shown.iter().all(|w| w.sequence.is_none()), "{shown:?}");
     }
-    Ok(())
 }
 
-async fn busy_claim_leaves_no_trace(bed: Bed) -> Check {
-    let name = bed.name("busy")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    bed.is_busy(&name, Ask::Whole).await?;
-    let line = bed.line(&name).await?;
-    ensure_eq!((line.holders.len(), line.waiters.len()), (1, 0), "the line");
-    bed.engine().leave(held.ticket).await?;
-    bed.hold(&name, Ask::Whole).await?;
-    Ok(())
+async fn busy_claim_leaves_no_trace(fx: Fixture) {
+    let line = fx.line("busy");
+    let held = line.held(Whole).await;
+    line.busy(Whole).await;
+    assert_eq!(line.length().await, (1, 0));
+    held.leave().await;
+    line.held(Whole).await;
 }
 
-async fn busy_claim_does_not_pass_those_who_wait(bed: Bed) -> Check {
-    let name = bed.name("busy")?;
-    bed.hold(&name, permits(2, 3)).await?;
-    bed.queue(&name, permits(3, 3)).await?;
-    bed.is_busy(&name, permits(1, 3)).await
+async fn busy_claim_does_not_pass_those_who_wait(fx: Fixture) {
+    let line = fx.line("busy");
+    line.held(permits(2, 3)).await;
+    line.waiting(permits(3, 3)).await;
+    line.busy(permits(1, 3)).await;
 }
 
-async fn same_id_is_the_same_ticket(bed: Bed) -> Check {
-    let name = bed.name("again")?;
-    let claim = bed.claim(&name, Ask::Whole);
-    let first = bed.enter(claim.clone()).await?;
-    for _ in 0..3 {
-        let again = bed.enter(claim.clone()).await?;
-        ensure_eq!(again.place, first.place, "where it stands");
-        ensure_eq!(again.ticket.claim, first.ticket.claim, "the claim");
-        ensure_eq!(again.ticket.lease, first.ticket.lease, "the lease");
-        ensure_eq!(again.ticket.sequence, first.ticket.sequence, "the count");
-    }
+async fn same_id_is_the_same_ticket(fx: Fixture) {
+    let line = fx.line("again");
+    let claim = line.claim(Whole);
+    let first = line.enter(claim.clone()).await;
     // Also for a claim that would not queue: it is in the line already.
-    let again = bed
-        .enter(Claim {
-            queue: false,
-            ..claim
-        })
-        .await?;
-    ensure_eq!(again.place, first.place, "where it stands");
-    let line = bed.line(&name).await?;
-    ensure_eq!((line.holders.len(), line.waiters.len()), (1, 0), "the line");
-    Ok(())
+    for queue in [true, true, true, false] {
+        let claim = Claim {
+            queue,
+            ..claim.clone()
+        };
+        let again = line.enter(claim).await;
+        assert_eq!(again.place, first.place);
+        assert_eq!(again.ticket.claim, first.ticket.claim);
+        assert_eq!(again.ticket.lease, first.ticket.lease);
+        assert_eq!(again.ticket.sequence, first.ticket.sequence);
+    }
+    assert_eq!(line.length().await, (1, 0));
 }
 
-async fn same_id_keeps_its_place(bed: Bed) -> Check {
-    let name = bed.name("again")?;
-    bed.hold(&name, Ask::Whole).await?;
-    let claim = bed.claim(&name, Ask::Whole);
-    bed.enter(claim.clone()).await?;
-    let behind = bed.queue(&name, Ask::Whole).await?;
-    let again = bed.enter(claim.clone()).await?;
-    ensure_eq!(again.place, Place::Waiting, "where it stands");
-    let shown: Vec<_> = bed
-        .line(&name)
-        .await?
-        .waiters
-        .into_iter()
-        .map(|w| w.id)
-        .collect();
-    let expected = [claim.id.to_string(), behind.ticket.claim.to_string()];
-    ensure_eq!(shown, expected, "the waiters");
-    Ok(())
+async fn same_id_keeps_its_place(fx: Fixture) {
+    let line = fx.line("again");
+    line.held(Whole).await;
+    let claim = line.claim(Whole);
+    line.enter(claim.clone()).await;
+    let behind = line.waiting(Whole).await;
+    let again = line.enter(claim.clone()).await;
+    assert_eq!(again.place, Place::Waiting);
+    assert_eq!(line.ids().await.1, [claim.id.to_string(), behind.id()]);
 }
 
-async fn same_id_says_where_it_stands_now(bed: Bed) -> Check {
-    let name = bed.name("again")?;
-    let first = bed.hold(&name, Ask::Whole).await?;
-    let claim = bed.claim(&name, Ask::Whole);
-    let waiting = bed.enter(claim.clone()).await?;
-    ensure_eq!(waiting.place, Place::Waiting, "behind a holder");
-    bed.engine().leave(first.ticket).await?;
-    let sequence = bed.granted(&waiting).await?;
-    let again = bed.enter(claim).await?;
-    ensure_eq!(again.place, Place::Held { sequence }, "after the grant");
-    Ok(())
+async fn same_id_says_where_it_stands_now(fx: Fixture) {
+    let line = fx.line("again");
+    let first = line.held(Whole).await;
+    let claim = line.claim(Whole);
+    let waiting = line.enter(claim.clone()).await;
+    assert_eq!(waiting.place, Place::Waiting);
+    first.leave().await;
+    let sequence = waiting.granted().await;
+    assert_eq!(line.enter(claim).await.place, Place::Held { sequence });
 }
 
-async fn left_before_it_arrived_is_busy(bed: Bed) -> Check {
-    let name = bed.name("late")?;
-    let probe = bed.hold(&bed.name("probe")?, Ask::Whole).await?;
-    probe.must_own_lease()?;
-    let claim = bed.claim(&name, Ask::Whole);
-    bed.engine()
-        .leave(Ticket::own(name.clone(), claim.id))
-        .await?;
-    let entered = bed.engine().enter(Arc::new(claim)).await?;
-    inside!(entered, Entered::Busy => (), "a claim that was left before is busy");
-    let line = bed.line(&name).await?;
-    ensure_eq!((line.holders.len(), line.waiters.len()), (0, 0), "the line");
-    bed.hold(&name, Ask::Whole).await?;
-    Ok(())
+async fn left_before_it_arrived_is_busy(fx: Fixture) {
+    fx.line("probe").held(Whole).await.must_own_lease();
+    let line = fx.line("late");
+    let claim = line.claim(Whole);
+    line.leave_unentered(claim.id).await;
+    assert_is!(line.ask(claim).await.unwrap(), Entered::Busy);
+    assert_eq!(line.length().await, (0, 0));
+    line.held(Whole).await;
 }
 
-async fn refused(bed: &Bed, claim: Claim) -> Check {
-    match bed.engine().enter(Arc::new(claim)).await {
-        Err(error) => {
-            ensure_eq!(error.kind(), Kind::CapacityMismatch, "the kind of {error}");
-            Ok(())
-        }
-        Ok(entered) => Err(Failure::new(format!("not a mismatch but {entered:?}"))),
+async fn mismatched(line: &Line, ask: Ask) {
+    for queue in [true, false] {
+        let claim = Claim {
+            queue,
+            ..line.claim(ask)
+        };
+        fails(line.ask(claim).await, Kind::CapacityMismatch);
     }
 }
 
-async fn another_capacity_is_a_mismatch(bed: Bed) -> Check {
-    let name = bed.name("capacity")?;
-    bed.hold(&name, permits(1, 2)).await?;
-    refused(&bed, bed.claim(&name, permits(1, 3))).await?;
-    let unqueued = Claim {
-        queue: false,
-        ..bed.claim(&name, permits(1, 3))
-    };
-    refused(&bed, unqueued).await?;
-    bed.hold(&name, permits(1, 2)).await?;
-    Ok(())
+async fn another_capacity_is_a_mismatch(fx: Fixture) {
+    let line = fx.line("capacity");
+    line.held(permits(1, 2)).await;
+    mismatched(&line, permits(1, 3)).await;
+    line.held(permits(1, 2)).await;
 }
 
-async fn readers_beside_permits_are_a_mismatch(bed: Bed) -> Check {
-    let permitted = bed.name("permits")?;
-    bed.hold(&permitted, permits(1, 2)).await?;
-    refused(&bed, bed.claim(&permitted, Ask::READ)).await?;
-    let read = bed.name("readers")?;
-    bed.hold(&read, Ask::READ).await?;
-    refused(&bed, bed.claim(&read, permits(1, 2))).await
+async fn readers_beside_permits_are_a_mismatch(fx: Fixture) {
+    for (there, asked) in [(permits(1, 2), Ask::READ), (Ask::READ, permits(1, 2))] {
+        let line = fx.line(&format!("{}-first", there.mode()));
+        line.held(there).await;
+        mismatched(&line, asked).await;
+    }
 }
 
-async fn mismatch_leaves_no_trace(bed: Bed) -> Check {
-    let name = bed.name("capacity")?;
-    let held = bed.hold(&name, permits(1, 2)).await?;
-    let before = bed.line(&name).await?;
-    refused(&bed, bed.claim(&name, permits(1, 3))).await?;
-    let after = bed.line(&name).await?;
-    ensure_eq!(after.capacity, Some(2), "the capacity");
-    ensure_eq!(after.holders.len(), before.holders.len(), "the holders");
-    ensure_eq!(after.waiters.len(), 0, "the waiters");
-    bed.engine().leave(held.ticket).await?;
-    bed.until_empty(&name).await
+async fn mismatch_leaves_no_trace(fx: Fixture) {
+    let line = fx.line("capacity");
+    let held = line.held(permits(1, 2)).await;
+    mismatched(&line, permits(1, 3)).await;
+    assert_eq!(line.shown().await.capacity, Some(2));
+    assert_eq!(line.length().await, (1, 0));
+    held.leave().await;
+    line.until_empty().await;
 }
 
-async fn an_empty_line_takes_any_capacity(bed: Bed) -> Check {
-    let name = bed.name("capacity")?;
-    let held = bed.hold(&name, permits(1, 2)).await?;
-    bed.engine().leave(held.ticket).await?;
-    bed.hold(&name, permits(1, 3)).await?;
-    Ok(())
+async fn an_empty_line_takes_any_capacity(fx: Fixture) {
+    let line = fx.line("capacity");
+    line.held(permits(1, 2)).await.leave().await;
+    line.held(permits(1, 3)).await;
 }
 
-async fn armed_counts_from_before_the_request(bed: Bed) -> Check {
-    let name = bed.name("armed")?;
+async fn armed_counts_from_before_the_request(fx: Fixture) {
+    let line = fx.line("armed");
     let before = BootTime::now();
-    let seated = bed.hold(&name, Ask::Whole).await?;
-    let after = BootTime::now();
-    ensure!(seated.armed.sent <= after, "armed in the future");
-    if seated.ticket.has_own_lease() {
-        ensure!(seated.armed.sent >= before, "armed before it was asked for");
-        ensure_eq!(seated.armed.ttl, bed.long_ttl(), "the ttl granted");
+    let held = line.held(Whole).await;
+    assert!(held.armed.sent <= BootTime::now(), "armed in the future");
+    if held.ticket.has_own_lease() {
+        assert!(held.armed.sent >= before, "armed before it was asked for");
+        assert_eq!(held.armed.ttl, fx.long_ttl(), "the ttl granted");
     }
-    let line = bed.line(&name).await?;
-    let shown = line.holders.first().and_then(|holder| holder.expires_in);
-    if let Some(expires_in) = shown {
+    if let Some(expires_in) = line.shown().await.holders[0].expires_in {
         let ends = BootTime::now() + expires_in;
-        let believed = seated.armed.sent + seated.armed.ttl;
-        ensure!(
-            ends >= believed,
-            "the engine ends the lease before its holder thinks"
-        );
+        assert!(ends >= held.ends(), "it ends before its holder thinks");
     }
-    Ok(())
 }
 
-async fn a_lease_does_not_end_before_its_time(bed: Bed) -> Check {
-    let name = bed.name("armed")?;
-    let brief = Claim {
-        ttl: bed.short_ttl(),
-        ..bed.claim(&name, Ask::Whole)
-    };
-    let first = bed.enter(brief).await?;
-    let next = bed.queue(&name, Ask::Whole).await?;
-    let limit = first.armed.ttl + SOON;
-    granted_on(bed.engine(), &next.ticket, limit).await?;
-    let granted = BootTime::now();
-    let ends = first.armed.sent + first.armed.ttl;
-    ensure!(
-        granted >= ends,
-        "granted {:?} too early",
-        ends.saturating_since(granted)
-    );
-    Ok(())
+async fn a_lease_does_not_end_before_its_time(fx: Fixture) {
+    let line = fx.line("armed");
+    let first = line.brief().held(Whole).await;
+    let next = line.waiting(Whole).await;
+    next.granted_within(first.after_its_end()).await;
+    let early = first.ends().remaining();
+    assert!(early.is_zero(), "granted {early:?} too early");
 }

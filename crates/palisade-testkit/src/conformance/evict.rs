@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use palisade::core::claim::Ask;
+use palisade::core::claim::Ask::Whole;
+use palisade::core::claim::ClaimId;
 use palisade::core::engine::{Eviction, Place, Renewal};
-use palisade::{Kind, LossReason};
+use palisade::{Client, Hold, Kind, LossReason};
 
-use super::bed::Seated;
-use super::failure::{ensure, ensure_eq, inside};
-use super::{Bed, Check, Failure, SOON, cases, needs, within};
-use crate::wrap::Enters;
+use super::fixture::assert_is;
+use super::{Fixture, cases, needs, soon};
+use crate::spy::Enters;
 
 cases! { pub(super) CASES, "evict";
     "[`Eviction::Mark`] leaves the place as it is, makes its renewals answer [`Renewal::Evicted`], and raises an alarm at its client." => [
@@ -28,174 +28,107 @@ cases! { pub(super) CASES, "evict";
     ],
 }
 
-async fn evict(bed: &Bed, seated: &Seated, eviction: Eviction) -> Result<bool, Failure> {
-    let (name, id) = (seated.ticket.name.clone(), seated.ticket.claim.to_string());
-    Ok(bed.engine().evict(name, id, eviction).await?)
+async fn marked_place_stays(fx: Fixture) {
+    let line = fx.line("marked");
+    let held = line.held(Whole).await;
+    let next = line.waiting(Whole).await;
+    assert!(held.evict(Eviction::Mark).await, "the holder is there");
+    let holders = line.shown().await.holders;
+    assert_eq!(holders.len(), 1, "holders");
+    assert_eq!(holders[0].id, held.id());
+    assert!(holders[0].evicted, "the mark is not shown");
+    assert_eq!(next.now().await, Place::Waiting);
+    held.must_own_lease();
+    assert_is!(held.renew().await, Renewal::Evicted);
 }
 
-async fn marked_place_stays(bed: Bed) -> Check {
-    let name = bed.name("marked")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    let next = bed.queue(&name, Ask::Whole).await?;
-    ensure!(
-        evict(&bed, &held, Eviction::Mark).await?,
-        "the holder is there"
-    );
-    let line = bed.line(&name).await?;
-    ensure_eq!(line.holders.len(), 1, "holders");
-    ensure_eq!(
-        line.holders[0].id,
-        held.ticket.claim.to_string(),
-        "the holder"
-    );
-    ensure!(line.holders[0].evicted, "the mark is not shown");
-    let wait = bed
-        .engine()
-        .wait(next.ticket, palisade::core::clock::BootTime::PAST);
-    ensure_eq!(wait.await?, Place::Waiting, "the next");
-    held.must_own_lease()?;
-    inside!(bed.renew(&held).await?, Renewal::Evicted => Ok(()), "a marked lease is evicted")
+/// A hold of another client, with a ttl so long that only an alarm can tell of its end in time.
+async fn long_hold(fx: &Fixture, name: &str) -> (Client, Hold) {
+    let holder = fx.other_client().await;
+    let mutex = holder.mutex(name).ttl(fx.long_ttl());
+    let hold = mutex.lock().await.unwrap();
+    (holder, hold)
 }
 
-async fn marked_hold_is_told_at_once(bed: Bed) -> Check {
-    let holder = bed.other_client().await?;
-    // A ttl so long that only an alarm can tell in time.
-    let hold = holder.mutex("told").ttl(bed.long_ttl()).lock().await?;
-    let name = bed.name("told")?;
-    let id = hold.claim().to_string();
-    ensure!(
-        bed.engine().evict(name, id, Eviction::Mark).await?,
-        "the holder is there"
-    );
-    let loss = within(SOON, "the loss", hold.lost()).await?;
-    ensure_eq!(loss.reason, LossReason::Evicted, "the reason");
-    ensure!(!hold.is_valid(), "a lost hold is valid");
-    Ok(())
+async fn is_told(hold: &Hold, reason: LossReason) {
+    assert_eq!(soon("the loss", hold.lost()).await.reason, reason);
+    assert!(!hold.is_valid(), "a lost hold is valid");
 }
 
-async fn marked_hold_leaves_when_dropped(bed: Bed) -> Check {
-    let holder = bed.other_client().await?;
-    let hold = holder.mutex("told").ttl(bed.long_ttl()).lock().await?;
-    let name = bed.name("told")?;
-    let next = bed.queue(&name, Ask::Whole).await?;
-    let id = hold.claim().to_string();
-    ensure!(
-        bed.engine().evict(name.clone(), id, Eviction::Mark).await?,
-        "the holder is there"
-    );
-    within(SOON, "the loss", hold.lost()).await?;
+async fn marked_hold_is_told_at_once(fx: Fixture) {
+    let (_holder, hold) = long_hold(&fx, "told").await;
+    let there = fx.line("told").evict(hold.claim(), Eviction::Mark).await;
+    assert!(there, "the holder is there");
+    is_told(&hold, LossReason::Evicted).await;
+}
+
+async fn marked_hold_leaves_when_dropped(fx: Fixture) {
+    let (_holder, hold) = long_hold(&fx, "told").await;
+    let line = fx.line("told");
+    let next = line.waiting(Whole).await;
+    assert!(line.evict(hold.claim(), Eviction::Mark).await);
+    is_told(&hold, LossReason::Evicted).await;
     // Its owner may still be stopping: the place is kept until it lets go.
-    let wait = bed
-        .engine()
-        .wait(next.ticket.clone(), palisade::core::clock::BootTime::PAST);
-    ensure_eq!(
-        wait.await?,
-        Place::Waiting,
-        "the next, while the evicted hold lives"
-    );
+    assert_eq!(next.now().await, Place::Waiting);
     drop(hold);
-    bed.granted(&next).await?;
-    Ok(())
+    next.granted().await;
 }
 
-async fn a_mark_before_the_answer_is_told_at_once(bed: Bed) -> Check {
-    let (spy, holder) = bed.spied_client().await?;
+async fn a_mark_before_the_answer_is_told_at_once(fx: Fixture) {
+    let (spy, holder) = fx.spied_client().await;
     // Others see the claim in its line before its own client knows that it is there.
     spy.set_enters(Enters::ReplyDelayed(Duration::from_millis(300)));
-    let mutex = holder.mutex("early").ttl(bed.long_ttl());
+    let mutex = holder.mutex("early").ttl(fx.long_ttl());
     let lock = tokio::spawn(async move { mutex.lock().await });
-    let name = bed.name("early")?;
-    let line = bed
-        .until(&name, "the holder", |line| line.holders.len() == 1)
-        .await?;
-    let id = line.holders[0].id.clone();
-    ensure!(
-        bed.engine().evict(name, id, Eviction::Mark).await?,
-        "the holder is there"
-    );
-    match within(SOON, "the answer", lock).await?? {
-        Ok(hold) => {
-            let loss = within(SOON, "the loss", hold.lost()).await?;
-            ensure_eq!(loss.reason, LossReason::Evicted, "the reason");
-        }
+    let line = fx.line("early");
+    let id = line.until_held().await.holders.remove(0).id;
+    assert!(line.evict(id, Eviction::Mark).await);
+    match soon("the answer", lock).await.unwrap() {
+        Ok(hold) => is_told(&hold, LossReason::Evicted).await,
         // Told before it became a hold.
-        Err(error) => ensure_eq!(error.kind(), Kind::Lost, "the kind of {error}"),
+        Err(error) => assert_eq!(error.kind(), Kind::Lost, "{error}"),
     }
-    Ok(())
 }
 
-async fn removed_holder_is_replaced(bed: Bed) -> Check {
-    let name = bed.name("removed")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    let next = bed.queue(&name, Ask::Whole).await?;
-    ensure!(
-        evict(&bed, &held, Eviction::Remove).await?,
-        "the holder is there"
-    );
-    let sequence = bed.granted(&next).await?;
-    ensure!(
-        sequence > held.sequence(),
-        "count {sequence} after {}",
-        held.sequence()
-    );
-    ensure!(
-        !evict(&bed, &held, Eviction::Remove).await?,
-        "it was there twice"
-    );
-    held.must_own_lease()?;
-    inside!(bed.renew(&held).await?, Renewal::Lost => Ok(()), "a removed lease is lost")
+async fn removed_holder_is_replaced(fx: Fixture) {
+    let line = fx.line("removed");
+    let held = line.held(Whole).await;
+    let next = line.waiting(Whole).await;
+    assert!(held.evict(Eviction::Remove).await, "the holder is there");
+    assert!(next.granted().await > held.sequence());
+    assert!(!held.evict(Eviction::Remove).await, "it was there twice");
+    held.must_own_lease();
+    assert_is!(held.renew().await, Renewal::Lost);
 }
 
-async fn removed_waiter_is_skipped(bed: Bed) -> Check {
-    let name = bed.name("removed")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    let removed = bed.queue(&name, Ask::Whole).await?;
-    let next = bed.queue(&name, Ask::Whole).await?;
-    ensure!(
-        evict(&bed, &removed, Eviction::Remove).await?,
-        "the waiter is there"
-    );
-    bed.engine().leave(held.ticket).await?;
-    bed.granted(&next).await?;
-    Ok(())
+async fn removed_waiter_is_skipped(fx: Fixture) {
+    let line = fx.line("removed");
+    let held = line.held(Whole).await;
+    let removed = line.waiting(Whole).await;
+    let next = line.waiting(Whole).await;
+    assert!(removed.evict(Eviction::Remove).await, "the waiter is there");
+    held.leave().await;
+    next.granted().await;
 }
 
-async fn removed_hold_is_told_at_once(bed: Bed) -> Check {
-    let holder = bed.other_client().await?;
-    // A ttl so long that only an alarm can tell in time.
-    let hold = holder.mutex("taken").ttl(bed.long_ttl()).lock().await?;
-    let name = bed.name("taken")?;
-    let id = hold.claim().to_string();
-    ensure!(
-        bed.engine().evict(name, id, Eviction::Remove).await?,
-        "the holder is there"
-    );
-    let loss = within(SOON, "the loss", hold.lost()).await?;
-    ensure_eq!(loss.reason, LossReason::Taken, "the reason");
-    ensure!(!hold.is_valid(), "a lost hold is valid");
-    Ok(())
+async fn removed_hold_is_told_at_once(fx: Fixture) {
+    let (_holder, hold) = long_hold(&fx, "taken").await;
+    let line = fx.line("taken");
+    assert!(line.evict(hold.claim(), Eviction::Remove).await);
+    is_told(&hold, LossReason::Taken).await;
 }
 
-async fn unknown_id_is_false(bed: Bed) -> Check {
-    let name = bed.name("unknown")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    let elsewhere = bed.name("elsewhere")?;
+async fn unknown_id_is_false(fx: Fixture) {
+    let (line, elsewhere) = (fx.line("unknown"), fx.line("elsewhere"));
+    let held = line.held(Whole).await;
     for eviction in [Eviction::Mark, Eviction::Remove] {
-        let unknown = palisade::core::claim::ClaimId::random().to_string();
-        for id in [unknown, "not an id".to_owned(), String::new()] {
-            ensure!(
-                !bed.engine().evict(name.clone(), id, eviction).await?,
-                "an unknown id is there"
-            );
+        let unknown = ClaimId::random().to_string();
+        for id in [unknown.as_str(), "not an id", ""] {
+            assert!(!line.evict(id, eviction).await, "{id:?} is there");
         }
-        let id = held.ticket.claim.to_string();
-        let there = bed.engine().evict(elsewhere.clone(), id, eviction).await?;
-        ensure!(!there, "an id is in a line it never entered");
+        let there = elsewhere.evict(held.id(), eviction).await;
+        assert!(!there, "an id is in a line it never entered");
     }
-    let line = bed.line(&name).await?;
-    ensure!(
-        line.holders.len() == 1 && !line.holders[0].evicted,
-        "the holder was touched"
-    );
-    Ok(())
+    let holders = line.shown().await.holders;
+    assert!(holders.len() == 1 && !holders[0].evicted, "{holders:?}");
 }

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use palisade::core::clock::BootTime;
-use palisade::{Kind, LossReason};
+use palisade::{Client, Eviction, Hold, Kind, LossReason, Which};
 
-use super::bed::held;
-use super::failure::{ensure, ensure_eq, inside};
-use super::{Bed, Check, SOON, cases, needs, within};
+use super::fixture::{fails, free, taken};
+use super::{Fixture, SOON, cases, needs, soon, within};
 
 cases! { pub(super) CASES, "hold";
     "It says what was granted, and for how long." => [
@@ -29,191 +28,128 @@ cases! { pub(super) CASES, "hold";
     ],
 }
 
-async fn it_shows_the_token_of_the_survey(bed: Bed) -> Check {
-    let hold = bed.client().mutex("shown").lock().await?;
-    ensure_eq!(hold.name().as_str(), "shown", "the name");
-    let line = bed.line(hold.name()).await?;
-    ensure_eq!(line.holders[0].id, hold.claim().to_string(), "the claim");
-    let sequence = line.holders[0].sequence.unwrap_or(0);
-    ensure_eq!(bed.client().token(sequence)?, hold.token(), "the token");
-    let owner = inside!(&line.holders[0].owner, Some(owner) => owner, "an owner");
-    ensure_eq!(owner.owner, bed.client().owner(), "the owner");
-    ensure_eq!(owner.pid, std::process::id(), "the process");
-    Ok(())
+async fn it_shows_the_token_of_the_survey(fx: Fixture) {
+    let hold = fx.mutex("shown").lock().await.unwrap();
+    assert_eq!(hold.name().as_str(), "shown");
+    let holder = fx.line("shown").shown().await.holders.remove(0);
+    assert_eq!(holder.id, hold.claim().to_string());
+    let sequence = holder.sequence.unwrap_or(0);
+    assert_eq!(fx.client().token(sequence).unwrap(), hold.token());
+    let owner = holder.owner.expect("an owner");
+    assert_eq!(owner.owner, fx.client().owner());
+    assert_eq!(owner.pid, std::process::id());
 }
 
-async fn the_era_sits_above_the_count(bed: Bed) -> Check {
-    let later = bed.client_of(&bed.url_with("era", "3")).await?;
-    let hold = later.mutex("era").lock().await?;
-    ensure_eq!(hold.token().0 >> 56, 3, "the era");
-    let sequence = bed.line(hold.name()).await?.holders[0]
-        .sequence
-        .unwrap_or(0);
-    ensure_eq!(hold.token().0 & ((1 << 56) - 1), sequence, "the count");
+async fn the_era_sits_above_the_count(fx: Fixture) {
+    let later = fx.client_with("era", "3").await.unwrap();
+    let hold = later.mutex("era").lock().await.unwrap();
     let token = hold.token();
-    hold.release().await?;
+    assert_eq!(token.0 >> 56, 3, "the era");
+    let sequence = fx.line("era").shown().await.holders[0].sequence;
+    assert_eq!(Some(token.0 & ((1 << 56) - 1)), sequence);
+    hold.release().await.unwrap();
     // Who still counts in the old era is below all of the new one.
-    let old = bed.client().mutex("era").lock().await?;
-    ensure!(old.token() < token, "an old era above a new one");
-    Ok(())
+    let old = fx.mutex("era").lock().await.unwrap();
+    assert!(old.token() < token, "an old era above a new one");
 }
 
-async fn it_is_valid_from_the_start(bed: Bed) -> Check {
-    let ttl = bed.long_ttl();
+async fn it_is_valid_from_the_start(fx: Fixture) {
+    let ttl = fx.long_ttl();
     let before = BootTime::now();
-    let hold = bed.client().mutex("valid").ttl(ttl).lock().await?;
-    ensure!(hold.is_valid(), "a fresh hold is not valid");
-    ensure!(hold.remaining() > Duration::ZERO, "nothing remains");
-    ensure!(hold.remaining() < ttl, "more remains than the ttl");
-    ensure!(hold.deadline() > before, "the deadline is past");
-    ensure!(
-        hold.deadline() < before + ttl,
-        "no margin before the lease's end"
-    );
-    Ok(())
+    let hold = fx.mutex("valid").ttl(ttl).lock().await.unwrap();
+    assert!(hold.is_valid());
+    assert!(hold.remaining() > Duration::ZERO, "nothing remains");
+    assert!(hold.remaining() < ttl, "more remains than the ttl");
+    assert!(hold.deadline() > before, "the deadline is past");
+    assert!(hold.deadline() < before + ttl, "no margin before the end");
 }
 
-async fn it_can_move_to_another_task(bed: Bed) -> Check {
-    let hold = bed.client().mutex("moved").lock().await?;
+async fn it_can_move_to_another_task(fx: Fixture) {
+    let hold = fx.mutex("moved").lock().await.unwrap();
     let moved = tokio::spawn(async move {
-        let valid = hold.is_valid();
-        hold.release().await.map(|()| valid)
+        assert!(hold.is_valid());
+        hold.release().await
     });
-    ensure!(moved.await??, "not valid in another task");
-    held(bed.client().mutex("moved").try_lock().await?)?
-        .release()
-        .await?;
-    Ok(())
+    moved.await.unwrap().unwrap();
+    drop(free(fx.mutex("moved").try_lock().await));
 }
 
-async fn run_gives_the_result(bed: Bed) -> Check {
-    let hold = bed.client().mutex("work").lock().await?;
-    let done = hold
-        .run(async {
-            tokio::task::yield_now().await;
-            42
-        })
-        .await?;
-    ensure_eq!(done, 42, "the result");
-    ensure!(hold.is_valid(), "run released the hold");
-    hold.release().await?;
-    Ok(())
+async fn run_gives_the_result(fx: Fixture) {
+    let hold = fx.mutex("work").lock().await.unwrap();
+    let work = async {
+        tokio::task::yield_now().await;
+        42
+    };
+    assert_eq!(hold.run(work).await.unwrap(), 42);
+    assert!(hold.is_valid(), "run released the hold");
+    hold.release().await.unwrap();
 }
 
-async fn run_is_cancelled_by_a_loss(bed: Bed) -> Check {
-    let client = bed.other_client().await?;
-    let ttl = bed.short_ttl() * 2;
-    let hold = client.mutex("work").ttl(bed.fit(ttl)).lock().await?;
+async fn run_is_cancelled_by_a_loss(fx: Fixture) {
+    let client = fx.other_client().await;
+    let ttl = fx.fit(fx.short_ttl() * 2);
+    let mutex = client.mutex("work").ttl(ttl);
+    let hold = mutex.lock().await.unwrap();
     let work = hold.run(std::future::pending::<()>());
-    let evict = bed.client();
+    let operator = fx.client();
     let (ended, evicted) = tokio::join!(
-        within(bed.fit(ttl) + SOON, "the cancellation", work),
-        evict.evict(
-            hold.name(),
-            palisade::Which::Holders,
-            palisade::Eviction::Remove
-        )
+        within(ttl + SOON, "the cancellation", work),
+        operator.evict(hold.name(), Which::Holders, Eviction::Remove)
     );
-    ensure!(evicted?, "a holder to evict");
-    let error = inside!(ended?, Err(error) => error, "an error");
-    ensure_eq!(error.kind(), Kind::Lost, "the kind of {error}");
-    Ok(())
+    assert!(evicted.unwrap(), "a holder to evict");
+    fails(ended, Kind::Lost);
 }
 
-async fn run_of_a_lost_hold_does_nothing(bed: Bed) -> Check {
-    let client = bed.other_client().await?;
-    let hold = client.mutex("work").lock().await?;
-    ensure!(
-        bed.client()
-            .evict(
-                hold.name(),
-                palisade::Which::Holders,
-                palisade::Eviction::Remove
-            )
-            .await?,
-        "a holder to evict"
-    );
-    within(SOON * 2, "the loss", hold.lost()).await?;
+/// A hold of another client, which an operator has taken away.
+async fn evicted(fx: &Fixture, name: &str) -> (Client, Hold) {
+    let client = fx.other_client().await;
+    let hold = client.mutex(name).lock().await.unwrap();
+    let evicted = fx
+        .client()
+        .evict(hold.name(), Which::Holders, Eviction::Remove)
+        .await;
+    assert!(evicted.unwrap(), "a holder to evict");
+    (client, hold)
+}
+
+async fn run_of_a_lost_hold_does_nothing(fx: Fixture) {
+    let (_client, hold) = evicted(&fx, "work").await;
+    within(SOON * 2, "the loss", hold.lost()).await;
     let mut ran = false;
-    let error = inside!(hold.run(async { ran = true }).await, Err(error) => error, "an error");
-    ensure_eq!(error.kind(), Kind::Lost, "the kind of {error}");
-    ensure!(!ran, "work began after the loss");
-    Ok(())
+    fails(hold.run(async { ran = true }).await, Kind::Lost);
+    assert!(!ran, "work began after the loss");
 }
 
-async fn lost_is_pending_while_held(bed: Bed) -> Check {
-    let ttl = bed.short_ttl();
-    let hold = bed.client().mutex("held").ttl(ttl).lock().await?;
-    let lost = tokio::time::timeout(ttl * 2, hold.lost()).await;
-    ensure!(lost.is_err(), "lost: {lost:?}");
-    ensure!(hold.is_valid(), "not valid");
-    Ok(())
+async fn lost_is_pending_while_held(fx: Fixture) {
+    let ttl = fx.short_ttl();
+    let hold = fx.mutex("held").ttl(ttl).lock().await.unwrap();
+    fx.keeps(&hold, ttl * 2).await;
 }
 
-async fn loss_is_remembered(bed: Bed) -> Check {
-    let client = bed.other_client().await?;
-    let hold = client.mutex("lost").lock().await?;
-    ensure!(
-        bed.client()
-            .evict(
-                hold.name(),
-                palisade::Which::Holders,
-                palisade::Eviction::Remove
-            )
-            .await?,
-        "a holder to evict"
-    );
-    let first = within(SOON * 2, "the loss", hold.lost()).await?;
-    let again = within(SOON, "the loss again", hold.lost()).await?;
-    ensure_eq!(first.reason, again.reason, "the loss");
-    ensure_eq!(first.lease_ends, again.lease_ends, "the end of the lease");
-    ensure_eq!(first.reason, LossReason::Taken, "the reason");
-    ensure!(!hold.is_valid(), "a lost hold is valid");
-    ensure_eq!(hold.remaining(), Duration::ZERO, "what remains");
-    ensure!(hold.deadline().has_passed(), "the deadline is to come");
-    Ok(())
+async fn loss_is_remembered(fx: Fixture) {
+    let (_client, hold) = evicted(&fx, "lost").await;
+    let first = within(SOON * 2, "the loss", hold.lost()).await;
+    let again = soon("the loss again", hold.lost()).await;
+    assert_eq!(first.reason, again.reason);
+    assert_eq!(first.lease_ends, again.lease_ends);
+    assert_eq!(first.reason, LossReason::Taken);
+    assert!(!hold.is_valid(), "a lost hold is valid");
+    assert_eq!(hold.remaining(), Duration::ZERO);
+    assert!(hold.deadline().has_passed(), "the deadline is to come");
 }
 
-async fn release_of_a_lost_hold_says_so(bed: Bed) -> Check {
-    let client = bed.other_client().await?;
-    let hold = client.mutex("lost").lock().await?;
-    ensure!(
-        bed.client()
-            .evict(
-                hold.name(),
-                palisade::Which::Holders,
-                palisade::Eviction::Remove
-            )
-            .await?,
-        "a holder to evict"
-    );
+async fn release_of_a_lost_hold_says_so(fx: Fixture) {
+    let (_client, hold) = evicted(&fx, "lost").await;
     // Also before the loss is known: the place is gone all the same.
-    let error = inside!(hold.release().await, Err(error) => error, "an error");
-    ensure_eq!(error.kind(), Kind::Lost, "the kind of {error}");
-    Ok(())
+    fails(hold.release().await, Kind::Lost);
 }
 
-async fn a_lost_hold_does_not_release_the_next(bed: Bed) -> Check {
-    let client = bed.other_client().await?;
-    let lost = client.mutex("lost").lock().await?;
-    ensure!(
-        bed.client()
-            .evict(
-                lost.name(),
-                palisade::Which::Holders,
-                palisade::Eviction::Remove
-            )
-            .await?,
-        "a holder to evict"
-    );
-    let next = held(bed.client().mutex("lost").try_lock().await?)?;
-    ensure!(next.token() > lost.token(), "the next token is not greater");
+async fn a_lost_hold_does_not_release_the_next(fx: Fixture) {
+    let (client, lost) = evicted(&fx, "lost").await;
+    let next = free(fx.mutex("lost").try_lock().await);
+    assert!(next.token() > lost.token(), "the next token is not greater");
     drop(lost);
-    within(SOON, "the background leave", client.flush()).await?;
-    ensure!(
-        client.mutex("lost").try_lock().await?.is_none(),
-        "the next was released"
-    );
-    next.release().await?;
-    Ok(())
+    soon("the background leave", client.flush()).await;
+    taken(client.mutex("lost").try_lock().await);
+    next.release().await.unwrap();
 }

@@ -1,14 +1,11 @@
 //! What `Engine::leave` promises, and `Engine::audit` where tickets have their own leases.
 
-use std::sync::Arc;
-
-use palisade::core::claim::{Ask, Claim, ClaimId};
+use palisade::core::claim::Ask::{self, Whole};
+use palisade::core::claim::{Claim, ClaimId};
 use palisade::core::engine::{Entered, Left};
-use palisade::core::ticket::Ticket;
 
-use super::bed::enter_on;
-use super::failure::{ensure, ensure_eq, inside};
-use super::{Bed, Check, cases, needs};
+use super::fixture::assert_is;
+use super::{Fixture, cases, needs, permits};
 
 cases! { pub(super) CASES, "leave";
     "Compares the incarnation (claim id, and the count where it is known), never just the name: a late or doubled leave changes nothing." => [
@@ -32,199 +29,121 @@ cases! { pub(super) CASES, "leave";
     ],
 }
 
-async fn doubled_leave_is_absent(bed: Bed) -> Check {
-    let name = bed.name("doubled")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    ensure_eq!(
-        bed.engine().leave(held.ticket.clone()).await?,
-        Left::Done,
-        "the first leave"
-    );
-    ensure_eq!(
-        bed.engine().leave(held.ticket.clone()).await?,
-        Left::Absent,
-        "the second"
-    );
-    bed.hold(&name, Ask::Whole).await?;
-    ensure_eq!(
-        bed.engine().leave(held.ticket).await?,
-        Left::Absent,
-        "the third"
-    );
-    Ok(())
+async fn doubled_leave_is_absent(fx: Fixture) {
+    let line = fx.line("doubled");
+    let held = line.held(Whole).await;
+    assert_eq!(held.leave().await, Left::Done);
+    assert_eq!(held.leave().await, Left::Absent);
+    line.held(Whole).await;
+    assert_eq!(held.leave().await, Left::Absent);
 }
 
-async fn late_leave_leaves_the_next_holder_alone(bed: Bed) -> Check {
-    let name = bed.name("late")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    bed.engine().leave(held.ticket.clone()).await?;
-    let other = bed.other_client().await?;
-    let next = enter_on(other.engine(), bed.claim(&name, Ask::Whole)).await?;
-    ensure_eq!(
-        bed.engine().leave(held.ticket).await?,
-        Left::Absent,
-        "a late leave"
-    );
-    let line = bed.line(&name).await?;
-    ensure_eq!(line.holders.len(), 1, "holders");
-    ensure_eq!(
-        line.holders[0].id,
-        next.ticket.claim.to_string(),
-        "the holder"
-    );
-    Ok(())
+async fn late_leave_leaves_the_next_holder_alone(fx: Fixture) {
+    let line = fx.line("late");
+    let held = line.held(Whole).await;
+    held.leave().await;
+    let other = fx.other_client().await;
+    let next = fx.line_on(&other, "late").held(Whole).await;
+    assert_eq!(held.leave().await, Left::Absent);
+    assert_eq!(line.ids().await.0, [next.id()]);
 }
 
-async fn another_incarnation_does_not_leave(bed: Bed) -> Check {
-    let name = bed.name("incarnation")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    let mut wrong = held.ticket.clone();
-    wrong.sequence += 1;
-    ensure_eq!(
-        bed.engine().leave(wrong).await?,
-        Left::Absent,
-        "another incarnation"
-    );
-    bed.is_busy(&name, Ask::Whole).await?;
-    ensure_eq!(
-        bed.engine().leave(held.ticket).await?,
-        Left::Done,
-        "the right one"
-    );
-    Ok(())
+async fn another_incarnation_does_not_leave(fx: Fixture) {
+    let line = fx.line("incarnation");
+    let held = line.held(Whole).await;
+    assert_eq!(held.another_incarnation().leave().await, Left::Absent);
+    line.busy(Whole).await;
+    assert_eq!(held.leave().await, Left::Done);
 }
 
-async fn unknown_count_leaves_by_id(bed: Bed) -> Check {
-    let name = bed.name("unknown")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    let mut unknown = held.ticket;
-    unknown.sequence = 0;
-    ensure_eq!(
-        bed.engine().leave(unknown).await?,
-        Left::Done,
-        "a ticket not yet counted"
-    );
-    bed.hold(&name, Ask::Whole).await?;
-    Ok(())
+async fn unknown_count_leaves_by_id(fx: Fixture) {
+    let line = fx.line("unknown");
+    let mut unknown = line.held(Whole).await;
+    unknown.ticket.sequence = 0;
+    assert_eq!(unknown.leave().await, Left::Done);
+    line.held(Whole).await;
 }
 
-async fn next_in_line_is_granted(bed: Bed) -> Check {
-    let name = bed.name("next")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    let next = bed.queue(&name, Ask::Whole).await?;
-    ensure_eq!(
-        bed.engine().leave(held.ticket).await?,
-        Left::Done,
-        "the leave"
-    );
+async fn next_in_line_is_granted(fx: Fixture) {
+    let line = fx.line("next");
+    let held = line.held(Whole).await;
+    let next = line.waiting(Whole).await;
+    assert_eq!(held.leave().await, Left::Done);
     // Granted by the leave itself, before anyone asks again; without a line in the engine, to
     // whoever asks next.
-    if !bed.capability().waiters_visible {
-        bed.granted(&next).await?;
+    if !fx.capability().waiters_visible {
+        next.granted().await;
     }
-    let line = bed
-        .until(&name, "the grant", |line| line.holders.len() == 1)
-        .await?;
-    ensure_eq!(
-        line.holders[0].id,
-        next.ticket.claim.to_string(),
-        "the holder"
-    );
-    bed.granted(&next).await?;
-    Ok(())
+    assert_eq!(line.until_held().await.holders[0].id, next.id());
+    next.granted().await;
 }
 
-async fn leaving_waiter_lets_those_behind_it_in(bed: Bed) -> Check {
-    let name = bed.name("between")?;
-    bed.hold(&name, Ask::READ).await?;
-    let writer = bed.queue(&name, Ask::Whole).await?;
-    let reader = bed.queue(&name, Ask::READ).await?;
-    ensure_eq!(
-        bed.engine().leave(writer.ticket).await?,
-        Left::Done,
-        "the waiter's leave"
-    );
-    bed.granted(&reader).await?;
-    Ok(())
+async fn leaving_waiter_lets_those_behind_it_in(fx: Fixture) {
+    let line = fx.line("between");
+    line.held(Ask::READ).await;
+    let writer = line.waiting(Whole).await;
+    let reader = line.waiting(Ask::READ).await;
+    assert_eq!(writer.leave().await, Left::Done);
+    reader.granted().await;
 }
 
-async fn room_is_given_to_as_many_as_fit(bed: Bed) -> Check {
-    let name = bed.name("room")?;
-    let all = bed.hold(&name, super::permits(3, 3)).await?;
-    let one = bed.queue(&name, super::permits(1, 3)).await?;
-    let two = bed.queue(&name, super::permits(2, 3)).await?;
-    let behind = bed.queue(&name, super::permits(1, 3)).await?;
-    bed.engine().leave(all.ticket).await?;
-    bed.granted(&one).await?;
-    bed.granted(&two).await?;
-    let line = bed.line(&name).await?;
-    ensure_eq!((line.holders.len(), line.waiters.len()), (2, 1), "the line");
-    ensure_eq!(
-        line.waiters[0].id,
-        behind.ticket.claim.to_string(),
-        "who waits"
-    );
-    Ok(())
+async fn room_is_given_to_as_many_as_fit(fx: Fixture) {
+    let line = fx.line("room");
+    let all = line.held(permits(3, 3)).await;
+    let one = line.waiting(permits(1, 3)).await;
+    let two = line.waiting(permits(2, 3)).await;
+    let behind = line.waiting(permits(1, 3)).await;
+    all.leave().await;
+    one.granted().await;
+    two.granted().await;
+    let (holders, waiters) = line.ids().await;
+    assert_eq!(holders.len(), 2, "holders");
+    assert_eq!(waiters, [behind.id()]);
 }
 
-async fn enter_under_way_finds_it_was_left(bed: Bed) -> Check {
-    let name = bed.name("under-way")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    held.must_own_lease()?;
-    let claim = Arc::new(bed.claim(&name, Ask::Whole));
-    let left = bed
-        .engine()
-        .leave(Ticket::own(name.clone(), claim.id))
-        .await?;
-    ensure_eq!(left, Left::Absent, "leaving a place never taken");
+async fn enter_under_way_finds_it_was_left(fx: Fixture) {
+    let line = fx.line("under-way");
+    line.held(Whole).await.must_own_lease();
+    let claim = line.claim(Whole);
+    assert_eq!(line.leave_unentered(claim.id).await, Left::Absent);
     // Repeated requests are refused as well.
     for _ in 0..2 {
-        let entered = bed.engine().enter(Arc::clone(&claim)).await?;
-        inside!(entered, Entered::Busy => (), "a claim that was left is busy");
+        assert_is!(line.ask(claim.clone()).await.unwrap(), Entered::Busy);
     }
-    let line = bed.line(&name).await?;
-    ensure_eq!((line.holders.len(), line.waiters.len()), (1, 0), "the line");
-    Ok(())
+    assert_eq!(line.length().await, (1, 0));
 }
 
-async fn copy_under_way_finds_it_was_left(bed: Bed) -> Check {
-    let name = bed.name("copied")?;
-    let claim = bed.claim(&name, Ask::Whole);
-    let held = enter_on(bed.engine(), claim.clone()).await?;
-    held.must_own_lease()?;
-    let doubtful = Ticket {
-        sequence: held.sequence(),
-        in_doubt: true,
-        ..held.ticket
-    };
-    ensure_eq!(bed.engine().leave(doubtful).await?, Left::Done, "the leave");
-    let copy = bed.engine().enter(Arc::new(claim)).await?;
-    inside!(copy, Entered::Busy => (), "a copy that arrives late is busy");
-    bed.hold(&name, Ask::Whole).await?;
-    Ok(())
+async fn copy_under_way_finds_it_was_left(fx: Fixture) {
+    let line = fx.line("copied");
+    let claim = line.claim(Whole);
+    let mut doubtful = line.enter(claim.clone()).await;
+    doubtful.must_own_lease();
+    doubtful.ticket.sequence = doubtful.sequence();
+    doubtful.ticket.in_doubt = true;
+    assert_eq!(doubtful.leave().await, Left::Done);
+    assert_is!(line.ask(claim).await.unwrap(), Entered::Busy);
+    line.held(Whole).await;
 }
 
-async fn others_do_not_notice_what_was_left(bed: Bed) -> Check {
-    let (name, elsewhere) = (bed.name("left")?, bed.name("elsewhere")?);
+async fn others_do_not_notice_what_was_left(fx: Fixture) {
+    let (line, elsewhere) = (fx.line("left"), fx.line("elsewhere"));
     let id = ClaimId::random();
-    bed.engine().leave(Ticket::own(name.clone(), id)).await?;
-    bed.hold(&name, Ask::Whole).await?;
+    line.leave_unentered(id).await;
+    line.held(Whole).await;
+    // An id is random, so that the same one elsewhere is no use; it must not break that line.
     let same_id = Claim {
         id,
-        ..bed.claim(&elsewhere, Ask::Whole)
+        ..elsewhere.claim(Whole)
     };
-    // An id is random, so that the same one elsewhere is no use; it must not break that line.
-    bed.engine().enter(Arc::new(same_id)).await?;
-    bed.until(&name, "one holder", |line| line.holders.len() == 1)
-        .await?;
-    Ok(())
+    elsewhere.ask(same_id).await.unwrap();
+    line.until_held().await;
 }
 
-async fn own_leases_have_an_empty_audit(bed: Bed) -> Check {
-    let name = bed.name("audit")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    held.must_own_lease()?;
-    let audit = bed.engine().audit(held.ticket.lease).await?;
-    ensure!(audit.is_empty(), "an own lease has {audit:?}");
-    bed.is_busy(&name, Ask::Whole).await
+async fn own_leases_have_an_empty_audit(fx: Fixture) {
+    let line = fx.line("audit");
+    let held = line.held(Whole).await;
+    held.must_own_lease();
+    let audit = fx.engine().audit(held.ticket.lease).await.unwrap();
+    assert!(audit.is_empty(), "an own lease has {audit:?}");
+    line.busy(Whole).await;
 }

@@ -5,8 +5,9 @@
 //! can't do is `n/a` with the reason, and then its refusal is tested instead: `unsupported`,
 //! before any request is made.
 
-mod bed;
-mod failure;
+#![allow(clippy::unwrap_used)] // A panic is how a case fails.
+
+mod fixture;
 mod needs;
 
 mod amend;
@@ -21,7 +22,6 @@ mod leave;
 mod mutex;
 mod outage;
 mod processes;
-mod processes_faults;
 mod renew;
 mod resize;
 mod rwlock;
@@ -29,14 +29,17 @@ mod semaphore;
 mod survey;
 mod wait;
 
+use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Once;
+use std::task::Poll;
 
 use futures_util::future::LocalBoxFuture;
-use palisade::core::capability::Capability;
 use palisade::core::claim::Ask;
 
-pub use bed::{Bed, SOON, within};
-pub use failure::{Check, Failure};
+pub(crate) use fixture::Notes;
+pub use fixture::{Fixture, SOON, soon, within};
 pub use needs::Need;
 
 /// One behaviour, as a test.
@@ -47,9 +50,9 @@ pub struct Case {
     /// The promise that it tests, in a sentence.
     pub behavior: &'static str,
     /// Whether the engine can be asked for it.
-    pub needs: fn(&Bed) -> Need,
+    pub needs: fn(&Fixture) -> Need,
     /// Tries it.
-    pub run: fn(Bed) -> LocalBoxFuture<'static, Check>,
+    pub run: fn(Fixture) -> LocalBoxFuture<'static, ()>,
 }
 
 impl Case {
@@ -101,7 +104,7 @@ pub fn all() -> Vec<Case> {
         client::CASES,
         outage::CASES,
         processes::CASES,
-        processes_faults::CASES,
+        processes::FAULTS,
     ]
     .concat()
 }
@@ -111,22 +114,68 @@ pub const VERBS: &[&str] = &[
     "enter", "wait", "renew", "amend", "leave", "survey", "evict", "resize",
 ];
 
-/// Runs one case on its bed.
-pub async fn run(case: &Case, bed: Bed) -> Verdict {
-    let check = match (case.needs)(&bed) {
-        Need::Met => (case.run)(bed).await,
-        Need::Missing { reason, refused } => {
-            let refusal = match refused {
-                None => Ok(()),
-                Some(ask) => client::is_refused(&bed, ask).await,
-            };
-            refusal.and_then(|()| Err(Failure::not_applicable(reason)))
+/// The case of that name.
+pub fn named(name: &str) -> Option<Case> {
+    all().into_iter().find(|case| case.name == name)
+}
+
+/// Runs one case.
+pub(crate) async fn run(case: &Case, fixture: Fixture) -> Verdict {
+    caught(async move {
+        match (case.needs)(&fixture) {
+            Need::Met => (case.run)(fixture).await,
+            Need::Missing { reason, refused } => {
+                if let Some(ask) = refused {
+                    client::is_refused(&fixture, ask).await;
+                }
+                NotApplicable::because(reason);
+            }
         }
-    };
-    match check {
-        Ok(()) => Verdict::Ok,
-        Err(failure) => failure.verdict(),
+    })
+    .await
+}
+
+/// What a case panics with that turns out not to apply.
+struct NotApplicable(String);
+
+impl NotApplicable {
+    fn because(reason: impl Into<String>) -> ! {
+        panic::panic_any(Self(reason.into()))
     }
+}
+
+thread_local! {
+    /// Whether this thread polls a case, whose panic is a verdict.
+    static IN_CASE: Cell<bool> = const { Cell::new(false) };
+    /// What it panicked with, and where.
+    static WHY: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs a case to its end or to its panic, which is kept instead of printed.
+async fn caught(case: impl Future<Output = ()>) -> Verdict {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |info| match IN_CASE.get() {
+            true => WHY.set(info.to_string().replacen("panicked at ", "", 1)),
+            false => usual(info),
+        }));
+    });
+    let mut case = std::pin::pin!(case);
+    std::future::poll_fn(|context| {
+        IN_CASE.set(true);
+        let polled = panic::catch_unwind(AssertUnwindSafe(|| case.as_mut().poll(context)));
+        IN_CASE.set(false);
+        match polled {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(())) => Poll::Ready(Verdict::Ok),
+            Err(payload) => Poll::Ready(match payload.downcast::<NotApplicable>() {
+                Ok(not) => Verdict::NotApplicable(not.0),
+                Err(_) => Verdict::Failed(WHY.take()),
+            }),
+        }
+    })
+    .await
 }
 
 /// The cases of one group: `"behaviour" => [case if need, …]`.
@@ -150,28 +199,10 @@ macro_rules! cases {
     };
     (@need) => { |_| $crate::conformance::Need::Met };
     (@need $need:path) => { $need };
-    (@run $case:ident []) => { |bed| Box::pin($case(bed)) };
-    (@run $case:ident [$with:expr]) => { |bed| Box::pin($case(bed, $with)) };
+    (@run $case:ident []) => { |fixture| Box::pin($case(fixture)) };
+    (@run $case:ident [$with:expr]) => { |fixture| Box::pin($case(fixture, $with)) };
 }
 pub(crate) use cases;
-
-/// The engine's capability as the suite sees it, for reports.
-pub fn summary(capability: &Capability) -> String {
-    format!(
-        "class {}, permits {:?}, tokens {:?}{}{}{}{}",
-        capability.class,
-        capability.permits,
-        capability.tokens,
-        if capability.shared { ", shared" } else { "" },
-        if capability.resize { ", resize" } else { "" },
-        if capability.fair { ", fair" } else { "" },
-        if capability.detached {
-            ", detached"
-        } else {
-            ""
-        },
-    )
-}
 
 /// Permits: `weight` of `capacity`.
 pub(crate) const fn permits(weight: u32, capacity: u32) -> Ask {

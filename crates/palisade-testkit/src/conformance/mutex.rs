@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use palisade::core::clock::BootTime;
-use palisade::{Client, Hold, Patience, Request, RwHold};
+use palisade::{Client, Hold, Patience, Request, Result, RwHold};
 
-use super::bed::held;
-use super::failure::{ensure, ensure_eq, inside};
-use super::{Bed, Check, Failure, SOON, cases, needs, permits, within};
+use super::fixture::{free, granted, taken};
+use super::{Fixture, SOON, cases, needs, permits, soon, within};
 
 /// What makes holders exclude each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,15 +24,18 @@ const NAME: &str = "exclusive";
 
 impl Over {
     /// Takes what must be taken so that one more holder is all there can be.
-    async fn prepare(self, bed: &Bed) -> Result<Vec<Hold>, Failure> {
+    async fn prepare(self, fx: &Fixture) -> Vec<Hold> {
         let mut bystanders = Vec::new();
-        if self == Self::DrainedSemaphore {
-            let semaphore = bed.client().semaphore(NAME, 3);
-            for _ in 0..2 {
-                bystanders.push(held(semaphore.try_acquire().await?)?);
-            }
+        for _ in 0..self.bystanders() {
+            let semaphore = fx.client().semaphore(NAME, 3);
+            bystanders.push(free(semaphore.try_acquire().await));
         }
-        Ok(bystanders)
+        bystanders
+    }
+
+    /// How many bystanders are in the line.
+    fn bystanders(self) -> usize {
+        if self == Self::DrainedSemaphore { 2 } else { 0 }
     }
 
     fn request(self, client: &Client) -> Request {
@@ -44,7 +46,7 @@ impl Over {
         client.line(NAME, ask)
     }
 
-    async fn lock(self, client: &Client) -> palisade::Result<Hold> {
+    async fn lock(self, client: &Client) -> Result<Hold> {
         match self {
             Self::Mutex => client.mutex(NAME).lock().await,
             Self::DrainedSemaphore => client.semaphore(NAME, 3).acquire().await,
@@ -52,7 +54,7 @@ impl Over {
         }
     }
 
-    async fn try_lock(self, client: &Client) -> palisade::Result<Option<Hold>> {
+    async fn try_lock(self, client: &Client) -> Result<Option<Hold>> {
         match self {
             Self::Mutex => client.mutex(NAME).try_lock().await,
             Self::DrainedSemaphore => client.semaphore(NAME, 3).try_acquire().await,
@@ -63,20 +65,18 @@ impl Over {
         }
     }
 
-    async fn lock_timeout(self, client: &Client, wait: Duration) -> palisade::Result<Option<Hold>> {
+    async fn lock_timeout(self, client: &Client, wait: Duration) -> Result<Option<Hold>> {
         match self {
             Self::Mutex => client.mutex(NAME).lock_timeout(wait).await,
-            Self::DrainedSemaphore => client.semaphore(NAME, 3).acquire_timeout(wait).await,
+            Self::DrainedSemaphore => {
+                let semaphore = client.semaphore(NAME, 3);
+                semaphore.acquire_timeout(wait).await
+            }
             Self::WriteLock => {
                 let hold = client.rwlock(NAME).write_timeout(wait).await?;
                 Ok(hold.map(RwHold::into_hold))
             }
         }
-    }
-
-    /// How many bystanders are in the line.
-    fn bystanders(self) -> usize {
-        if self == Self::DrainedSemaphore { 2 } else { 0 }
     }
 }
 
@@ -123,276 +123,216 @@ cases! { pub(super) ORDER, "mutex" with Over::Mutex;
     ],
 }
 
-async fn another_client_is_excluded(bed: Bed, over: Over) -> Check {
-    let _bystanders = over.prepare(&bed).await?;
-    let other = bed.other_client().await?;
-    let hold = held(over.try_lock(&bed.client()).await?)?;
-    ensure!(over.try_lock(&other).await?.is_none(), "two holders");
-    hold.release().await?;
-    let hold = held(over.try_lock(&other).await?)?;
-    ensure!(over.try_lock(&bed.client()).await?.is_none(), "two holders");
-    hold.release().await?;
-    Ok(())
+async fn another_client_is_excluded(fx: Fixture, over: Over) {
+    let _bystanders = over.prepare(&fx).await;
+    let (one, two) = (fx.client(), fx.other_client().await);
+    for (holder, other) in [(&one, &two), (&two, &one)] {
+        let hold = free(over.try_lock(holder).await);
+        taken(over.try_lock(other).await);
+        hold.release().await.unwrap();
+    }
 }
 
-async fn another_lock_of_the_same_client_is_excluded(bed: Bed, over: Over) -> Check {
-    let _bystanders = over.prepare(&bed).await?;
-    let client = bed.client();
-    let hold = over.lock(&client).await?;
-    ensure!(over.try_lock(&client).await?.is_none(), "two holders");
-    ensure!(
-        over.try_lock(&client.clone()).await?.is_none(),
-        "two holders"
-    );
-    ensure!(hold.is_valid(), "the first is valid");
-    hold.release().await?;
-    Ok(())
+async fn another_lock_of_the_same_client_is_excluded(fx: Fixture, over: Over) {
+    let _bystanders = over.prepare(&fx).await;
+    let client = fx.client();
+    let hold = over.lock(&client).await.unwrap();
+    taken(over.try_lock(&client).await);
+    taken(over.try_lock(&client.clone()).await);
+    assert!(hold.is_valid());
+    hold.release().await.unwrap();
 }
 
-async fn contention_never_overlaps(bed: Bed, over: Over) -> Check {
+async fn contention_never_overlaps(fx: Fixture, over: Over) {
     const TASKS: u32 = 6;
     const ROUNDS: u32 = 8;
-    let _bystanders = over.prepare(&bed).await?;
+    let _bystanders = over.prepare(&fx).await;
     let inside = Arc::new(AtomicU32::new(0));
     let total = Arc::new(AtomicU32::new(0));
-    let other = bed.other_client().await?;
+    let other = fx.other_client().await;
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..TASKS {
         let client = if task % 2 == 0 {
-            bed.client()
+            fx.client()
         } else {
             other.clone()
         };
         let (inside, total) = (Arc::clone(&inside), Arc::clone(&total));
         tasks.spawn(async move {
             for _ in 0..ROUNDS {
-                let hold = over.lock(&client).await?;
-                ensure_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "others inside");
+                let hold = over.lock(&client).await.unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "others inside");
                 // A read and a write apart: an overlap would lose an update.
                 let seen = total.load(Ordering::SeqCst);
                 tokio::task::yield_now().await;
                 total.store(seen + 1, Ordering::SeqCst);
                 inside.fetch_sub(1, Ordering::SeqCst);
-                hold.release().await?;
+                hold.release().await.unwrap();
             }
-            Ok::<_, Failure>(())
         });
     }
-    while let Some(task) = within(SOON * 4, "a round", tasks.join_next()).await? {
-        task??;
-    }
-    ensure_eq!(total.load(Ordering::SeqCst), TASKS * ROUNDS, "updates");
-    Ok(())
+    within(SOON * 4, "all rounds", tasks.join_all()).await;
+    assert_eq!(total.load(Ordering::SeqCst), TASKS * ROUNDS, "updates");
 }
 
-async fn other_names_are_free(bed: Bed, over: Over) -> Check {
-    let _bystanders = over.prepare(&bed).await?;
-    let hold = over.lock(&bed.client()).await?;
+async fn other_names_are_free(fx: Fixture, over: Over) {
+    let _bystanders = over.prepare(&fx).await;
+    let _hold = over.lock(&fx.client()).await.unwrap();
     for name in ["exclusiv", "exclusive2", "Exclusive", "exclusive/"] {
-        let other = bed.client().mutex(name).try_lock().await?;
-        ensure!(other.is_some(), "{name} is another lock");
+        drop(free(fx.mutex(name).try_lock().await));
     }
-    hold.release().await?;
-    Ok(())
 }
 
-async fn release_frees(bed: Bed, over: Over) -> Check {
-    let _bystanders = over.prepare(&bed).await?;
+async fn release_frees(fx: Fixture, over: Over) {
+    let _bystanders = over.prepare(&fx).await;
     for _ in 0..3 {
-        held(over.try_lock(&bed.client()).await?)?.release().await?;
+        let hold = free(over.try_lock(&fx.client()).await);
+        hold.release().await.unwrap();
     }
-    let line = bed.line(&bed.name(NAME)?).await?;
-    ensure_eq!(line.holders.len(), over.bystanders(), "holders left");
-    Ok(())
+    assert_eq!(fx.line(NAME).length().await.0, over.bystanders());
 }
 
-async fn drop_frees(bed: Bed, over: Over) -> Check {
-    let _bystanders = over.prepare(&bed).await?;
-    let client = bed.client();
-    drop(over.lock(&client).await?);
-    within(SOON, "the background release", client.flush()).await?;
-    held(over.try_lock(&client).await?)?.release().await?;
-    Ok(())
+async fn drop_frees(fx: Fixture, over: Over) {
+    let _bystanders = over.prepare(&fx).await;
+    let client = fx.client();
+    drop(over.lock(&client).await.unwrap());
+    soon("the background release", client.flush()).await;
+    drop(free(over.try_lock(&client).await));
 }
 
-async fn release_wakes_the_waiter(bed: Bed, over: Over) -> Check {
-    let _bystanders = over.prepare(&bed).await?;
-    let other = bed.other_client().await?;
-    let hold = over.lock(&bed.client()).await?;
-    let waiter = tokio::spawn(async move { over.lock(&other).await });
-    if bed.capability().waiters_visible {
-        bed.until_waiting(&bed.name(NAME)?, 1).await?;
-    }
-    ensure!(!waiter.is_finished(), "two holders");
-    hold.release().await?;
-    let hold = within(SOON, "the grant", waiter).await???;
-    ensure!(hold.is_valid(), "a fresh hold is valid");
-    Ok(())
+async fn release_wakes_the_waiter(fx: Fixture, over: Over) {
+    let _bystanders = over.prepare(&fx).await;
+    let other = fx.other_client().await;
+    let hold = over.lock(&fx.client()).await.unwrap();
+    let waiter = fx.queued(NAME, 1, async move { over.lock(&other).await });
+    let waiter = waiter.await;
+    assert!(!waiter.is_finished(), "two holders");
+    hold.release().await.unwrap();
+    assert!(granted(waiter).await.is_valid());
 }
 
-async fn a_hold_outlives_its_client(bed: Bed, over: Over) -> Check {
-    let _bystanders = over.prepare(&bed).await?;
-    let other = bed.other_client().await?;
-    let ttl = bed.short_ttl();
-    let hold = over
-        .request(&other)
-        .ttl(ttl)
-        .acquire(Patience::NoWait)
-        .await?;
-    let hold = held(hold)?;
-    drop(other);
+async fn a_hold_outlives_its_client(fx: Fixture, over: Over) {
+    let _bystanders = over.prepare(&fx).await;
+    let other = fx.other_client().await;
+    let ttl = fx.short_ttl();
+    let request = over.request(&other).ttl(ttl);
+    let hold = free(request.acquire(Patience::NoWait).await);
+    drop((other, request));
     tokio::time::sleep(ttl * 3 / 2).await;
-    ensure!(hold.is_valid(), "lost with its client");
-    ensure!(over.try_lock(&bed.client()).await?.is_none(), "two holders");
-    hold.release().await?;
-    held(over.try_lock(&bed.client()).await?)?.release().await?;
-    Ok(())
+    assert!(hold.is_valid(), "lost with its client");
+    taken(over.try_lock(&fx.client()).await);
+    hold.release().await.unwrap();
+    drop(free(over.try_lock(&fx.client()).await));
 }
 
-async fn try_lock_is_none_at_once(bed: Bed, over: Over) -> Check {
-    let _bystanders = over.prepare(&bed).await?;
-    let _hold = over.lock(&bed.client()).await?;
-    let other = bed.other_client().await?;
-    let busy = within(
-        Duration::from_millis(800),
-        "an answer",
-        over.try_lock(&other),
-    )
-    .await??;
-    ensure!(busy.is_none(), "two holders");
-    let line = bed.line(&bed.name(NAME)?).await?;
-    ensure_eq!(line.waiters.len(), 0, "waiters left");
-    Ok(())
+async fn try_lock_is_none_at_once(fx: Fixture, over: Over) {
+    let _bystanders = over.prepare(&fx).await;
+    let _hold = over.lock(&fx.client()).await.unwrap();
+    let other = fx.other_client().await;
+    let limit = Duration::from_millis(800);
+    taken(within(limit, "an answer", over.try_lock(&other)).await);
+    assert_eq!(fx.line(NAME).length().await.1, 0, "waiters left");
 }
 
-async fn timeout_is_none_in_time(bed: Bed, over: Over) -> Check {
-    let _bystanders = over.prepare(&bed).await?;
-    let hold = over.lock(&bed.client()).await?;
-    let other = bed.other_client().await?;
+async fn timeout_is_none_in_time(fx: Fixture, over: Over) {
+    let _bystanders = over.prepare(&fx).await;
+    let hold = over.lock(&fx.client()).await.unwrap();
+    let other = fx.other_client().await;
     let wait = Duration::from_millis(250);
     let start = BootTime::now();
-    let busy = within(SOON, "the timeout", over.lock_timeout(&other, wait)).await??;
+    taken(soon("the timeout", over.lock_timeout(&other, wait)).await);
     let took = BootTime::now().saturating_since(start);
-    ensure!(busy.is_none(), "two holders");
-    ensure!(took >= wait, "gave up after {took:?}");
-    ensure!(
-        took < wait + Duration::from_secs(1),
-        "gave up after {took:?} only"
-    );
-    within(SOON, "the background leave", other.flush()).await?;
-    let line = bed.line(&bed.name(NAME)?).await?;
-    ensure_eq!(line.waiters.len(), 0, "waiters left");
-    hold.release().await?;
-    held(over.try_lock(&bed.client()).await?)?.release().await?;
-    Ok(())
+    assert!(took >= wait, "gave up after {took:?}");
+    assert!(took < wait + Duration::from_secs(1), "only after {took:?}");
+    soon("the background leave", other.flush()).await;
+    assert_eq!(fx.line(NAME).length().await.1, 0, "waiters left");
+    hold.release().await.unwrap();
+    drop(free(over.try_lock(&fx.client()).await));
 }
 
-async fn zero_timeout_takes_a_free_lock(bed: Bed, over: Over) -> Check {
-    let _bystanders = over.prepare(&bed).await?;
-    let hold = held(over.lock_timeout(&bed.client(), Duration::ZERO).await?)?;
-    let busy = over.lock_timeout(&bed.client(), Duration::ZERO).await?;
-    ensure!(busy.is_none(), "two holders");
-    hold.release().await?;
-    Ok(())
+async fn zero_timeout_takes_a_free_lock(fx: Fixture, over: Over) {
+    let _bystanders = over.prepare(&fx).await;
+    let _hold = free(over.lock_timeout(&fx.client(), Duration::ZERO).await);
+    taken(over.lock_timeout(&fx.client(), Duration::ZERO).await);
 }
 
-async fn lock_in_time_is_held(bed: Bed, over: Over) -> Check {
-    let _bystanders = over.prepare(&bed).await?;
-    let other = bed.other_client().await?;
-    let hold = over.lock(&bed.client()).await?;
-    let waiter = tokio::spawn(async move { over.lock_timeout(&other, SOON * 2).await });
-    if bed.capability().waiters_visible {
-        bed.until_waiting(&bed.name(NAME)?, 1).await?;
-    }
-    hold.release().await?;
-    let hold = within(SOON, "the grant", waiter).await???;
-    held(hold)?.release().await?;
-    Ok(())
+async fn lock_in_time_is_held(fx: Fixture, over: Over) {
+    let _bystanders = over.prepare(&fx).await;
+    let other = fx.other_client().await;
+    let hold = over.lock(&fx.client()).await.unwrap();
+    let lock = async move { over.lock_timeout(&other, SOON * 2).await };
+    let waiter = fx.queued(NAME, 1, lock).await;
+    hold.release().await.unwrap();
+    assert!(granted(waiter).await.is_some(), "busy");
 }
 
-async fn a_dropped_future_leaves_no_claim(bed: Bed, over: Over) -> Check {
-    let _bystanders = over.prepare(&bed).await?;
-    let other = bed.other_client().await?;
-    let hold = over.lock(&bed.client()).await?;
+async fn a_dropped_future_leaves_no_claim(fx: Fixture, over: Over) {
+    let _bystanders = over.prepare(&fx).await;
+    let other = fx.other_client().await;
+    let hold = over.lock(&fx.client()).await.unwrap();
     // Dropped before its first poll, at its first await, and at later ones.
     drop(over.lock(&other));
     for micros in [0, 50, 500, 5_000, 50_000] {
         let lock = over.lock(&other);
         let dropped = tokio::time::timeout(Duration::from_micros(micros), lock).await;
-        ensure!(dropped.is_err(), "two holders");
+        assert!(dropped.is_err(), "two holders");
     }
-    within(SOON, "the background leaves", other.flush()).await?;
-    let name = bed.name(NAME)?;
-    let left = bed
-        .until(&name, "no waiters", |line| line.waiters.is_empty())
-        .await?;
-    ensure_eq!(left.holders.len(), over.bystanders() + 1, "holders");
-    hold.release().await?;
-    held(over.try_lock(&bed.client()).await?)?.release().await?;
-    Ok(())
+    soon("the background leaves", other.flush()).await;
+    let left = fx.line(NAME).until_waiting(0).await;
+    assert_eq!(left.holders.len(), over.bystanders() + 1, "holders");
+    hold.release().await.unwrap();
+    drop(free(over.try_lock(&fx.client()).await));
 }
 
-async fn waiters_are_served_in_order(bed: Bed, over: Over) -> Check {
-    let name = bed.name(NAME)?;
-    let hold = over.lock(&bed.client()).await?;
+async fn waiters_are_served_in_order(fx: Fixture, over: Over) {
+    let hold = over.lock(&fx.client()).await.unwrap();
     let (sender, mut served) = tokio::sync::mpsc::unbounded_channel();
     for index in 0..5 {
-        let client = bed.other_client().await?;
-        let sender = sender.clone();
-        tokio::spawn(async move {
-            let hold = over.lock(&client).await;
-            let token = hold.as_ref().map(Hold::token).ok();
-            let _ = sender.send((index, token));
-            if let Ok(hold) = hold {
-                let _ = hold.release().await;
-            }
-        });
-        bed.until_waiting(&name, index + 1).await?;
+        let (client, sender) = (fx.other_client().await, sender.clone());
+        let lock = async move {
+            let hold = over.lock(&client).await.unwrap();
+            sender.send((index, hold.token())).unwrap();
+            hold.release().await
+        };
+        fx.queued(NAME, index + 1, lock).await;
     }
-    let mut last = Some(hold.token());
-    hold.release().await?;
+    let mut last = hold.token();
+    hold.release().await.unwrap();
     for expected in 0..5 {
-        let next = within(SOON, "the next grant", served.recv()).await?;
-        let (index, token) = inside!(next, Some(next) => next, "a grant");
-        ensure_eq!(index, expected, "who is served");
-        ensure!(token > last, "token {token:?} after {last:?}");
+        let next = soon("the next grant", served.recv()).await;
+        let (index, token) = next.expect("a grant");
+        assert_eq!(index, expected, "who is served");
+        assert!(token > last, "token {token} after {last}");
         last = token;
     }
-    Ok(())
 }
 
-async fn tokens_rise_from_grant_to_grant(bed: Bed, over: Over) -> Check {
-    let other = bed.other_client().await?;
+async fn tokens_rise_from_grant_to_grant(fx: Fixture, over: Over) {
+    let other = fx.other_client().await;
     let mut last = None;
     for round in 0..10 {
         let client = if round % 3 == 0 {
             other.clone()
         } else {
-            bed.client()
+            fx.client()
         };
-        let hold = over.lock(&client).await?;
-        ensure!(
-            Some(hold.token()) > last,
-            "token {:?} after {last:?}",
-            hold.token()
-        );
-        last = Some(hold.token());
-        hold.release().await?;
+        let hold = over.lock(&client).await.unwrap();
+        let token = Some(hold.token());
+        assert!(token > last, "token {token:?} after {last:?}");
+        last = token;
+        hold.release().await.unwrap();
     }
-    Ok(())
 }
 
-async fn a_dropped_waiter_is_skipped(bed: Bed, over: Over) -> Check {
-    let name = bed.name(NAME)?;
-    let hold = over.lock(&bed.client()).await?;
-    let (first, second) = (bed.other_client().await?, bed.other_client().await?);
-    let dropped = tokio::spawn(async move { over.lock(&first).await });
-    bed.until_waiting(&name, 1).await?;
-    let next = tokio::spawn(async move { over.lock(&second).await });
-    bed.until_waiting(&name, 2).await?;
+async fn a_dropped_waiter_is_skipped(fx: Fixture, over: Over) {
+    let hold = over.lock(&fx.client()).await.unwrap();
+    let (first, second) = (fx.other_client().await, fx.other_client().await);
+    let dropped = fx.queued(NAME, 1, async move { over.lock(&first).await });
+    let dropped = dropped.await;
+    let next = fx.queued(NAME, 2, async move { over.lock(&second).await });
+    let next = next.await;
     dropped.abort();
-    bed.until_waiting(&name, 1).await?;
-    hold.release().await?;
-    drop(within(SOON, "the grant", next).await???);
-    Ok(())
+    fx.line(NAME).until_waiting(1).await;
+    hold.release().await.unwrap();
+    drop(granted(next).await);
 }

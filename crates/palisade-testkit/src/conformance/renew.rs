@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use palisade::core::claim::{Ask, Claim};
+use palisade::core::claim::Ask::Whole;
 use palisade::core::clock::BootTime;
 use palisade::core::engine::{Eviction, Renewal};
 use palisade::core::ticket::Lease;
 
-use super::bed::{enter_on, granted_on};
-use super::failure::{ensure, ensure_eq, inside};
-use super::{Bed, Check, Failure, SOON, cases, needs, within};
+use super::fixture::assert_is;
+use super::{Fixture, SOON, cases, needs, within};
 
 cases! { pub(super) CASES, "renew";
     "A lease that lives is re-armed to its full ttl." => [
@@ -34,236 +33,158 @@ cases! { pub(super) CASES, "renew";
     ],
 }
 
-async fn renewed_lease_outlives_its_ttl(bed: Bed) -> Check {
-    let name = bed.name("renewed")?;
-    let ttl = bed.short_ttl();
-    let held = bed
-        .enter(Claim {
-            ttl,
-            ..bed.claim(&name, Ask::Whole)
-        })
-        .await?;
+async fn renewed_lease_outlives_its_ttl(fx: Fixture) {
+    let line = fx.line("renewed");
+    let held = line.brief().held(Whole).await;
     let end = held.armed.sent + held.armed.ttl * 2;
     let mut last = held.armed.sent;
     while !end.has_passed() {
         tokio::time::sleep(held.armed.ttl / 4).await;
         let before = BootTime::now();
-        let armed = inside!(bed.renew(&held).await?, Renewal::Held(armed) => armed, "a living lease is held");
-        ensure_eq!(armed.ttl, held.armed.ttl, "the ttl after a renewal");
-        ensure!(
-            armed.sent >= before && armed.sent <= BootTime::now(),
-            "armed at another time"
-        );
-        ensure!(armed.sent > last, "armed no later than before");
+        let renewal = held.renew().await;
+        let Renewal::Held(armed) = renewal else {
+            panic!("a living lease is {renewal:?}");
+        };
+        assert_eq!(armed.ttl, held.armed.ttl, "the ttl after a renewal");
+        let asked = before..=BootTime::now();
+        assert!(asked.contains(&armed.sent), "armed at another time");
+        assert!(armed.sent > last, "armed no later than before");
         last = armed.sent;
-        bed.is_busy(&name, Ask::Whole).await?;
+        line.busy(Whole).await;
     }
-    let line = bed.line(&name).await?;
-    ensure_eq!(line.holders[0].sequence, Some(held.sequence()), "the count");
-    Ok(())
+    assert_eq!(
+        line.shown().await.holders[0].sequence,
+        Some(held.sequence())
+    );
 }
 
-async fn waiting_claim_is_renewed_too(bed: Bed) -> Check {
-    let name = bed.name("renewed")?;
-    let first = bed.hold(&name, Ask::Whole).await?;
-    let ttl = bed.short_ttl();
-    let next = bed
-        .enter(Claim {
-            ttl,
-            ..bed.claim(&name, Ask::Whole)
-        })
-        .await?;
+async fn waiting_claim_is_renewed_too(fx: Fixture) {
+    let line = fx.line("renewed");
+    let first = line.held(Whole).await;
+    let next = line.brief().waiting(Whole).await;
     let end = next.armed.sent + next.armed.ttl * 2;
     while !end.has_passed() {
         tokio::time::sleep(next.armed.ttl / 4).await;
-        inside!(bed.renew(&next).await?, Renewal::Held(_) => (), "a waiting lease lives on");
+        assert_is!(next.renew().await, Renewal::Held(_));
     }
-    bed.engine().leave(first.ticket).await?;
-    bed.granted(&next).await?;
-    Ok(())
+    first.leave().await;
+    next.granted().await;
 }
 
-async fn many_leases_are_answered_in_order(bed: Bed) -> Check {
+async fn many_leases_are_answered_in_order(fx: Fixture) {
     let mut all = Vec::new();
     for index in 0..6 {
-        all.push(
-            bed.hold(&bed.name(&format!("many-{index}"))?, Ask::Whole)
-                .await?,
-        );
+        all.push(fx.line(&format!("many-{index}")).held(Whole).await);
     }
-    all[0].must_own_lease()?;
+    all[0].must_own_lease();
     for gone in [1, 4] {
-        bed.engine().leave(all[gone].ticket.clone()).await?;
+        all[gone].leave().await;
     }
-    let leases: Vec<Lease> = all.iter().map(|seated| seated.lease()).collect();
-    let answers = bed.engine().renew(leases, Duration::from_secs(2)).await;
-    let held: Vec<bool> = answers
-        .iter()
-        .map(|a| matches!(a, Renewal::Held(_)))
-        .collect();
-    ensure_eq!(
-        held,
-        [true, false, true, true, false, true],
-        "who is held of {answers:?}"
-    );
-    let lost = answers
-        .iter()
-        .filter(|a| matches!(a, Renewal::Lost))
-        .count();
-    ensure_eq!(lost, 2, "how many are lost of {answers:?}");
-    ensure!(
-        bed.engine()
-            .renew(Vec::new(), Duration::from_secs(2))
-            .await
-            .is_empty(),
-        "answers to no question"
-    );
-    Ok(())
+    let leases: Vec<Lease> = all.iter().map(|seat| seat.lease()).collect();
+    let answers = fx.engine().renew(leases, Duration::from_secs(2)).await;
+    let shown = answers.iter().map(|answer| match answer {
+        Renewal::Held(_) => "held",
+        Renewal::Lost => "lost",
+        _ => "other",
+    });
+    let expected = ["held", "lost", "held", "held", "lost", "held"];
+    assert_eq!(shown.collect::<Vec<_>>(), expected, "{answers:?}");
+    let none = fx.engine().renew(Vec::new(), Duration::from_secs(2)).await;
+    assert!(none.is_empty(), "answers to no question");
 }
 
-async fn ended_lease_is_lost_and_stays_lost(bed: Bed) -> Check {
-    let name = bed.name("ended")?;
-    let ttl = bed.short_ttl();
-    let held = bed
-        .enter(Claim {
-            ttl,
-            ..bed.claim(&name, Ask::Whole)
-        })
-        .await?;
-    held.must_own_lease()?;
+async fn ended_lease_is_lost_and_stays_lost(fx: Fixture) {
+    let line = fx.line("ended");
+    let held = line.brief().held(Whole).await;
+    held.must_own_lease();
     let end = async {
-        while !(held.armed.sent + held.armed.ttl).has_passed()
-            || !bed.line(&name).await?.holders.is_empty()
-        {
+        while !held.ends().has_passed() || line.length().await.0 > 0 {
             tokio::time::sleep(held.armed.ttl / 20).await;
         }
-        Ok::<_, Failure>(())
     };
-    within(held.armed.ttl + SOON, "the end of the lease", end).await??;
+    within(held.after_its_end(), "the end of the lease", end).await;
     for _ in 0..3 {
-        inside!(bed.renew(&held).await?, Renewal::Lost => (), "a lease that ended is lost");
+        assert_is!(held.renew().await, Renewal::Lost);
     }
-    bed.until_empty(&name).await?;
-    bed.hold(&name, Ask::Whole).await?;
-    Ok(())
+    line.until_empty().await;
+    line.held(Whole).await;
 }
 
-async fn left_lease_is_lost(bed: Bed) -> Check {
-    let name = bed.name("left")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    held.must_own_lease()?;
-    bed.engine().leave(held.ticket.clone()).await?;
-    inside!(bed.renew(&held).await?, Renewal::Lost => (), "a lease that was left is lost");
-    bed.until_empty(&name).await
+async fn left_lease_is_lost(fx: Fixture) {
+    let line = fx.line("left");
+    let held = line.held(Whole).await;
+    held.must_own_lease();
+    held.leave().await;
+    assert_is!(held.renew().await, Renewal::Lost);
+    line.until_empty().await;
 }
 
-async fn late_renewal_leaves_the_next_holder_alone(bed: Bed) -> Check {
-    let name = bed.name("takeover")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    held.must_own_lease()?;
-    bed.engine().leave(held.ticket.clone()).await?;
-    let other = bed.other_client().await?;
-    let ttl = bed.short_ttl();
-    let next = enter_on(
-        other.engine(),
-        Claim {
-            ttl,
-            ..bed.claim(&name, Ask::Whole)
-        },
-    )
-    .await?;
-    let waiting = bed.queue(&name, Ask::Whole).await?;
-    inside!(bed.renew(&held).await?, Renewal::Lost => (), "a lease that was left is lost");
-    let line = bed.line(&name).await?;
-    ensure_eq!(line.holders.len(), 1, "holders");
-    ensure_eq!(
-        line.holders[0].id,
-        next.ticket.claim.to_string(),
-        "the holder"
-    );
+async fn late_renewal_leaves_the_next_holder_alone(fx: Fixture) {
+    let line = fx.line("takeover");
+    let held = line.held(Whole).await;
+    held.must_own_lease();
+    held.leave().await;
+    let other = fx.other_client().await;
+    let next = fx.line_on(&other, "takeover").brief().held(Whole).await;
+    let waiting = line.waiting(Whole).await;
+    assert_is!(held.renew().await, Renewal::Lost);
+    assert_eq!(line.ids().await.0, [next.id()]);
     // Nor was the next one's lease extended.
-    granted_on(bed.engine(), &waiting.ticket, next.armed.ttl + SOON).await?;
-    Ok(())
+    waiting.granted_within(next.after_its_end()).await;
 }
 
-async fn another_incarnation_is_lost(bed: Bed) -> Check {
-    let name = bed.name("incarnation")?;
-    let held = bed.hold(&name, Ask::Whole).await?;
-    held.must_own_lease()?;
-    let mut wrong = held.clone();
-    wrong.ticket.sequence += 1;
-    inside!(bed.renew(&wrong).await?, Renewal::Lost => (), "another incarnation is lost");
-    inside!(bed.renew(&held).await?, Renewal::Held(_) => (), "the right one is held");
-    Ok(())
+async fn another_incarnation_is_lost(fx: Fixture) {
+    let held = fx.line("incarnation").held(Whole).await;
+    held.must_own_lease();
+    assert_is!(held.another_incarnation().renew().await, Renewal::Lost);
+    assert_is!(held.renew().await, Renewal::Held(_));
 }
 
-async fn marked_ticket_is_not_extended(bed: Bed) -> Check {
-    let name = bed.name("marked")?;
-    let ttl = bed.short_ttl();
-    let held = bed
-        .enter(Claim {
-            ttl,
-            ..bed.claim(&name, Ask::Whole)
-        })
-        .await?;
-    held.must_own_lease()?;
-    let next = bed.queue(&name, Ask::Whole).await?;
-    let id = held.ticket.claim.to_string();
-    ensure!(
-        bed.engine().evict(name, id, Eviction::Mark).await?,
-        "the holder is there"
-    );
-    let granted = async {
-        let engine = bed.engine();
-        let mut wait = std::pin::pin!(granted_on(engine, &next.ticket, SOON * 2));
-        loop {
-            tokio::select! {
-                granted = &mut wait => return granted,
-                () = tokio::time::sleep(held.armed.ttl / 4) => match bed.renew(&held).await? {
-                    Renewal::Evicted | Renewal::Lost | Renewal::Revoked(_) => {}
-                    other => return Err(Failure::new(format!("a marked lease is {other:?}"))),
-                },
-            }
+async fn marked_ticket_is_not_extended(fx: Fixture) {
+    let line = fx.line("marked");
+    let held = line.brief().held(Whole).await;
+    held.must_own_lease();
+    let next = line.waiting(Whole).await;
+    assert!(held.evict(Eviction::Mark).await, "the holder is there");
+    assert_is!(held.renew().await, Renewal::Evicted);
+    let mut granted = std::pin::pin!(next.granted_within(held.after_its_end()));
+    loop {
+        tokio::select! {
+            _ = &mut granted => return,
+            () = tokio::time::sleep(held.armed.ttl / 4) => assert_is!(
+                held.renew().await,
+                Renewal::Evicted | Renewal::Lost | Renewal::Revoked(_)
+            ),
         }
-    };
-    inside!(bed.renew(&held).await?, Renewal::Evicted => (), "a marked lease is evicted");
-    within(
-        held.armed.ttl + SOON,
-        "the end of the marked lease",
-        granted,
-    )
-    .await??;
-    Ok(())
+    }
 }
 
-async fn cut_off_engine_is_unknown(bed: Bed) -> Check {
-    let held = bed.hold(&bed.name("cut")?, Ask::Whole).await?;
-    let Some(outage) = bed.site().outage.clone() else {
-        return Err(Failure::not_applicable("nothing that could be cut off"));
-    };
-    outage.begin();
-    let answer = within(SOON * 2, "an answer", bed.renew(&held)).await;
-    outage.end();
-    inside!(answer??, Renewal::Unknown(_) => Ok(()), "not known")
+async fn cut_off_engine_is_unknown(fx: Fixture) {
+    let held = fx.line("cut").held(Whole).await;
+    let cut_off = fx.site().cut_off.clone().unwrap();
+    cut_off.begin();
+    let answer = tokio::time::timeout(SOON * 2, held.renew()).await;
+    cut_off.end();
+    assert_is!(answer.expect("an answer"), Renewal::Unknown(_));
 }
 
-async fn dead_connection_costs_one_renewal(bed: Bed) -> Check {
+async fn dead_connection_costs_one_renewal(fx: Fixture) {
     // Long enough for a busy machine, and shorter than the timeout of a request.
     const WITHIN: Duration = Duration::from_millis(700);
-    let (proxies, client) = bed.proxied_client().await?;
-    let held = enter_on(client.engine(), bed.claim(&bed.name("dead")?, Ask::Whole)).await?;
+    let (proxies, client) = fx.proxied_client().await;
+    let held = fx.line_on(&client, "dead").held(Whole).await;
     let renew = async || {
         let start = BootTime::now();
         let renewal = client.engine().renew(vec![held.lease()], WITHIN);
-        let mut answers = within(SOON * 2, "an answer", renewal).await?;
+        let mut answers = within(SOON * 2, "an answer", renewal).await;
         let took = BootTime::now().saturating_since(start);
         // Half of it again is for a busy machine; a request's timeout is 2 s.
-        ensure!(took < WITHIN * 3 / 2, "answered after {took:?}");
-        ensure_eq!(answers.len(), 1, "answers");
-        Ok::<_, Failure>(answers.remove(0))
+        assert!(took < WITHIN * 3 / 2, "answered after {took:?}");
+        assert_eq!(answers.len(), 1, "answers");
+        answers.remove(0)
     };
-    inside!(renew().await?, Renewal::Held(_) => (), "a living lease is held");
+    assert_is!(renew().await, Renewal::Held(_));
     proxies.silence();
-    inside!(renew().await?, Renewal::Unknown(_) => (), "a dead connection is unknown");
-    inside!(renew().await?, Renewal::Held(_) => Ok(()), "a new connection renews")
+    assert_is!(renew().await, Renewal::Unknown(_));
+    assert_is!(renew().await, Renewal::Held(_));
 }

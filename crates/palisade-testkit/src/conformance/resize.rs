@@ -1,14 +1,12 @@
 //! What `Engine::resize` promises.
 
-use std::sync::Arc;
-
 use palisade::Kind;
-use palisade::core::claim::Ask;
+use palisade::core::claim::Ask::{self, Whole};
 use palisade::core::clock::BootTime;
 use palisade::core::engine::{Place, Renewal};
 
-use super::failure::{ensure, ensure_eq, inside};
-use super::{Bed, Check, SOON, cases, needs, permits, within};
+use super::fixture::{assert_is, fails};
+use super::{Fixture, SOON, cases, needs, permits, soon};
 
 cases! { pub(super) CASES, "resize";
     "Every claim in the line has the new capacity; holders keep what they hold, even if it is more than fits now, and nobody is granted until it fits." => [
@@ -31,121 +29,102 @@ cases! { pub(super) CASES, "resize";
     ],
 }
 
-async fn every_claim_has_the_new_capacity(bed: Bed) -> Check {
-    let name = bed.name("resized")?;
-    let first = bed.hold(&name, permits(1, 2)).await?;
-    let second = bed.hold(&name, permits(1, 2)).await?;
-    let third = bed.queue(&name, permits(1, 2)).await?;
-    ensure!(bed.engine().resize(name.clone(), 1).await?, "permits there");
-    let line = bed.line(&name).await?;
-    ensure_eq!(line.capacity, Some(1), "the capacity");
-    for claim in line.holders.iter().chain(&line.waiters) {
-        ensure_eq!(claim.ask, permits(1, 1), "the ask of {claim:?}");
+async fn every_claim_has_the_new_capacity(fx: Fixture) {
+    let line = fx.line("resized");
+    let first = line.held(permits(1, 2)).await;
+    let second = line.held(permits(1, 2)).await;
+    let third = line.waiting(permits(1, 2)).await;
+    assert!(line.resize(1).await.unwrap(), "permits there");
+    let shown = line.shown().await;
+    assert_eq!(shown.capacity, Some(1));
+    for claim in shown.holders.iter().chain(&shown.waiters) {
+        assert_eq!(claim.ask, permits(1, 1), "{claim:?}");
     }
-    ensure_eq!(line.holders.len(), 2, "holders");
-    for (held, shown) in [&first, &second].into_iter().zip(&line.holders) {
-        ensure_eq!(Some(held.sequence()), shown.sequence, "the count");
-        inside!(bed.renew(held).await?, Renewal::Held(_) => (), "a holder goes on holding");
+    assert_eq!(shown.holders.len(), 2, "holders");
+    for (held, shown) in [&first, &second].into_iter().zip(&shown.holders) {
+        assert_eq!(Some(held.sequence()), shown.sequence);
+        assert_is!(held.renew().await, Renewal::Held(_));
     }
-    inside!(bed.renew(&third).await?, Renewal::Held(_) => Ok(()), "a waiter goes on waiting")
+    assert_is!(third.renew().await, Renewal::Held(_));
 }
 
-async fn holders_of_too_much_go_before_the_next_is_granted(bed: Bed) -> Check {
-    let name = bed.name("shrunk")?;
-    let first = bed.hold(&name, permits(1, 2)).await?;
-    let second = bed.hold(&name, permits(1, 2)).await?;
-    ensure!(bed.engine().resize(name.clone(), 1).await?, "permits there");
-    let third = bed.queue(&name, permits(1, 1)).await?;
-    bed.engine().leave(first.ticket).await?;
-    let look = bed.engine().wait(third.ticket.clone(), BootTime::PAST);
-    ensure_eq!(look.await?, Place::Waiting, "two of one");
-    bed.is_busy(&name, permits(1, 1)).await?;
-    bed.engine().leave(second.ticket).await?;
-    bed.granted(&third).await?;
-    Ok(())
+async fn holders_of_too_much_go_before_the_next_is_granted(fx: Fixture) {
+    let line = fx.line("shrunk");
+    let first = line.held(permits(1, 2)).await;
+    let second = line.held(permits(1, 2)).await;
+    assert!(line.resize(1).await.unwrap(), "permits there");
+    let third = line.waiting(permits(1, 1)).await;
+    first.leave().await;
+    assert_eq!(third.now().await, Place::Waiting, "two of one");
+    line.busy(permits(1, 1)).await;
+    second.leave().await;
+    third.granted().await;
 }
 
-async fn greater_capacity_wakes_the_next(bed: Bed) -> Check {
-    let name = bed.name("grown")?;
-    bed.hold(&name, permits(1, 1)).await?;
-    let next = bed.queue(&name, permits(1, 1)).await?;
-    let other = bed.other_client().await?;
+async fn greater_capacity_wakes_the_next(fx: Fixture) {
+    let line = fx.line("grown");
+    line.held(permits(1, 1)).await;
+    let next = line.waiting(permits(1, 1)).await;
+    let other = fx.other_client().await;
+    let waiter = next.clone();
     // Sleeps so long that only a push can end it in time.
-    let (engine, ticket) = (Arc::clone(bed.engine()), next.ticket.clone());
-    let wait = tokio::spawn(async move { engine.wait(ticket, BootTime::now() + SOON * 4).await });
-    let asleep = bed.engine().wait(next.ticket.clone(), BootTime::PAST);
-    ensure_eq!(asleep.await?, Place::Waiting, "the next");
-    ensure!(
-        other.engine().resize(name.clone(), 2).await?,
-        "permits there"
-    );
-    let place = within(SOON, "the wake-up", wait).await???;
-    inside!(place, Place::Held { .. } => (), "the next is granted");
-    bed.is_busy(&name, permits(1, 2)).await
+    let wait = tokio::spawn(async move { waiter.wait(BootTime::now() + SOON * 4).await });
+    assert_eq!(next.now().await, Place::Waiting);
+    let resized = fx.line_on(&other, "grown").resize(2).await;
+    assert!(resized.unwrap(), "permits there");
+    let place = soon("the wake-up", wait).await.unwrap().unwrap();
+    assert_is!(place, Place::Held { .. });
+    line.busy(permits(1, 2)).await;
 }
 
-async fn greater_capacity_lets_nobody_overtake(bed: Bed) -> Check {
-    let name = bed.name("grown")?;
-    bed.hold(&name, permits(2, 2)).await?;
-    let heavy = bed.queue(&name, permits(2, 2)).await?;
-    let light = bed.queue(&name, permits(1, 2)).await?;
-    let looks = async |ticket| bed.engine().wait(ticket, BootTime::PAST).await;
-    ensure!(bed.engine().resize(name.clone(), 3).await?, "permits there");
+async fn greater_capacity_lets_nobody_overtake(fx: Fixture) {
+    let line = fx.line("grown");
+    line.held(permits(2, 2)).await;
+    let heavy = line.waiting(permits(2, 2)).await;
+    let light = line.waiting(permits(1, 2)).await;
+    assert!(line.resize(3).await.unwrap(), "permits there");
     for waiting in [&heavy, &light] {
-        let place = looks(waiting.ticket.clone()).await?;
-        ensure_eq!(place, Place::Waiting, "the heavy one has no room");
+        let place = waiting.now().await;
+        assert_eq!(place, Place::Waiting, "the heavy one has no room");
     }
-    ensure!(bed.engine().resize(name.clone(), 5).await?, "permits there");
-    let (heavy, light) = (bed.granted(&heavy).await?, bed.granted(&light).await?);
-    ensure!(light > heavy, "count {light} after {heavy}");
-    Ok(())
+    assert!(line.resize(5).await.unwrap(), "permits there");
+    let (heavy, light) = (heavy.granted().await, light.granted().await);
+    assert!(light > heavy, "{light} after {heavy}");
 }
 
-async fn later_claim_names_the_new_capacity(bed: Bed) -> Check {
-    let name = bed.name("named")?;
-    bed.hold(&name, permits(1, 2)).await?;
-    ensure!(bed.engine().resize(name.clone(), 3).await?, "permits there");
-    let old = bed
-        .engine()
-        .enter(Arc::new(bed.claim(&name, permits(1, 2))));
-    let error = inside!(old.await, Err(error) => error, "an error");
-    ensure_eq!(error.kind(), Kind::CapacityMismatch, "the kind of {error}");
-    bed.hold(&name, permits(1, 3)).await?;
-    bed.hold(&name, permits(1, 3)).await?;
-    bed.is_busy(&name, permits(1, 3)).await
+async fn later_claim_names_the_new_capacity(fx: Fixture) {
+    let line = fx.line("named");
+    line.held(permits(1, 2)).await;
+    assert!(line.resize(3).await.unwrap(), "permits there");
+    let old = line.ask(line.claim(permits(1, 2))).await;
+    fails(old, Kind::CapacityMismatch);
+    line.held(permits(1, 3)).await;
+    line.held(permits(1, 3)).await;
+    line.busy(permits(1, 3)).await;
 }
 
-async fn heavier_claim_is_invalid(bed: Bed) -> Check {
-    let name = bed.name("heavy")?;
-    bed.hold(&name, permits(2, 3)).await?;
-    bed.queue(&name, permits(3, 3)).await?;
+async fn heavier_claim_is_invalid(fx: Fixture) {
+    let line = fx.line("heavy");
+    line.held(permits(2, 3)).await;
+    line.waiting(permits(3, 3)).await;
     for capacity in [1, 2] {
-        let answer = bed.engine().resize(name.clone(), capacity).await;
-        let error = inside!(answer, Err(error) => error, "an error");
-        ensure_eq!(error.kind(), Kind::InvalidArgument, "the kind of {error}");
-        ensure_eq!(bed.line(&name).await?.capacity, Some(3), "the capacity");
+        fails(line.resize(capacity).await, Kind::InvalidArgument);
+        assert_eq!(line.shown().await.capacity, Some(3));
     }
-    Ok(())
 }
 
-async fn readers_are_a_mismatch(bed: Bed) -> Check {
-    let name = bed.name("read")?;
-    bed.hold(&name, Ask::READ).await?;
-    let answer = bed.engine().resize(name.clone(), 2).await;
-    let error = inside!(answer, Err(error) => error, "an error");
-    ensure_eq!(error.kind(), Kind::CapacityMismatch, "the kind of {error}");
-    bed.hold(&name, Ask::READ).await?;
-    Ok(())
+async fn readers_are_a_mismatch(fx: Fixture) {
+    let line = fx.line("read");
+    line.held(Ask::READ).await;
+    fails(line.resize(2).await, Kind::CapacityMismatch);
+    line.held(Ask::READ).await;
 }
 
-async fn line_without_permits_is_false(bed: Bed) -> Check {
-    let name = bed.name("whole")?;
-    ensure!(
-        !bed.engine().resize(name.clone(), 2).await?,
-        "an empty line"
-    );
-    ensure_eq!(bed.line(&name).await?.capacity, None, "a capacity");
-    bed.hold(&name, Ask::Whole).await?;
-    ensure!(!bed.engine().resize(name.clone(), 2).await?, "a lock");
-    bed.is_busy(&name, Ask::Whole).await
+async fn line_without_permits_is_false(fx: Fixture) {
+    let line = fx.line("whole");
+    assert!(!line.resize(2).await.unwrap(), "an empty line");
+    assert_eq!(line.shown().await.capacity, None);
+    line.held(Whole).await;
+    assert!(!line.resize(2).await.unwrap(), "a lock");
+    line.busy(Whole).await;
 }

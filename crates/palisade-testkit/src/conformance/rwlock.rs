@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::bed::held;
-use super::failure::{ensure, ensure_eq};
-use super::{Bed, Check, SOON, cases, needs, within};
+use palisade::RwLock;
+
+use super::fixture::{free, granted, taken};
+use super::{Fixture, cases, needs, soon};
 
 cases! { pub(super) CASES, "rwlock";
     "Readers hold beside each other, a writer alone." => [
@@ -23,140 +24,94 @@ cases! { pub(super) CASES, "rwlock";
     ],
 }
 
-async fn readers_share(bed: Bed) -> Check {
-    let other = bed.other_client().await?;
+/// The same lock through two clients.
+async fn pair(fx: &Fixture) -> (RwLock, RwLock) {
+    let other = fx.other_client().await;
+    (fx.client().rwlock("shared"), other.rwlock("shared"))
+}
+
+async fn readers_share(fx: Fixture) {
+    let (lock, other) = pair(&fx).await;
     let mut readers = Vec::new();
-    for round in 0..6 {
-        let client = if round % 2 == 0 {
-            bed.client()
-        } else {
-            other.clone()
-        };
-        readers.push(held(client.rwlock("shared").try_read().await?)?);
+    for lock in [&lock, &other].into_iter().cycle().take(6) {
+        readers.push(free(lock.try_read().await));
     }
-    ensure!(
-        readers.iter().all(|hold| hold.is_valid()),
-        "a reader is not valid"
-    );
-    let line = bed.line(&bed.name("shared")?).await?;
-    ensure_eq!(line.holders.len(), 6, "readers");
-    Ok(())
+    assert!(readers.iter().all(|hold| hold.is_valid()));
+    assert_eq!(fx.line("shared").length().await, (6, 0));
 }
 
-async fn a_writer_excludes_readers(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("shared");
-    let other = bed.other_client().await?.rwlock("shared");
-    let writer = lock.write().await?;
-    ensure!(
-        other.try_read().await?.is_none(),
-        "a reader beside a writer"
-    );
-    ensure!(
-        lock.try_read().await?.is_none(),
-        "a reader beside a writer of its own client"
-    );
-    ensure!(other.try_write().await?.is_none(), "two writers");
-    writer.release().await?;
-    held(other.try_read().await?)?.release().await?;
-    Ok(())
+async fn a_writer_excludes_readers(fx: Fixture) {
+    let (lock, other) = pair(&fx).await;
+    let writer = lock.write().await.unwrap();
+    taken(other.try_read().await);
+    taken(lock.try_read().await);
+    taken(other.try_write().await);
+    writer.release().await.unwrap();
+    drop(free(other.try_read().await));
 }
 
-async fn a_reader_excludes_writers(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("shared");
-    let other = bed.other_client().await?.rwlock("shared");
-    let reader = lock.read().await?;
-    ensure!(
-        other.try_write().await?.is_none(),
-        "a writer beside a reader"
-    );
-    ensure!(
-        lock.try_write().await?.is_none(),
-        "a writer beside a reader of its own client"
-    );
-    reader.release().await?;
-    held(other.try_write().await?)?.release().await?;
-    Ok(())
+async fn a_reader_excludes_writers(fx: Fixture) {
+    let (lock, other) = pair(&fx).await;
+    let reader = lock.read().await.unwrap();
+    taken(other.try_write().await);
+    taken(lock.try_write().await);
+    reader.release().await.unwrap();
+    drop(free(other.try_write().await));
 }
 
-async fn a_writer_waits_for_every_reader(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("shared");
-    let other = bed.other_client().await?.rwlock("shared");
-    let (one, two) = (lock.read().await?, lock.read().await?);
-    let writer = tokio::spawn(async move { other.write().await });
-    if bed.capability().waiters_visible {
-        bed.until_waiting(&bed.name("shared")?, 1).await?;
-    }
-    one.release().await?;
-    let line = bed.line(&bed.name("shared")?).await?;
-    ensure_eq!(line.holders.len(), 1, "holders");
-    ensure!(!writer.is_finished(), "a writer beside a reader");
-    two.release().await?;
-    drop(within(SOON, "the writer's grant", writer).await???);
-    Ok(())
+async fn a_writer_waits_for_every_reader(fx: Fixture) {
+    let (lock, other) = pair(&fx).await;
+    let (one, two) = (lock.read().await.unwrap(), lock.read().await.unwrap());
+    let writer = fx.queued("shared", 1, async move { other.write().await });
+    let writer = writer.await;
+    one.release().await.unwrap();
+    assert_eq!(fx.line("shared").length().await.0, 1, "holders");
+    assert!(!writer.is_finished(), "a writer beside a reader");
+    two.release().await.unwrap();
+    drop(granted(writer).await);
 }
 
-async fn a_writer_and_a_mutex_exclude_each_other(bed: Bed) -> Check {
-    let other = bed.other_client().await?;
-    let writer = bed.client().rwlock("same").write().await?;
-    ensure!(
-        other.mutex("same").try_lock().await?.is_none(),
-        "a mutex beside a writer"
-    );
-    writer.release().await?;
-    let mutex = other.mutex("same").lock().await?;
-    let busy = bed.client().rwlock("same").try_write().await?;
-    ensure!(busy.is_none(), "a writer beside a mutex");
-    mutex.release().await?;
-    Ok(())
+async fn a_writer_and_a_mutex_exclude_each_other(fx: Fixture) {
+    let lock = fx.client().rwlock("same");
+    let mutex = fx.other_client().await.mutex("same");
+    let writer = lock.write().await.unwrap();
+    taken(mutex.try_lock().await);
+    writer.release().await.unwrap();
+    let _hold = mutex.lock().await.unwrap();
+    taken(lock.try_write().await);
 }
 
-async fn readers_do_not_overtake_a_waiting_writer(bed: Bed) -> Check {
-    let name = bed.name("shared")?;
-    let lock = bed.client().rwlock("shared");
-    let other = bed.other_client().await?.rwlock("shared");
-    let reader = lock.read().await?;
+async fn readers_do_not_overtake_a_waiting_writer(fx: Fixture) {
+    let (lock, other) = pair(&fx).await;
+    let reader = lock.read().await.unwrap();
     let writing = other.clone();
-    let writer = tokio::spawn(async move { writing.write().await });
-    bed.until_waiting(&name, 1).await?;
-    ensure!(
-        other.try_read().await?.is_none(),
-        "a reader overtook the writer"
-    );
-    let reading = lock.clone();
-    let behind = tokio::spawn(async move { reading.read().await });
-    bed.until_waiting(&name, 2).await?;
-    reader.release().await?;
-    let writer = within(SOON, "the writer's grant", writer).await???;
-    ensure!(!behind.is_finished(), "a reader beside a writer");
+    let writer = fx.queued("shared", 1, async move { writing.write().await });
+    let writer = writer.await;
+    taken(other.try_read().await);
+    let behind = fx.queued("shared", 2, async move { lock.read().await });
+    let behind = behind.await;
+    reader.release().await.unwrap();
+    let writer = granted(writer).await;
+    assert!(!behind.is_finished(), "a reader beside a writer");
     let token = writer.token();
-    writer.release().await?;
-    let behind = within(SOON, "the reader's grant", behind).await???;
-    ensure!(behind.token() > token, "the reader's token is not greater");
-    Ok(())
+    writer.release().await.unwrap();
+    assert!(granted(behind).await.token() > token, "the reader's token");
 }
 
-async fn a_writer_that_gives_up_lets_readers_in(bed: Bed) -> Check {
-    let name = bed.name("shared")?;
-    let lock = bed.client().rwlock("shared");
-    let _reader = lock.read().await?;
-    let writing = lock.clone();
-    let writer = tokio::spawn(async move { writing.write().await });
-    bed.until_waiting(&name, 1).await?;
-    let reading = lock.clone();
-    let behind = tokio::spawn(async move { reading.read().await });
-    bed.until_waiting(&name, 2).await?;
+async fn a_writer_that_gives_up_lets_readers_in(fx: Fixture) {
+    let (lock, other) = pair(&fx).await;
+    let _reader = lock.read().await.unwrap();
+    let writer = fx.queued("shared", 1, async move { other.write().await });
+    let writer = writer.await;
+    let behind = fx.queued("shared", 2, async move { lock.read().await });
+    let behind = behind.await;
     writer.abort();
-    drop(within(SOON, "the reader's grant", behind).await???);
-    Ok(())
+    drop(granted(behind).await);
 }
 
-async fn read_timeout_is_none_in_time(bed: Bed) -> Check {
-    let lock = bed.client().rwlock("shared");
-    let _writer = lock.write().await?;
+async fn read_timeout_is_none_in_time(fx: Fixture) {
+    let lock = fx.client().rwlock("shared");
+    let _writer = lock.write().await.unwrap();
     let wait = lock.read_timeout(Duration::from_millis(150));
-    ensure!(
-        within(SOON, "the timeout", wait).await??.is_none(),
-        "a reader beside a writer"
-    );
-    Ok(())
+    taken(soon("the timeout", wait).await);
 }

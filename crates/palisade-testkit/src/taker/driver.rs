@@ -11,21 +11,21 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::mpsc;
 
 use super::{Event, TakerArgs, What, process};
-use crate::conformance::{Failure, within};
+use crate::conformance::within;
 
 /// How second processes are started: the program, and the engine that it connects to.
 #[derive(Debug, Clone)]
 pub struct Second {
     /// The testkit's command, or a conformance binary.
     pub program: PathBuf,
-    /// The name of the subject whose `connect` the program uses, if it knows it.
-    pub subject: &'static str,
+    /// The name of the engine under test whose `connect` the program uses, if it knows it.
+    pub engine: &'static str,
 }
 
 impl Second {
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        command.env(process::SUBJECT, self.subject);
+        command.env(process::ENGINE, self.engine);
         command
     }
 
@@ -120,45 +120,40 @@ impl Taker {
 
     /// Waits for the next event of this kind, passing over others.
     ///
-    /// # Errors
+    /// # Panics
     /// When it does not come in time, or the process fails or ends without it.
-    pub async fn until(&mut self, what: What, limit: Duration) -> Result<Event, Failure> {
-        let next = async {
-            while let Some(event) = self.events.recv().await {
-                self.seen.push(event.clone());
-                if event.event == what {
-                    return Ok(event);
+    #[track_caller]
+    pub fn until(&mut self, what: What, limit: Duration) -> impl Future<Output = Event> {
+        within(
+            limit,
+            &format!("{what:?} of a second process"),
+            async move {
+                while let Some(event) = self.events.recv().await {
+                    self.seen.push(event.clone());
+                    if event.event == what {
+                        return event;
+                    }
+                    let failed = event.event == What::Failed;
+                    assert!(!failed, "the second process failed: {event:?}");
                 }
-                if event.event == What::Failed {
-                    return Err(Failure::new(format!(
-                        "the second process failed: {event:?}"
-                    )));
-                }
-            }
-            Err(Failure::new(format!(
-                "the second process ended without {what:?}"
-            )))
-        };
-        within(limit, &format!("{what:?} of a second process"), next).await?
+                panic!("the second process ended without {what:?}")
+            },
+        )
     }
 
-    /// The events so far.
-    pub fn seen(&self) -> &[Event] {
-        &self.seen
+    /// The events of this kind so far.
+    pub fn seen(&self, what: What) -> impl Iterator<Item = &Event> {
+        self.seen.iter().filter(move |event| event.event == what)
     }
 
     /// Writes a line to its stdin: `release`, `check` or `exit`.
     ///
-    /// # Errors
+    /// # Panics
     /// When it has ended.
-    pub fn tell(&mut self, command: &str) -> io::Result<()> {
-        match &mut self.stdin {
-            Some(stdin) => {
-                writeln!(stdin, "{command}")?;
-                stdin.flush()
-            }
-            None => Err(io::ErrorKind::BrokenPipe.into()),
-        }
+    pub fn tell(&mut self, command: &str) {
+        let stdin = self.stdin.as_mut().expect("its stdin is a pipe");
+        let told = writeln!(stdin, "{command}").and_then(|()| stdin.flush());
+        told.expect("a second process that reads");
     }
 
     /// Its process id.
@@ -166,35 +161,25 @@ impl Taker {
         self.child.id()
     }
 
-    /// Stops it in its tracks.
-    ///
-    /// # Errors
-    /// When it has ended.
-    pub fn stop(&self) -> io::Result<()> {
-        self.signal(Signal::STOP)
+    /// Stops it where it is.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
     }
 
-    /// Lets it go on.
-    ///
-    /// # Errors
-    /// When it has ended.
-    pub fn go_on(&self) -> io::Result<()> {
-        self.signal(Signal::CONT)
+    /// Continues it.
+    pub fn go_on(&self) {
+        self.signal(Signal::CONT);
     }
 
     /// Kills it without a word.
-    ///
-    /// # Errors
-    /// When it has ended.
-    pub fn kill(&self) -> io::Result<()> {
-        self.signal(Signal::KILL)
+    pub fn kill(&self) {
+        self.signal(Signal::KILL);
     }
 
     // The child is reaped only by `drop`, so that its id can't have passed to another process.
-    fn signal(&self, signal: Signal) -> io::Result<()> {
-        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or(io::ErrorKind::NotFound)?;
-        Ok(kill_process(pid, signal)?)
+    fn signal(&self, signal: Signal) {
+        let sent = kill_process(Pid::from_child(&self.child), signal);
+        sent.expect("a second process that lives");
     }
 }
 

@@ -12,6 +12,7 @@ pub use driver::{Second, Taker, increment};
 use std::time::Duration;
 
 use palisade::core::claim::Ask;
+use palisade::core::clock::BootTime;
 use serde::{Deserialize, Serialize};
 
 /// What a second process is told to do.
@@ -63,6 +64,13 @@ pub struct Event {
     pub detail: Option<String>,
 }
 
+impl Event {
+    /// How long after `start` it happened.
+    pub fn since(&self, start: BootTime) -> Duration {
+        BootTime::from_nanos(self.at).saturating_since(start)
+    }
+}
+
 /// The kinds of event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -77,7 +85,7 @@ pub enum What {
     Lost,
     /// It let go.
     Released,
-    /// It counted as often as it was told to.
+    /// It sequence as often as it was told to.
     Counted,
     /// It could not go on.
     Failed,

@@ -10,18 +10,22 @@ use palisade::core::clock::BootTime;
 use palisade::{Hold, Patience};
 
 use super::{Event, TakerArgs, What};
-use crate::subject::{CONNECT, Connect, Subject};
+use crate::engine::{CONNECT, Connect, EngineUnderTest, named};
 
-/// The environment variable that names the subject to connect to.
-pub const SUBJECT: &str = "PALISADE_TEST_SUBJECT";
+/// The environment variable that names the engine under test to connect to.
+pub(crate) const ENGINE: &str = "PALISADE_TEST_ENGINE";
 
-/// Runs a subcommand of the second process if the arguments name one. It connects as the subject
-/// of `table` does that [`SUBJECT`] names, else through `palisade::connect`.
-pub fn main(arguments: &[String], table: &[Subject]) -> Option<ExitCode> {
+/// How a second process connects: as the engine of `table` does that [`ENGINE`] names, else
+/// through `palisade::connect`.
+pub(crate) fn connect_of(table: &[EngineUnderTest]) -> Connect {
+    let name = std::env::var(ENGINE).unwrap_or_default();
+    named(table, &name).map_or(CONNECT, |engine| engine.connect)
+}
+
+/// Runs a subcommand of the second process if the arguments name one.
+pub fn main(arguments: &[String], table: &[EngineUnderTest]) -> Option<ExitCode> {
     let (verb, rest) = arguments.split_first()?;
-    let named = std::env::var(SUBJECT).unwrap_or_default();
-    let subject = table.iter().find(|subject| subject.name == named);
-    let connect = subject.map_or(CONNECT, |subject| subject.connect);
+    let connect = connect_of(table);
     let done = match verb.as_str() {
         "taker" => parse_taker(rest).and_then(|(url, name, args)| {
             block_on(take(connect, &url, &name, args)).map_err(|error| error.to_string())

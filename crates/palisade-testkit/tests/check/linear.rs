@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use palisade_testkit::check::{Outcome, Register, RegisterOp as Op, Timed, linearize};
-use palisade_testkit::history::{Kept, Written};
+use palisade_testkit::lab::check::{Outcome, Register, RegisterOp as Op, Timed, linearize};
+use palisade_testkit::lab::history::{Kept, Written};
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// Tries every order of `left` that keeps real time.
 fn brute(ops: &[Timed<Op>], left: &[usize], state: &Option<Kept>) -> bool {
-    use palisade_testkit::check::Model;
+    use palisade_testkit::lab::check::Model;
     if left.iter().all(|op| ops[*op].returned.is_none()) {
         return true;
     }

@@ -1,7 +1,7 @@
 //! Random true histories pass; the same ones tampered with are refused.
 
-use palisade_testkit::check::{Index, Invariant as I, Verdict};
-use palisade_testkit::history::{Answer, History, What};
+use palisade_testkit::lab::check::{Index, Invariant as I, Verdict};
+use palisade_testkit::lab::history::{Answer, History, What};
 use proptest::prelude::*;
 
 use crate::simulated::history;
@@ -80,7 +80,7 @@ proptest! {
                 return false;
             };
             let first = &index.holds[at];
-            let later = |h: &&palisade_testkit::check::Held<'_>| {
+            let later = |h: &&palisade_testkit::lab::check::Held<'_>| {
                 index.at(h.called) > index.at(first.granted)
             };
             let Some(second) = index.holds.iter().find(later) else { return false };
@@ -104,7 +104,7 @@ proptest! {
                 let next = index.at(pair[1].granted);
                 let both = [pair[0].client, pair[1].client];
                 let calm = both.iter().all(|client| {
-                    let window = palisade_testkit::check::Window { from: index.at(release), until: next + 2 };
+                    let window = palisade_testkit::lab::check::Window { from: index.at(release), until: next + 2 };
                     !index.was_hurt(client, window)
                 });
                 pair[0].lost.is_none() && pair[0].client != pair[1].client && calm
@@ -141,7 +141,7 @@ proptest! {
                 match (hold.lost, hold.release, next) {
                     // Stopped no more, and alone with its belief for longer than the slack.
                     (Some(lost), Some(release), Some(next)) => {
-                        let window = palisade_testkit::check::Window {
+                        let window = palisade_testkit::lab::check::Window {
                             from: index.at(lost) + 1,
                             until: index.at(release),
                         };

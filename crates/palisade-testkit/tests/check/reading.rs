@@ -1,19 +1,19 @@
 //! Histories survive being written by several processes, and a killed one among them.
 
 use palisade::BootTime;
-use palisade_testkit::check::{Invariant, Verdict};
-use palisade_testkit::history::{History, Recorder, What, timeline};
+use palisade_testkit::lab::check::{Invariant, Verdict};
+use palisade_testkit::lab::history::{History, Recorder, What, timeline};
 
 use crate::support::{ask, ev, held, release, turn};
 
-fn lines(events: Vec<palisade_testkit::history::Event>) -> String {
+fn lines(events: Vec<palisade_testkit::lab::history::Event>) -> String {
     History::of(events).to_lines()
 }
 
 #[test]
 fn files_are_merged_by_time() {
-    let a = lines(turn("a", 1, 1, [0, 10, 30]));
-    let b = lines(turn("b", 1, 2, [5, 40, 50]));
+    let a = lines(turn("a", 1, [0, 10, 30]));
+    let b = lines(turn("b", 2, [5, 40, 50]));
     let merged = History::merge(&[("a".into(), a), ("b".into(), b)]).unwrap();
     let times: Vec<u64> = merged.events.iter().map(|event| event.at).collect();
     assert!(times.is_sorted() && times.len() == 8, "{times:?}");
@@ -60,7 +60,7 @@ fn a_recorder_appends_and_is_read_back() {
 
 #[test]
 fn a_timeline_is_one_file_that_shows_every_lane_and_every_breach() {
-    let events = [turn("a", 1, 1, [0, 10, 50]), turn("<b>", 1, 2, [5, 40, 60])].concat();
+    let events = [turn("a", 1, [0, 10, 50]), turn("<b>", 2, [5, 40, 60])].concat();
     let history = History::of(events);
     let verdict = Invariant::BelievedExclusion.check(&history, &crate::support::params());
     assert!(matches!(verdict, Verdict::Violated(_)));

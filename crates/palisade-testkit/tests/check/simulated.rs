@@ -1,7 +1,7 @@
 //! A correct lock, simulated: clients that ask, hold, are stopped and killed, and a server with a
 //! fair line and leases. Its histories are true, so every checker must accept them.
 
-use palisade_testkit::history::{Event, History, Released, Shown, What};
+use palisade_testkit::lab::history::{Event, History, Released, Shown, What};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 

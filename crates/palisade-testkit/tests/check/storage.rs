@@ -1,7 +1,7 @@
 //! I1 and I5: what the storage took, against what it answered.
 
-use palisade_testkit::check::Invariant as I;
-use palisade_testkit::history::{Event, Kept, What, Written};
+use palisade_testkit::lab::check::Invariant as I;
+use palisade_testkit::lab::history::{Event, Kept, What, Written};
 
 use crate::support::*;
 
@@ -45,17 +45,13 @@ fn stored(entries: &[(&str, u64, u64)]) -> Vec<Event> {
 fn a_lower_token_after_a_higher_one_is_refused() {
     let high = write("b", 1, 2, [10, 20], Written::Accepted);
     let low = write("a", 1, 1, [30, 40], Written::Accepted);
-    refuses(
-        I::FencedExclusion,
-        all(vec![high.clone(), low]),
-        &[20, 30, 40],
-    );
+    I::FencedExclusion.refuses([high.clone(), low], [20, 30, 40]);
     // Side by side: the storage may have taken the lower one first.
     let beside = write("a", 1, 1, [15, 40], Written::Accepted);
-    accepts(I::FencedExclusion, all(vec![high.clone(), beside]));
+    I::FencedExclusion.accepts([high.clone(), beside]);
     let stale = write("a", 1, 1, [30, 40], Written::Stale { highest: 2 });
-    accepts(I::FencedExclusion, all(vec![high, stale]));
-    leaves_open(I::FencedExclusion, turn("a", 1, 1, [0, 10, 20]));
+    I::FencedExclusion.accepts([high, stale]);
+    I::FencedExclusion.leaves_open(turn("a", 1, [0, 10, 20]));
 }
 
 #[test]
@@ -64,15 +60,8 @@ fn a_storage_whose_own_record_goes_back_is_refused() {
         write("b", 1, 2, [10, 20], Written::Accepted),
         write("a", 1, 1, [15, 25], Written::Accepted),
     ]);
-    accepts(
-        I::FencedExclusion,
-        all(vec![writes.clone(), stored(&[("a", 1, 1), ("b", 1, 2)])]),
-    );
-    refuses(
-        I::FencedExclusion,
-        all(vec![writes, stored(&[("b", 1, 2), ("a", 1, 1)])]),
-        &[900, 901],
-    );
+    I::FencedExclusion.accepts([writes.clone(), stored(&[("a", 1, 1), ("b", 1, 2)])]);
+    I::FencedExclusion.refuses([writes, stored(&[("b", 1, 2), ("a", 1, 1)])], [900, 901]);
 }
 
 #[test]
@@ -83,28 +72,21 @@ fn a_lost_update_is_refused() {
         write("c", 1, 3, [50, 60], Written::Unknown),
     ]);
     let with = |entries: &[(&str, u64, u64)]| all(vec![writes.clone(), stored(entries)]);
-    accepts(I::NoLostUpdate, with(&[("a", 1, 1), ("b", 1, 2)]));
-    accepts(
-        I::NoLostUpdate,
-        with(&[("a", 1, 1), ("b", 1, 2), ("c", 1, 3)]),
-    );
-    refuses(I::NoLostUpdate, with(&[("b", 1, 2)]), &[10, 20]);
-    leaves_open(I::NoLostUpdate, writes);
+    I::NoLostUpdate.accepts(with(&[("a", 1, 1), ("b", 1, 2)]));
+    I::NoLostUpdate.accepts(with(&[("a", 1, 1), ("b", 1, 2), ("c", 1, 3)]));
+    I::NoLostUpdate.refuses(with(&[("b", 1, 2)]), [10, 20]);
+    I::NoLostUpdate.leaves_open(writes);
 }
 
 #[test]
 fn an_update_from_nowhere_or_there_twice_or_refused_before_is_refused() {
     let one = write("a", 1, 1, [10, 20], Written::Accepted);
     let with = |entries: &[(&str, u64, u64)]| all(vec![one.clone(), stored(entries)]);
-    refuses(I::NoLostUpdate, with(&[("a", 1, 1), ("z", 9, 1)]), &[901]);
-    refuses(
-        I::NoLostUpdate,
-        with(&[("a", 1, 1), ("a", 1, 1)]),
-        &[10, 900, 901],
-    );
+    I::NoLostUpdate.refuses(with(&[("a", 1, 1), ("z", 9, 1)]), [901]);
+    I::NoLostUpdate.refuses(with(&[("a", 1, 1), ("a", 1, 1)]), [10, 900, 901]);
     let stale = write("b", 1, 0, [30, 40], Written::Stale { highest: 1 });
     let both = all(vec![one, stale, stored(&[("a", 1, 1), ("b", 1, 0)])]);
-    refuses(I::NoLostUpdate, both, &[30, 40, 901]);
+    I::NoLostUpdate.refuses(both, [30, 40, 901]);
 }
 
 #[test]
@@ -115,10 +97,10 @@ fn a_stale_read_is_refused() {
         write("b", 1, 2, [30, 40], Written::Accepted),
     ]);
     let with = |seen| all(vec![writes.clone(), read("c", 2, [50, 60], seen)]);
-    accepts(I::Linearizable, with(Some((2, "b:1"))));
-    refuses(I::Linearizable, with(Some((1, "a:1"))), &[50, 60]);
-    refuses(I::Linearizable, with(None), &[50, 60]);
-    leaves_open(I::Linearizable, turn("a", 1, 1, [0, 10, 20]));
+    I::Linearizable.accepts(with(Some((2, "b:1"))));
+    I::Linearizable.refuses(with(Some((1, "a:1"))), [50, 60]);
+    I::Linearizable.refuses(with(None), [50, 60]);
+    I::Linearizable.leaves_open(turn("a", 1, [0, 10, 20]));
 }
 
 #[test]
@@ -135,22 +117,18 @@ fn an_unknown_write_may_show_late_in_part_or_never_but_not_come_and_go() {
     )];
     let with = |reads: Vec<Vec<Event>>| all(vec![first.clone(), open.clone(), all(reads)]);
     let (old, new, half) = (Some((1, "a:1")), Some((2, "b:1")), Some((2, "a:1")));
-    accepts(
-        I::Linearizable,
-        with(vec![
-            read("c", 1, [40, 50], old),
-            read("c", 2, [60, 70], new),
-        ]),
-    );
-    accepts(I::Linearizable, with(vec![read("c", 1, [40, 50], half)]));
-    accepts(I::Linearizable, with(vec![read("c", 1, [40, 50], old)]));
-    refuses(
-        I::Linearizable,
+    I::Linearizable.accepts(with(vec![
+        read("c", 1, [40, 50], old),
+        read("c", 2, [60, 70], new),
+    ]));
+    I::Linearizable.accepts(with(vec![read("c", 1, [40, 50], half)]));
+    I::Linearizable.accepts(with(vec![read("c", 1, [40, 50], old)]));
+    I::Linearizable.refuses(
         with(vec![
             read("c", 1, [40, 50], new),
             read("c", 2, [60, 70], old),
         ]),
-        &[60, 70],
+        [60, 70],
     );
 }
 
@@ -158,6 +136,6 @@ fn an_unknown_write_may_show_late_in_part_or_never_but_not_come_and_go() {
 fn a_write_that_was_refused_must_have_had_a_reason() {
     let one = write("a", 1, 5, [10, 20], Written::Accepted);
     let refused = |highest| write("b", 1, 3, [30, 40], Written::Stale { highest });
-    accepts(I::Linearizable, all(vec![one.clone(), refused(5)]));
-    refuses(I::Linearizable, all(vec![one, refused(4)]), &[30, 40]);
+    I::Linearizable.accepts([one.clone(), refused(5)]);
+    I::Linearizable.refuses([one, refused(4)], [30, 40]);
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use palisade_testkit::check::{Invariant, Params, Verdict};
-use palisade_testkit::history::{Answer, Event, Grip, History, Released, Shown, What};
+use palisade_testkit::lab::check::{Invariant, Params, Verdict};
+use palisade_testkit::lab::history::{Answer, Event, Grip, History, Released, Shown, What};
 
 pub(crate) const MS: u64 = 1_000_000;
 
@@ -128,44 +128,66 @@ pub(crate) fn survey(ms: u64, line: &[(u64, &str)]) -> Event {
 }
 
 /// Asked, granted and released without trouble.
-pub(crate) fn turn(client: &str, op: u64, token: u64, times: [u64; 3]) -> Vec<Event> {
+pub(crate) fn turn(client: &str, token: u64, times: [u64; 3]) -> Vec<Event> {
     vec![
-        ev(times[0], client, ask(op)),
-        ev(times[1], client, held(op, token)),
+        ev(times[0], client, ask(1)),
+        ev(times[1], client, held(1, token)),
         ev(times[2], client, release(token)),
         ev(times[2], client, released(token, Released::Done)),
     ]
 }
 
-/// The history passes.
-#[track_caller]
-pub(crate) fn accepts(invariant: Invariant, events: Vec<Event>) {
-    let verdict = invariant.check(&History::of(events), &params());
-    assert_eq!(verdict, Verdict::Ok, "{invariant}");
+/// Events, or several parts of a history in any order.
+pub(crate) trait Events {
+    fn events(self) -> Vec<Event>;
 }
 
-/// The history is refused, and the first breach names the events at these times.
-#[track_caller]
-pub(crate) fn refuses(invariant: Invariant, events: Vec<Event>, times: &[u64]) {
-    let history = History::of(events);
-    let verdict = invariant.check(&history, &params());
-    let breach = verdict.violations().first();
-    let breach = breach.unwrap_or_else(|| panic!("{invariant} was not refused: {verdict}"));
-    let mut named: Vec<u64> = breach
-        .events
-        .iter()
-        .map(|at| history.events[*at].at / MS)
-        .collect();
-    named.sort_unstable();
-    assert_eq!(named, times, "{invariant}: {}", breach.text);
+impl Events for Vec<Event> {
+    fn events(self) -> Vec<Event> {
+        self
+    }
 }
 
-/// Nothing can be said about the history.
-#[track_caller]
-pub(crate) fn leaves_open(invariant: Invariant, events: Vec<Event>) {
-    let verdict = invariant.check(&History::of(events), &params());
-    assert!(
-        matches!(verdict, Verdict::Undecided(_)),
-        "{invariant}: {verdict}"
-    );
+impl<const N: usize> Events for [Vec<Event>; N] {
+    fn events(self) -> Vec<Event> {
+        self.concat()
+    }
+}
+
+/// What a checker must say of a history.
+pub(crate) trait Judge: Sized {
+    fn judge(self, events: impl Events) -> (History, Verdict);
+
+    /// The history passes.
+    #[track_caller]
+    fn accepts(self, events: impl Events) {
+        assert_eq!(self.judge(events).1, Verdict::Ok);
+    }
+
+    /// Nothing can be said about the history.
+    #[track_caller]
+    fn leaves_open(self, events: impl Events) {
+        let (_, verdict) = self.judge(events);
+        assert!(matches!(verdict, Verdict::Undecided(_)), "{verdict}");
+    }
+
+    /// The history is refused, and the first breach names the events at these times.
+    #[track_caller]
+    fn refuses<const N: usize>(self, events: impl Events, times: [u64; N]) {
+        let (history, verdict) = self.judge(events);
+        let breach = verdict.violations().first();
+        let breach = breach.unwrap_or_else(|| panic!("not refused: {verdict}"));
+        let named = breach.events.iter().map(|at| history.events[*at].at / MS);
+        let mut named: Vec<u64> = named.collect();
+        named.sort_unstable();
+        assert_eq!(named, times, "{}", breach.text);
+    }
+}
+
+impl Judge for Invariant {
+    fn judge(self, events: impl Events) -> (History, Verdict) {
+        let history = History::of(events.events());
+        let verdict = self.check(&history, &params());
+        (history, verdict)
+    }
 }

@@ -5,11 +5,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use palisade::{Client, Error, Kind};
-use palisade_testkit::launch::{self, Running, wire};
-use palisade_testkit::trial::certificates;
+use palisade_testkit::lab::launch::{self, Running, wire};
+use palisade_testkit::lab::trial::certificates;
 use serde_json::{Value, json};
 
-use crate::util::{get, need, soon, until};
+use crate::util::{connected, get, soon, started, until};
 
 /// The token that may do all.
 const ROOT: &str = "5ec2e700-0000-4000-8000-000000000001";
@@ -33,14 +33,7 @@ async fn guarded() -> Option<Running> {
     let acl = format!(
         r#"acl = {{ enabled = true, default_policy = "deny", tokens = {{ master = "{ROOT}" }} }}"#
     );
-    let running = match launch::start_with("consul", &["-hcl", &acl]) {
-        Ok(running) => running,
-        Err(launch::Error::Missing(why)) => {
-            launch::skip("consul", &why);
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let running = started("consul", &["-hcl", &acl])?;
     let keys = r#"key_prefix "palisade/" { policy = "write" }"#;
     let sessions = r#"session_prefix "" { policy = "write" }"#;
     for (name, token, rules) in [
@@ -76,9 +69,7 @@ fn says(error: &Error, kind: Kind, words: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_comes_from_the_url_a_file_or_the_environment() {
-    let Some(running) = guarded().await else {
-        return;
-    };
+    let running = need!(guarded().await);
     let url = running.url();
     lock(&format!("{url}?token={LOCKS}")).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -105,9 +96,7 @@ async fn a_token_comes_from_the_url_a_file_or_the_environment() {
 /// A token that is replaced by another while a client lives.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_file_is_read_again_when_its_token_is_gone() {
-    let Some(running) = guarded().await else {
-        return;
-    };
+    let running = need!(guarded().await);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     std::fs::write(&file, format!("{LOCKS}\n")).unwrap();
@@ -144,9 +133,7 @@ async fn locks_with_its_environment() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_rights_are_named() {
-    let Some(running) = guarded().await else {
-        return;
-    };
+    let running = need!(guarded().await);
     let with = |token: &str| format!("{}?token={token}", running.url());
     for (url, words) in [
         (running.url().to_owned(), "without an ACL token"),
@@ -196,11 +183,7 @@ async fn certificates_of_both_sides_are_checked() {
         at("server.pem"),
         at("server.key"),
     );
-    let running = match launch::start_with("consul", &["-hcl", &settings]) {
-        Ok(running) => running,
-        Err(launch::Error::Missing(why)) => return launch::skip("consul", &why),
-        Err(error) => panic!("{error}"),
-    };
+    let running = need!("consul", "-hcl", &settings);
     let (ca, cert, key) = (at("ca.pem"), at("client.pem"), at("client.key"));
     let server = format!("consuls://localhost:{port}?tls_ca={ca}");
     let whole = format!("{server}&tls_cert={cert}&tls_key={key}");
@@ -227,9 +210,7 @@ async fn certificates_of_both_sides_are_checked() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_datacenter_or_edition_is_refused_by_name() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let url = running.url();
     lock(&format!("{url}?datacenter=dc1")).await.unwrap();
     for (option, words) in [
@@ -255,9 +236,7 @@ async fn check_is(running: &Running, status: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_check_that_fails_ends_the_session() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let with = |checks: &str| format!("{}?ttl=3s&node_checks={checks}", running.url());
     says(
         &lock(&with("nowhere")).await.unwrap_err(),
@@ -278,7 +257,7 @@ async fn a_node_check_that_fails_ends_the_session() {
     })
     .await;
     let hold = client.mutex("checked").lock().await.unwrap();
-    let other: Client = palisade::connect(running.url()).await.unwrap();
+    let other: Client = connected(&running).await;
     let waiting = other.mutex("checked");
     let waiting = tokio::spawn(async move { waiting.lock().await });
     check_is(&running, "fail").await;
@@ -313,12 +292,8 @@ async fn an_agent_that_can_not_be_reached_is_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_forgets_all_is_found() {
-    let running = match launch::start_with("consul", &["-dev", "-hcl", "bootstrap_expect = 0"]) {
-        Ok(running) => running,
-        Err(launch::Error::Missing(why)) => return launch::skip("consul", &why),
-        Err(error) => panic!("{error}"),
-    };
-    let client = palisade::connect(running.url()).await.unwrap();
+    let running = need!("consul", "-dev", "-hcl", "bootstrap_expect = 0");
+    let client = connected(&running).await;
     let check = client.check().await.unwrap();
     let found = |code| check.findings.iter().any(|finding| finding.code == code);
     assert!(found("in_memory"), "{check:?}");

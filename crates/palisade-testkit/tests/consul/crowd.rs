@@ -5,27 +5,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
+use palisade::Patience;
 use palisade::core::claim::Ask;
-use palisade::{Client, Patience};
-use palisade_testkit::launch::Running;
+use palisade_testkit::lab::launch::Running;
 
-use crate::util::{holder, keys, need, soon, until};
+use crate::util::{connected, holder, keys, soon, until};
 
 /// Whether a writer keeps the gate of `name` closed.
 fn is_closed(running: &Running, name: &str) -> bool {
     holder(running, &format!("palisade/{name}")).is_some()
 }
 
-async fn client(running: &Running) -> Client {
-    palisade::connect(running.url()).await.unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_that_come_later_do_not_overtake_a_writer() {
-    let Some(running) = need("consul") else {
-        return;
-    };
-    let (readers, writers) = (client(&running).await, client(&running).await);
+    let running = need!("consul");
+    let (readers, writers) = (connected(&running).await, connected(&running).await);
     let lock = readers.rwlock("door");
     let first = lock.read().await.unwrap();
     let second = lock.read().await.unwrap();
@@ -61,10 +55,8 @@ async fn readers_that_come_later_do_not_overtake_a_writer() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_that_gives_up_opens_the_gate() {
-    let Some(running) = need("consul") else {
-        return;
-    };
-    let (readers, writers) = (client(&running).await, client(&running).await);
+    let running = need!("consul");
+    let (readers, writers) = (connected(&running).await, connected(&running).await);
     let lock = readers.rwlock("door");
     let inside = lock.read().await.unwrap();
     // Out of patience, dropped, and ended with its client.
@@ -92,17 +84,15 @@ async fn a_writer_that_gives_up_opens_the_gate() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_whose_answer_is_lost_closes_nothing_for_long() {
-    use palisade_testkit::proxy::{Protocol, Proxy, to_engine};
-    let Some(running) = need("consul") else {
-        return;
-    };
+    use palisade_testkit::lab::proxy::{Protocol, Proxy, to_engine};
+    let running = need!("consul");
     let target = ([127, 0, 0, 1], running.nodes()[0].port()).into();
     let proxy = Proxy::start(target, Protocol::Http1).unwrap();
     let url = format!("consul://{}?ttl=3s", proxy.addr());
     let writers = palisade::connect(&url).await.unwrap();
     let warm = writers.mutex("warm").lock().await.unwrap();
     warm.release().await.unwrap();
-    let readers = client(&running).await;
+    let readers = connected(&running).await;
     let lock = readers.rwlock("door");
     let inside = lock.read().await.unwrap();
     // The first try finds the gate, the second closes it, and its answer never comes.
@@ -124,13 +114,11 @@ async fn a_writer_whose_answer_is_lost_closes_nothing_for_long() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_among_many_readers_is_served() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let stop = Arc::new(AtomicBool::new(false));
     let mut readers = tokio::task::JoinSet::new();
     for _ in 0..6 {
-        let (client, stop) = (client(&running).await, Arc::clone(&stop));
+        let (client, stop) = (connected(&running).await, Arc::clone(&stop));
         readers.spawn(async move {
             let lock = client.rwlock("busy");
             // Two at a time, so that the line is never without a reader.
@@ -148,7 +136,7 @@ async fn a_writer_among_many_readers_is_served() {
             held.release().await.unwrap();
         });
     }
-    let client = client(&running).await;
+    let client = connected(&running).await;
     let lock = client.rwlock("busy");
     for _ in 0..3 {
         let held = soon("the writer's grant", lock.write()).await.unwrap();
@@ -162,13 +150,11 @@ async fn a_writer_among_many_readers_is_served() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn permits_of_a_crowd_stay_within_the_capacity() {
-    let Some(running) = need("consul3") else {
-        return;
-    };
+    let running = need!("consul3");
     let (inside, most) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..2 {
-        let client = client(&running).await;
+        let client = connected(&running).await;
         for _ in 0..4 {
             let (pool, inside) = (client.semaphore("pool", 3), Arc::clone(&inside));
             let most = Arc::clone(&most);
@@ -193,17 +179,15 @@ async fn permits_of_a_crowd_stay_within_the_capacity() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_that_come_and_go_wake_no_keeper() {
-    use palisade_testkit::proxy::{Protocol, Proxy};
-    let Some(running) = need("consul") else {
-        return;
-    };
+    use palisade_testkit::lab::proxy::{Protocol, Proxy};
+    let running = need!("consul");
     let target = ([127, 0, 0, 1], running.nodes()[0].port()).into();
     let proxy = Proxy::start(target, Protocol::Http1).unwrap();
     let idle = palisade::connect(&format!("consul://{}", proxy.addr()))
         .await
         .unwrap();
     let held = idle.mutex("held").lock().await.unwrap();
-    let busy = client(&running).await;
+    let busy = connected(&running).await;
     let mutex = busy.mutex("busy");
     let transactions = || {
         let seen = proxy.seen();

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use palisade_testkit::launch::Running;
-use palisade_testkit::trial::Crew;
+use palisade_testkit::lab::launch::Running;
+use palisade_testkit::lab::trial::Crew;
 
-use crate::util::need;
+use crate::util::connected;
 
 const TTL: Duration = Duration::from_secs(4);
 
@@ -19,9 +19,7 @@ async fn crew(running: &Running) -> Crew {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_leader_is_killed() {
-    let Some(running) = need("consul3") else {
-        return;
-    };
+    let running = need!("consul3");
     let crew = crew(&running).await;
     crew.grants(20).await;
     let killed = tokio::task::block_in_place(|| running.kill_leader()).unwrap();
@@ -33,9 +31,7 @@ async fn the_leader_is_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_leader_is_stopped_past_the_ttl() {
-    let Some(running) = need("consul3") else {
-        return;
-    };
+    let running = need!("consul3");
     let crew = crew(&running).await;
     crew.grants(20).await;
     let leader = running.leader().unwrap();
@@ -48,10 +44,8 @@ async fn the_leader_is_stopped_past_the_ttl() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_one_server_is_restarted() {
-    let Some(running) = need("consul") else {
-        return;
-    };
-    let client = palisade::connect(running.url()).await.unwrap();
+    let running = need!("consul");
+    let client = connected(&running).await;
     let ttl = Duration::from_secs(30);
     let kept = client.mutex("kept").ttl(ttl).lock().await.unwrap();
     let crew = crew(&running).await;

@@ -1,14 +1,12 @@
 //! `consul lock` and palisade exclude each other on the same keys, both ways.
 
-use palisade_testkit::launch::Running;
+use palisade_testkit::lab::launch::Running;
 
-use crate::util::{beside_others, consul_holds, consul_lock, get, holder, need, soon};
+use crate::util::{beside_others, consul_holds, consul_lock, get, holder, soon};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn palisade_waits_for_consul_lock() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let client = beside_others(&running).await;
     let theirs = tokio::task::block_in_place(|| consul_holds(&running, &[], "web"));
     let mutex = client.mutex("web/.lock");
@@ -32,9 +30,7 @@ async fn palisade_waits_for_consul_lock() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn consul_lock_waits_for_palisade() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let client = beside_others(&running).await;
     let hold = client.mutex("web/.lock").lock().await.unwrap();
     let run = |arguments: &[&str]| consul_lock(&running, arguments);
@@ -54,9 +50,7 @@ async fn consul_lock_waits_for_palisade() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn permits_are_shared_with_consul_lock() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let client = beside_others(&running).await;
     let semaphore = client.semaphore("pool", 3);
     let theirs = tokio::task::block_in_place(|| consul_holds(&running, &["-n=3"], "pool"));
@@ -135,9 +129,7 @@ fn holders(running: &Running) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn consul_lock_does_not_overwrite_readers() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let client = beside_others(&running).await;
     let reader = client.rwlock("doc/.lock").read().await.unwrap();
     let refused = consul_lock(
@@ -155,15 +147,15 @@ async fn consul_lock_does_not_overwrite_readers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_of_something_else_is_not_overwritten() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let client = beside_others(&running).await;
     let port = running.nodes()[0].port();
-    palisade_testkit::launch::wire::http(port, "PUT", "/v1/kv/app/config", "precious").unwrap();
+    palisade_testkit::lab::launch::wire::http(port, "PUT", "/v1/kv/app/config", "precious")
+        .unwrap();
     let error = client.mutex("app/config").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), palisade::Kind::Unusable, "{error}");
     let (_, kept) =
-        palisade_testkit::launch::wire::http(port, "GET", "/v1/kv/app/config?raw", "").unwrap();
+        palisade_testkit::lab::launch::wire::http(port, "GET", "/v1/kv/app/config?raw", "")
+            .unwrap();
     assert_eq!(kept, "precious");
 }

@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[macro_use]
+mod util;
+
 mod access;
 mod crowd;
 mod faults;
 mod interop;
 mod names;
 mod sessions;
-mod util;

@@ -2,24 +2,20 @@
 
 use palisade::Kind;
 use palisade::core::report::Scope;
-use palisade_testkit::trial::{NASTY, every_nasty_name};
+use palisade_testkit::lab::trial::{NASTY, every_nasty_name};
 
-use crate::util::{beside_others, need};
+use crate::util::{beside_others, connected};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_name_locks_shows_and_goes() {
-    let Some(running) = need("consul") else {
-        return;
-    };
-    every_nasty_name(&palisade::connect(running.url()).await.unwrap()).await;
+    let running = need!("consul");
+    every_nasty_name(&connected(&running).await).await;
 }
 
 /// As keys of Consul they work, or are refused before anything is asked.
 #[tokio::test(flavor = "multi_thread")]
 async fn beside_other_tools_a_name_works_or_is_refused() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let client = beside_others(&running).await;
     let mut refused = 0;
     for name in NASTY {

@@ -6,10 +6,10 @@ use std::time::Duration;
 use palisade::core::claim::Ask;
 use palisade::core::report::Scope;
 use palisade::{BootTime, Kind, LossReason, Patience};
-use palisade_testkit::launch::Running;
-use palisade_testkit::proxy::{Direction, Protocol, Proxy, to_engine};
+use palisade_testkit::lab::launch::Running;
+use palisade_testkit::lab::proxy::{Direction, Protocol, Proxy, to_engine};
 
-use crate::util::{consul, destroy, get, holder, keys, need, soon, until};
+use crate::util::{connected, consul, destroy, get, holder, keys, soon, until};
 
 fn behind(running: &Running) -> (Proxy, String) {
     let target = SocketAddr::from(([127, 0, 0, 1], running.nodes()[0].port()));
@@ -25,10 +25,8 @@ fn sessions(running: &Running) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_share_a_session_but_not_on_one_name() {
-    let Some(running) = need("consul") else {
-        return;
-    };
-    let client = palisade::connect(running.url()).await.unwrap();
+    let running = need!("consul");
+    let client = connected(&running).await;
     let mut holds = Vec::new();
     for name in ["a", "b", "c", "d"] {
         holds.push(client.mutex(name).lock().await.unwrap());
@@ -54,10 +52,8 @@ async fn claims_share_a_session_but_not_on_one_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_reader_that_comes_moves_the_gate() {
-    let Some(running) = need("consul") else {
-        return;
-    };
-    let client = palisade::connect(running.url()).await.unwrap();
+    let running = need!("consul");
+    let client = connected(&running).await;
     let index = || {
         let gate = get(&running, "/v1/kv/palisade/gate?consistent");
         gate[0]["ModifyIndex"].as_u64().unwrap()
@@ -79,10 +75,8 @@ async fn every_reader_that_comes_moves_the_gate() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_permit_that_is_taken_moves_the_list_of_holders() {
-    let Some(running) = need("consul") else {
-        return;
-    };
-    let client = palisade::connect(running.url()).await.unwrap();
+    let running = need!("consul");
+    let client = connected(&running).await;
     let index = || {
         let list = get(&running, "/v1/kv/palisade/pool/.lock?consistent");
         list[0]["ModifyIndex"].as_u64().unwrap()
@@ -105,14 +99,12 @@ async fn every_permit_that_is_taken_moves_the_list_of_holders() {
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_and_writers_of_many_clients_never_overlap() {
     use std::sync::atomic::{AtomicI64, Ordering};
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     // Readers count up, a writer takes a million.
     let inside = std::sync::Arc::new(AtomicI64::new(0));
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..6 {
-        let client = palisade::connect(running.url()).await.unwrap();
+        let client = connected(&running).await;
         let inside = std::sync::Arc::clone(&inside);
         tasks.spawn(async move {
             let lock = client.rwlock("busy");
@@ -140,13 +132,11 @@ async fn readers_and_writers_of_many_clients_never_overlap() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_destroyed_by_hand_is_told_and_replaced() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let ttl = Duration::from_secs(3);
-    let client = palisade::connect(running.url()).await.unwrap();
+    let client = connected(&running).await;
     let hold = client.mutex("taken").ttl(ttl).lock().await.unwrap();
-    let other = palisade::connect(running.url()).await.unwrap();
+    let other = connected(&running).await;
     let waiting = other.mutex("taken");
     let waiting = tokio::spawn(async move { waiting.lock().await });
     let session = holder(&running, "palisade/taken").unwrap();
@@ -169,10 +159,8 @@ async fn a_session_destroyed_by_hand_is_told_and_replaced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_session_that_ended_costs_no_error() {
-    let Some(running) = need("consul") else {
-        return;
-    };
-    let client = palisade::connect(running.url()).await.unwrap();
+    let running = need!("consul");
+    let client = connected(&running).await;
     let mutex = client.mutex("idle");
     let hold = mutex.lock().await.unwrap();
     let session = holder(&running, "palisade/idle").unwrap();
@@ -183,9 +171,7 @@ async fn an_idle_session_that_ended_costs_no_error() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_delay_is_waited_for_without_a_busy_loop() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let delay = Duration::from_secs(2);
     let owner = palisade::connect(&format!("{}?lock_delay=2s", running.url()))
         .await
@@ -222,9 +208,7 @@ async fn a_lock_delay_is_waited_for_without_a_busy_loop() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_reply_is_one_grant() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let (proxy, url) = behind(&running);
     let client = palisade::connect(&url).await.unwrap();
     client
@@ -263,14 +247,12 @@ async fn a_lost_reply_is_one_grant() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_blackholed_agent_is_noticed_before_the_session_can_end() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let ttl = Duration::from_secs(3);
     let (proxy, url) = behind(&running);
     let client = palisade::connect(&url).await.unwrap();
     let hold = client.mutex("dark").ttl(ttl).lock().await.unwrap();
-    let other = palisade::connect(running.url()).await.unwrap();
+    let other = connected(&running).await;
     let waiting = other.mutex("dark");
     let waiting = tokio::spawn(async move {
         let next = waiting.lock().await.unwrap();
@@ -302,16 +284,13 @@ async fn a_blackholed_agent_is_noticed_before_the_session_can_end() {
 
 #[tokio::test]
 async fn a_ttl_below_the_minimum_is_refused_by_name() {
-    let settings = ["-hcl", "session_ttl_min = \"10s\""];
-    let Ok(running) = palisade_testkit::launch::start_with("consul", &settings) else {
-        return;
-    };
+    let running = need!("consul", "-hcl", "session_ttl_min = \"10s\"");
     let error = palisade::connect(&format!("{}?ttl=5s", running.url()))
         .await
         .unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
     assert!(error.to_string().contains("session_ttl_min"), "{error}");
-    let client = palisade::connect(running.url()).await.unwrap();
+    let client = connected(&running).await;
     assert_eq!(client.capability().ttl.min, Duration::from_secs(10));
     let short = client.mutex("x").ttl(Duration::from_secs(5));
     let error = short.try_lock().await.unwrap_err();
@@ -321,9 +300,7 @@ async fn a_ttl_below_the_minimum_is_refused_by_name() {
 /// Holders that wait for nothing sleep, however much is written beside them.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_holders_ask_nothing_while_others_write() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let (proxy, url) = behind(&running);
     let mut holds = Vec::new();
     for number in 0..5 {
@@ -338,7 +315,7 @@ async fn idle_holders_ask_nothing_while_others_write() {
     };
     // Each has begun to watch, with a look and a key to sleep on.
     until("the watches", async || watches() >= 15).await;
-    let busy = palisade::connect(running.url()).await.unwrap();
+    let busy = connected(&running).await;
     let (before, from) = (watches(), BootTime::now());
     let mut writes = 0;
     while writes < 100 || BootTime::now().saturating_since(from) < Duration::from_secs(3) {
@@ -360,10 +337,8 @@ async fn idle_holders_ask_nothing_while_others_write() {
 /// but this client can give the lock back that its session has again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_a_restored_snapshot_brings_back_is_released() {
-    let Some(running) = need("consul") else {
-        return;
-    };
-    let client = palisade::connect(running.url()).await.unwrap();
+    let running = need!("consul");
+    let client = connected(&running).await;
     let kept = client.mutex("kept").lock().await.unwrap();
     let undone = client.mutex("undone").lock().await.unwrap();
     let read = client.rwlock("read").read().await.unwrap();
@@ -379,7 +354,7 @@ async fn a_lock_that_a_restored_snapshot_brings_back_is_released() {
     let until_then = client.mutex("other");
     until_then.lock().await.unwrap().release().await.unwrap();
     consul(&running, &["snapshot", "restore", &file]);
-    let other = palisade::connect(running.url()).await.unwrap();
+    let other = connected(&running).await;
     let again = other.mutex("undone");
     let again = soon("the lock", again.lock()).await.unwrap();
     assert!(again.token() > token, "tokens go back");
@@ -394,10 +369,8 @@ async fn a_lock_that_a_restored_snapshot_brings_back_is_released() {
 /// What a holder that died leaves behind goes when somebody looks.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_dead_leave_is_swept_away() {
-    let Some(running) = need("consul") else {
-        return;
-    };
-    let client = palisade::connect(running.url()).await.unwrap();
+    let running = need!("consul");
+    let client = connected(&running).await;
     let whole = client.mutex("whole").lock().await.unwrap();
     let read = client.rwlock("read").read().await.unwrap();
     let permit = client.semaphore("permit", 2);
@@ -407,7 +380,7 @@ async fn what_the_dead_leave_is_swept_away() {
     leader.proclaim("second").await.unwrap();
     assert!(keys(&running).len() > 6, "{:?}", keys(&running));
     destroy(&running, &session(&whole));
-    let looks = palisade::connect(running.url()).await.unwrap();
+    let looks = connected(&running).await;
     until("an empty store", async || {
         let lines = looks.survey(Scope::Prefix(String::new())).await.unwrap();
         lines.is_empty() && keys(&running).is_empty()
@@ -419,9 +392,7 @@ async fn what_the_dead_leave_is_swept_away() {
 /// Existing connections say nothing any more, new ones are served: a hold lives on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_connection_costs_no_hold() {
-    let Some(running) = need("consul") else {
-        return;
-    };
+    let running = need!("consul");
     let (proxy, url) = behind(&running);
     let client = palisade::connect(&url).await.unwrap();
     let ttl = Duration::from_secs(3);

@@ -12,8 +12,9 @@ use palisade::core::owner::Owner;
 use palisade::core::report::{LineReport, Scope};
 use palisade::core::ticket::{Lease, Ticket};
 use palisade::{Client, Kind};
+use palisade_testkit::engine::{Site, named};
+use palisade_testkit::lab::engines::ENGINES;
 use palisade_testkit::model::Entry;
-use palisade_testkit::subject::{SUBJECTS, Site};
 use proptest_state_machine::StateMachineTest;
 use tokio::runtime::Runtime;
 
@@ -39,12 +40,7 @@ impl UnderTest {
             .enable_all()
             .build()
             .unwrap();
-        let joint = if site.url.contains('?') { '&' } else { '?' };
-        let url = format!(
-            "{}{joint}namespace=m{:016x}",
-            site.url,
-            rand::random::<u64>()
-        );
+        let url = site.fresh_url();
         let client = runtime.block_on(palisade::connect(&url)).unwrap();
         Self {
             runtime,
@@ -250,11 +246,7 @@ fn idle() -> Runtime {
 }
 
 fn site(name: &str) -> Site {
-    let subject = SUBJECTS
-        .iter()
-        .find(|subject| subject.name == name)
-        .unwrap();
-    (subject.start)().unwrap()
+    (named(ENGINES, name).unwrap().start)().unwrap()
 }
 
 impl StateMachineTest for Memory {

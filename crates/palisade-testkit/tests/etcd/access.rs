@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use palisade::core::engine::Eviction;
 use palisade::{Kind, LossReason};
-use palisade_testkit::launch;
-use palisade_testkit::trial::certificates;
+use palisade_testkit::lab::launch;
+use palisade_testkit::lab::trial::certificates;
 use serde_json::json;
 
 use crate::util::{

@@ -6,9 +6,9 @@ use std::time::Duration;
 use palisade::core::engine::Renewal;
 use palisade::core::ticket::Lease;
 use palisade::{BootTime, LossReason};
-use palisade_testkit::launch::{self, Running};
-use palisade_testkit::proxy::{Direction, Kind, Protocol, Proxy};
-use palisade_testkit::trial::Crew;
+use palisade_testkit::lab::launch::{self, Running};
+use palisade_testkit::lab::proxy::{Direction, Kind, Protocol, Proxy};
+use palisade_testkit::lab::trial::Crew;
 use serde_json::json;
 
 use crate::util::{call, run_ctl, soon, until};
@@ -139,9 +139,9 @@ async fn a_renewal_that_hangs_is_a_loss_by_the_local_deadline() {
     let mutex = client.mutex("hangs").ttl(ttl);
     let hold = mutex.lock().await.unwrap();
     // Only the keepalive stream: everything else is answered.
-    let rule = palisade_testkit::proxy::both_ways()
+    let rule = palisade_testkit::lab::proxy::both_ways()
         .label_contains("LeaseKeepAlive")
-        .black_hole(palisade_testkit::proxy::Extent::Stream);
+        .black_hole(palisade_testkit::lab::proxy::Extent::Stream);
     let _hole = proxies[0].inject(rule);
     let begun = BootTime::now();
     let loss = soon("the loss", hold.lost()).await;
@@ -172,7 +172,7 @@ async fn a_renewal_of_an_earlier_term_is_not_believed() {
         async move { engine.renew(vec![lease], Duration::from_secs(2)).await }
     };
     assert!(matches!(renew().await[..], [Renewal::Held(_)]));
-    let answer = palisade_testkit::proxy::to_client()
+    let answer = palisade_testkit::lab::proxy::to_client()
         .label_contains("LeaseKeepAlive")
         .kind(Kind::Data)
         .once()

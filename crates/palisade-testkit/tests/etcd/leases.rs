@@ -8,8 +8,8 @@ use palisade::core::engine::{Entered, Eviction, Left, Renewal};
 use palisade::core::report::Scope;
 use palisade::core::ticket::{Lease, Ticket};
 use palisade::{Client, Name, Patience, Settings, Url};
-use palisade_testkit::launch::Running;
-use palisade_testkit::wrap::{Enters, Spy, Verb};
+use palisade_testkit::lab::launch::Running;
+use palisade_testkit::spy::{Enters, Spy, Verb};
 use serde_json::json;
 
 use crate::util::{call, claim, is_empty, served, soon, until};

@@ -1,7 +1,7 @@
 //! Names that are hard to write down.
 
-use palisade_testkit::launch;
-use palisade_testkit::trial::every_nasty_name;
+use palisade_testkit::lab::launch;
+use palisade_testkit::lab::trial::every_nasty_name;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_name_locks_shows_and_goes() {

@@ -8,9 +8,9 @@ use palisade::core::claim::{Ask, Claim, ClaimId};
 use palisade::core::owner::Owner;
 use palisade::core::report::Scope;
 use palisade::{Client, Mutex, Name};
-use palisade_testkit::launch::{self, Running, wire};
-use palisade_testkit::trial::Tool;
-pub(crate) use palisade_testkit::trial::{soon, until};
+use palisade_testkit::lab::launch::{self, Running, wire};
+use palisade_testkit::lab::trial::Tool;
+pub(crate) use palisade_testkit::lab::trial::{soon, until};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use palisade::BootTime;
 use palisade::core::engine::{Entered, Place};
-use palisade_testkit::launch;
+use palisade_testkit::lab::launch;
 use serde_json::json;
 
 use crate::util::{call, claim, served, soon};

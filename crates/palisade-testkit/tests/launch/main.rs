@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use palisade_testkit::launch::proc::{self, State};
-use palisade_testkit::launch::table::{ENGINES, Recipe};
-use palisade_testkit::launch::{self, Running, until, wire};
+use palisade_testkit::lab::launch::proc::{self, State};
+use palisade_testkit::lab::launch::table::{ENGINES, Recipe};
+use palisade_testkit::lab::launch::{self, Running, until, wire};
 
 const SOON: Duration = Duration::from_secs(5);
 

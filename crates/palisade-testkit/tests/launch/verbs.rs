@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use palisade_testkit::launch::proc::{self, State};
-use palisade_testkit::launch::{self, Node, wire};
-use palisade_testkit::subject::Outage;
+use palisade_testkit::engine::CutOff;
+use palisade_testkit::lab::launch::proc::{self, State};
+use palisade_testkit::lab::launch::{self, Node, wire};
 
 use super::ask;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use palisade::{BootTime, LossReason};
-use palisade_testkit::trial::until;
+use palisade_testkit::lab::trial::until;
 use tokio::task::JoinSet;
 
 use super::{Psql, SOON, server, sql};

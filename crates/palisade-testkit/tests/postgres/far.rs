@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
-use palisade_testkit::launch::{self, Running};
+use palisade_testkit::lab::launch::{self, Running};
 use palisade_testkit::taker::{Second, TakerArgs, What};
 
 use super::{server_with, sql};
@@ -96,12 +96,12 @@ async fn is_told_before_the_next_grant(scheme: &str, limit: Duration) {
     let url = |host: &str| format!("{scheme}://palisade@{host}:{port}/postgres?tls=disable");
     let second = Second {
         program: script,
-        subject: "",
+        engine: "",
     };
     let args = TakerArgs::ttl(Duration::from_secs(3));
     let there = url(&format!("10.231.{}.1", far.octet));
     let mut holder = second.taker(&there, "x", &args).unwrap();
-    holder.until(What::Held, super::SOON).await.unwrap();
+    holder.until(What::Held, super::SOON).await;
     let client = palisade::connect(&url("127.0.0.1")).await.unwrap();
     let lock = client.mutex("x");
     assert!(lock.try_lock().await.unwrap().is_none(), "held by two");
@@ -112,7 +112,7 @@ async fn is_told_before_the_next_grant(scheme: &str, limit: Duration) {
     let next = next
         .expect("the lock of a holder that is cut off is not freed")
         .unwrap();
-    let lost = holder.until(What::Lost, super::SOON).await.unwrap();
+    let lost = holder.until(What::Lost, super::SOON).await;
     assert!(
         lost.at < granted.as_nanos(),
         "told after another was granted"

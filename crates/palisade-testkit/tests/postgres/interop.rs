@@ -52,7 +52,7 @@ async fn sqlx_s_advisory_lock_and_ours_exclude_each_other() {
 }
 
 /// Returns when a session waits for an advisory lock.
-async fn waits_for_a_lock(server: &palisade_testkit::launch::Running) {
+async fn waits_for_a_lock(server: &palisade_testkit::lab::launch::Running) {
     let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
     while sql(server, waits) != ["1"] {
         tokio::task::yield_now().await;

@@ -1,7 +1,7 @@
 //! Who may connect, what is said to those who may not, and secrets that change.
 
 use palisade::Kind;
-use palisade_testkit::launch::{self, Running};
+use palisade_testkit::lab::launch::{self, Running};
 
 use super::{SOON, server, sql};
 

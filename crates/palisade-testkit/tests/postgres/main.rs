@@ -19,8 +19,8 @@ mod standby;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use palisade_testkit::launch::{self, Running, wire};
-use palisade_testkit::trial::SOON;
+use palisade_testkit::lab::launch::{self, Running, wire};
+use palisade_testkit::lab::trial::SOON;
 
 fn server() -> Option<Running> {
     launch::need("postgres")

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use palisade::{Kind, Severity};
-use palisade_testkit::launch::{self, Running, wire};
+use palisade_testkit::lab::launch::{self, Running, wire};
 
 use super::{Psql, SOON, advisory, sql};
 

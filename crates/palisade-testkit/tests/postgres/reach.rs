@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use palisade::{BootTime, Kind};
-use palisade_testkit::proxy::Proxies;
+use palisade_testkit::lab::proxy::Proxies;
 
 use super::{SOON, server};
 

@@ -2,8 +2,8 @@
 
 use palisade::engines::postgres::Schema;
 use palisade::{Kind, Severity};
-use palisade_testkit::launch::Running;
-use palisade_testkit::trial::until;
+use palisade_testkit::lab::launch::Running;
+use palisade_testkit::lab::trial::until;
 
 use super::{Psql, server, server_with, sql};
 
@@ -233,7 +233,7 @@ async fn looks_don_t_scan_the_table() {
     hold.release().await.unwrap();
     client.close().await;
     until("counts", async || count("idx_scan") >= reads + 80).await;
-    // Making the tables may be counted by now.
+    // Making the tables may be sequence by now.
     let more = count("seq_scan") - scans;
     assert!(more < 10, "the whole table was read {more} times");
 }

@@ -3,8 +3,8 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use palisade::Kind;
-use palisade_testkit::launch;
-use palisade_testkit::trial::{certificates, expired};
+use palisade_testkit::lab::launch;
+use palisade_testkit::lab::trial::{certificates, expired};
 
 use super::{server_with, sql};
 

@@ -11,8 +11,8 @@ use palisade::core::name::Name;
 use palisade::core::owner::Owner;
 use palisade::core::ticket::{Lease, Ticket};
 use palisade::{BootTime, Client, Kind, LossReason};
-use palisade_testkit::proxy::{Protocol, Proxy};
-use palisade_testkit::trial::until;
+use palisade_testkit::lab::proxy::{Protocol, Proxy};
+use palisade_testkit::lab::trial::until;
 
 use super::{Psql, SOON, advisory, server, sql};
 

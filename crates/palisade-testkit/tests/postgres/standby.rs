@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use palisade::Kind;
-use palisade_testkit::launch::{self, Node, Running, wire};
+use palisade_testkit::lab::launch::{self, Node, Running, wire};
 
 use super::SOON;
 

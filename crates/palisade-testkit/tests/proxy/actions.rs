@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use palisade_testkit::proxy::{Direction, Extent, Protocol, Proxy, to_client, to_engine};
+use palisade_testkit::lab::proxy::{Direction, Extent, Protocol, Proxy, to_client, to_engine};
 use parking_lot::Mutex;
 
 use super::util::{Asker, LIMIT, Redis, connect, echo, quiet, serve, until};

@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use loona_hpack::{Decoder, Encoder};
-use palisade_testkit::proxy::{
+use palisade_testkit::lab::proxy::{
     Direction, Extent, Kind, Protocol, Proxy, both_ways, to_client, to_engine,
 };
 

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use palisade_testkit::proxy::{Direction, Kind, Protocol, Proxy, to_client, to_engine};
+use palisade_testkit::lab::proxy::{Direction, Kind, Protocol, Proxy, to_client, to_engine};
 
 use super::util::{Asker, LIMIT, Redis, connect, quiet, serve, until};
 

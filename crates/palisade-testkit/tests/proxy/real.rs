@@ -5,8 +5,8 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};
 
-use palisade_testkit::launch::{self, Running, table, wire};
-use palisade_testkit::proxy::{
+use palisade_testkit::lab::launch::{self, Running, table, wire};
+use palisade_testkit::lab::proxy::{
     Direction, Extent, Kind, Protocol, Proxy, both_ways, to_client, to_engine,
 };
 

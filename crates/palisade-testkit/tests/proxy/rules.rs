@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use palisade_testkit::proxy::{
+use palisade_testkit::lab::proxy::{
     Direction, Extent, Protocol, Proxy, both_ways, to_client, to_engine,
 };
 

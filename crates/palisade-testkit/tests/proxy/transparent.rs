@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use palisade_testkit::proxy::{Protocol, Proxy};
+use palisade_testkit::lab::proxy::{Protocol, Proxy};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -49,33 +49,19 @@ fn check(protocol: Protocol) {
 }
 
 #[test]
-fn raw() {
-    check(Protocol::Raw);
-}
-
-#[test]
-fn resp() {
-    check(Protocol::Resp);
-}
-
-#[test]
-fn http1() {
-    check(Protocol::Http1);
-}
-
-#[test]
-fn grpc() {
-    check(Protocol::Grpc);
-}
-
-#[test]
-fn zookeeper() {
-    check(Protocol::ZooKeeper);
-}
-
-#[test]
-fn postgres() {
-    check(Protocol::Postgres);
+fn every_protocol_passes_unchanged() {
+    std::thread::scope(|scope| {
+        for protocol in [
+            Protocol::Raw,
+            Protocol::Resp,
+            Protocol::Http1,
+            Protocol::Grpc,
+            Protocol::ZooKeeper,
+            Protocol::Postgres,
+        ] {
+            scope.spawn(move || check(protocol));
+        }
+    });
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade_testkit::launch;
-use palisade_testkit::proxy::{Direction, Protocol, Proxy};
+use palisade_testkit::lab::launch;
+use palisade_testkit::lab::proxy::{Direction, Protocol, Proxy};
 use parking_lot::Mutex;
 
 use super::util::{Asker, Redis, connect, echo, quiet, serve, until};

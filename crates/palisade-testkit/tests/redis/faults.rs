@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use palisade::Patience;
 use palisade::core::claim::Ask;
-use palisade_testkit::conformance::{self, Bed, Verdict};
-use palisade_testkit::launch::{self, site, table};
-use palisade_testkit::proxy::{Direction, to_client};
-use palisade_testkit::subject::Subject;
+use palisade_testkit::conformance::Verdict;
+use palisade_testkit::engine::EngineUnderTest;
+use palisade_testkit::harness;
+use palisade_testkit::lab::engines;
+use palisade_testkit::lab::launch::{self, table};
+use palisade_testkit::lab::proxy::{Direction, to_client};
 
 use super::support::{Server, line, mutex, soon, until};
 
@@ -335,20 +337,13 @@ fn the_cases_of_an_outage_hold() {
     if let Err(why) = table::recipe_of("redis").unwrap().installed() {
         return launch::skip("redis", &why);
     }
-    let cases = conformance::all();
-    for name in [
+    for case in [
         "wait/cut_off_engine_is_unreachable",
         "renew/cut_off_engine_is_unknown",
     ] {
-        let case = cases.iter().find(|case| case.name == name).unwrap();
-        let subject = Subject::served("redis", || Err("not started".into()));
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let verdict = runtime.block_on(async {
-            let site = site::severable("redis").unwrap();
-            let bed = Bed::new(subject, site, Default::default(), Arc::default());
-            soon(name, conformance::run(case, bed.await.unwrap())).await
-        });
-        assert_eq!(verdict, Verdict::Ok, "{name}");
+        let engine = EngineUnderTest::new("redis", || Err("not started".into()));
+        let site = engines::severable("redis").unwrap();
+        assert_eq!(harness::try_case(engine, site, case), Verdict::Ok, "{case}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use palisade_testkit::launch;
+use palisade_testkit::lab::launch;
 use rslock::{Lock, LockManager};
 
 use super::support::{Server, line, soon};

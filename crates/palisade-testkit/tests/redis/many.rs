@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use palisade::{Hold, Kind};
-use palisade_testkit::proxy::to_client;
+use palisade_testkit::lab::proxy::to_client;
 use tokio::task::JoinSet;
 
 use super::support::{Server, line, mutex, soon, until};

@@ -5,8 +5,8 @@ use std::time::Duration;
 use palisade::core::engine::Renewal;
 use palisade::core::ticket::{Lease, Ticket};
 use palisade::{Hold, Kind, LossReason};
-use palisade_testkit::launch::{self, wire};
-use palisade_testkit::trial::certificates;
+use palisade_testkit::lab::launch::{self, wire};
+use palisade_testkit::lab::trial::certificates;
 
 use super::support::{Server, line, mutex, soon};
 

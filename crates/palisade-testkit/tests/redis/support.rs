@@ -6,9 +6,9 @@ use std::time::Duration;
 use palisade::core::name::Name;
 use palisade::core::report::{LineReport, Scope};
 use palisade::{Client, Mutex};
-use palisade_testkit::launch::{self, Error, Running, wire};
-use palisade_testkit::proxy::{Protocol, Proxy};
-pub(crate) use palisade_testkit::trial::{soon, until};
+use palisade_testkit::lab::launch::{self, Error, Running, wire};
+use palisade_testkit::lab::proxy::{Protocol, Proxy};
+pub(crate) use palisade_testkit::lab::trial::{soon, until};
 
 pub(crate) struct Server {
     // Before the server: connections end first.

@@ -87,6 +87,26 @@ pub struct Capability {
 }
 
 impl Capability {
+    /// Everything, on one durable node. An engine's own is this but for what it lacks:
+    /// `Capability { fair: false, ..Capability::FULL }`.
+    pub const FULL: Self = Self {
+        class: Class::B,
+        shared: true,
+        permits: Permits::Weighted,
+        resize: true,
+        fair: true,
+        waiters_visible: true,
+        tokens: Tokens::Durable,
+        early_loss: true,
+        detached: true,
+        ttl: TtlRange {
+            min: Duration::from_millis(100),
+            max: Duration::from_secs(24 * 3600),
+            step: Duration::from_millis(1),
+        },
+        reentrant_session: false,
+    };
+
     /// Refuses what the engine can't do, before any I/O.
     ///
     /// # Errors

@@ -11,11 +11,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures_util::{StreamExt, stream};
 use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast};
 
-use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
+use crate::core::capability::{Capability, Class, Tokens};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::dyn_engine::SharedEngine;
@@ -30,6 +29,8 @@ use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::sync::{self, Mutex};
 use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 use crate::core::url::{Settings, Url};
+use crate::engines::kit::alarms;
+use crate::engines::kit::tombstones::Tombstones;
 
 /// How long a claim that was left before it arrived is remembered: far longer than a request
 /// can be under way, short enough that the memory stays small.
@@ -52,20 +53,8 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 
 const CAPABILITY: Capability = Capability {
     class: Class::C,
-    shared: true,
-    permits: Permits::Weighted,
-    resize: true,
-    fair: true,
-    waiters_visible: true,
     tokens: Tokens::Floored,
-    early_loss: true,
-    detached: true,
-    ttl: TtlRange {
-        min: Duration::from_millis(100),
-        max: Duration::from_secs(24 * 3600),
-        step: Duration::from_millis(1),
-    },
-    reentrant_session: false,
+    ..Capability::FULL
 };
 
 static STORES: LazyLock<RwLock<HashMap<String, Arc<Store>>>> = LazyLock::new(Default::default);
@@ -118,8 +107,7 @@ impl Default for Store {
 #[derive(Default)]
 struct State {
     lines: HashMap<Key, Line<Extra>>,
-    /// Claims that were left before they arrived, and until when that is remembered.
-    tombstones: HashMap<ClaimId, BootTime>,
+    tombstones: Tombstones,
     last_sequence: u64,
 }
 
@@ -221,11 +209,7 @@ impl Engine for MemoryEngine {
 
     async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
         self.change(&claim.name, |state, key, now| {
-            if state
-                .tombstones
-                .get(&claim.id)
-                .is_some_and(|until| *until > now)
-            {
+            if state.tombstones.has(claim.id, now) {
                 return Ok(Entered::Busy);
             }
             if state.line(key).seat(claim.id).is_none() {
@@ -332,8 +316,7 @@ impl Engine for MemoryEngine {
         self.change(&ticket.name, |state, key, now| {
             let left = state.line(key).remove(ticket.claim, ticket.sequence);
             if ticket.in_doubt || (left.is_none() && ticket.sequence == 0) {
-                state.tombstones.retain(|_, until| *until > now);
-                state.tombstones.insert(ticket.claim, now + TOMBSTONE);
+                state.tombstones.add(ticket.claim, now, TOMBSTONE);
             }
             Ok(match left {
                 Some(_) => Left::Done,
@@ -347,9 +330,7 @@ impl Engine for MemoryEngine {
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
-        listen(self.store.alarms.subscribe(), |alarm| {
-            Some(alarm.unwrap_or(Alarm::All))
-        })
+        alarms::alarms(self.store.alarms.subscribe())
     }
 
     async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
@@ -370,7 +351,7 @@ impl Engine for MemoryEngine {
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
         let namespace = self.namespace.clone();
-        listen(
+        alarms::hints(
             self.store.changes.subscribe(),
             move |changed| match changed {
                 Some((space, name)) if space != namespace || !scope.includes(name.as_str()) => None,
@@ -417,24 +398,4 @@ impl Engine for MemoryEngine {
     }
 
     async fn close(&self) {}
-}
-
-/// What `pick` makes of each message; of `None` when some were missed.
-fn listen<T: Clone + Send + 'static, U: Send + 'static>(
-    receiver: broadcast::Receiver<T>,
-    pick: impl Fn(Option<T>) -> Option<U> + Send + 'static,
-) -> BoxStream<U> {
-    stream::unfold((receiver, pick), |(mut receiver, pick)| async move {
-        loop {
-            let heard = match receiver.recv().await {
-                Ok(message) => Some(message),
-                Err(broadcast::error::RecvError::Lagged(_)) => None,
-                Err(broadcast::error::RecvError::Closed) => return None,
-            };
-            if let Some(picked) = pick(heard) {
-                return Some((picked, (receiver, pick)));
-            }
-        }
-    })
-    .boxed()
 }

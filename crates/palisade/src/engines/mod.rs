@@ -8,12 +8,15 @@ pub mod consul;
 pub mod etcd;
 #[cfg(feature = "file")]
 pub mod file;
+pub(crate) mod kit;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "postgres")]
-#[allow(refining_impl_trait)]
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+
+// The former name of the kit.
 #[cfg(feature = "remote")]
-pub(crate) mod remote;
+#[allow(unused_imports)]
+pub(crate) use self::kit as remote;

@@ -5,26 +5,11 @@
 
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
+use super::side::Who;
 use crate::exit::Failure;
-
-/// Whose figure it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Who {
-    Palisade,
-    Raw,
-}
-
-impl Who {
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            Self::Palisade => "palisade",
-            Self::Raw => "raw",
-        }
-    }
-}
+use crate::table::{self, Layout};
 
 /// One turn.
 #[derive(Debug, Default)]
@@ -171,40 +156,35 @@ fn rounded(value: f64, digits: i32) -> f64 {
     (value * scale).round() / scale
 }
 
+const LAYOUT: Layout = Layout {
+    less: &[],
+    long: [0, 1],
+    shortest: usize::MAX,
+    right: &[2, 3, 4, 5],
+};
+
 /// For people.
 pub(super) fn table(figures: &[Figure]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(["SCENARIO", "WHO", "OPS/S", "P50", "P99", "RATIO", ""]);
+    let header = ["SCENARIO", "WHO", "OPS/S", "P50", "P99", "RATIO", ""];
+    let mut cells = vec![header.map(str::to_owned)];
     for figure in figures {
         let row = figure.row();
-        table.add_row([
+        let ratio = row.ratio_to_raw.map(|ratio| format!("{ratio:.2}"));
+        cells.push([
             row.scenario,
             row.who.to_owned(),
             format!("{:.0}", row.ops_s),
             micros(row.p50_us),
             micros(row.p99_us),
-            row.ratio_to_raw
-                .map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
+            ratio.unwrap_or_else(|| "-".to_owned()),
             figure.noise().map_or("", |_| "noisy").to_owned(),
         ]);
     }
-    for column in 2..6 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
     let engine = figures.first().map_or("", |figure| &figure.engine);
-    let mut text = format!("{engine}\n\n");
-    for line in table.lines() {
-        text.push_str(line.trim());
-        text.push('\n');
-    }
-    for remark in figures.iter().filter_map(|figure| figure.remark.as_deref()) {
-        text.push_str(&format!("\n{remark}\n"));
-    }
-    text
+    let rows = table::rows(cells, &LAYOUT, None).join("\n");
+    let remarks = figures.iter().filter_map(|figure| figure.remark.as_deref());
+    let remarks: String = remarks.map(|remark| format!("\n{remark}\n")).collect();
+    format!("{engine}\n\n{rows}\n{remarks}")
 }
 
 fn micros(micros: f64) -> String {

@@ -3,29 +3,57 @@
 //! The figure is of renewals: leases per second, and how long one call to the engine took, which
 //! renews many. What it took of our processor and memory is told beside it.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use palisade::{Client, Hold, Url};
+use palisade::{Client, Event, Hold, Observer, Renewed};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinSet;
 
-use super::counting::Counting;
-use super::course::{Course, Plan};
-use super::figure::{Figure, Round, Who, compare};
-use super::{Progress, ROUNDS, refused, stuck};
-use crate::exit::Failure;
+use super::figure::{Figure, Round, compare};
+use super::side::{Who, stuck};
+use super::{Measured, Plan, Progress, ROUNDS};
+use crate::exit::{Failure, refused};
 
 /// How many are taken and released at the same time.
 const AT_ONCE: u32 = 64;
 
-pub(super) async fn measure(plan: &Plan, progress: &Progress) -> Result<Figure, Failure> {
+/// What was renewed. Every lease of a call is told of with the time that the call took.
+#[derive(Default, Clone)]
+struct Renewals {
+    calls: Vec<u64>,
+    leases: u64,
+    failed: u64,
+}
+
+#[derive(Default, Clone)]
+struct Counter(Arc<Mutex<Renewals>>);
+
+impl Counter {
+    fn take(&self) -> Renewals {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Observer for Counter {
+    fn see(&self, event: &Event<'_>) {
+        if let Event::Renewed { outcome, took, .. } = event {
+            let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let took = took.as_nanos() as u64;
+            if seen.calls.last() != Some(&took) {
+                seen.calls.push(took);
+            }
+            seen.leases += 1;
+            seen.failed += u64::from(*outcome != Renewed::Held);
+        }
+    }
+}
+
+pub(super) async fn measure(plan: &Plan<'_>, progress: &mut Progress) -> Result<Figure, Failure> {
     let count = plan.count.unwrap_or(10_000);
-    let settings = Url::parse(&plan.url)?.take_settings()?;
-    let connected = palisade::connect(&plan.url).await?;
-    let engine = Counting::new(Arc::clone(connected.engine()));
-    let counted = engine.counted();
-    let client = plan.traces.of(Client::new(Arc::new(engine), &settings)?);
+    let counter = Counter::default();
+    let client = palisade::connect(plan.url).await?;
+    let client = plan.cleanup.client(client.observed_by(counter.clone()));
     let ttl = client.ttl();
 
     let memory = resident();
@@ -34,30 +62,31 @@ pub(super) async fn measure(plan: &Plan, progress: &Progress) -> Result<Figure, 
     let taken = began.elapsed();
     let each = resident().saturating_sub(memory) / u64::from(count);
 
-    let counted = || {
-        counted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    };
-    let (before, processor, began) = (counted(), processor(), Instant::now());
+    counter.take();
+    let (processor, began) = (processor_time(), Instant::now());
     for _ in 0..ROUNDS {
         tokio::time::sleep(ttl / ROUNDS).await;
         progress.step("held");
     }
-    let (after, spent, took) = (counted(), self::processor() - processor, began.elapsed());
+    let (renewals, spent, took) = (
+        counter.take(),
+        processor_time() - processor,
+        began.elapsed(),
+    );
     if !holds.iter().all(Hold::is_valid) {
         return Err(stuck("some of the locks were lost while they were held"));
     }
     let began = Instant::now();
-    release(holds).await?;
+    release(holds).await;
     let released = began.elapsed();
 
-    let calls = after.calls[before.calls.len()..].to_vec();
-    let leases = after.leases - before.leases;
-    let failed = after.failed - before.failed;
+    let Renewals {
+        calls,
+        leases,
+        failed,
+    } = renewals;
     let per_second = |of: f64| of / took.as_secs_f64();
-    let mut figure = Figure::new(&plan.engine, Course::Held.name(), Who::Palisade);
+    let mut figure = Figure::new(&plan.engine, Measured::Held.name(), Who::Palisade);
     figure.remark = Some(format!(
         "held: {count} locks for {ttl:?}: {:.1} renew calls and {:.0} leases per second ({failed} failed), \
          {:.2} % of one core, {each} bytes each in our memory; taken at {:.0}/s, released at {:.0}/s",
@@ -92,7 +121,7 @@ async fn take(client: &Client, name: &str, count: u32) -> Result<Vec<Hold>, Fail
     Ok(all)
 }
 
-async fn release(holds: Vec<Hold>) -> Result<(), Failure> {
+async fn release(holds: Vec<Hold>) {
     let mut tasks = JoinSet::new();
     for hold in holds {
         if tasks.len() >= AT_ONCE as usize {
@@ -101,11 +130,10 @@ async fn release(holds: Vec<Hold>) -> Result<(), Failure> {
         tasks.spawn(hold.release());
     }
     while tasks.join_next().await.is_some() {}
-    Ok(())
 }
 
 /// The processor time of all our threads.
-fn processor() -> Duration {
+fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

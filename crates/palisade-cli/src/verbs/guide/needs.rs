@@ -1,4 +1,4 @@
-//! The needs that `guide` knows, each with its test of an engine's card and what the card says
+//! The needs that `guide` knows, each with its test of an engine's info and what the info says
 //! about it. A need that the data can't decide has no place here.
 
 use palisade::{Class, EngineInfo, Permits, Tokens};
@@ -10,8 +10,15 @@ pub(super) struct Need {
     /// What it means, for the list.
     pub(super) means: &'static str,
     pub(super) fits: fn(&EngineInfo) -> bool,
-    /// What the card says about it, whether or not it fits.
+    /// What the info says about it, whether or not it fits.
     pub(super) why: fn(&EngineInfo) -> String,
+}
+
+impl Need {
+    /// What a info says about it, with its name.
+    pub(super) fn says(&self, info: &EngineInfo) -> String {
+        format!("{}: {}", self.word, (self.why)(info))
+    }
 }
 
 pub(super) const NEEDS: &[Need] = &[

@@ -79,16 +79,13 @@ fn the_engine_that_is_there_and_fits_is_chosen() {
 
 #[test]
 fn the_ttl_is_one_that_the_engine_takes() {
-    let etcd = chosen(&["election"], &["etcd"]).unwrap();
-    assert_eq!(
-        (etcd.url.as_str(), etcd.ttl_ms),
-        ("etcd://localhost?x=y&ttl=15s", 15_000)
-    );
-    let lock = chosen(&["efficiency"], &["etcd"]).unwrap();
-    assert_eq!(
-        (lock.url.as_str(), lock.ttl_ms),
-        ("etcd://localhost?x=y", 20_000)
-    );
+    for (need, url, ttl_ms) in [
+        ("election", "etcd://localhost?x=y&ttl=15s", 15_000),
+        ("efficiency", "etcd://localhost?x=y", 20_000),
+    ] {
+        let etcd = chosen(&[need], &["etcd"]).unwrap();
+        assert_eq!((etcd.url.as_str(), etcd.ttl_ms), (url, ttl_ms));
+    }
 }
 
 #[test]
@@ -96,17 +93,15 @@ fn others_are_told_why() {
     let needs = [parse_need("correctness").unwrap()];
     let answer = decide(&needs, &["redis", "consul"], &registry());
     assert_eq!(answer.lacking, ["consul"]);
-    let redis = answer
-        .others
-        .iter()
-        .find(|other| other.engine == "redis")
-        .unwrap();
+    let other = |engine: &str| {
+        answer
+            .others
+            .iter()
+            .find(|other| other.engine == engine)
+            .unwrap()
+    };
+    let (redis, etcd) = (other("redis"), other("etcd"));
     assert!(!redis.fits && redis.why[0].contains("class C"), "{redis:?}");
-    let etcd = answer
-        .others
-        .iter()
-        .find(|other| other.engine == "etcd")
-        .unwrap();
     assert!(etcd.fits && etcd.why[0].contains("would need"), "{etcd:?}");
 }
 

@@ -7,10 +7,11 @@ use std::io::{self, IsTerminal};
 use palisade::Scope;
 
 use crate::args::Global;
-use crate::connect::Place;
-use crate::exit::{Outcome, Verdict};
+use crate::connect::Target;
+use crate::exit::Verdict;
 use crate::live::look;
 use crate::print;
+use crate::view::LineView;
 
 /// List locks: who holds them and who waits
 #[derive(Debug, clap::Args)]
@@ -29,23 +30,21 @@ pub(crate) struct Ls {
 
 impl Ls {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
-        let place = Place::find(global)?;
+        let target = Target::find(global)?;
         let scope = Scope::Prefix(self.prefix);
         if self.watch {
-            return watch::watch(place, scope, global.printer()).await;
+            return watch::watch(target, scope, global.printer()).await;
         }
-        let lines = match place.connect_existing().await? {
+        let lines = match target.connect_existing().await? {
             Some(client) => look(&client, &scope).await?,
             None => Vec::new(),
         };
-        global
-            .printer()
-            .answer(&lines, |lines| match lines.is_empty() {
-                // For people: a program that reads rows wants none.
-                true if io::stdout().is_terminal() => "no locks are held\n".to_owned(),
-                true => String::new(),
-                false => print::table(lines),
-            })?;
-        Ok(Outcome::Done)
+        let text = |lines: &Vec<LineView>| match lines.is_empty() {
+            // For people: a program that reads rows wants none.
+            true if io::stdout().is_terminal() => "no locks are held\n".to_owned(),
+            true => String::new(),
+            false => print::table(lines),
+        };
+        global.printer().reply(&lines, text, true)
     }
 }

@@ -1,4 +1,4 @@
-//! `ls --watch`: the table as it changes: redrawn in place in a terminal; as blocks, or with
+//! `ls --watch`: the table as it changes: redrawn in target in a terminal; as blocks, or with
 //! `--json` one line per object, in a pipe.
 //!
 //! It listens to no signal, so that each ends it, also in a blocked write, and it leaves nothing
@@ -9,49 +9,35 @@ use std::io::{self, IsTerminal, Write};
 
 use anstream::ColorChoice;
 use palisade::Scope;
-use serde_json::json;
 
-use crate::connect::Place;
-use crate::exit::{Failure, Outcome, Verdict, told};
+use crate::connect::Target;
+use crate::exit::{Outcome, Verdict};
 use crate::json;
-use crate::live::{feed, reader_gone};
+use crate::live::{Outages, feed, reader_gone};
 use crate::print::{self, Printer};
 use crate::view::LineView;
 
 const NOBODY: &str = "nobody holds or waits";
 
 /// Shows every change.
-pub(super) async fn watch(place: Place, scope: Scope, printer: Printer) -> Verdict {
+pub(super) async fn watch(target: Target, scope: Scope, printer: Printer) -> Verdict {
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     let mut shown: Box<dyn Show> = match printer.json {
         true => Box::new(Objects::default()),
         false if io::stdout().is_terminal() && !dumb => Box::new(InPlace::default()),
         false => Box::new(Blocks::default()),
     };
-    let mut seen = feed(place, scope).await?;
+    let mut seen = feed(target, scope).await?;
     let mut gone = std::pin::pin!(reader_gone());
-    let mut outage = false;
+    let mut outages = Outages::new(printer, None);
     loop {
         let lines = tokio::select! {
             () = &mut gone => return Ok(Outcome::Done),
             lines = seen.recv() => lines,
         };
-        match lines {
-            Some(Ok(lines)) => {
-                outage = false;
-                shown.show(lines)?;
-            }
-            Some(Err(Failure::Library(error))) if error.is_transient() => {
-                if !std::mem::replace(&mut outage, true) {
-                    shown.forget();
-                    let message = told(&error);
-                    printer.event(json!({"event": "unreachable", "message": message}), || {
-                        Some(format!("waiting for the engine: {message}"))
-                    });
-                }
-            }
-            Some(Err(failure)) => return Err(failure),
-            None => return Err(Failure::Defect("the watch has ended".into())),
+        match outages.see(lines)? {
+            Some(lines) => shown.show(lines)?,
+            None => shown.forget(),
         }
     }
 }
@@ -94,7 +80,7 @@ impl Show for InPlace {
         let plain = anstream::AutoStream::choice(&io::stdout()) == ColorChoice::Never;
         for (style, row) in &rows {
             // One that wraps would be two.
-            let row = print::clip(row, columns);
+            let row = crate::table::clip(row, columns);
             match plain {
                 true => frame.push_str(&format!("{row}\n")),
                 false => frame.push_str(&format!("{style}{row}{style:#}\n")),

@@ -11,17 +11,15 @@ mod tty;
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-use crossterm::event::Event as Key;
 use palisade::Scope;
-use tokio::sync::mpsc;
 
 use self::model::{Model, Next};
-use self::tty::Tty;
+use self::tty::{Tty, keys};
 use crate::args::Global;
-use crate::connect::Place;
+use crate::connect::Target;
 use crate::exit::{Failure, Outcome, Verdict, told};
 use crate::live::feed;
-use crate::signals::{Endings, Event, Signals};
+use crate::signals::{Event, Signals};
 use crate::terminal::{self, Stop};
 
 /// How old a time on the screen may get.
@@ -47,16 +45,17 @@ impl Top {
             let why = "top needs a terminal; use `palisade ls --watch`, with --json for programs";
             return Err(Failure::Usage(why.into()));
         }
-        let place = Place::find(global)?;
-        let mut model = Model::new(place.shown()?);
-        let mut seen = feed(place, Scope::Prefix(self.prefix)).await?;
+        let target = Target::find(global)?;
+        let mut model = Model::new(target.shown()?);
+        let mut seen = feed(target, Scope::Prefix(self.prefix)).await?;
         // Before the terminal is changed, so that none of them leaves it so.
-        let mut signals = Signals::listen(Endings::listen()?)?;
-        let mut tty = Tty::enter()?;
+        let mut signals = Signals::listen()?;
+        let tty = Tty::enter()?;
         let mut keys = keys();
         let mut tick = tokio::time::interval(TICK);
         loop {
-            tty.draw(|frame| draw::draw(frame, &model))?;
+            let (width, height) = tty.size();
+            tty.draw(&draw::draw(&model, width, height))?;
             // For the test that the terminal is given back then, too; in no release build.
             #[cfg(debug_assertions)]
             if model.is_ready() && std::env::var_os("PALISADE_TEST_PANIC").is_some() {
@@ -65,19 +64,18 @@ impl Top {
             tokio::select! {
                 biased;
                 event = signals.next() => match event {
-                    Event::Ending(signal) => return Ok(Outcome::Interrupted(signal.as_raw())),
-                    Event::Stop => pause(&mut tty, Stop::Us)?,
+                    Event::Ending(signal) => return Err(Failure::Interrupted(signal.as_raw())),
+                    Event::Stop => pause(&tty, Stop::Us)?,
                     Event::Resumed => tty.again()?,
                     Event::Resized => {}
                 },
                 key = keys.recv() => match key {
-                    Some(Ok(Key::Key(key))) => match model.press(key) {
+                    Some(Ok(key)) => match model.press(key) {
                         Next::Go => {}
                         Next::End => return Ok(Outcome::Done),
-                        Next::Interrupt => return Ok(Outcome::Interrupted(libc::SIGINT)),
-                        Next::Stop => pause(&mut tty, Stop::OurGroup)?,
+                        Next::Interrupt => return Err(Failure::Interrupted(libc::SIGINT)),
+                        Next::Stop => pause(&tty, Stop::OurGroup)?,
                     },
-                    Some(Ok(_)) => {}
                     Some(Err(error)) => return Err(Failure::Output(error)),
                     None => return Err(Failure::Output(io::ErrorKind::UnexpectedEof.into())),
                 },
@@ -96,24 +94,8 @@ impl Top {
 }
 
 /// Stops as a shell expects it, with its terminal as it was.
-fn pause(tty: &mut Tty, whom: Stop) -> io::Result<()> {
+fn pause(tty: &Tty, whom: Stop) -> io::Result<()> {
     tty.leave();
     terminal::stop(whom);
     tty.again()
-}
-
-/// What is typed, read by a thread of its own: the terminal can only be read in a way that blocks.
-/// It ends with the process.
-fn keys() -> mpsc::UnboundedReceiver<io::Result<Key>> {
-    let (sender, receiver) = mpsc::unbounded_channel();
-    std::thread::spawn(move || {
-        loop {
-            let key = crossterm::event::read();
-            let failed = key.is_err();
-            if sender.send(key).is_err() || failed {
-                return;
-            }
-        }
-    });
-    receiver
 }

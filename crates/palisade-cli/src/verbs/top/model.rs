@@ -2,11 +2,9 @@
 //! pressing keys.
 
 use std::cmp::Reverse;
-use std::time::{Duration, Instant};
+use std::time::{Duration, SystemTime};
 
-use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use jiff::Timestamp;
-
+use super::tty::Key;
 use crate::view::LineView;
 
 /// How many rows a page key moves.
@@ -50,9 +48,14 @@ pub(super) enum Next {
 
 /// An engine that can't be reached.
 pub(super) struct Outage {
-    pub(super) since: Timestamp,
-    pub(super) began: Instant,
+    pub(super) since: SystemTime,
     pub(super) message: String,
+}
+
+impl Outage {
+    pub(super) fn age(&self) -> Duration {
+        self.since.elapsed().unwrap_or_default()
+    }
 }
 
 /// Everything that is on the screen.
@@ -93,8 +96,7 @@ impl Model {
     /// Takes that nothing could be seen.
     pub(super) fn outage(&mut self, message: &str) {
         let outage = self.outage.get_or_insert_with(|| Outage {
-            since: Timestamp::now(),
-            began: Instant::now(),
+            since: SystemTime::now(),
             message: String::new(),
         });
         outage.message = message.to_owned();
@@ -141,41 +143,33 @@ impl Model {
     }
 
     /// Does what a key says.
-    pub(super) fn press(&mut self, key: KeyEvent) -> Next {
-        if key.kind == KeyEventKind::Release {
-            return Next::Go;
-        }
-        if key.modifiers.contains(KeyModifiers::CONTROL) {
-            return match key.code {
-                KeyCode::Char('c') => Next::Interrupt,
-                KeyCode::Char('z') => Next::Stop,
-                _ => Next::Go,
-            };
-        }
-        match key.code {
-            KeyCode::Up => self.step(-1),
-            KeyCode::Down => self.step(1),
-            KeyCode::PageUp => self.step(-PAGE),
-            KeyCode::PageDown => self.step(PAGE),
-            KeyCode::Home => self.step(isize::MIN),
-            KeyCode::End => self.step(isize::MAX),
-            KeyCode::Enter => self.typing = false,
-            KeyCode::Esc => {
+    pub(super) fn press(&mut self, key: Key) -> Next {
+        match key {
+            Key::CtrlC => return Next::Interrupt,
+            Key::CtrlZ => return Next::Stop,
+            Key::Up => self.step(-1),
+            Key::Down => self.step(1),
+            Key::PageUp => self.step(-PAGE),
+            Key::PageDown => self.step(PAGE),
+            Key::Home => self.step(isize::MIN),
+            Key::End => self.step(isize::MAX),
+            Key::Enter => self.typing = false,
+            Key::Esc => {
                 self.typing = false;
                 self.filter.clear();
             }
-            KeyCode::Backspace if self.typing => drop(self.filter.pop()),
-            KeyCode::Char(c) if self.typing => self.filter.push(c),
-            KeyCode::Char('q') => return Next::End,
-            KeyCode::Char('/') => self.typing = true,
-            KeyCode::Char('k') => self.step(-1),
-            KeyCode::Char('j') => self.step(1),
-            KeyCode::Char('r') => self.reversed = !self.reversed,
-            KeyCode::Char('n') => self.sort = Sort::Name,
-            KeyCode::Char('h') => self.sort = Sort::Holders,
-            KeyCode::Char('w') => self.sort = Sort::Waiters,
-            KeyCode::Char('l') => self.sort = Sort::Wait,
-            KeyCode::Char('a') => self.sort = Sort::Age,
+            Key::Backspace if self.typing => drop(self.filter.pop()),
+            Key::Char(c) if self.typing => self.filter.push(c),
+            Key::Char('q') => return Next::End,
+            Key::Char('/') => self.typing = true,
+            Key::Char('k') => self.step(-1),
+            Key::Char('j') => self.step(1),
+            Key::Char('r') => self.reversed = !self.reversed,
+            Key::Char('n') => self.sort = Sort::Name,
+            Key::Char('h') => self.sort = Sort::Holders,
+            Key::Char('w') => self.sort = Sort::Waiters,
+            Key::Char('l') => self.sort = Sort::Wait,
+            Key::Char('a') => self.sort = Sort::Age,
             _ => {}
         }
         Next::Go
@@ -212,10 +206,10 @@ mod tests {
     use crate::view::ClaimView;
 
     /// A line with so many holders and waiters, which came so many seconds ago.
-    fn line(name: &str, holders: &[i64], waiters: &[i64]) -> LineView {
-        let claim = |seconds: &i64| {
+    fn line(name: &str, holders: &[u64], waiters: &[u64]) -> LineView {
+        let claim = |seconds: &u64| {
             let mut claim = ClaimView::of_owner(None);
-            claim.asked = Some(Timestamp::now() - jiff::SignedDuration::from_secs(*seconds));
+            claim.asked = Some(SystemTime::now() - Duration::from_secs(*seconds));
             claim.owner = Some(format!("owner-of-{name}"));
             claim
         };
@@ -244,12 +238,8 @@ mod tests {
     }
 
     fn press(model: &mut Model, keys: &str) -> Next {
-        let press = |c| KeyEvent::new(KeyCode::Char(c), KeyModifiers::NONE);
-        keys.chars().fold(Next::Go, |_, c| model.press(press(c)))
-    }
-
-    fn key(model: &mut Model, code: KeyCode) {
-        model.press(KeyEvent::new(code, KeyModifiers::NONE));
+        let press = |_, c| model.press(Key::Char(c));
+        keys.chars().fold(Next::Go, press)
     }
 
     #[test]
@@ -274,11 +264,11 @@ mod tests {
             (names(&model).as_str(), model.filter.as_str()),
             ("", "OF-Bq")
         );
-        key(&mut model, KeyCode::Backspace);
-        key(&mut model, KeyCode::Enter);
+        model.press(Key::Backspace);
+        model.press(Key::Enter);
         assert_eq!(names(&model), "b");
         assert_eq!(press(&mut model, "q"), Next::End);
-        key(&mut model, KeyCode::Esc);
+        model.press(Key::Esc);
         assert_eq!(names(&model), "abc");
     }
 
@@ -293,11 +283,11 @@ mod tests {
         assert_eq!(at(&model), Some(1), "b is the second by waiters too");
         press(&mut model, "l");
         assert_eq!(at(&model), Some(0));
-        key(&mut model, KeyCode::End);
+        model.press(Key::End);
         assert_eq!(at(&model), Some(2));
-        key(&mut model, KeyCode::PageDown);
+        model.press(Key::PageDown);
         assert_eq!(at(&model), Some(2));
-        key(&mut model, KeyCode::Home);
+        model.press(Key::Home);
         assert_eq!(at(&model), Some(0));
         model.saw(Vec::new());
         assert_eq!(at(&model), None);
@@ -305,17 +295,13 @@ mod tests {
     }
 
     #[test]
-    fn control_keys_are_signals() {
+    fn control_keys_are_signals_also_while_typing() {
         let mut model = model();
-        let control = |c| KeyEvent::new(KeyCode::Char(c), KeyModifiers::CONTROL);
-        assert_eq!(model.press(control('c')), Next::Interrupt);
-        assert_eq!(model.press(control('z')), Next::Stop);
-        press(&mut model, "/");
-        assert_eq!(
-            model.press(control('c')),
-            Next::Interrupt,
-            "also while typing"
-        );
+        for _ in 0..2 {
+            assert_eq!(model.press(Key::CtrlC), Next::Interrupt);
+            assert_eq!(model.press(Key::CtrlZ), Next::Stop);
+            press(&mut model, "/");
+        }
     }
 
     #[test]

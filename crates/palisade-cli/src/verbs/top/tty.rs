@@ -1,60 +1,67 @@
-//! `Tty`: the terminal while it belongs to a full-screen view.
+//! `Tty`: the terminal while it belongs to a full-screen view, and the keys that are pressed there.
 //!
 //! Invariant: it is as it was, with its own modes, screen and cursor, when this is dropped, and
 //! before a panic is reported.
 
-use std::io::{self, Stdout, stdout};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io::{self, Read, Write, stdin, stdout};
+use std::sync::{Mutex, PoisonError};
 
-use crossterm::cursor::{Hide, Show};
-use crossterm::execute;
-use crossterm::terminal::{
-    Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
-};
-use ratatui::backend::CrosstermBackend;
-use ratatui::layout::Rect;
-use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
+use anstyle::Style;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use tokio::sync::mpsc;
 
-/// Whether the terminal is ours now.
-static TAKEN: AtomicBool = AtomicBool::new(false);
+/// The modes from before, while the terminal is ours.
+static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// A terminal that is ours until this is dropped.
-pub(super) struct Tty {
-    terminal: Terminal<CrosstermBackend<Stdout>>,
-}
+pub(super) struct Tty;
 
 impl Tty {
-    /// Takes the terminal over.
     pub(super) fn enter() -> io::Result<Self> {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             give_back();
             before(panic);
         }));
-        let mut tty = Self { terminal: fresh()? };
         // From here on a failure gives it back.
+        let tty = Self;
         tty.again()?;
         Ok(tty)
     }
 
-    /// Takes it over again, after others may have had it.
-    pub(super) fn again(&mut self) -> io::Result<()> {
-        TAKEN.store(true, Ordering::Relaxed);
-        enable_raw_mode()?;
-        execute!(stdout(), EnterAlternateScreen, Hide, Clear(ClearType::All))?;
-        // A new one knows that nothing is drawn. Its own `clear` asks the terminal where the cursor
-        // is, and would wait for an answer that the reader of keys takes away.
-        self.terminal = fresh()?;
-        Ok(())
+    /// Takes it over, also after others may have had it.
+    pub(super) fn again(&self) -> io::Result<()> {
+        let modes = tcgetattr(stdin())?;
+        let mut raw = modes.clone();
+        raw.make_raw();
+        before().get_or_insert(modes);
+        tcsetattr(stdin(), OptionalActions::Now, &raw)?;
+        // The other screen, without a cursor, empty.
+        send("\x1b[?1049h\x1b[?25l\x1b[2J")
     }
 
     /// Gives it back for a while.
-    pub(super) fn leave(&mut self) {
+    pub(super) fn leave(&self) {
         give_back();
     }
 
-    pub(super) fn draw(&mut self, picture: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
-        self.terminal.draw(picture).map(drop)
+    /// Columns and rows. One that does not know its own size, as on a serial line, has 80 × 24.
+    pub(super) fn size(&self) -> (usize, usize) {
+        match tcgetwinsize(stdout()) {
+            Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
+                (size.ws_col.into(), size.ws_row.into())
+            }
+            _ => (80, 24),
+        }
+    }
+
+    /// Draws over what is there: a screen that is cleared first would flicker.
+    pub(super) fn draw(&self, rows: &[(Style, String)]) -> io::Result<()> {
+        let rows = rows
+            .iter()
+            .map(|(style, row)| format!("{style}{row}{style:#}\x1b[K"));
+        let rows: Vec<_> = rows.take(self.size().1).collect();
+        send(&format!("\x1b[H{}\x1b[J", rows.join("\r\n")))
     }
 }
 
@@ -64,24 +71,115 @@ impl Drop for Tty {
     }
 }
 
-fn fresh() -> io::Result<Terminal<CrosstermBackend<Stdout>>> {
-    let backend = CrosstermBackend::new(stdout());
-    match crossterm::terminal::size() {
-        Ok((1.., 1..)) => Terminal::new(backend),
-        // It does not know its own size, as on a serial line.
-        _ => {
-            let viewport = Viewport::Fixed(Rect::new(0, 0, 80, 24));
-            Terminal::with_options(backend, TerminalOptions { viewport })
-        }
-    }
+fn before() -> std::sync::MutexGuard<'static, Option<Termios>> {
+    BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn send(text: &str) -> io::Result<()> {
+    let mut out = stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
 }
 
 /// A terminal that is gone needs nothing back. Once only: a second time would clear what was
 /// written since, as the report of a panic.
 fn give_back() {
-    if !TAKEN.swap(false, Ordering::Relaxed) {
-        return;
+    if let Some(modes) = before().take() {
+        let _ = send("\x1b[?1049l\x1b[?25h");
+        let _ = tcsetattr(stdin(), OptionalActions::Now, &modes);
     }
-    let _ = execute!(stdout(), LeaveAlternateScreen, Show);
-    let _ = disable_raw_mode();
+}
+
+/// A key that means something here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Key {
+    Up,
+    Down,
+    PageUp,
+    PageDown,
+    Home,
+    End,
+    Enter,
+    Esc,
+    Backspace,
+    CtrlC,
+    CtrlZ,
+    Char(char),
+}
+
+/// What is pressed, read by a thread of its own: the terminal can only be read in a way that
+/// blocks. It ends with the process.
+pub(super) fn keys() -> mpsc::UnboundedReceiver<io::Result<Key>> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        let mut bytes = [0; 1024];
+        loop {
+            let sent = match stdin().lock().read(&mut bytes) {
+                Ok(0) => sender.send(Err(io::ErrorKind::UnexpectedEof.into())),
+                Ok(length) => {
+                    let text = String::from_utf8_lossy(&bytes[..length]);
+                    let mut keys = parse(&text).into_iter();
+                    keys.try_for_each(|key| sender.send(Ok(key)))
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+                Err(error) => sender.send(Err(error)),
+            };
+            if sent.is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// The keys in what a terminal sent at once; a sequence that says nothing to us is passed over.
+fn parse(mut text: &str) -> Vec<Key> {
+    let mut keys = Vec::new();
+    while let Some(c) = text.chars().next() {
+        text = &text[c.len_utf8()..];
+        let sequence = text.strip_prefix('[').or_else(|| text.strip_prefix('O'));
+        keys.extend(match (c, sequence) {
+            ('\x1b', Some(rest)) => {
+                let end = rest.find(|c: char| matches!(c, '@'..='~'));
+                let end = end.map_or(rest.len(), |end| end + 1);
+                text = &rest[end..];
+                match &rest[..end] {
+                    "A" => Some(Key::Up),
+                    "B" => Some(Key::Down),
+                    "5~" => Some(Key::PageUp),
+                    "6~" => Some(Key::PageDown),
+                    "H" | "1~" | "7~" => Some(Key::Home),
+                    "F" | "4~" | "8~" => Some(Key::End),
+                    _ => None,
+                }
+            }
+            ('\x1b', None) => Some(Key::Esc),
+            ('\r' | '\n', _) => Some(Key::Enter),
+            ('\x7f' | '\x08', _) => Some(Key::Backspace),
+            ('\x03', _) => Some(Key::CtrlC),
+            ('\x1a', _) => Some(Key::CtrlZ),
+            (c, _) => Some(Key::Char(c)).filter(|_| !c.is_control()),
+        });
+    }
+    keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Key::*;
+    use super::*;
+
+    #[test]
+    fn keys_are_read_from_what_terminals_send() {
+        for (text, keys) in [
+            ("q", &[Char('q')][..]),
+            ("/é[", &[Char('/'), Char('é'), Char('[')]),
+            ("\x1b[A\x1bOB\x1b[5~\x1b[6~", &[Up, Down, PageUp, PageDown]),
+            ("\x1b[H\x1b[4~\x1b[1;5Cx", &[Home, End, Char('x')]),
+            ("\x1b", &[Esc]),
+            ("\r\x7f\x03\x1a\x01", &[Enter, Backspace, CtrlC, CtrlZ]),
+        ] {
+            assert_eq!(parse(text), keys, "{text:?}");
+        }
+    }
 }

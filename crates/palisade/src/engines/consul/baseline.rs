@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use reqwest::Method;
 
-use super::api::{Api, Read, SessionSettings};
-use super::offer::Options;
-use super::wire::{self, session_text};
+use super::client::{Client, Read, SessionSettings, path};
+use super::config::Options;
+use super::kv::session_text;
 use crate::core::baseline::Baseline;
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, Kind, Result};
@@ -17,39 +17,35 @@ use crate::core::url::{Settings, Url};
 /// Opens the raw operations beside the locks of `url`.
 pub(super) async fn open_baseline(mut url: Url, settings: &Settings) -> Result<Arc<dyn Baseline>> {
     let options = Options::take(&mut url, settings)?;
-    let api = Api::new(options.access)?;
+    let client = Client::new(options.access)?;
     // Twice this is far longer than a benchmark, and nobody renews it.
     let session = SessionSettings {
         ttl: Duration::from_secs(3600),
         lock_delay: Duration::ZERO,
         checks: Vec::new(),
     };
-    let session = session_text(api.create_session(&session).await?);
-    Ok(Arc::new(Raw(Arc::new(Inner { api, session }))))
+    let session = session_text(client.create_session(&session).await?);
+    Ok(Arc::new(Raw(Arc::new(Inner { client, session }))))
 }
 
 struct Raw(Arc<Inner>);
 
 struct Inner {
-    api: Api,
+    client: Client,
     session: String,
 }
 
 impl Inner {
     async fn put(&self, key: &str, query: &str) -> Result<()> {
-        let path = format!("/v1/kv/palisade-raw/{}?{query}", wire::path(key));
-        let (_, body) = self
-            .api
-            .raw("baseline", Method::PUT, &path, b"raw".to_vec())
-            .await?;
-        match body.starts_with(b"true") {
-            true => Ok(()),
-            false => Err(Error::new(
-                Kind::Internal,
-                "baseline",
-                "a raw key is in use",
-            )),
+        let path = format!("/v1/kv/palisade-raw/{}?{query}", path(key));
+        let put = self
+            .client
+            .send("baseline", Method::PUT, &path, b"raw".to_vec());
+        if put.await?.body.starts_with(b"true") {
+            return Ok(());
         }
+        let message = "a raw key is in use";
+        Err(Error::new(Kind::Internal, "baseline", message))
     }
 }
 
@@ -76,12 +72,14 @@ impl Baseline for Raw {
                     0 => Read::Consistent,
                     index => Read::After(index, Duration::from_secs(10)),
                 };
-                let seen = raw.api.read("baseline", &key, false, read).await?;
+                let seen = raw.client.read("baseline", &key, false, read).await?;
                 index = seen.index;
                 if let Some(pair) = seen.pairs.first() {
-                    let path = format!("/v1/kv/{}?cas={}", wire::path(&key), pair.modify_index);
-                    let deleted = raw.api.raw("baseline", Method::DELETE, &path, Vec::new());
-                    if deleted.await?.1.starts_with(b"true") {
+                    let path = format!("/v1/kv/{}?cas={}", path(&key), pair.modify_index);
+                    let deleted = raw
+                        .client
+                        .send("baseline", Method::DELETE, &path, Vec::new());
+                    if deleted.await?.body.starts_with(b"true") {
                         return Ok(());
                     }
                 }

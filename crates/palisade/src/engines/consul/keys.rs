@@ -14,7 +14,7 @@
 //! for every client. With `namespace=` names are keys as they are, and marks are under
 //! `.palisade/.evict/`.
 
-use std::fmt::Write;
+use percent_encoding::{AsciiSet, percent_decode_str, utf8_percent_encode};
 
 use crate::core::claim::ClaimId;
 use crate::core::error::{Error, Kind, Result};
@@ -51,6 +51,11 @@ impl Line {
         format!("{}/{session}", self.lock)
     }
 
+    /// What the key of every reader begins with.
+    pub(super) fn readers(&self) -> String {
+        format!("{}/.readers/", self.lock)
+    }
+
     pub(super) fn reader(&self, claim: ClaimId) -> String {
         format!("{}/.readers/{claim}", self.lock)
     }
@@ -68,16 +73,12 @@ impl Keys {
             let prefix = String::new();
             return Ok(Self { prefix });
         }
-        match is_path(namespace) && !namespace.starts_with(BARE) {
-            true => Ok(Self {
-                prefix: format!("{namespace}/"),
-            }),
-            false => Err(Error::new(
-                Kind::Config,
-                "connect",
-                "namespace: on Consul, printable words joined by single slashes, none of them . or ..",
-            )),
+        if !is_path(namespace) || namespace.starts_with(BARE) {
+            let message = "namespace: on Consul, printable words joined by single slashes, none of them . or ..";
+            return Err(Error::new(Kind::Config, "connect", message));
         }
+        let prefix = format!("{namespace}/");
+        Ok(Self { prefix })
     }
 
     /// Whether names are used as they are.
@@ -89,28 +90,20 @@ impl Keys {
     /// [`Kind::InvalidName`] for a name that can't be a key as it is.
     pub(super) fn line(&self, name: &Name) -> Result<Line> {
         let name = name.as_str();
-        if !self.is_bare() {
-            let lock = format!("{}{}", self.prefix, encode(name));
-            return Ok(Line { lock });
+        if self.is_bare() && (!is_path(name) || name.starts_with(BARE)) {
+            let message = "with namespace= a name is a key of Consul: printable words joined by single slashes, none of them . or .., and not below .palisade; omit namespace= for other names";
+            return Err(Error::new(Kind::InvalidName, "name", message));
         }
-        match is_path(name) && !name.starts_with(BARE) {
-            true => Ok(Line {
-                lock: name.to_owned(),
-            }),
-            false => Err(Error::new(
-                Kind::InvalidName,
-                "name",
-                "with namespace= a name is a key of Consul: printable words joined by single slashes, none of them . or .., and not below .palisade; omit namespace= for other names",
-            )),
-        }
+        let lock = self.beginning(name);
+        Ok(Line { lock })
     }
 
     /// The keys that begin with the names that begin with `prefix`.
     pub(super) fn beginning(&self, prefix: &str) -> String {
-        match self.is_bare() {
-            true => prefix.to_owned(),
-            false => format!("{}{}", self.prefix, encode(prefix)),
+        if self.is_bare() {
+            return prefix.to_owned();
         }
+        format!("{}{}", self.prefix, encode(prefix))
     }
 
     /// Splits a key into the name of its line and what comes below it.
@@ -145,10 +138,10 @@ impl Keys {
 
     /// What every mark begins with.
     pub(super) fn marks(&self) -> String {
-        match self.is_bare() {
-            true => format!("{BARE}/.evict/"),
-            false => format!("{}.evict/", self.prefix),
+        if self.is_bare() {
+            return format!("{BARE}/.evict/");
         }
+        format!("{}.evict/", self.prefix)
     }
 }
 
@@ -165,31 +158,17 @@ fn is_printable(letter: char) -> bool {
 }
 
 fn encode(name: &str) -> String {
-    let mut encoded = String::with_capacity(name.len());
-    for (at, letter) in name.char_indices() {
-        let plain = letter.is_ascii() && !matches!((letter, at), ('/' | '%', _) | ('.', 0));
-        if plain {
-            encoded.push(letter);
-            continue;
-        }
-        for byte in letter.encode_utf8(&mut [0; 4]).bytes() {
-            // Writing to a string can't fail.
-            let _ = write!(encoded, "%{byte:02X}");
-        }
+    const ESCAPED: &AsciiSet = &AsciiSet::EMPTY.add(b'/').add(b'%');
+    match name.strip_prefix('.') {
+        Some(rest) => format!("%2E{}", utf8_percent_encode(rest, ESCAPED)),
+        None => utf8_percent_encode(name, ESCAPED).to_string(),
     }
-    encoded
 }
 
 /// Reads what [`encode`] writes, and nothing else.
 fn decode(text: &str) -> Option<String> {
-    let mut parts = text.split('%');
-    let mut decoded = parts.next()?.as_bytes().to_vec();
-    for part in parts {
-        decoded.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
-        decoded.extend_from_slice(&part.as_bytes()[2..]);
-    }
-    let decoded = String::from_utf8(decoded).ok()?;
-    (encode(&decoded) == text).then_some(decoded)
+    let decoded = percent_decode_str(text).decode_utf8().ok()?;
+    (encode(&decoded) == text).then(|| decoded.into_owned())
 }
 
 #[cfg(test)]

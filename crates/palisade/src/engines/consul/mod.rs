@@ -4,61 +4,58 @@
 //! `namespace=` palisade and `consul lock` exclude each other; readers are a line of our own.
 //! Ownership is decided by transactions alone, guarded by indexes. The token is the index of the
 //! transaction that took the lock. Sessions are shared by all claims of one ttl and renewed by
-//! the keeper; a waiting claim has nothing in the store and sleeps on a blocking query.
+//! the keeper.
+//!
+//! `acquire` reads a `snapshot` of the line, which decides on a transaction of `kv` operations,
+//! which `client` sends; `sessions` knows what became of it.
 
-mod agents;
-mod api;
+mod acquire;
 #[cfg(feature = "baseline")]
 mod baseline;
-mod book;
-mod check;
-mod enter;
-mod finish;
-mod give;
-mod keep;
+mod client;
+mod config;
+mod error;
+mod inspect;
 mod keys;
-mod offer;
-mod parting;
-mod plan;
-mod survey;
-mod take;
-mod turns;
-mod verdict;
-mod view;
-mod wait;
-mod wire;
+mod kv;
+mod notify;
+mod release;
+mod renew;
+mod sessions;
+mod snapshot;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Mutex, broadcast};
+use tokio::sync::broadcast;
 
-use self::api::Api;
-use self::book::Book;
+use self::client::{Client, SessionSettings};
+pub(crate) use self::config::FACTORY;
 use self::keys::Keys;
-pub(crate) use self::offer::FACTORY;
-use self::turns::Turns;
+use self::kv::session_text;
+use self::sessions::Sessions;
+use self::snapshot::Spot;
 use crate::core::capability::Capability;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
-    Place, Renewal,
+    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
+use crate::engines::kit::shared_sessions::Maker;
+use crate::engines::kit::single_flight::SingleFlight;
 use crate::engines::remote::Host;
 
 /// A namespace of one Consul.
-struct ConsulEngine {
-    api: Api,
+struct Consul {
+    client: Client,
     keys: Keys,
-    book: Book,
-    turns: Turns,
-    /// One session is made at a time.
-    making: Mutex<()>,
+    sessions: Sessions,
+    flight: SingleFlight,
+    maker: Maker,
     alarms: broadcast::Sender<Alarm>,
     capability: Capability,
     default_ttl: Duration,
@@ -69,23 +66,25 @@ struct ConsulEngine {
     shown: String,
 }
 
-impl ConsulEngine {
+impl Consul {
     fn alarm(&self, alarm: Alarm) {
         // Nobody listening is no error.
         let _ = self.alarms.send(alarm);
     }
-}
 
-/// The engine as it is shared by its requests.
-struct Shared(Arc<ConsulEngine>);
-
-impl Shared {
-    fn engine(&self) -> Arc<ConsulEngine> {
-        Arc::clone(&self.0)
+    fn session_settings(&self, ttl: Duration) -> SessionSettings {
+        SessionSettings {
+            ttl,
+            lock_delay: self.lock_delay,
+            checks: self.checks.clone(),
+        }
     }
 }
 
-impl Engine for Shared {
+/// The engine: a write goes on when its caller is dropped, and keeps it alive.
+struct ConsulEngine(Arc<Consul>);
+
+impl Engine for ConsulEngine {
     fn capability(&self) -> Capability {
         self.0.capability
     }
@@ -94,59 +93,69 @@ impl Engine for Shared {
         self.0.shown.clone()
     }
 
-    fn enter(&self, claim: Arc<Claim>) -> BoxFuture<Result<Entered>> {
-        Box::pin(self.engine().do_enter(claim))
+    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
+        acquire::enter(&self.0, claim).await
     }
 
-    fn wait(&self, ticket: Ticket, until: BootTime) -> BoxFuture<Result<Place>> {
-        Box::pin(self.engine().do_wait(ticket, until))
+    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
+        acquire::wait(&self.0, ticket, until).await
     }
 
-    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<Vec<Renewal>> {
-        Box::pin(self.engine().do_renew(leases, within))
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+        renew::renew(&self.0, &leases, within).await
     }
 
-    fn amend(&self, ticket: Ticket, amendment: Amendment) -> BoxFuture<Result<Amended>> {
-        Box::pin(self.engine().do_amend(ticket, amendment))
+    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
+        release::amend(&self.0, &ticket, &amendment).await
     }
 
-    fn leave(&self, ticket: Ticket) -> BoxFuture<Result<Left>> {
-        Box::pin(self.engine().do_leave(ticket))
+    async fn leave(&self, ticket: Ticket) -> Result<Left> {
+        release::leave(&self.0, &ticket).await
     }
 
-    fn audit(&self, lease: LeaseId) -> BoxFuture<Result<Vec<Audited>>> {
-        Box::pin(self.engine().do_audit(lease))
+    async fn audit(&self, lease: LeaseId) -> Result<Vec<Audited>> {
+        renew::audit(&self.0, lease).await
     }
 
     fn alarms(&self) -> BoxStream<Alarm> {
-        self.engine().do_alarms()
+        notify::alarms(&self.0)
     }
 
-    fn survey(&self, scope: Scope) -> BoxFuture<Result<Vec<LineReport>>> {
-        Box::pin(self.engine().do_survey(scope))
+    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
+        inspect::survey(&self.0, &scope).await
     }
 
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
-        self.engine().do_watch(scope)
+        notify::watch(&self.0, scope)
     }
 
-    fn evict(&self, name: Name, id: String, eviction: Eviction) -> BoxFuture<Result<bool>> {
-        Box::pin(self.engine().do_evict(name, id, eviction))
+    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
+        release::evict(&self.0, &name, &id, eviction).await
     }
 
-    fn resize(&self, name: Name, capacity: u32) -> BoxFuture<Result<bool>> {
-        Box::pin(self.engine().do_resize(name, capacity))
+    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
+        release::resize(&self.0, &name, capacity).await
     }
 
-    fn check(&self) -> BoxFuture<Result<Checkup>> {
-        Box::pin(self.engine().do_check())
+    async fn check(&self) -> Result<Checkup> {
+        inspect::check(&self.0).await
     }
 
     fn key(&self, ticket: &Ticket) -> Option<String> {
-        self.0.key_of(ticket)
+        let line = self.0.keys.line(&ticket.name).ok()?;
+        let member = self.0.sessions.member(ticket.claim);
+        let spot = member.map_or(Spot::Whole, |member| Spot::of(member.claim.ask));
+        Some(spot.key(&line, ticket.claim, &session_text(ticket.lease.0)))
     }
 
-    fn close(&self) -> BoxFuture<()> {
-        Box::pin(self.engine().do_close())
+    /// Ends all sessions, which releases whatever still hangs on them.
+    async fn close(&self) {
+        let client = &self.0.client;
+        let sessions = self.0.sessions.close().into_iter().map(session_text);
+        let sessions: Vec<String> = sessions.collect();
+        let ends = sessions.iter().map(|id| client.destroy_session(id));
+        // What can't be ended now ends by its ttl.
+        futures_util::future::join_all(ends).await;
+        client.close();
     }
 }

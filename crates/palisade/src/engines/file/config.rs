@@ -1,10 +1,9 @@
 //! What `connect` knows of this engine before it is opened, and what its URL says.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use super::error::config;
-use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
+use crate::core::capability::Capability;
 use crate::core::error::Result;
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::Url;
@@ -13,21 +12,9 @@ use crate::core::url::Url;
 const OPTIONS: &[&str] = &["allow_network_fs", "shared"];
 
 pub(super) const CAPABILITY: Capability = Capability {
-    class: Class::B,
-    shared: true,
-    permits: Permits::Weighted,
-    resize: true,
-    fair: true,
-    waiters_visible: true,
-    tokens: Tokens::Durable,
-    early_loss: true,
+    // A hold lives with the process that has it.
     detached: false,
-    ttl: TtlRange {
-        min: Duration::from_millis(100),
-        max: Duration::from_secs(24 * 60 * 60),
-        step: Duration::from_millis(1),
-    },
-    reentrant_session: false,
+    ..Capability::FULL
 };
 
 /// What `connect` knows of it.

@@ -1,69 +1,74 @@
-//! The raw operations that the lease table is compared with: two updates of a row, and NOTIFY.
+//! The raw operations that the engines are compared with. For the lease table: two updates of a
+//! row, and NOTIFY. For session locks: `pg_try_advisory_lock` and `pg_advisory_unlock`, and a
+//! blocking `pg_advisory_lock` as the wake-up. All statements are prepared.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio_postgres::{Client, Statement};
+use tokio::sync::Notify;
+use tokio_postgres::Statement;
 
-use super::fault;
-use super::mail::Mail;
-use super::offer::OPTIONS;
-use super::server::Server;
+use super::advisory;
+use super::config;
+use super::connect::Server;
+use super::connection::{Connection, Listener, Notice};
+use super::error;
 use crate::core::baseline::Baseline;
-use crate::core::claim::ClaimId;
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, Result};
+use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url};
-use crate::engines::remote::Links;
+use crate::engines::kit::PerRuntime;
 
 fn failed(error: tokio_postgres::Error) -> Error {
-    fault::reading("baseline", &error)
+    error::failed("baseline", &error)
 }
 
-/// Opens them.
-///
-/// # Errors
-/// As opening the engine.
-pub(super) async fn open(mut url: Url, settings: Settings) -> Result<Arc<dyn Baseline>> {
-    let server = Server::take(&mut url, &settings)?;
-    for option in ["layout", "listen_url", "pooler", "schema"] {
+/// The server of a URL, whose engine takes `options`.
+fn server(mut url: Url, settings: &Settings, options: &[&str]) -> Result<Server> {
+    let server = Server::take(&mut url, settings)?;
+    for option in options {
         url.take(option);
     }
-    url.finish(OPTIONS)?;
-    let raws = Links::new(settings.connect_timeout, move || {
-        let server = server.clone();
-        Box::pin(async move { Raw::connect(&server).await.map(Arc::new) })
-    });
-    Ok(Arc::new(Rows(Arc::new(raws))))
+    url.finish(options)?;
+    Ok(server)
 }
 
-struct Rows(Arc<Links<Arc<Raw>>>);
+/// The lease table's.
+pub(super) async fn table(url: Url, settings: Settings) -> Result<Arc<dyn Baseline>> {
+    let server = server(url, &settings, config::OPTIONS)?;
+    let rows = PerRuntime::new(settings.connect_timeout, move || {
+        let server = server.clone();
+        Box::pin(async move { Row::connect(&server).await.map(Arc::new) })
+    });
+    Ok(Arc::new(Rows(Arc::new(rows))))
+}
 
-/// One connection, with its statements prepared.
-struct Raw {
-    client: Client,
-    mail: Arc<Mail>,
+struct Rows(Arc<PerRuntime<Arc<Row>>>);
+
+/// One connection that updates rows.
+struct Row {
+    connection: Connection,
+    wakers: Arc<Mutex<HashMap<String, Arc<Notify>>>>,
     touch: Statement,
     grab: Statement,
     hand: Statement,
     known: Mutex<HashSet<String>>,
 }
 
-/// A number of a key that fits where claims are rung for.
-fn bell_of(key: &str) -> ClaimId {
-    let sum = |seed: u64| {
-        key.bytes().fold(seed, |sum, b| {
-            (sum ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-        })
-    };
-    ClaimId(u128::from(sum(7)) << 64 | u128::from(sum(0xcbf2_9ce4_8422_2325)))
-}
-
-impl Raw {
+impl Row {
     async fn connect(server: &Server) -> Result<Self> {
-        let mail = Arc::new(Mail::default());
-        let client = server.connect(Arc::clone(&mail)).await?;
+        let wakers: Arc<Mutex<HashMap<String, Arc<Notify>>>> = Arc::default();
+        let heard = Arc::clone(&wakers);
+        let listener: Listener = Arc::new(move |notice| {
+            if let Notice::Text(key) = notice
+                && let Some(waker) = heard.lock().get(key)
+            {
+                waker.notify_one();
+            }
+        });
+        let connection = server.connect(None, listener).await?;
+        let client = &connection.client;
         let setup = "SELECT pg_advisory_lock(7420); \
             CREATE TABLE IF NOT EXISTS palisade_baseline (k text PRIMARY KEY, n bigint NOT NULL) \
             WITH (fillfactor = 50); SELECT pg_advisory_unlock(7420); LISTEN palisade_baseline";
@@ -74,23 +79,24 @@ impl Raw {
             grab: prepare("UPDATE palisade_baseline SET n = n - 1 WHERE k = $1 AND n > 0").await?,
             hand: prepare(
                 "WITH one AS (UPDATE palisade_baseline SET n = n + 1 WHERE k = $1) \
-                 SELECT pg_notify('palisade_baseline', $2)",
+                 SELECT pg_notify('palisade_baseline', $1)",
             )
             .await?,
-            client,
-            mail,
+            wakers,
             known: Mutex::default(),
+            connection,
         })
     }
 
-    async fn know(&self, key: &str) -> Result<()> {
-        if self.known.lock().contains(key) {
-            return Ok(());
+    /// Runs a statement on the row of `key`, which is made first; how many rows it changed.
+    async fn run(&self, statement: &Statement, key: &str) -> Result<u64> {
+        let client = &self.connection.client;
+        if !self.known.lock().contains(key) {
+            let sql = "INSERT INTO palisade_baseline (k, n) VALUES ($1, 0) ON CONFLICT DO NOTHING";
+            client.execute(sql, &[&key]).await.map_err(failed)?;
+            self.known.lock().insert(key.to_owned());
         }
-        let sql = "INSERT INTO palisade_baseline (k, n) VALUES ($1, 0) ON CONFLICT DO NOTHING";
-        self.client.execute(sql, &[&key]).await.map_err(failed)?;
-        self.known.lock().insert(key.to_owned());
-        Ok(())
+        client.execute(statement, &[&key]).await.map_err(failed)
     }
 }
 
@@ -100,49 +106,131 @@ impl Baseline for Rows {
     }
 
     fn cycle(&self, key: String) -> BoxFuture<Result<()>> {
-        let raws = Arc::clone(&self.0);
+        let rows = Arc::clone(&self.0);
         Box::pin(async move {
-            let raw = raws.get().await?.connection;
-            raw.know(&key).await?;
-            for _ in 0..2 {
-                raw.client
-                    .execute(&raw.touch, &[&key])
-                    .await
-                    .map_err(failed)?;
-            }
-            Ok(())
+            let row = rows.get().await?.connection;
+            row.run(&row.touch, &key).await?;
+            row.run(&row.touch, &key).await.map(drop)
         })
     }
 
     fn take(&self, key: String) -> BoxFuture<Result<()>> {
-        let raws = Arc::clone(&self.0);
+        let rows = Arc::clone(&self.0);
         Box::pin(async move {
-            let raw = raws.get().await?.connection;
-            raw.know(&key).await?;
-            let bell = raw.mail.bell(bell_of(&key));
-            while raw
-                .client
-                .execute(&raw.grab, &[&key])
-                .await
-                .map_err(failed)?
-                == 0
-            {
-                bell.rung().await;
+            let row = rows.get().await?.connection;
+            let waker = Arc::clone(row.wakers.lock().entry(key.clone()).or_default());
+            while row.run(&row.grab, &key).await? == 0 {
+                waker.notified().await;
             }
             Ok(())
         })
     }
 
     fn give(&self, key: String) -> BoxFuture<Result<()>> {
-        let raws = Arc::clone(&self.0);
+        let rows = Arc::clone(&self.0);
         Box::pin(async move {
-            let raw = raws.get().await?.connection;
-            raw.know(&key).await?;
-            let text = format!("g{}", bell_of(&key));
-            raw.client
-                .query(&raw.hand, &[&key, &text])
-                .await
-                .map_err(failed)?;
+            let row = rows.get().await?.connection;
+            row.run(&row.hand, &key).await.map(drop)
+        })
+    }
+}
+
+/// The session locks'.
+pub(super) async fn sessions(url: Url, settings: Settings) -> Result<Arc<dyn Baseline>> {
+    let server = server(url, &settings, advisory::config::OPTIONS)?;
+    let shared = server.clone();
+    let links = PerRuntime::new(settings.connect_timeout, move || {
+        let server = shared.clone();
+        Box::pin(async move { Lock::connect(&server).await.map(Arc::new) })
+    });
+    Ok(Arc::new(Locks(Arc::new(Inner {
+        server,
+        links,
+        spare: Mutex::default(),
+        taken: Mutex::default(),
+    }))))
+}
+
+struct Locks(Arc<Inner>);
+
+struct Inner {
+    server: Server,
+    links: PerRuntime<Arc<Lock>>,
+    spare: Mutex<Vec<Lock>>,
+    taken: Mutex<HashMap<String, Lock>>,
+}
+
+/// One connection that takes session locks.
+struct Lock {
+    connection: Connection,
+    attempt: Statement,
+    block: Statement,
+    unlock: Statement,
+}
+
+impl Lock {
+    async fn connect(server: &Server) -> Result<Self> {
+        let connection = server.connect(None, Arc::new(|_| {})).await?;
+        let prepare = async |sql| connection.client.prepare(sql).await.map_err(failed);
+        Ok(Self {
+            attempt: prepare("SELECT pg_try_advisory_lock($1)").await?,
+            block: prepare("SELECT pg_advisory_lock($1)::text = ''").await?,
+            unlock: prepare("SELECT pg_advisory_unlock($1)").await?,
+            connection,
+        })
+    }
+
+    async fn ask(&self, statement: &Statement, key: &str) -> Result<bool> {
+        let mix = |sum: i64, byte: u8| (sum ^ i64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        let number = key.bytes().fold(7420, mix);
+        let row = self
+            .connection
+            .here()
+            .query_one(statement, &[&number])
+            .await;
+        row.and_then(|row| row.try_get(0)).map_err(failed)
+    }
+}
+
+impl Baseline for Locks {
+    fn describe(&self) -> String {
+        "pg_try_advisory_lock and pg_advisory_unlock, prepared, on one connection".to_owned()
+    }
+
+    fn cycle(&self, key: String) -> BoxFuture<Result<()>> {
+        let inner = Arc::clone(&self.0);
+        Box::pin(async move {
+            let lock = inner.links.get().await?.connection;
+            if lock.ask(&lock.attempt, &key).await? && lock.ask(&lock.unlock, &key).await? {
+                return Ok(());
+            }
+            Err(Error::new(Kind::Unusable, "baseline", "the key is in use"))
+        })
+    }
+
+    fn take(&self, key: String) -> BoxFuture<Result<()>> {
+        let inner = Arc::clone(&self.0);
+        Box::pin(async move {
+            let spare = inner.spare.lock().pop();
+            let lock = match spare {
+                Some(lock) => lock,
+                None => Lock::connect(&inner.server).await?,
+            };
+            lock.ask(&lock.block, &key).await?;
+            inner.taken.lock().insert(key, lock);
+            Ok(())
+        })
+    }
+
+    fn give(&self, key: String) -> BoxFuture<Result<()>> {
+        let inner = Arc::clone(&self.0);
+        Box::pin(async move {
+            let taken = inner.taken.lock().remove(&key);
+            // What nobody has taken is there for the next who comes.
+            if let Some(lock) = taken {
+                lock.ask(&lock.unlock, &key).await?;
+                inner.spare.lock().push(lock);
+            }
             Ok(())
         })
     }

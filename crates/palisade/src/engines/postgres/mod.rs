@@ -4,120 +4,150 @@
 //! (`schema.sql`); this module speaks with them. Times are the server's. Invariant: a
 //! request is asked again only when the server said that it was rolled back.
 //!
-//! `server` connects, `pooler` finds out what stands in between, `session` is one connection,
-//! `desk` asks on it, `queue` keeps a crowd of waiters out of the server's line, `mail` is what the
-//! server pushes.
+//! `acquire`, `renew`, `release` and `inspect` are the verbs; they ask through `client`, which
+//! keeps one session (`statements`) per runtime. `connect` makes connections, `pooler` finds out
+//! what stands in between, `local_queue` keeps a crowd of waiters out of the server's line and
+//! `notify` is what the server pushes. `shedlock` is another layout of the table, and `advisory`
+//! another engine that shares connections, errors, findings and schema.
 
+mod acquire;
 pub mod advisory;
-mod alarm;
 #[cfg(feature = "baseline")]
 mod baseline;
-mod check;
-mod desk;
-mod engine;
-mod fault;
-mod mail;
-mod offer;
+mod client;
+mod config;
+mod connect;
+mod connection;
+mod error;
+mod inspect;
+mod local_queue;
+mod notify;
 mod pooler;
-mod queue;
-mod refused;
+mod release;
 mod renew;
 mod schema;
-mod server;
-mod session;
 mod shedlock;
-mod survey;
-mod verbs;
-mod wire;
+mod statements;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-pub(crate) use offer::FACTORY;
+pub(crate) use config::FACTORY;
+pub use config::open;
 pub use schema::Schema;
 
-use self::desk::{Desk, Plan};
-use self::pooler::Between;
-use self::server::Server;
-use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Error, Kind, Result};
-use crate::core::url::{Settings, Url};
-
-/// Opens the lease table; nothing is asked of the server before the first verb.
-///
-/// # Errors
-/// [`Kind::Config`] for a URL or option that can't be used.
-pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
-    let layout = url.take("layout");
-    let plan = plan(&mut url, settings)?;
-    url.finish(offer::OPTIONS)?;
-    let shown = plan.server.shown(&url.scheme);
-    let desk = Arc::new(Desk::new(plan, settings));
-    match layout.as_deref() {
-        None | Some("palisade") => Ok(Arc::new(PostgresEngine { desk, shown })),
-        Some("shedlock") => Ok(Arc::new(shedlock::ShedlockEngine::new(desk, shown))),
-        Some(_) => Err(Error::new(
-            Kind::Config,
-            "connect",
-            "option layout must be palisade or shedlock",
-        )),
-    }
-}
-
-fn plan(url: &mut Url, settings: &Settings) -> Result<Plan> {
-    let schema = match url.take("schema") {
-        None => Schema::default(),
-        Some(name) => Schema::new(&name)?,
-    };
-    let listen = url.take("listen_url").map(|text| {
-        listening(&text, settings).map_err(|error| {
-            let message = format!("option listen_url: {}", error.message());
-            Error::new(Kind::Config, "connect", message)
-        })
-    });
-    Ok(Plan {
-        between: Between::take(url)?,
-        listen: listen.transpose()?,
-        schema,
-        server: Server::take(url, settings)?,
-    })
-}
-
-/// The server to listen on, which a pooler hides.
-fn listening(text: &str, settings: &Settings) -> Result<Server> {
-    let mut url = Url::parse(text)?;
-    if !FACTORY.info.schemes.contains(&url.scheme.as_str()) {
-        let message = "it is a postgres:// URL of the server itself, %-encoded";
-        return Err(Error::new(Kind::Config, "connect", message));
-    }
-    let server = Server::take(&mut url, settings)?;
-    url.finish(&[])?;
-    Ok(server)
-}
+use self::client::Client;
+use self::config::CAPABILITY;
+use crate::core::capability::Capability;
+use crate::core::claim::{Ask, Claim};
+use crate::core::clock::BootTime;
+use crate::core::engine::{
+    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
+};
+use crate::core::error::Result;
+use crate::core::name::Name;
+use crate::core::report::{Checkup, LineReport, Scope};
+use crate::core::ticket::{Lease, LeaseId, Ticket};
 
 /// A namespace of one database.
 struct PostgresEngine {
-    desk: Arc<Desk>,
+    client: Arc<Client>,
     shown: String,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl Engine for PostgresEngine {
+    fn capability(&self) -> Capability {
+        CAPABILITY
+    }
 
-    #[test]
-    fn a_bad_listen_url_is_named_and_not_repeated() {
-        for bad in [
-            "secret",
-            "redis%3A%2F%2Fsecret",
-            "postgres%3A%2F%2F%3Asecret%40",
-        ] {
-            let mut url = Url::parse(&format!("postgres://h/d?listen_url={bad}")).unwrap();
-            let settings = url.take_settings().unwrap();
-            let error = plan(&mut url, &settings).err().unwrap();
-            assert_eq!(error.kind(), Kind::Config);
-            let said = error.message();
-            assert!(said.starts_with("option listen_url: "), "{said}");
-            assert!(!said.contains("secret"), "{said}");
-        }
+    fn describe(&self) -> String {
+        self.shown.clone()
+    }
+
+    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
+        acquire::enter(&self.client, &claim).await
+    }
+
+    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
+        acquire::wait(&self.client, &ticket, until).await
+    }
+
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+        renew::renew(&self.client, &leases, within).await
+    }
+
+    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
+        release::amend(&self.client, &ticket, amendment).await
+    }
+
+    async fn leave(&self, ticket: Ticket) -> Result<Left> {
+        release::leave(&self.client, ticket).await
+    }
+
+    async fn audit(&self, _: LeaseId) -> Result<Vec<Audited>> {
+        Ok(Vec::new())
+    }
+
+    fn alarms(&self) -> BoxStream<Alarm> {
+        notify::alarms(Arc::clone(&self.client))
+    }
+
+    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
+        inspect::survey(&self.client, &scope).await
+    }
+
+    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
+        inspect::watch(Arc::clone(&self.client), scope)
+    }
+
+    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
+        release::evict(&self.client, &name, &id, eviction).await
+    }
+
+    async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
+        release::resize(&self.client, &name, capacity).await
+    }
+
+    async fn check(&self) -> Result<Checkup> {
+        inspect::check(&self.client).await
+    }
+
+    /// The row of the ticket's line: table, namespace and name.
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        let (schema, namespace) = (self.client.schema.name(), &self.client.namespace);
+        Some(format!("{schema}.line/{namespace}/{}", ticket.name))
+    }
+
+    async fn close(&self) {
+        self.client.close();
+    }
+}
+
+/// How the table keeps a duration.
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+fn from_micros(micros: i64) -> Duration {
+    Duration::from_micros(micros.max(0).unsigned_abs())
+}
+
+/// How the table keeps a token.
+fn signed(sequence: u64) -> i64 {
+    i64::try_from(sequence).unwrap_or(i64::MAX)
+}
+
+/// A weight and a capacity as the table keeps them: two zeroes are the whole line.
+fn from_ask(ask: Ask) -> (i64, i64) {
+    match ask {
+        Ask::Whole => (0, 0),
+        Ask::Part { weight, capacity } => (weight.into(), capacity.into()),
+    }
+}
+
+fn to_ask(weight: i64, capacity: i64) -> Ask {
+    match (u32::try_from(weight), u32::try_from(capacity)) {
+        (Ok(weight), Ok(capacity)) if capacity > 0 => Ask::Part { weight, capacity },
+        _ => Ask::Whole,
     }
 }

@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::Client;
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
-use super::fault;
+use super::error;
 use super::schema::first_cell;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::Url;
@@ -59,19 +59,18 @@ pub(super) fn no_session_locks(operation: &'static str) -> Error {
 }
 
 /// Finds out what `client` talks through.
-///
-/// # Errors
-/// As asking.
 pub(super) async fn probe(client: &Client) -> Result<Between> {
     let rows = client.simple_query("SELECT pg_backend_pid()").await;
-    let rows = rows.map_err(|error| fault::reading("connect", &error))?;
+    let rows = rows.map_err(|error| error::failed("connect", &error))?;
     let Some(pid) = first_cell(&rows).and_then(|cell| cell.parse::<i32>().ok()) else {
-        return fault::unreadable("connect");
+        return error::unreadable("connect");
     };
-    match announced(client) == Some(pid) {
-        true => Ok(Between::Nothing),
-        false => Ok(Between::Pooler),
-    }
+    let same = announced(client) == Some(pid);
+    Ok(if same {
+        Between::Nothing
+    } else {
+        Between::Pooler
+    })
 }
 
 /// The process that was announced at the start of the connection. The client library keeps it for

@@ -1,32 +1,45 @@
-//! `Round`: one renewal of many leases, as both layouts do it.
+//! Renewing many leases with one statement, for both layouts of the table.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::client::Client;
+use super::statements::{Parameters, Verb};
+use super::{from_micros, signed};
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
 use crate::core::error::{Error, Kind, Result};
-use crate::core::ticket::{LeaseStart, Ticket};
+use crate::core::ticket::{Lease, LeaseStart, Ticket};
 
 /// What the functions answer beside a ttl in µs.
 const EVICTED: i64 = -1;
 const LOCKED: i64 = -2;
 
-/// Who asks the server for renewals.
-pub(super) trait Rows {
-    /// Renews tickets, and answers for each with a number. Waits for locked rows so many ms; with
-    /// 0 it passes them over.
-    ///
-    /// # Errors
-    /// As asking; by `by` at the latest.
-    fn renew_rows(
-        &self,
-        tickets: &[&Ticket],
-        patience: i32,
-        by: Instant,
-    ) -> impl Future<Output = Result<Vec<i64>>> + Send;
+/// Renews leases of palisade's own layout; what waits in the client needs no server.
+pub(super) async fn renew(client: &Client, leases: &[Lease], within: Duration) -> Vec<Renewal> {
+    let mut round = Round::new(leases, within);
+    round.answer(|ticket| {
+        let armed = client.queue.armed(&ticket.name, ticket.claim)?;
+        Some(Renewal::Held(armed))
+    });
+    let ask = |tickets: Vec<&Ticket>, patience: i32, by| {
+        let (claims, counts) = incarnations(&tickets);
+        let names: Vec<String> = tickets.iter().map(|t| t.name.to_string()).collect();
+        async move {
+            let namespace = &client.namespace;
+            let parameters: Parameters<'_> = &[namespace, &names, &claims, &counts, &patience];
+            client.renewals(Verb::Renew, parameters, by).await
+        }
+    };
+    round.run(ask).await
+}
+
+/// The claims and tokens of tickets, as parameters.
+pub(super) fn incarnations(tickets: &[&Ticket]) -> (Vec<String>, Vec<i64>) {
+    let both = |ticket: &&Ticket| (ticket.claim.to_string(), signed(ticket.sequence));
+    tickets.iter().map(both).unzip()
 }
 
 /// The tickets of one call, and what is known of each.
@@ -37,18 +50,19 @@ pub(super) struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    pub(super) fn new(tickets: Vec<Option<&'a Ticket>>, within: Duration) -> Self {
+    pub(super) fn new(leases: &'a [Lease], within: Duration) -> Self {
+        let tickets: Vec<_> = leases.iter().map(|lease| lease.ticket.as_ref()).collect();
         // All tickets here have their own leases: another kind was never given out.
-        let unknown = |ticket: &Option<&Ticket>| ticket.is_none().then_some(Renewal::Lost);
+        let lost = |ticket: &Option<&Ticket>| ticket.is_none().then_some(Renewal::Lost);
         Self {
-            answers: tickets.iter().map(unknown).collect(),
+            answers: tickets.iter().map(lost).collect(),
             tickets,
             by: Instant::now() + within,
         }
     }
 
     /// Answers for those of whom `known` knows without the server.
-    pub(super) fn answer(&mut self, known: impl Fn(&Ticket) -> Option<Renewal>) {
+    fn answer(&mut self, known: impl Fn(&Ticket) -> Option<Renewal>) {
         for (answer, ticket) in self.answers.iter_mut().zip(&self.tickets) {
             if answer.is_none() {
                 *answer = ticket.and_then(&known);
@@ -56,27 +70,29 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Renews the others.
+    /// Renews the others. `ask` answers for each ticket with a number, by a time; it waits for
+    /// locked rows so many ms, and with 0 it passes them over.
     ///
     /// Every holder first, so that a crowd of waiters can't delay it, then those who wait. Then
     /// the lines whose row another transaction has locked, one by one, each for its share of the
     /// time that is left: only they are unknown if it stays locked.
-    pub(super) async fn run(mut self, rows: &impl Rows) -> Vec<Renewal> {
-        let open = |round: &Self, holds: bool| -> Vec<usize> {
-            let indexes = 0..round.tickets.len();
-            let fits = |index: &usize| {
-                let ticket = round.tickets[*index];
-                let like = ticket.is_some_and(|ticket| (ticket.sequence > 0) == holds);
-                like && round.answers[*index].is_none()
-            };
-            indexes.filter(fits).collect()
-        };
+    pub(super) async fn run<F>(
+        mut self,
+        ask: impl Fn(Vec<&'a Ticket>, i32, Instant) -> F,
+    ) -> Vec<Renewal>
+    where
+        F: Future<Output = Result<Vec<i64>>>,
+    {
         let mut locked: Vec<Vec<usize>> = Vec::new();
         for holds in [true, false] {
-            let indexes = open(&self, holds);
-            let skipped = self.ask(&indexes, 0, rows).await;
+            let open = |index: &usize| {
+                let ticket = self.tickets[*index];
+                let fits = ticket.is_some_and(|ticket| (ticket.sequence > 0) == holds);
+                fits && self.answers[*index].is_none()
+            };
+            let indexes: Vec<usize> = (0..self.tickets.len()).filter(open).collect();
             let mut lines: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-            for index in skipped {
+            for index in self.ask(&indexes, 0, &ask).await {
                 let name = self.tickets[index].map_or("", |ticket| ticket.name.as_str());
                 lines.entry(name).or_default().push(index);
             }
@@ -87,7 +103,7 @@ impl<'a> Round<'a> {
             // A little less than its share, for the way there and back.
             let share = left * 3 / 4 / u32::try_from(locked.len() - at).unwrap_or(u32::MAX);
             let patience = i32::try_from(share.as_millis()).unwrap_or(i32::MAX);
-            self.ask(line, patience.max(1), rows).await;
+            self.ask(line, patience.max(1), &ask).await;
         }
         let unknown = || {
             let message = "the line's row came and went";
@@ -100,36 +116,37 @@ impl<'a> Round<'a> {
     }
 
     /// Asks for some, and says whose rows are locked by others.
-    async fn ask(&mut self, indexes: &[usize], patience: i32, rows: &impl Rows) -> Vec<usize> {
+    async fn ask<F>(
+        &mut self,
+        indexes: &[usize],
+        patience: i32,
+        ask: impl Fn(Vec<&'a Ticket>, i32, Instant) -> F,
+    ) -> Vec<usize>
+    where
+        F: Future<Output = Result<Vec<i64>>>,
+    {
         if indexes.is_empty() {
             return Vec::new();
         }
-        let tickets: Vec<&Ticket> = indexes.iter().filter_map(|i| self.tickets[*i]).collect();
+        let tickets = indexes.iter().filter_map(|index| self.tickets[*index]);
         let sent = BootTime::now();
+        let answer = ask(tickets.collect(), patience, self.by).await;
         let mut locked = Vec::new();
-        match rows.renew_rows(&tickets, patience, self.by).await {
-            Ok(numbers) => {
-                let mut numbers = numbers.into_iter();
-                for index in indexes {
-                    self.answers[*index] = match numbers.next() {
-                        Some(EVICTED) => Some(Renewal::Evicted),
-                        Some(LOCKED) => {
-                            locked.push(*index);
-                            None
-                        }
-                        Some(ttl) if ttl > 0 => Some(Renewal::Held(LeaseStart {
-                            sent,
-                            ttl: Duration::from_micros(ttl.unsigned_abs()),
-                        })),
-                        _ => Some(Renewal::Lost),
-                    };
+        for (at, index) in indexes.iter().enumerate() {
+            let renewal = match answer.as_ref().map(|numbers| numbers.get(at)) {
+                Ok(Some(&LOCKED)) => {
+                    locked.push(*index);
+                    continue;
                 }
-            }
-            Err(error) => {
-                for index in indexes {
-                    self.answers[*index] = Some(Renewal::Unknown(error.clone()));
-                }
-            }
+                Ok(Some(&EVICTED)) => Renewal::Evicted,
+                Ok(Some(&ttl)) if ttl > 0 => Renewal::Held(LeaseStart {
+                    sent,
+                    ttl: from_micros(ttl),
+                }),
+                Ok(_) => Renewal::Lost,
+                Err(error) => Renewal::Unknown(error.clone()),
+            };
+            self.answers[*index] = Some(renewal);
         }
         locked
     }

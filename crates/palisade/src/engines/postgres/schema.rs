@@ -3,8 +3,9 @@
 
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-use super::fault;
+use super::error;
 use crate::core::error::{Error, Kind, Result};
+use crate::core::url::Url;
 
 /// What the tables mean. A client refuses another one than its own.
 const VERSION: i32 = 3;
@@ -45,14 +46,20 @@ impl Schema {
             && name.chars().all(fits)
             && !name.starts_with(|c: char| c.is_ascii_digit())
             && !name.starts_with("pg_");
-        match good {
-            true => Ok(Self(name.to_owned())),
-            false => Err(Error::new(
+        if !good {
+            return Err(Error::new(
                 Kind::Config,
                 "connect",
                 "a schema is named with at most 60 lower-case letters, digits and _, as in palisade",
-            )),
+            ));
         }
+        Ok(Self(name.to_owned()))
+    }
+
+    /// Takes option `schema` out.
+    pub(super) fn take(url: &mut Url) -> Result<Self> {
+        url.take("schema")
+            .map_or_else(|| Ok(Self::default()), |name| Self::new(&name))
     }
 
     pub(super) fn name(&self) -> &str {
@@ -130,7 +137,7 @@ impl Schema {
                 "connect",
                 "palisade's tables are not there and this user may not make them; let an owner run what `palisade schema postgres` prints",
             )),
-            _ => Err(fault::reading("connect", &error)),
+            _ => Err(error::failed("connect", &error)),
         }
     }
 
@@ -141,7 +148,7 @@ impl Schema {
             "BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('palisade schema @schema@', 0)); \
              SELECT to_regprocedure('@schema@.version()') IS NULL",
         );
-        let failed = |error: tokio_postgres::Error| fault::reading("connect", &error);
+        let failed = |error: tokio_postgres::Error| error::failed("connect", &error);
         let rows = client.simple_query(&begin).await.map_err(failed)?;
         let missing = rows.iter().rev().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => row.get(0),
@@ -161,13 +168,13 @@ impl Schema {
             Ok(rows) => Ok(first_cell(&rows).and_then(|cell| cell.parse().ok())),
             Err(error) => match error.code().map(tokio_postgres::error::SqlState::code) {
                 Some("3F000" | "42883") => Ok(None),
-                _ => Err(fault::reading("connect", &error)),
+                _ => Err(error::failed("connect", &error)),
             },
         }
     }
 }
 
-/// The first cell of the last rows of an answer.
+/// The first cell of an answer.
 pub(super) fn first_cell(rows: &[SimpleQueryMessage]) -> Option<&str> {
     rows.iter().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => row.get(0),

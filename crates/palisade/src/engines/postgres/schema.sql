@@ -450,8 +450,6 @@ DECLARE
   at   timestamptz;
   i    int := 0;
   n    bigint := 0;
-  lowest bigint := @schema@.least_token();
-  told text;
 BEGIN
   PERFORM @schema@.durable();
   IF NOT p_doubt THEN
@@ -460,21 +458,6 @@ BEGIN
      WHERE namespace = p_namespace AND name = p_name AND cardinality(seats) = 1
        AND seats[1].claim = p_claim AND seats[1].expires > clock_timestamp()
        AND (p_counted = 0 OR seats[1].counted IN (0, p_counted));
-    IF FOUND THEN
-      RETURN ARRAY[1::bigint];
-    END IF;
-    -- It has the whole line, and so has the next: one statement as well. "settle" would give the
-    -- same grant; what has expired further behind is removed by it when its turn comes.
-    UPDATE @schema@.line SET token = greatest(token + 1, lowest), used = clock_timestamp(),
-        seats = ROW(seats[2].claim, seats[2].weight, 0, greatest(token + 1, lowest),
-          seats[2].expires, seats[2].ttl, seats[2].evicted, seats[2].mailbox, seats[2].owner,
-          seats[2].value)::@schema@.seat
-          || seats[3 :]
-     WHERE namespace = p_namespace AND name = p_name AND cardinality(seats) > 1
-       AND seats[1].claim = p_claim AND seats[1].capacity = 0 AND seats[1].counted > 0
-       AND seats[1].expires > clock_timestamp() AND p_counted IN (0, seats[1].counted)
-       AND seats[2].capacity = 0 AND seats[2].counted = 0 AND seats[2].expires > clock_timestamp()
-    RETURNING pg_notify(seats[1].mailbox, 'g' || seats[1].claim || ' ' || token) INTO told;
     IF FOUND THEN
       RETURN ARRAY[1::bigint];
     END IF;

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-use super::client::{Client, nonsense};
+use super::client::{Client, Script, nonsense};
 use super::connection::Connection;
 use super::keys::LineKeys;
-use super::scripts::Script;
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
@@ -15,7 +14,7 @@ use crate::core::error::{Error, Kind, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::sync;
 use crate::core::ticket::{LeaseStart, Ticket};
-use crate::engines::remote::Link;
+use crate::engines::kit::Link;
 
 /// A push can be lost, and a server can freeze without a word: a waiter looks at least this often.
 const RECHECK: Duration = Duration::from_secs(1);
@@ -76,13 +75,11 @@ impl Client {
         let keys = self.keys.line(&claim.name)?;
         let link = self.link().await?;
         // Before the claim is in the line: the push that grants it must find the bell.
-        let bell = match claim.queue {
-            true => {
-                self.hear(&link).await?;
-                Some(self.hub.enter(claim.id))
-            }
-            false => None,
-        };
+        let mut bell = None;
+        if claim.queue {
+            self.hear(&link).await?;
+            bell = Some(self.hub.enter(claim.id));
+        }
         let (weight, capacity) = numbers(claim.ask);
         let ttl = claim.ttl.as_millis() as u64;
         let owner = claim.owner.to_json();
@@ -95,7 +92,6 @@ impl Client {
         let arguments = |command: &mut Cmd| {
             command.arg(format!("{weight} {capacity} {queue} {lasts}"));
             command.arg(&tail);
-            self.mark_replicated(command);
         };
         let sent = BootTime::now();
         let answer = self.run_for(&link, Script::Enter, &keys, claim.id, arguments);
@@ -120,6 +116,7 @@ impl Client {
             ..Ticket::own(claim.name.clone(), claim.id)
         };
         if sequence != 0
+            && self.target.replicas > 0
             && let Err(error) = self.replicated("enter", &link).await
         {
             // Nobody may hold what a failover would forget.
@@ -197,8 +194,7 @@ impl Client {
     /// Where a claim stands; `None` when it is not in the line.
     async fn look(&self, keys: &LineKeys, ticket: &Ticket) -> Result<Option<Standing>> {
         let link = self.link().await?;
-        let arguments = |command: &mut Cmd| self.mark_replicated(command);
-        let answer = self.run_for(&link, Script::Look, keys, ticket.claim, arguments);
+        let answer = self.run_for(&link, Script::Look, keys, ticket.claim, |_| ());
         let answer = answer.await?;
         if answer == "gone" {
             return Ok(None);

@@ -13,7 +13,7 @@ use crate::core::baseline::Baseline;
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::url::{Settings, Url};
-use crate::engines::remote::Links;
+use crate::engines::kit::PerRuntime;
 
 /// The release script that every tool has.
 const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
@@ -22,7 +22,7 @@ const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redi
 const TTL_MS: u32 = 30_000;
 
 struct RedisBaseline {
-    links: Arc<Links<(MultiplexedConnection, String)>>,
+    links: Arc<PerRuntime<(MultiplexedConnection, String)>>,
     server: Server,
     /// Connections that wait for nothing: a BLPOP blocks its own.
     idle: Arc<Mutex<Vec<MultiplexedConnection>>>,
@@ -31,7 +31,7 @@ struct RedisBaseline {
 pub(super) async fn open(url: Url, settings: Settings) -> Result<Arc<dyn Baseline>> {
     let server = Target::take(url, settings.connect_timeout)?.server;
     let connecting = server.clone();
-    let links = Links::new(settings.connect_timeout, move || {
+    let links = PerRuntime::new(settings.connect_timeout, move || {
         let server = connecting.clone();
         Box::pin(async move {
             let (mut connection, _) = server.connect(|_| ()).await?;

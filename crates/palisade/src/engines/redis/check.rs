@@ -8,10 +8,11 @@ use redis::RedisResult;
 use super::client::Client;
 use super::connection::Connection;
 use super::error::fault;
+use super::notify::wake_channel;
 use crate::core::clock::BootTime;
 use crate::core::error::Result;
 use crate::core::report::{Checkup, Finding, Severity};
-use crate::engines::remote::{Link, clock_off, plain_text};
+use crate::engines::kit::{Link, clock_off, plain_text};
 
 /// The oldest version that has all the commands in use.
 const OLDEST: (u32, u32) = (6, 2);
@@ -141,7 +142,7 @@ impl Client {
     /// Warns of a user who can't be woken.
     async fn channels(&self, link: &Link<Connection>) -> Result<Option<Finding>> {
         let mut publish = redis::cmd("PUBLISH");
-        publish.arg(self.hub.wake_channel()).arg("");
+        publish.arg(wake_channel(&self.hub)).arg("");
         let published: RedisResult<i64> = self.ask("check", link, &publish).await?;
         let denied = published.is_err_and(|error| error.code() == Some("NOPERM"));
         Ok(denied.then(|| {

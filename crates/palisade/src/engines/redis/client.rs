@@ -1,4 +1,4 @@
-//! `Client`: what the verbs share, and the one way in which a request is made.
+//! `Client`: what the verbs share, the scripts, and the one way in which a request is made.
 //!
 //! A request is made once, and is about one line. Requests of many tasks share a connection and
 //! don't wait for each other's answers. Only what the server says it did not run (an unknown
@@ -13,15 +13,66 @@ use super::config::Target;
 use super::connection::Connection;
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::{Keys, LineKeys};
-use super::notify::Hub;
-use super::scripts::Script;
 use crate::core::claim::ClaimId;
 use crate::core::error::{Error, Kind, Result};
-use crate::engines::remote::{Link, Links, timed};
+use crate::engines::kit::push::PushHub;
+use crate::engines::kit::{Link, PerRuntime, timed};
+
+/// A script, one per verb: which of [`SOURCES`] it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Script {
+    Enter,
+    Look,
+    Renew,
+    Amend,
+    Leave,
+    Survey,
+    Evict,
+    Resize,
+}
+
+macro_rules! source {
+    ($($file:literal),*) => {
+        concat!(include_str!("lua/head.lua"), $(include_str!(concat!("lua/", $file, ".lua"))),*)
+    };
+}
+
+/// In the order of [`Script`]. What all share stands before each verb; before that, for what is asked
+/// for most, the simple case (see docs/benchmarks.md).
+pub(super) const SOURCES: [&str; 8] = [
+    source!("enter_free", "line", "enter"),
+    source!("line", "look"),
+    source!("renew_whole", "line", "renew"),
+    source!("line", "amend"),
+    source!("leave_free", "line", "leave"),
+    source!("line", "survey"),
+    source!("line", "evict"),
+    source!("line", "resize"),
+];
+
+impl Script {
+    /// What errors call it.
+    pub(super) const fn operation(self) -> &'static str {
+        match self {
+            Self::Enter => "enter",
+            Self::Look => "wait",
+            Self::Renew => "renew",
+            Self::Amend => "amend",
+            Self::Leave => "leave",
+            Self::Survey => "survey",
+            Self::Evict => "evict",
+            Self::Resize => "resize",
+        }
+    }
+
+    pub(super) const fn source(self) -> &'static str {
+        SOURCES[self as usize]
+    }
+}
 
 pub(super) struct Client {
-    pub(super) links: Links<Connection>,
-    pub(super) hub: Arc<Hub>,
+    pub(super) links: PerRuntime<Connection>,
+    pub(super) hub: Arc<PushHub>,
     pub(super) keys: Keys,
     pub(super) target: Target,
     pub(super) timeout: Duration,
@@ -100,6 +151,11 @@ impl Client {
         let arguments = |command: &mut Cmd| {
             command.arg(id.to_string());
             arguments(command);
+            // Makes the script write something even when it only confirms a grant, so that
+            // [`Client::replicated`] covers the grant.
+            if self.target.replicas > 0 && matches!(script, Script::Enter | Script::Look) {
+                command.arg(1);
+            }
         };
         let answer: String = self.run(link, script, line, arguments).await?;
         match addressed(id, &answer) {
@@ -113,14 +169,6 @@ impl Client {
         self.links.broken(link).await;
         let message = "an answer for another request came";
         Error::new(Kind::Unreachable, operation, message).maybe_applied()
-    }
-
-    /// Makes a script write something even when it only confirms a grant, so that
-    /// [`Client::replicated`] covers the grant.
-    pub(super) fn mark_replicated(&self, command: &mut Cmd) {
-        if self.target.replicas > 0 {
-            command.arg(1);
-        }
     }
 
     /// Waits until enough replicas have what was written on this connection.

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::connection::Server;
-use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
+use crate::core::capability::{Capability, Class, Tokens};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::Url;
-use crate::engines::remote::{Host, Login, Tls};
+use crate::engines::kit::{Host, Login, Tls};
 
 /// The engine's own options.
 pub(super) const OPTIONS: &[&str] = &[
@@ -21,20 +21,8 @@ pub(super) const OPTIONS: &[&str] = &[
 
 pub(super) const CAPABILITY: Capability = Capability {
     class: Class::C,
-    shared: true,
-    permits: Permits::Weighted,
-    resize: true,
-    fair: true,
-    waiters_visible: true,
     tokens: Tokens::Floored,
-    early_loss: true,
-    detached: true,
-    ttl: TtlRange {
-        min: Duration::from_millis(100),
-        max: Duration::from_secs(24 * 60 * 60),
-        step: Duration::from_millis(1),
-    },
-    reentrant_session: false,
+    ..Capability::FULL
 };
 
 /// What `connect` knows of it.

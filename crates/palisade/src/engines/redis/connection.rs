@@ -2,7 +2,7 @@
 //!
 //! RESP3, so that pushes come on the connection that asks. TCP and TLS are ours, so that what
 //! fails can be told apart, and secrets and certificates are read for each connection. The
-//! library's own timeouts are off: connecting is bounded by `Links`, each request by the caller.
+//! library's own timeouts are off: connecting is bounded by `PerRuntime`, each request by the caller.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +16,12 @@ use tokio::sync::{OnceCell, watch};
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
+use super::client::{SOURCES, Script};
 use super::error::{fault, no_connection, no_login, no_tcp, no_tls};
-use super::notify::{Ear, Hub};
-use super::scripts::{SOURCES, Script};
+use super::notify::{Ear, alarm_channel, wake_channel};
 use crate::core::error::{Error, Kind, Result};
-use crate::engines::remote::{Asked, Host, Login, Tls, refuses_ours};
+use crate::engines::kit::push::PushHub;
+use crate::engines::kit::{Asked, Host, Login, Tls, refuses_ours};
 
 /// A server that reads TLS as a line of text waits for its end: after this part of the time for
 /// connecting it is asked in plain text.
@@ -164,7 +165,7 @@ impl Drop for Shared {
 }
 
 impl Connection {
-    pub(super) async fn open(server: Server, hub: Arc<Hub>) -> Result<Self> {
+    pub(super) async fn open(server: Server, hub: Arc<PushHub>) -> Result<Self> {
         let (ear, over) = Ear::new(hub);
         let (multiplexed, driver) = server.connect(move |push| ear.hear(&push)).await?;
         let (mut loading, mut asking) = (multiplexed.clone(), multiplexed.clone());
@@ -218,14 +219,14 @@ impl Connection {
     }
 
     /// Hears of grants from here on.
-    pub(super) async fn hear_wakes(&self, hub: &Hub) -> Result<()> {
-        let hear = || self.subscribe(hub.wake_channel());
+    pub(super) async fn hear_wakes(&self, hub: &PushHub) -> Result<()> {
+        let hear = || self.subscribe(wake_channel(hub));
         self.shared.wakes.get_or_try_init(hear).await.copied()
     }
 
     /// Hears of evictions from here on.
-    pub(super) async fn hear_alarms(&self, hub: &Hub) -> Result<()> {
-        let hear = || self.subscribe(hub.alarm_channel());
+    pub(super) async fn hear_alarms(&self, hub: &PushHub) -> Result<()> {
+        let hear = || self.subscribe(alarm_channel(hub));
         self.shared.alarms.get_or_try_init(hear).await.copied()
     }
 

@@ -7,7 +7,7 @@ use redis::{ErrorKind, RedisError};
 
 use super::connection::Server;
 use crate::core::error::{Error, Kind};
-use crate::engines::remote::{Host, Login, about_tls, cause};
+use crate::engines::kit::{Host, Login, about_tls, cause};
 
 /// What the server's first word, or the word inside the report of a script, stands for.
 /// All of these are said before anything is written, except what a script met half way.

@@ -7,17 +7,16 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use redis::{RedisResult, Value};
 
-use super::client::{Client, garbled};
+use super::client::{Client, Script, garbled};
 use super::connection::Connection;
 use super::error::fault;
 use super::keys::LineKeys;
-use super::scripts::Script;
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 use crate::core::report::{ClaimReport, LineReport, Scope};
-use crate::engines::remote::Link;
+use crate::engines::kit::Link;
 
 /// How many keys a step of SCAN looks at, and how many lines are asked for at once: a millisecond
 /// or two of the server's time.

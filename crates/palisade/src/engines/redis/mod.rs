@@ -19,7 +19,6 @@ mod keys;
 mod notify;
 mod release;
 mod renew;
-mod scripts;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +27,6 @@ use self::client::Client;
 use self::config::Target;
 use self::connection::Connection;
 use self::keys::Keys;
-use self::notify::Hub;
 use crate::core::capability::Capability;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
@@ -41,7 +39,8 @@ use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
-use crate::engines::remote::Links;
+use crate::engines::kit::PerRuntime;
+use crate::engines::kit::push::PushHub;
 
 pub(crate) use config::FACTORY;
 
@@ -54,9 +53,9 @@ async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
     let shown = url.shown();
     let keys = Keys::new(&settings.namespace)?;
     let target = Target::take(url, settings.connect_timeout)?;
-    let hub = Arc::new(Hub::new());
+    let hub = Arc::new(PushHub::new());
     let (server, ear) = (target.server.clone(), Arc::clone(&hub));
-    let links = Links::new(settings.connect_timeout, move || {
+    let links = PerRuntime::new(settings.connect_timeout, move || {
         Box::pin(Connection::open(server.clone(), Arc::clone(&ear)))
     })
     .to(&target.server.host);

@@ -1,17 +1,13 @@
-//! Notifications: bells of waiting claims, alarms for the keeper, changes for whoever watches.
+//! Notifications: pushes for waiting claims, alarms for the keeper, changes for whoever watches.
 //!
-//! A connection's own task hands each push to the `Hub`, so that no task of ours stands between a
-//! message and its waiter. A push with a token above the line's last, as it was when the claim was
-//! told that it waits, is its grant; every other push is a hint, and whoever is woken looks. When
-//! a connection ends, everybody is woken, because messages of the gap are lost. Alarms come on the
-//! keeper's own connection; a watch has one of its own, which ends with it.
+//! A connection's own task hands each push to the [`PushHub`], so that no task of ours stands
+//! between a message and its waiter. Alarms come on the keeper's own connection; a watch has one of
+//! its own, which ends with it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::{Notify, broadcast, watch};
@@ -19,166 +15,35 @@ use tokio::sync::{Notify, broadcast, watch};
 use super::client::Client;
 use super::error::fault;
 use crate::core::claim::ClaimId;
-use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, BoxStream};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::report::Scope;
+use crate::engines::kit::push::PushHub;
 
-/// The receivers of one engine's messages.
-pub(super) struct Hub {
-    /// Our name in channels.
-    pub(super) channel: String,
-    bells: Mutex<HashMap<ClaimId, Arc<Bell>>>,
-    alarms: broadcast::Sender<Alarm>,
+/// Where grants are told.
+pub(super) fn wake_channel(hub: &PushHub) -> String {
+    format!("palisade:wake:{}", hub.channel)
 }
 
-/// What wakes one waiting claim.
-pub(super) struct Bell {
-    pub(super) rung: Notify,
-    told: Mutex<Told>,
+/// Where evictions are told.
+pub(super) fn alarm_channel(hub: &PushHub) -> String {
+    format!("palisade:alarm:{}", hub.channel)
 }
 
-/// What a waiting claim was told.
-struct Told {
-    /// When it should look by itself.
-    due: BootTime,
-    /// The line's last token, when it was told that it waits.
-    last: u64,
-    /// The greatest token that was pushed.
-    pushed: u64,
-}
-
-impl Bell {
-    /// A new one says that its claim should look at once.
-    fn new() -> Self {
-        let told = Told {
-            due: BootTime::PAST,
-            last: u64::MAX,
-            pushed: 0,
-        };
-        Self {
-            rung: Notify::new(),
-            told: Mutex::new(told),
-        }
-    }
-
-    pub(super) fn due(&self) -> BootTime {
-        self.told.lock().due
-    }
-
-    /// The claim waits, in a line whose last token was `last`.
-    pub(super) fn waits(&self, last: u64, due: BootTime) {
-        let mut told = self.told.lock();
-        (told.last, told.due) = (last, due);
-    }
-
-    /// The token of the claim's grant, if one was pushed. A push of an earlier stay of the same
-    /// claim, late on another connection, has a token that the line had given before.
-    pub(super) fn granted(&self) -> Option<u64> {
-        let told = self.told.lock();
-        (told.pushed > told.last).then_some(told.pushed)
-    }
-
-    fn ring(&self, token: u64) {
-        let mut told = self.told.lock();
-        told.pushed = told.pushed.max(token);
-        self.rung.notify_one();
-    }
-}
-
-impl Hub {
-    pub(super) fn new() -> Self {
-        Self {
-            channel: format!("{:032x}", rand::random::<u128>()),
-            bells: Mutex::default(),
-            alarms: broadcast::channel(64).0,
-        }
-    }
-
-    /// Where grants are told.
-    pub(super) fn wake_channel(&self) -> String {
-        format!("palisade:wake:{}", self.channel)
-    }
-
-    /// Where evictions are told.
-    pub(super) fn alarm_channel(&self) -> String {
-        format!("palisade:alarm:{}", self.channel)
-    }
-
-    /// The bell of a claim.
-    pub(super) fn bell(&self, claim: ClaimId) -> Arc<Bell> {
-        let mut bells = self.bells.lock();
-        let bell = bells.entry(claim);
-        Arc::clone(bell.or_insert_with(|| Arc::new(Bell::new())))
-    }
-
-    /// The bell of a claim that enters; it is taken away again unless it is kept.
-    pub(super) fn enter(&self, claim: ClaimId) -> Entering<'_> {
-        Entering {
-            hub: self,
-            claim,
-            bell: Some(self.bell(claim)),
-        }
-    }
-
-    /// Takes the bell of a claim that waits no longer away.
-    pub(super) fn forget(&self, claim: ClaimId) {
-        self.bells.lock().remove(&claim);
-    }
-
-    pub(super) fn alarms(&self) -> broadcast::Receiver<Alarm> {
-        self.alarms.subscribe()
-    }
-
-    fn hear(&self, push: &PushInfo) {
-        let PushKind::Message = push.kind else { return };
-        let [Value::BulkString(channel), Value::BulkString(message)] = push.data.as_slice() else {
-            return;
-        };
-        let alarm = channel.starts_with(b"palisade:alarm:");
-        let message = std::str::from_utf8(message).unwrap_or_default();
-        for told in message.split(',') {
-            let (id, token) = told.split_once(' ').unwrap_or((told, ""));
-            let Ok(claim) = id.parse::<ClaimId>() else {
-                continue;
-            };
-            if alarm {
-                // Nobody listening is no error.
-                let _ = self.alarms.send(Alarm::Lease(claim.into()));
-            } else if let Some(bell) = self.bells.lock().get(&claim) {
-                bell.ring(token.parse().unwrap_or(0));
-            }
-        }
-    }
-
-    fn wake_all(&self) {
-        self.bells
-            .lock()
-            .values()
-            .for_each(|bell| bell.rung.notify_one());
-    }
-}
-
-/// The bell of a claim that may come to wait.
-pub(super) struct Entering<'a> {
-    hub: &'a Hub,
-    claim: ClaimId,
-    bell: Option<Arc<Bell>>,
-}
-
-impl Entering<'_> {
-    /// The claim waits.
-    pub(super) fn keep(mut self) -> Arc<Bell> {
-        self.bell
-            .take()
-            .unwrap_or_else(|| self.hub.bell(self.claim))
-    }
-}
-
-impl Drop for Entering<'_> {
-    fn drop(&mut self) {
-        if self.bell.is_some() {
-            self.hub.forget(self.claim);
+/// Hands on a message: claims with their tokens, or claims to be alarmed.
+fn hear(hub: &PushHub, push: &PushInfo) {
+    let PushKind::Message = push.kind else { return };
+    let [Value::BulkString(channel), Value::BulkString(message)] = push.data.as_slice() else {
+        return;
+    };
+    let alarm = channel.starts_with(b"palisade:alarm:");
+    let message = std::str::from_utf8(message).unwrap_or_default();
+    for told in message.split(',') {
+        let (id, token) = told.split_once(' ').unwrap_or((told, ""));
+        match id.parse::<ClaimId>() {
+            Ok(claim) if alarm => hub.alarm(claim),
+            Ok(claim) => hub.wake(claim, token.parse().unwrap_or(0)),
+            Err(_) => {}
         }
     }
 }
@@ -186,13 +51,13 @@ impl Drop for Entering<'_> {
 /// Receives the pushes of one connection. It is dropped with the task that drives the connection,
 /// however that ends.
 pub(super) struct Ear {
-    hub: Arc<Hub>,
+    hub: Arc<PushHub>,
     over: watch::Sender<bool>,
 }
 
 impl Ear {
     /// An ear, and how to learn that its connection is over.
-    pub(super) fn new(hub: Arc<Hub>) -> (Self, watch::Receiver<bool>) {
+    pub(super) fn new(hub: Arc<PushHub>) -> (Self, watch::Receiver<bool>) {
         let (over, told) = watch::channel(false);
         (Self { hub, over }, told)
     }
@@ -200,7 +65,7 @@ impl Ear {
     pub(super) fn hear(&self, push: &PushInfo) {
         match push.kind {
             PushKind::Disconnection => self.end(),
-            _ => self.hub.hear(push),
+            _ => hear(&self.hub, push),
         }
     }
 
@@ -379,42 +244,26 @@ async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_a_claim_that_waits_keeps_its_bell() {
-        let hub = Hub::new();
-        let bells = || hub.bells.lock().len();
-        let claim = ClaimId::random();
-        for _ in 0..100 {
-            let entering = hub.enter(ClaimId::random());
-            assert_eq!(bells(), 1, "a push must find it");
-            // Busy, an error, or dropped on the way.
-            drop(entering);
-            assert_eq!(bells(), 0);
-        }
-        hub.enter(claim).keep();
-        assert_eq!(bells(), 1);
-        hub.forget(claim);
-        assert_eq!(bells(), 0);
-    }
+    use crate::core::clock::BootTime;
 
     #[test]
     fn a_push_grants_only_what_the_line_had_not_given_before() {
-        let hub = Hub::new();
+        let hub = PushHub::new();
         let claim = ClaimId::random();
         let bell = hub.bell(claim);
         let push = |token: &str| {
             let other = ClaimId::random();
             let told = [
-                hub.wake_channel(),
+                wake_channel(&hub),
                 format!("{other} 99,{claim}{token},nonsense"),
             ];
-            hub.hear(&PushInfo {
+            let push = PushInfo {
                 kind: PushKind::Message,
                 data: told
                     .map(|text| Value::BulkString(text.into_bytes()))
                     .to_vec(),
-            });
+            };
+            hear(&hub, &push);
         };
         push(" 7");
         assert_eq!(bell.granted(), None, "nobody has said yet that it waits");

@@ -3,9 +3,8 @@
 use redis::Cmd;
 
 use super::acquire::numbers;
-use super::client::Client;
+use super::client::{Client, Script};
 use super::inspect::foreign_value;
-use super::scripts::Script;
 use crate::core::claim::READERS;
 use crate::core::engine::{Amended, Amendment, Eviction, Left};
 use crate::core::error::{Error, Kind, Result};

@@ -5,16 +5,15 @@ use std::time::Duration;
 
 use redis::{Pipeline, RedisResult};
 
-use super::client::{Client, addressed, nonsense};
+use super::client::{Client, Script, addressed, nonsense};
 use super::connection::Connection;
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::LineKeys;
-use super::scripts::Script;
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::ticket::{Lease, LeaseStart, Ticket};
-use crate::engines::remote::{Link, timed};
+use crate::engines::kit::{Link, timed};
 
 type Answers = Vec<RedisResult<String>>;
 

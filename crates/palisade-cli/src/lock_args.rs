@@ -1,0 +1,115 @@
+//! The options of the verbs that take a lock, and the job that they describe.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use palisade::{Ask, Name, Patience, parse_duration};
+
+use crate::args::Global;
+use crate::config::parse_wait;
+use crate::connect::Target;
+use crate::exit::Failure;
+use crate::job::Job;
+
+/// Of `run`, `acquire` and `elect`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct HoldArgs {
+    /// How long the lock outlives a holder that is cut off, at least 1s [default: the URL's, the
+    /// config file's, or 30s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    ttl: Option<Duration>,
+    /// Refuse an engine, or settings of it, under which two could hold the lock or a token could go
+    /// back: exit code 77 [default: the config file's, or no]
+    #[arg(long)]
+    for_correctness: bool,
+    /// Say nothing about waiting, nor about a lock that was not acquired; `acquire` prints no token
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+/// Of `run` and `acquire`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct LockArgs {
+    /// Wait at most this long for the lock, or `forever` [default: the config file's, or forever]
+    #[arg(long, value_name = "DURATION", value_parser = parse_wait)]
+    wait: Option<Patience>,
+    /// Don't wait for the lock
+    #[arg(long, conflicts_with = "wait")]
+    no_wait: bool,
+    /// Share the lock with others that share it: a read lock
+    #[arg(long)]
+    shared: bool,
+    /// Take K of N permits: a semaphore
+    #[arg(long, value_name = "K/N", value_parser = parse_permits, conflicts_with = "shared")]
+    permits: Option<Ask>,
+    /// Keep the lock for at least this long; `run` and `release` return only then
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    at_least: Option<Duration>,
+    /// The exit code when the lock was not acquired, instead of 75
+    #[arg(short = 'E', long, value_name = "N")]
+    conflict_exit_code: Option<u8>,
+    #[command(flatten)]
+    pub(crate) hold: HoldArgs,
+}
+
+impl HoldArgs {
+    /// The job that waits for the whole lock for as long as it takes.
+    pub(crate) fn job(
+        self,
+        name: &str,
+        command: Vec<OsString>,
+        global: &Global,
+    ) -> Result<Job, Failure> {
+        Ok(Job {
+            name: Name::new(name)?,
+            target: Target::find(global)?.demand(self.for_correctness),
+            ask: Ask::Whole,
+            value: None,
+            ttl: self.ttl,
+            patience: Patience::Forever,
+            at_least: Duration::ZERO,
+            command,
+            conflict_code: None,
+            quiet: self.quiet,
+            printer: global.printer(),
+        })
+    }
+}
+
+impl LockArgs {
+    pub(crate) fn job(
+        self,
+        name: &str,
+        command: Vec<OsString>,
+        global: &Global,
+    ) -> Result<Job, Failure> {
+        let mut job = self.hold.job(name, command, global)?;
+        job.ask = match self.permits {
+            Some(permits) => permits,
+            None if self.shared => Ask::READ,
+            None => Ask::Whole,
+        };
+        job.patience = match self.no_wait {
+            true => Patience::NoWait,
+            false => self.wait.or(job.target.wait()).unwrap_or(Patience::Forever),
+        };
+        job.at_least = self.at_least.unwrap_or_default();
+        job.conflict_code = self.conflict_exit_code;
+        Ok(job)
+    }
+}
+
+/// Reads `K/N`.
+fn parse_permits(text: &str) -> Result<Ask, String> {
+    let wrong = || "write it like 1/4: K permits out of N, 1 <= K <= N < 4294967295".to_owned();
+    let (weight, capacity) = text.split_once('/').ok_or_else(wrong)?;
+    let number = |digits: &str| match digits.bytes().all(|b| b.is_ascii_digit()) {
+        true => digits.parse::<u32>().map_err(|_| wrong()),
+        false => Err(wrong()),
+    };
+    let (weight, capacity) = (number(weight)?, number(capacity)?);
+    if weight == 0 || weight > capacity || capacity == u32::MAX {
+        return Err(wrong());
+    }
+    Ok(Ask::Part { weight, capacity })
+}

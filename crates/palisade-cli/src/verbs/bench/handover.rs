@@ -1,0 +1,288 @@
+//! Hand-over: several take one name from each other, and note when they got it and let go.
+//!
+//! The waiters are tasks with a connection each, or processes: this command again, which takes its
+//! turns for each line `until` on its stdin and answers with them and a dot. With a true pass,
+//! whoever let go stays away until another has it: that is what the board is for, a file of eight
+//! bytes with the time of the last grant, the same for tasks and processes.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use palisade::BootTime;
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+
+use super::Plan;
+use super::figure::Round;
+use super::side::{Cleanup, Side, Who, stuck};
+use crate::exit::{Failure, Outcome, Verdict, refused};
+use crate::worker::{Worker, tie_to_parent};
+
+/// How long each holds in a true pass: all others sleep in the line by then.
+const HOLD: Duration = Duration::from_millis(10);
+
+/// Between two looks at the board: far below the time that the next one holds.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// A waiter that does not end by itself is killed.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Those who take one name from each other.
+pub(super) struct Waiters {
+    them: Them,
+    pass: bool,
+    name: String,
+    dir: TempDir,
+}
+
+enum Them {
+    Tasks(Vec<Side>),
+    Processes(Vec<Worker>),
+}
+
+impl Waiters {
+    pub(super) async fn gather(
+        plan: &Plan<'_>,
+        who: Who,
+        name: &str,
+        count: u16,
+        pass: bool,
+    ) -> Result<Self, Failure> {
+        let dir = tempfile::tempdir().map_err(refused("can't make a temporary folder"))?;
+        let board = dir.path().join("board");
+        std::fs::write(&board, [0; 8]).map_err(refused("can't write to the temporary folder"))?;
+        let open = || Side::open(plan.url, who, plan.cleanup);
+        plan.cleanup.baton(open().await?, name).await?;
+        let them = if plan.processes {
+            let board = if pass { board } else { PathBuf::new() };
+            let told = format!("{},{name},{}", who.word(), board.display());
+            let start = |_| Worker::start(&["bench", "--waiter-of", &told], plan.url);
+            let mut workers = (0..count).map(start).collect::<Result<Vec<_>, _>>()?;
+            for worker in &mut workers {
+                answer(worker).await?;
+            }
+            Them::Processes(workers)
+        } else {
+            let mut sides = Vec::new();
+            for _ in 0..count {
+                sides.push(open().await?);
+            }
+            Them::Tasks(sides)
+        };
+        let name = name.to_owned();
+        Ok(Self {
+            them,
+            pass,
+            name,
+            dir,
+        })
+    }
+
+    pub(super) async fn round(&mut self, slice: Duration) -> Result<Round, Failure> {
+        let until = BootTime::now() + slice;
+        let mut all = Vec::new();
+        match &mut self.them {
+            Them::Tasks(sides) => {
+                let board = self.dir.path().join("board");
+                let board = Arc::new(self.pass.then(|| Board::open(&board)).transpose()?);
+                let mut tasks = JoinSet::new();
+                for side in sides {
+                    let (side, name, board) = (side.clone(), self.name.clone(), Arc::clone(&board));
+                    tasks.spawn(
+                        async move { take_turns(&side, &name, (*board).as_ref(), until).await },
+                    );
+                }
+                while let Some(turns) = tasks.join_next().await {
+                    all.push(turns.map_err(|error| refused("a task ended")(error.into()))??);
+                }
+            }
+            Them::Processes(workers) => {
+                for worker in workers.iter_mut() {
+                    worker.tell(&until.as_nanos().to_string()).await?;
+                }
+                for worker in workers {
+                    all.push(answer(worker).await?);
+                }
+            }
+        }
+        Ok(round(all, self.pass, until))
+    }
+
+    pub(super) async fn end(self) {
+        if let Them::Processes(workers) = self.them {
+            for worker in workers {
+                worker.end(FAREWELL).await;
+            }
+        }
+    }
+}
+
+/// The turns of a process in this round; none when it gets ready.
+async fn answer(worker: &mut Worker) -> Result<Vec<Turn>, Failure> {
+    let mut turns = Vec::new();
+    while let Some(line) = worker.line().await {
+        if line == "." {
+            return Ok(turns);
+        }
+        let turn = line.split_once(' ').and_then(|(granted, released)| {
+            let granted = granted.parse().ok()?;
+            let released = released.parse().ok()?;
+            Some(Turn { granted, released })
+        });
+        turns.extend(turn);
+    }
+    Err(stuck(
+        "a waiter ended in the middle of a measurement, or got no turn for a minute",
+    ))
+}
+
+/// What a waiter that is a process does.
+pub(super) async fn serve(url: &str, told: &str) -> Verdict {
+    tie_to_parent()?;
+    let wrong = || Failure::Usage("--waiter-of is for palisade itself".into());
+    let mut parts = told.splitn(3, ',');
+    let who = match parts.next() {
+        Some("palisade") => Who::Palisade,
+        Some("raw") => Who::Raw,
+        _ => return Err(wrong()),
+    };
+    let (name, board) = parts.next().zip(parts.next()).ok_or_else(wrong)?;
+    let cleanup = Cleanup::default();
+    let side = Side::open(url, who, &cleanup).await?;
+    let board = Some(Path::new(board)).filter(|board| *board != Path::new(""));
+    let board = board.map(Board::open).transpose()?;
+    println!(".");
+    while let Some(until) = next_round().await {
+        let turns = take_turns(&side, name, board.as_ref(), until).await?;
+        let lines = turns
+            .iter()
+            .map(|turn| format!("{} {}\n", turn.granted, turn.released));
+        print!("{}.\n", lines.collect::<String>());
+    }
+    drop(side);
+    cleanup.run().await;
+    Ok(Outcome::Done)
+}
+
+/// When the next round ends. Read on a thread: connections go on meanwhile.
+async fn next_round() -> Option<BootTime> {
+    let line = tokio::task::spawn_blocking(|| {
+        let mut line = String::new();
+        io::stdin().read_line(&mut line).ok().map(|_| line)
+    });
+    let line = line.await.ok().flatten()?;
+    line.trim().parse().ok().map(BootTime::from_nanos)
+}
+
+/// When it was got and let go, in nanoseconds of the boot-time clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Turn {
+    granted: u64,
+    released: u64,
+}
+
+/// Where those who pass the lock on see that another has it.
+struct Board(File);
+
+impl Board {
+    fn open(path: &Path) -> Result<Self, Failure> {
+        let file = File::options().read(true).write(true).open(path);
+        file.map(Self)
+            .map_err(refused("can't open the board of the waiters"))
+    }
+
+    async fn other_than(&self, mine: u64, until: BootTime) -> io::Result<()> {
+        let mut last = [0; 8];
+        while !until.has_passed() {
+            tokio::time::sleep(LOOK).await;
+            self.0.read_exact_at(&mut last, 0)?;
+            if u64::from_le_bytes(last) != mine {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes turns until then, and once more: nobody is left waiting for someone who went away.
+async fn take_turns(
+    side: &Side,
+    name: &str,
+    board: Option<&Board>,
+    until: BootTime,
+) -> Result<Vec<Turn>, Failure> {
+    let unseen = refused("can't use the board of the waiters");
+    let mut turns = Vec::new();
+    loop {
+        let taken = side.take(name).await?;
+        let granted = BootTime::now().as_nanos();
+        if let Some(Board(file)) = board {
+            file.write_all_at(&granted.to_le_bytes(), 0)
+                .map_err(&unseen)?;
+            // What comes after the end does not count and need not take long.
+            if !until.has_passed() {
+                tokio::time::sleep(HOLD).await;
+            }
+        }
+        let released = BootTime::now().as_nanos();
+        taken.give().await?;
+        turns.push(Turn { granted, released });
+        if until.has_passed() {
+            return Ok(turns);
+        }
+        match board {
+            Some(board) => board.other_than(granted, until).await.map_err(&unseen)?,
+            None => tokio::task::yield_now().await,
+        }
+    }
+}
+
+/// What the turns of all come to: from grant to grant, or, in a true pass, from the release of
+/// one to the grant of another.
+fn round(all: Vec<Vec<Turn>>, pass: bool, until: BootTime) -> Round {
+    let turns = all.into_iter().enumerate();
+    let mut turns: Vec<(Turn, usize)> = turns
+        .flat_map(|(who, turns)| turns.into_iter().map(move |turn| (turn, who)))
+        .filter(|(turn, _)| turn.granted <= until.as_nanos())
+        .collect();
+    turns.sort_unstable();
+    let (Some((first, _)), Some((last, _))) = (turns.first(), turns.last()) else {
+        return Round::default();
+    };
+    let took = Duration::from_nanos(last.granted - first.granted);
+    let times = turns.windows(2).filter_map(|pair| {
+        let ((before, giver), (after, taker)) = (pair[0], pair[1]);
+        match pass {
+            false => Some(after.granted - before.granted),
+            true => (giver != taker).then(|| after.granted.saturating_sub(before.released)),
+        }
+    });
+    let times = times.collect();
+    Round { times, took }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_is_from_release_to_the_grant_of_another() {
+        let turn = |(granted, released)| Turn { granted, released };
+        let one: Vec<_> = [(0, 10), (30, 40), (42, 50)].map(turn).into();
+        let two: Vec<_> = [(13, 20), (90, 99)].map(turn).into();
+        let until = BootTime::from_nanos(80);
+        let pass = round(vec![one.clone(), two.clone()], true, until);
+        assert_eq!(
+            pass.times,
+            [3, 10],
+            "30 to 42 was no hand-over, 90 came too late"
+        );
+        assert_eq!(pass.took, Duration::from_nanos(42));
+        assert_eq!(round(vec![one, two], false, until).times, [13, 17, 12]);
+        assert!(round(vec![Vec::new()], true, until).times.is_empty());
+    }
+}

@@ -1,0 +1,424 @@
+//! `Index`: a history with calls and answers paired, holds as intervals, and stops as windows.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::outages::outages;
+use crate::lab::history::{Answer, Event, Grip, History, What};
+
+/// A span of time, from inclusive, until exclusive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// Its begin.
+    pub from: u64,
+    /// Its end.
+    pub until: u64,
+}
+
+impl Window {
+    /// How much of it lies inside `other`.
+    pub fn overlap(self, other: Self) -> u64 {
+        let (from, until) = (self.from.max(other.from), self.until.min(other.until));
+        until.saturating_sub(from)
+    }
+}
+
+/// One acquire: call and answer.
+#[derive(Debug, Clone)]
+pub struct Attempt<'h> {
+    /// Who.
+    pub client: &'h str,
+    /// Of which line.
+    pub name: &'h str,
+    /// How much of it.
+    pub grip: Grip,
+    /// How long it would wait, in nanoseconds; `None` for ever.
+    pub patience: Option<u64>,
+    /// The call, as an index of events.
+    pub called: usize,
+    /// The answer, if one came.
+    pub returned: Option<usize>,
+    /// What it was.
+    pub answer: Option<&'h Answer>,
+}
+
+/// One hold, as its owner believed in it.
+#[derive(Debug, Clone)]
+pub struct Held<'h> {
+    /// Who.
+    pub client: &'h str,
+    /// Of which line.
+    pub name: &'h str,
+    /// How much of it.
+    pub grip: Grip,
+    /// The fencing token.
+    pub token: u64,
+    /// The claim.
+    pub claim: &'h str,
+    /// The call of the acquire.
+    pub called: usize,
+    /// Its answer: from here on the owner believes.
+    pub granted: usize,
+    /// When it stopped believing: release called, turned invalid, killed, or the end.
+    pub until: u64,
+    /// The event that says so, if one does.
+    pub ended: Option<usize>,
+    /// The call of the release.
+    pub release: Option<usize>,
+    /// The answer of the release.
+    pub released: Option<usize>,
+    /// The first event that told of a loss.
+    pub lost: Option<usize>,
+    /// Whether it is known when a lost hold turned invalid, and not only when that was seen.
+    pub known: bool,
+    /// When `is_valid()` said yes.
+    pub valid: Vec<usize>,
+}
+
+/// A history, indexed.
+#[derive(Debug)]
+pub struct Index<'h> {
+    /// The history.
+    pub history: &'h History,
+    /// All acquires, in the order of their calls.
+    pub attempts: Vec<Attempt<'h>>,
+    /// All holds, in the order in which they were granted.
+    pub holds: Vec<Held<'h>>,
+    /// When each client was stopped by the harness.
+    pub pauses: HashMap<&'h str, Vec<Window>>,
+    /// When each client got no processor.
+    pub stalls: HashMap<&'h str, Vec<Window>>,
+    /// When the engine could not serve.
+    pub outages: Vec<Window>,
+    /// When the harness asked for the line, until it was shown.
+    pub looks: Vec<Window>,
+    /// The event that killed each client that was.
+    pub kills: HashMap<&'h str, usize>,
+    /// Which client an owner handle is.
+    pub owners: HashMap<&'h str, &'h str>,
+    /// The hold that a claim became, as an index of `holds`.
+    pub claims: HashMap<&'h str, usize>,
+    /// The longest acquire that was answered, in nanoseconds: how far to look back for callers.
+    longest: u64,
+}
+
+impl<'h> Index<'h> {
+    /// Indexes a history.
+    ///
+    /// # Errors
+    /// A sentence when it makes no sense: an answer without a call, a release of nothing.
+    pub fn new(history: &'h History) -> Result<Self, String> {
+        let mut index = Self {
+            history,
+            attempts: Vec::new(),
+            holds: Vec::new(),
+            pauses: HashMap::new(),
+            stalls: HashMap::new(),
+            outages: outages(history),
+            looks: Vec::new(),
+            kills: HashMap::new(),
+            owners: HashMap::new(),
+            claims: HashMap::new(),
+            longest: 0,
+        };
+        let mut calls: HashMap<(&str, u64), usize> = HashMap::new();
+        let mut holds: HashMap<(&str, &str), usize> = HashMap::new();
+        let mut stopped: BTreeMap<&str, u64> = BTreeMap::new();
+        for (at, event) in history.events.iter().enumerate() {
+            let client = event.client.as_str();
+            let senseless = |what: &str| format!("{what}: {event}");
+            match &event.what {
+                What::Start { owner, .. } => {
+                    index.owners.insert(owner, client);
+                }
+                What::Kill => {
+                    index.kills.insert(client, at);
+                }
+                What::PauseBegin => {
+                    stopped.insert(client, event.at);
+                }
+                What::PauseEnd => {
+                    let from = stopped.remove(client);
+                    let from = from.ok_or_else(|| senseless("resumed but not stopped"))?;
+                    let until = event.at;
+                    let windows = index.pauses.entry(client).or_default();
+                    windows.push(Window { from, until });
+                }
+                What::Stall { since } => {
+                    let windows = index.stalls.entry(client).or_default();
+                    windows.push(Window {
+                        from: *since,
+                        until: event.at,
+                    });
+                }
+                What::Survey { asked, .. } => index.looks.push(Window {
+                    from: *asked,
+                    until: event.at,
+                }),
+                What::AcquireCalled {
+                    op,
+                    grip,
+                    patience_ms,
+                } => {
+                    if calls.insert((client, *op), index.attempts.len()).is_some() {
+                        return Err(senseless("two calls with one number"));
+                    }
+                    index.attempts.push(Attempt {
+                        client,
+                        name: &event.name,
+                        grip: *grip,
+                        patience: patience_ms.map(|ms| ms.saturating_mul(1_000_000)),
+                        called: at,
+                        returned: None,
+                        answer: None,
+                    });
+                }
+                What::AcquireReturned { op, answer } => {
+                    let attempt = calls.get(&(client, *op)).copied();
+                    let attempt = attempt.and_then(|at| index.attempts.get_mut(at));
+                    let attempt = attempt.ok_or_else(|| senseless("an answer without a call"))?;
+                    if attempt.returned.replace(at).is_some() {
+                        return Err(senseless("a second answer"));
+                    }
+                    attempt.answer = Some(answer);
+                    let took = event.at - history.events[attempt.called].at;
+                    index.longest = index.longest.max(took);
+                    if let Answer::Held { token, claim } = answer {
+                        holds.insert((client, claim), index.holds.len());
+                        index.claims.insert(claim, index.holds.len());
+                        index.holds.push(Held {
+                            client,
+                            name: &event.name,
+                            grip: attempt.grip,
+                            token: *token,
+                            claim,
+                            called: attempt.called,
+                            granted: at,
+                            until: history.end(),
+                            ended: None,
+                            release: None,
+                            released: None,
+                            lost: None,
+                            known: false,
+                            valid: Vec::new(),
+                        });
+                    }
+                }
+                What::Valid { claim, .. }
+                | What::Lost { claim, .. }
+                | What::Invalid { claim, .. }
+                | What::ReleaseCalled { claim, .. }
+                | What::ReleaseReturned { claim, .. } => {
+                    let hold = holds.get(&(client, claim.as_str())).copied();
+                    let hold = hold.and_then(|at| index.holds.get_mut(at));
+                    hold.ok_or_else(|| senseless("nothing was held"))?
+                        .take(at, event);
+                }
+                What::End => index.end_holds(client, at, event.at),
+                _ => {}
+            }
+        }
+        for (client, from) in stopped {
+            let until = history.end();
+            let windows = index.pauses.entry(client).or_default();
+            windows.push(Window { from, until });
+        }
+        let kills: Vec<_> = index.kills.iter().map(|(c, at)| (*c, *at)).collect();
+        for (client, at) in kills {
+            index.end_holds(client, at, history.events[at].at);
+        }
+        index.end_unknown();
+        Ok(index)
+    }
+
+    /// A hold of which it is only known that it was found invalid after a stop, and that said
+    /// nothing in between, ended in that stop.
+    fn end_unknown(&mut self) {
+        for hold in &mut self.holds {
+            let Some(lost) = hold.lost.filter(|_| !hold.known) else {
+                continue;
+            };
+            let pauses = self.pauses.get(hold.client).into_iter().flatten();
+            let Some(last) = pauses.rev().find(|pause| pause.from < hold.until) else {
+                continue;
+            };
+            let at = |event: usize| self.history.events[event].at;
+            let spoke = hold.valid.iter().any(|valid| at(*valid) >= last.until);
+            if !spoke && last.from >= at(hold.granted) {
+                hold.end(lost, last.until);
+            }
+        }
+    }
+
+    fn end_holds(&mut self, client: &str, at: usize, when: u64) {
+        for hold in self.holds.iter_mut().filter(|hold| hold.client == client) {
+            hold.end(at, when);
+        }
+    }
+
+    /// When an event happened.
+    pub fn at(&self, event: usize) -> u64 {
+        self.history.events[event].at
+    }
+
+    /// The names that acquires were about.
+    pub fn names(&self) -> Vec<&'h str> {
+        let mut names: Vec<_> = self.attempts.iter().map(|attempt| attempt.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// The holds of a line, in the order in which they were granted.
+    pub fn holds_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Held<'h>> {
+        self.holds.iter().filter(move |hold| hold.name == name)
+    }
+
+    /// Who was waiting for `name` at `when`: called before, not answered by then, not dead.
+    pub fn waiting<'a>(&'a self, name: &str, when: u64) -> Vec<&'a Attempt<'h>> {
+        let called = |attempt: &Attempt<'_>| self.at(attempt.called);
+        let (from, until) = (when.saturating_sub(self.longest), when);
+        let first = self.attempts.partition_point(|one| called(one) < from);
+        let last = self.attempts.partition_point(|one| called(one) < until);
+        // Those without an answer are few: they were killed, or hang.
+        let early = self.attempts[..first].iter();
+        let all = early
+            .filter(|one| one.returned.is_none())
+            .chain(&self.attempts[first..last]);
+        all.filter(|one| one.name == name)
+            .filter(|one| one.returned.is_none_or(|back| self.at(back) > when))
+            .filter(|one| {
+                let killed = self.kills.get(one.client).map(|kill| self.at(*kill));
+                killed.is_none_or(|kill| kill > when)
+            })
+            .collect()
+    }
+
+    /// Who asked for `name` inside `window`.
+    pub fn called_in<'a>(
+        &'a self,
+        name: &'a str,
+        window: Window,
+    ) -> impl Iterator<Item = &'a Attempt<'h>> {
+        let before = |when: u64| {
+            let early = |one: &Attempt<'_>| self.at(one.called) < when;
+            self.attempts.partition_point(early)
+        };
+        let (first, last) = (before(window.from), before(window.until));
+        let all = self.attempts[first..last.max(first)].iter();
+        all.filter(move |one| one.name == name)
+    }
+
+    /// The first grant of `name` after `when`.
+    pub fn next_grant(&self, name: &str, when: u64) -> Option<u64> {
+        let later = self
+            .holds
+            .partition_point(|hold| self.at(hold.granted) <= when);
+        let next = self.holds[later..].iter().find(|hold| hold.name == name)?;
+        Some(self.at(next.granted))
+    }
+
+    /// The parts of `window` in which `client` was not stopped; stops last `more` longer.
+    pub fn running(&self, client: &str, window: Window, more: u64) -> Vec<Window> {
+        let mut parts = Vec::new();
+        let mut from = window.from;
+        for pause in self.pauses.get(client).into_iter().flatten() {
+            let until = pause.until.saturating_add(more);
+            if until <= from || pause.from >= window.until {
+                continue;
+            }
+            if pause.from > from {
+                parts.push(Window {
+                    from,
+                    until: pause.from,
+                });
+            }
+            from = until;
+        }
+        if from < window.until {
+            parts.push(Window {
+                from,
+                until: window.until,
+            });
+        }
+        parts
+    }
+
+    /// How long `client` was stopped, starved or without an engine inside `window`. A stop shows
+    /// as a stall, too.
+    pub fn out_of_action(&self, client: &str, window: Window) -> u64 {
+        let all = [self.pauses.get(client), self.stalls.get(client)];
+        let all = all.into_iter().flatten().flatten().chain(&self.outages);
+        let mut windows: Vec<Window> = all.copied().collect();
+        windows.retain(|out| out.overlap(window) > 0);
+        windows.sort_unstable_by_key(|out| out.from);
+        let (mut total, mut reached) = (0, window.from);
+        for out in windows {
+            let from = out.from.max(reached);
+            let until = out.until.min(window.until);
+            total += until.saturating_sub(from);
+            reached = reached.max(until);
+        }
+        total
+    }
+
+    /// The longest that the engine took to show the line to the harness around `window`: what any
+    /// request takes then, on a machine that does something else as well.
+    pub fn slowest_look(&self, window: Window) -> u64 {
+        // One after the other.
+        let first = self.looks.partition_point(|look| look.until <= window.from);
+        let looks = self.looks[first..].iter();
+        let around = looks.take_while(|look| look.from < window.until);
+        around.map(|look| look.until - look.from).max().unwrap_or(0)
+    }
+
+    /// Whether `client` was stopped or killed, or the engine hurt, inside `window`.
+    pub fn was_hurt(&self, client: &str, window: Window) -> bool {
+        let killed = self.kills.get(client).map(|at| self.at(*at));
+        let pauses = self.pauses.get(client).into_iter().flatten();
+        let mut pauses = pauses.chain(&self.outages);
+        killed.is_some_and(|at| at < window.until) || pauses.any(|out| out.overlap(window) > 0)
+    }
+}
+
+impl Held<'_> {
+    fn take(&mut self, at: usize, event: &Event) {
+        match &event.what {
+            What::Valid { .. } => self.valid.push(at),
+            What::Lost { valid_until, .. } | What::Invalid { valid_until, .. } => {
+                self.lost.get_or_insert(at);
+                self.known |= valid_until.is_some();
+                self.end(at, valid_until.unwrap_or(event.at).min(event.at));
+            }
+            What::ReleaseCalled { valid_until, .. } => {
+                self.release.get_or_insert(at);
+                self.end(at, valid_until.unwrap_or(event.at).min(event.at));
+            }
+            What::ReleaseReturned { .. } => {
+                self.released.get_or_insert(at);
+            }
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, event: usize, when: u64) {
+        if self.ended.is_none() || when < self.until {
+            self.ended = Some(event);
+            self.until = when;
+        }
+    }
+
+    /// Whether it takes the whole line.
+    pub fn is_whole(&self) -> bool {
+        self.grip == Grip::Whole
+    }
+
+    /// Whether the two can't hold at once.
+    pub fn conflicts(&self, other: &Self) -> bool {
+        self.name == other.name && (self.is_whole() || other.is_whole())
+    }
+
+    /// What it is called in texts.
+    pub fn called(&self) -> String {
+        format!("{}'s hold with token {}", self.client, self.token)
+    }
+}

@@ -1,0 +1,225 @@
+//! Checkers: pure functions from a [`History`] to a [`Verdict`], one per invariant.
+//!
+//! Exclusion is judged by *inner* intervals (granted returned → release called, turned invalid or
+//! stopped), so that nothing is blamed on the lock that lies in its callers; progress by *outer*
+//! ones. A checker that can't tell says so, and that counts as a failure.
+
+mod counter;
+mod exclusion;
+mod index;
+mod leaks;
+mod linear;
+mod loss;
+mod order;
+mod outages;
+mod progress;
+mod register;
+mod tokens;
+
+pub use index::{Attempt, Held, Index, Window};
+pub use linear::{Model, Outcome, Timed, linearize};
+pub use progress::handovers;
+pub use register::{Op as RegisterOp, Register};
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::lab::history::History;
+
+macro_rules! invariants {
+    ($($(#[$doc:meta])* $name:ident: $label:literal by $checker:path,)+) => {
+        /// What must be true of a history.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Invariant {
+            $($(#[$doc])* $name,)+
+        }
+
+        impl Invariant {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name),+];
+
+            /// Its number and words.
+            pub const fn label(self) -> &'static str {
+                match self {
+                    $(Self::$name => $label,)+
+                }
+            }
+
+            /// Judges a history.
+            pub fn check(self, history: &History, params: &Params) -> Verdict {
+                let checker: fn(&Index<'_>, &Params) -> Verdict = match self {
+                    $(Self::$name => $checker,)+
+                };
+                match Index::new(history) {
+                    Ok(index) => checker(&index, params),
+                    Err(why) => Verdict::Undecided(why),
+                }
+            }
+        }
+    };
+}
+
+invariants! {
+    /// I1: the storage never accepts a lower token after a higher one.
+    FencedExclusion: "I1 fenced exclusion" by tokens::fenced,
+    /// I2: two exclusive holds never both believe.
+    BelievedExclusion: "I2 believed exclusion" by exclusion::believed,
+    /// I3: held weights fit into the capacity; a writer excludes readers.
+    Capacity: "I3 capacity" by exclusion::capacity,
+    /// I4: a later grant has a greater token.
+    TokenOrder: "I4 token order" by tokens::order,
+    /// I5: no acknowledged write is lost, none is made up.
+    NoLostUpdate: "I5 no lost update" by counter::no_lost_update,
+    /// I5: the fenced register is linearizable.
+    Linearizable: "I5 linearizable" by register::linearizable,
+    /// I6: what a dead holder leaves behind is gone in time.
+    BoundedLeak: "I6 bounded leak" by progress::bounded_leak,
+    /// I7: every acquire ends by its deadline, every release wakes the next.
+    Progress: "I7 progress" by progress::progress,
+    /// I8: a fair engine grants in the order of its line.
+    Fifo: "I8 first come, first served" by order::fifo,
+    /// I9: a holder turns invalid before another is granted.
+    EarlyLoss: "I9 early loss" by loss::early,
+    /// I10: a late release changes nothing for the next holder.
+    NoForeignRelease: "I10 no foreign release" by loss::foreign_release,
+    /// I11: an error hides no hold; one claim is granted once.
+    HonestUnknown: "I11 honest unknown" by leaks::honest_unknown,
+    /// I12: a dropped acquire leaves nothing behind.
+    CancelSafety: "I12 cancel safety" by leaks::cancel_safety,
+    /// I13: one leader per term, terms rise, the old one's work ends first.
+    Election: "I13 election" by tokens::election,
+    /// F4: nothing is lost without a reason.
+    NoSpuriousLoss: "F4 no spurious loss" by loss::spurious,
+}
+
+impl fmt::Display for Invariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.label())
+    }
+}
+
+/// The times that bounds are made of.
+#[derive(Debug, Clone)]
+pub struct Params {
+    /// How long a place lasts without renewal.
+    pub ttl: Duration,
+    /// How long the engine keeps a place without renewal; some take their time.
+    pub lasts: Duration,
+    /// How soon the engine notices a death; the end of the lease where it does not.
+    pub death: Duration,
+    /// What a busy machine may add to any bound.
+    pub slack: Duration,
+    /// How late a lost wake-up is made good by the re-check of a waiter.
+    pub recheck: Duration,
+    /// How long one request to the engine may take (the URL's `timeout`).
+    pub request: Duration,
+    /// Whether the fault takes locks away at once, so that nobody can be told before.
+    pub takes_away: bool,
+    /// How long the linearizability check may take; beyond that it is undecided.
+    pub limit: Duration,
+}
+
+impl Params {
+    /// With leases that last up to `times` their ttl, and are found to be over `late` after that.
+    #[must_use]
+    pub fn lasting(self, times: u32, late: Duration) -> Self {
+        let lasts = self.ttl * times + late;
+        Self {
+            lasts,
+            death: match self.death == self.ttl {
+                true => lasts,
+                false => self.death,
+            },
+            ..self
+        }
+    }
+
+    /// The usual bounds for a ttl, on an engine that notices a death in `death`.
+    pub fn new(ttl: Duration, death: Option<Duration>) -> Self {
+        Self {
+            ttl,
+            lasts: ttl,
+            death: death.unwrap_or(ttl),
+            slack: Duration::from_millis(100),
+            recheck: Duration::from_secs(1),
+            request: Duration::from_secs(2),
+            takes_away: false,
+            limit: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What a checker found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// True of this history.
+    Ok,
+    /// Not true: where.
+    Violated(Vec<Violation>),
+    /// Can't be told from this history. Counts as a failure.
+    Undecided(String),
+}
+
+impl Verdict {
+    /// From what was found wrong.
+    pub(crate) fn of(violations: Vec<Violation>) -> Self {
+        match violations.is_empty() {
+            true => Self::Ok,
+            false => Self::Violated(violations),
+        }
+    }
+
+    /// Whether it is true.
+    pub fn is_ok(&self) -> bool {
+        *self == Self::Ok
+    }
+
+    /// What was found wrong.
+    pub fn violations(&self) -> &[Violation] {
+        match self {
+            Self::Violated(violations) => violations,
+            _ => &[],
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ok => f.pad("ok"),
+            Self::Undecided(why) => write!(f, "UNDECIDED: {why}"),
+            Self::Violated(violations) => {
+                write!(f, "VIOLATED {} times", violations.len())?;
+                let first = violations.first();
+                first.map_or(Ok(()), |first| write!(f, ": {}", first.text))
+            }
+        }
+    }
+}
+
+/// One breach, with the events that show it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// What is wrong, for people.
+    pub text: String,
+    /// Indexes into [`History::events`].
+    pub events: Vec<usize>,
+}
+
+impl Violation {
+    pub(crate) fn new(text: impl Into<String>, events: impl Into<Vec<usize>>) -> Self {
+        Self {
+            text: text.into(),
+            events: events.into(),
+        }
+    }
+}
+
+/// Nanoseconds as milliseconds, for texts.
+pub(crate) fn ms(nanos: u64) -> String {
+    format!("{:.1} ms", nanos as f64 / 1e6)
+}
+
+pub(crate) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,127 @@
+//! The one table of palisade's own engines under test, and how each is started for a run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::launch::{self, Running};
+use super::outage::Servers;
+use super::proxy::Protocol;
+use crate::engine::{CutOff, EngineUnderTest, Site};
+
+/// The engines that palisade ships.
+pub const ENGINES: &[EngineUnderTest] = &[
+    EngineUnderTest::new("memory", || Ok(Site::new("memory:"))),
+    EngineUnderTest::new("file", file),
+    served("etcd", || server("etcd").map(scans_twice_a_second)),
+    served("etcd3", || server("etcd3").map(scans_twice_a_second)),
+    // Behind fault proxies, to be cut off from its clients.
+    served("etcd3-proxied", || {
+        proxied("etcd3", Protocol::Grpc).map(scans_twice_a_second)
+    }),
+    served("etcd35", || server("etcd35").map(scans_twice_a_second)),
+    served("etcd35x3", || server("etcd35x3").map(scans_twice_a_second)),
+    served("consul", || server("consul").map(keeps_twice_the_ttl)),
+    served("consul3", || server("consul3").map(keeps_twice_the_ttl)),
+    served("consul-proxied", || {
+        proxied("consul", Protocol::Http1).map(keeps_twice_the_ttl)
+    }),
+    served("redis", || proxied("redis", Protocol::Resp)),
+    served("valkey", || server("valkey")),
+    served("postgres", || server("postgres")),
+    served("postgres+advisory", advisory),
+    served("postgres-pooled", pooled),
+];
+
+/// An engine behind a server, which is started for the run.
+const fn served(name: &'static str, start: fn() -> Result<Site, String>) -> EngineUnderTest {
+    EngineUnderTest {
+        installed: true,
+        ..EngineUnderTest::new(name, start)
+    }
+}
+
+fn file() -> Result<Site, String> {
+    let dir = tempfile::Builder::new()
+        .prefix("palisade-file-")
+        .tempdir()
+        .map_err(|error| format!("no temporary directory: {error}"))?;
+    let site = Site {
+        processes: true,
+        // The kernel tells of a death at once; the rest is scheduling on a busy machine.
+        notices_death: Some(Duration::from_millis(50)),
+        ..Site::new(format!("file:{}", dir.path().display()))
+    };
+    Ok(site.keeping(dir))
+}
+
+fn start(name: &str) -> Result<Running, String> {
+    launch::start(name).map_err(|error| error.to_string())
+}
+
+fn server(name: &str) -> Result<Site, String> {
+    Ok(site(Servers::new(start(name)?)))
+}
+
+/// The same behind a fault proxy for each node.
+fn proxied(name: &str, protocol: Protocol) -> Result<Site, String> {
+    Ok(site(Servers::proxied(start(name)?, protocol)?))
+}
+
+/// A site of servers, which live as long as it.
+fn site(servers: Servers) -> Site {
+    Site {
+        processes: true,
+        outages: Some(Arc::new(servers.clone())),
+        ..Site::new(servers.url())
+    }
+}
+
+/// Consul keeps a session for up to twice its ttl.
+fn keeps_twice_the_ttl(site: Site) -> Site {
+    Site { lasts: 2, ..site }
+}
+
+/// etcd looks for leases that are over twice a second.
+fn scans_twice_a_second(site: Site) -> Site {
+    Site {
+        late: Duration::from_millis(500),
+        ..site
+    }
+}
+
+/// PostgreSQL for session locks.
+fn advisory() -> Result<Site, String> {
+    let site = server("postgres")?;
+    Ok(Site {
+        url: site.url.replacen("postgres:", "postgres+advisory:", 1),
+        // The kernel closes the connections of a process that dies, and the server lets go.
+        notices_death: Some(Duration::from_millis(300)),
+        ..site
+    })
+}
+
+/// PostgreSQL behind a pooler in transaction mode; a waiter listens at the server itself.
+fn pooled() -> Result<Site, String> {
+    let running = start("pgbouncer")?;
+    let server = running.nodes()[1].address();
+    let listen = format!("postgres%3A%2F%2Fpalisade%40{server}%2Fpostgres");
+    let site = Site {
+        processes: true,
+        ..Site::new(format!("{}?listen_url={listen}", running.url()))
+    };
+    Ok(site.keeping(running))
+}
+
+/// A server for one trial alone, which may cut it off.
+///
+/// # Errors
+/// A sentence when it can't be had or does not start.
+pub fn severable(name: &str) -> Result<Site, String> {
+    let running = Arc::new(start(name)?);
+    let site = Site {
+        processes: true,
+        cut_off: Some(running.clone() as Arc<dyn CutOff>),
+        ..Site::new(running.url())
+    };
+    Ok(site.keeping(running))
+}

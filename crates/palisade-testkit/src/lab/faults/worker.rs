@@ -1,0 +1,185 @@
+//! The worker process: does its workload until stdin says `stop` or ends, and records all of it.
+//!
+//! It says on stdout what it is doing (`waiting`, `held`, `gate`, `wrote`, `free`), so that the
+//! harness hurts it at the right time. Told `gate`, it keeps what it holds until it is told `go`;
+//! with a storage, between its last look at the lock and its next write: the pause that no check of
+//! the holder can see.
+
+use std::io::{BufRead, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use palisade::{BootTime, Client};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use super::Workload;
+use super::work::Worker;
+use crate::engine::EngineUnderTest;
+use crate::lab::history::{Recorder, What};
+use crate::taker::process::connect_of;
+
+/// What a worker is told on its command line, as JSON.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Spec {
+    /// What it is called in the history.
+    pub client: String,
+    /// The engine, with the run's namespace.
+    pub url: String,
+    /// The lock.
+    pub name: String,
+    /// What to do, by name.
+    pub workload: String,
+    /// How long a place lasts without renewal.
+    pub ttl_ms: u64,
+    /// For its own choices.
+    pub seed: u64,
+    /// The file to append events to.
+    pub history: PathBuf,
+    /// The folder of the storage.
+    pub store: PathBuf,
+    /// Whether to drop acquires and holds.
+    pub drops: bool,
+}
+
+/// Runs `worker SPEC` if the arguments ask for it.
+pub fn main(arguments: &[String], table: &[EngineUnderTest]) -> Option<ExitCode> {
+    let [verb, spec] = arguments else {
+        return None;
+    };
+    if verb != "worker" {
+        return None;
+    }
+    let connect = connect_of(table);
+    let done = serde_json::from_str::<Spec>(spec)
+        .map_err(|error| error.to_string())
+        .and_then(|spec| {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(|error| error.to_string())?;
+            runtime.block_on(async {
+                let client = connect(spec.url.clone()).await.map_err(|e| e.to_string())?;
+                work(spec, client).await
+            })
+        });
+    Some(match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("worker: {why}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+async fn work(spec: Spec, client: Client) -> Result<(), String> {
+    let workload = Workload::ALL.iter().find(|w| w.name() == spec.workload);
+    let workload = *workload.ok_or("unknown workload")?;
+    let record = Recorder::open(&spec.history, &spec.client, &spec.name)
+        .map_err(|error| error.to_string())?;
+    record.record(What::Start {
+        pid: std::process::id(),
+        owner: client.owner().to_owned(),
+    });
+    notice_stalls(record.clone());
+    let mut worker = Worker {
+        rng: StdRng::seed_from_u64(spec.seed),
+        control: Control::start(),
+        record: record.clone(),
+        client: client.clone(),
+        workload,
+        spec,
+        op: 0,
+    };
+    worker.run().await.map_err(|error| format!("{error:?}"))?;
+    client.close().await;
+    record.record(What::End);
+    Ok(())
+}
+
+/// Says what it is doing.
+pub(super) fn say(what: &str) {
+    let mut out = std::io::stdout().lock();
+    // A harness that has gone away ends stdin, too.
+    let _ = writeln!(out, "{what}");
+    let _ = out.flush();
+}
+
+/// Records when the process got no processor, so that nobody blames the lock for it.
+fn notice_stalls(record: Recorder) {
+    const TICK: Duration = Duration::from_millis(10);
+    /// Far above what a timer is late by, far below any lease.
+    const LATE: Duration = Duration::from_millis(40);
+    std::thread::spawn(move || {
+        let mut last = BootTime::now();
+        loop {
+            std::thread::sleep(TICK);
+            let now = BootTime::now();
+            if now.saturating_since(last) > LATE {
+                let since = last.as_nanos();
+                record.record(What::Stall { since });
+            }
+            last = now;
+        }
+    });
+}
+
+/// What stdin says.
+#[derive(Debug, Clone)]
+pub(super) struct Control(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    stop: AtomicBool,
+    gate: AtomicBool,
+    open: AtomicBool,
+    told: Notify,
+}
+
+impl Control {
+    fn start() -> Self {
+        let control = Self(Arc::default());
+        let inner = Arc::clone(&control.0);
+        std::thread::spawn(move || {
+            for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+                match line.trim() {
+                    "gate" => inner.gate.store(true, Ordering::SeqCst),
+                    "go" => inner.open.store(true, Ordering::SeqCst),
+                    _ => break,
+                }
+                inner.told.notify_waiters();
+            }
+            inner.stop.store(true, Ordering::SeqCst);
+            inner.open.store(true, Ordering::SeqCst);
+            inner.told.notify_waiters();
+        });
+        control
+    }
+
+    /// Whether to come to an end.
+    pub(super) fn stops(&self) -> bool {
+        self.0.stop.load(Ordering::SeqCst)
+    }
+
+    /// Waits at the gate if told so.
+    pub(super) async fn gate(&self) {
+        if !self.0.gate.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        say("gate");
+        loop {
+            let told = self.0.told.notified();
+            if self.0.open.load(Ordering::SeqCst) {
+                break;
+            }
+            told.await;
+        }
+        // A worker that is to stop goes through every later gate.
+        self.0.open.store(self.stops(), Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,13 @@
+//! What only palisade's own engines need: [`launch`] starts real servers, [`outage`] takes them
+//! away, [`engines`] lists those under test, [`proxy`] is a TCP proxy that cuts, delays, loses
+//! and doubles single messages. [`faults`] runs workloads under faults, [`history`] records what
+//! happens and [`check`] judges it. [`trial`] is what the tests of single engines share.
+
+pub mod check;
+pub mod engines;
+pub mod faults;
+pub mod history;
+pub mod launch;
+pub mod outage;
+pub mod proxy;
+pub mod trial;

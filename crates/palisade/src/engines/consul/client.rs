@@ -1,0 +1,511 @@
+//! `Client`: requests to a Consul agent, each bounded in time, each error saying whether the
+//! change may have been applied.
+//!
+//! One HTTP client per runtime. Of several agents the first is taken that knows a leader; when it
+//! fails, all are asked again. A request is never sent twice: the caller decides what an unknown
+//! outcome means.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Method, StatusCode};
+use rustls::{ClientConfig, RootCertStore};
+use serde::Deserialize;
+
+use super::error::{
+    UNKNOWN_TOKEN, WHO, broken, denied, not_applied, not_consul, refused, unreachable,
+};
+use super::kv::{MOST_OPS, Op, Pair, TxnAnswer, TxnError, session_id};
+use crate::core::clock::BootTime;
+use crate::core::error::{Error, Kind, Result};
+use crate::engines::remote::{Asked, Host, Link, Links, SecretFile, Tls, refuses_ours, timed};
+
+/// What the URL says about requests.
+#[derive(Clone)]
+pub(super) struct Access {
+    pub(super) hosts: Vec<Host>,
+    pub(super) tls: Option<Tls>,
+    pub(super) asked: Asked,
+    pub(super) token: Token,
+    pub(super) datacenter: Option<String>,
+    pub(super) consul_namespace: Option<String>,
+    pub(super) timeout: Duration,
+    pub(super) connect_timeout: Duration,
+}
+
+/// Where the ACL token comes from.
+#[derive(Clone)]
+pub(super) enum Token {
+    None,
+    /// A secret.
+    Given(String),
+    File(SecretFile),
+    /// The file that `CONSUL_HTTP_TOKEN_FILE` names.
+    EnvironmentFile(PathBuf),
+}
+
+impl Token {
+    /// The token as it is now: files are rotated.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] when its file can't be read.
+    pub(super) fn read(&self) -> Result<Option<String>> {
+        match self {
+            Self::None => Ok(None),
+            Self::Given(token) => Ok(Some(token.clone())),
+            Self::File(file) => file.read().map(Some),
+            Self::EnvironmentFile(path) => {
+                let read = std::fs::read_to_string(path).map_err(|error| {
+                    let message = "the file that CONSUL_HTTP_TOKEN_FILE names can't be read";
+                    Error::new(Kind::Config, "connect", message).because(error)
+                })?;
+                Ok(Some(read.trim().to_owned()))
+            }
+        }
+    }
+}
+
+/// An HTTP client, and the agent that it asks.
+#[derive(Clone)]
+struct Connection {
+    http: reqwest::Client,
+    base: Arc<str>,
+    /// The token that it sends; a secret.
+    token: Option<Arc<str>>,
+}
+
+impl Access {
+    /// An HTTP client of this runtime, with token and certificates as their files have them now.
+    fn http(&self, token: Option<&str>) -> Result<reqwest::Client> {
+        let config = |message| Error::new(Kind::Config, "connect", message);
+        let mut headers = HeaderMap::new();
+        if let Some(token) = token {
+            let value = HeaderValue::from_str(token);
+            let unfit = "the ACL token holds characters that no header can";
+            let mut value = value.map_err(|_| config(unfit))?;
+            value.set_sensitive(true);
+            headers.insert(HeaderName::from_static("x-consul-token"), value);
+        }
+        // Without a configuration of ours reqwest would make its own, and panic where no
+        // provider is set. One that trusts nobody is for connections without TLS.
+        let tls = match &self.tls {
+            None => {
+                let provider = Arc::new(rustls::crypto::ring::default_provider());
+                let builder = ClientConfig::builder_with_provider(provider);
+                let builder = builder.with_safe_default_protocol_versions();
+                let builder = builder
+                    .map_err(|error| config("TLS can't be set up").because(error))?
+                    .with_root_certificates(RootCertStore::empty());
+                builder.with_no_client_auth()
+            }
+            Some(tls) => {
+                let mut tls = tls.fresh()?.client_config()?;
+                self.asked.watch(&mut tls);
+                tls
+            }
+        };
+        reqwest::Client::builder()
+            .default_headers(headers)
+            .connect_timeout(self.connect_timeout)
+            .http1_only()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .tcp_nodelay(true)
+            .tls_backend_preconfigured(tls)
+            .build()
+            .map_err(|error| config("an HTTP client can't be set up").because(error))
+    }
+
+    /// Asks all agents who leads, and takes the first that knows.
+    async fn connect(&self) -> Result<Connection> {
+        // A little earlier than the caller gives up, who does not know whom it waits for.
+        let limit = self.connect_timeout - self.connect_timeout / 20;
+        let connected = tokio::time::timeout(limit, self.connect_to_any()).await;
+        connected.unwrap_or_else(|_| {
+            let hosts: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
+            let (hosts, limit) = (hosts.join(", "), self.connect_timeout);
+            let message = format!("no answer from {hosts} within {limit:?}");
+            Err(unreachable("connect", message))
+        })
+    }
+
+    async fn connect_to_any(&self) -> Result<Connection> {
+        let token: Option<Arc<str>> = self.token.read()?.map(Into::into);
+        let http = self.http(token.as_deref())?;
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let connection = |host: &Host| Connection {
+            http: http.clone(),
+            base: format!("{scheme}://{host}").into(),
+            token: token.clone(),
+        };
+        let hosts = self.hosts.iter();
+        let mut asked: FuturesUnordered<_> = hosts
+            .map(|host| self.ask_leader(connection(host)))
+            .collect();
+        let mut last = unreachable("connect", "no Consul agent was named");
+        while let Some(answer) = asked.next().await {
+            match answer {
+                Ok(connection) => return Ok(connection),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    async fn ask_leader(&self, connection: Connection) -> Result<Connection> {
+        let base = &connection.base;
+        // Nothing was asked for that could have been applied.
+        let failed = |error: reqwest::Error| {
+            let error = broken("connect", base, &error);
+            match error.kind() {
+                Kind::Unreachable if self.asked.in_vain() => {
+                    Error::new(Kind::Config, "connect", refuses_ours(WHO))
+                }
+                _ => not_applied(error),
+            }
+        };
+        let request = connection.http.get(format!("{base}/v1/status/leader"));
+        let response = request.send().await.map_err(failed)?;
+        self.asked.served();
+        let status = response.status();
+        let leader = response.text().await.map_err(failed)?;
+        if status != StatusCode::OK {
+            let (error, _) = refused("connect", status, &leader, true);
+            if error.kind() == Kind::Config {
+                return Err(error);
+            }
+            let status = status.as_u16();
+            let message = format!("{base} answers with status {status}; is it Consul's HTTP port?");
+            return Err(Error::new(Kind::Unusable, "connect", message));
+        }
+        if matches!(leader.trim(), "" | "\"\"") {
+            let message = format!("the Consul cluster of {base} has no leader");
+            return Err(unreachable("connect", message));
+        }
+        Ok(connection)
+    }
+}
+
+/// See the module's text.
+pub(super) struct Client {
+    access: Arc<Access>,
+    connections: Links<Connection>,
+    /// `&dc=…&ns=…`, for every request.
+    scope: String,
+    has_token: bool,
+    pub(super) timeout: Duration,
+}
+
+/// A reply as it came.
+pub(super) struct Reply {
+    pub(super) status: StatusCode,
+    pub(super) body: Vec<u8>,
+    index: u64,
+}
+
+/// Keys as they were at an index.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Seen {
+    pub(super) pairs: Vec<Pair>,
+    pub(super) index: u64,
+}
+
+/// How sure a read must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Read {
+    /// As of now, confirmed by a majority.
+    Consistent,
+    /// Sleeps until the index is another, so long at the most. A hint.
+    After(u64, Duration),
+}
+
+/// A transaction's end.
+#[derive(Debug)]
+pub(super) enum Committed {
+    /// All of it was applied; what was read or written.
+    Done(Vec<Pair>),
+    /// Nothing was.
+    Refused(Vec<TxnError>),
+}
+
+impl Client {
+    pub(super) fn new(access: Access) -> Result<Self> {
+        let named = [("dc", &access.datacenter), ("ns", &access.consul_namespace)];
+        let named = named.into_iter().filter_map(|(name, value)| {
+            let value = value.as_deref()?;
+            Some(format!("&{name}={}", path(value)))
+        });
+        let (scope, token) = (named.collect(), access.token.read()?);
+        // Fails now rather than at the first request.
+        access.http(token.as_deref())?;
+        let access = Arc::new(access);
+        let connects = Arc::clone(&access);
+        let connections = Links::new(access.connect_timeout, move || {
+            let access = Arc::clone(&connects);
+            Box::pin(async move { access.connect().await })
+        });
+        Ok(Self {
+            connections,
+            scope,
+            has_token: token.is_some(),
+            timeout: access.timeout,
+            access,
+        })
+    }
+
+    /// Connects, if this runtime has no connection yet.
+    pub(super) async fn connect(&self) -> Result<()> {
+        self.connections.get().await.map(drop)
+    }
+
+    /// Whether it asks another datacenter or namespace than the agent's own.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        !self.scope.is_empty()
+    }
+
+    pub(super) fn close(&self) {
+        self.connections.close();
+    }
+
+    /// Sends one request. `path` has its query, if only `?`.
+    pub(super) async fn send(
+        &self,
+        operation: &'static str,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<Reply> {
+        let timeout = self.timeout;
+        self.send_within(operation, method, path, body, timeout)
+            .await
+    }
+
+    async fn send_within(
+        &self,
+        operation: &'static str,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+        timeout: Duration,
+    ) -> Result<Reply> {
+        let link = self.connections.get().await?;
+        let Connection { http, base, .. } = &link.connection;
+        let url = format!("{base}{path}{}", self.scope);
+        let request = http.request(method, url).body(body).send();
+        let reply = async {
+            let response = request.await?;
+            let index = response.headers().get("x-consul-index");
+            let index = index.and_then(|index| index.to_str().ok()?.parse().ok());
+            Ok(Reply {
+                status: response.status(),
+                index: index.unwrap_or(0),
+                body: response.bytes().await?.to_vec(),
+            })
+        };
+        match timed(operation, timeout, reply).await {
+            Ok(Ok(reply)) => match reply.status {
+                StatusCode::OK | StatusCode::NOT_FOUND | StatusCode::CONFLICT => {
+                    self.connections.answered(&link);
+                    Ok(reply)
+                }
+                _ => Err(self.refusal(operation, &link, &reply).await),
+            },
+            Ok(Err(error)) => {
+                self.connections.broken(&link).await;
+                Err(broken(operation, base, &error))
+            }
+            Err(late) => {
+                // A renewal can't wait for a second one to be late, and a leave is sent again.
+                if matches!(operation, "renew" | "leave") {
+                    self.connections.broken(&link).await;
+                } else {
+                    self.connections.late(&link).await;
+                }
+                Err(late)
+            }
+        }
+    }
+
+    /// What a refusal means, and whether its connection is still good.
+    async fn refusal(
+        &self,
+        operation: &'static str,
+        link: &Link<Connection>,
+        reply: &Reply,
+    ) -> Error {
+        let text = String::from_utf8_lossy(&reply.body);
+        let (error, keep) = refused(operation, reply.status, &text, self.has_token);
+        if error.message() == UNKNOWN_TOKEN
+            && let Ok(token) = self.access.token.read()
+            && token.as_deref() != link.connection.token.as_deref()
+        {
+            self.connections.broken(link).await;
+            let message = "the ACL token was replaced; the new one is used from now on";
+            return unreachable(operation, message);
+        }
+        if !keep {
+            // Another agent may do better.
+            self.connections.broken(link).await;
+        }
+        error
+    }
+
+    /// Reads one key, or with `recurse` all that begin with it.
+    pub(super) async fn read(
+        &self,
+        operation: &'static str,
+        key: &str,
+        recurse: bool,
+        read: Read,
+    ) -> Result<Seen> {
+        let mut query = format!("/v1/kv/{}?", path(key));
+        let mut timeout = self.timeout;
+        match read {
+            Read::Consistent => query += "consistent",
+            Read::After(index, wait) => {
+                query += &format!("index={index}&wait={}ms", wait.as_millis().max(1));
+                // Consul adds up to a sixteenth, so that sleepers don't wake all at once.
+                timeout += wait + wait / 16;
+            }
+        }
+        if recurse {
+            query += "&recurse";
+        }
+        let reply = self.send_within(operation, Method::GET, &query, Vec::new(), timeout);
+        let reply = reply.await.map_err(not_applied)?;
+        let pairs = match reply.status {
+            StatusCode::NOT_FOUND => Vec::new(),
+            _ => parse(operation, &reply.body)?,
+        };
+        let index = reply.index;
+        Ok(Seen { pairs, index })
+    }
+
+    /// Applies all operations or none.
+    pub(super) async fn transact(&self, operation: &'static str, ops: &[Op]) -> Result<Committed> {
+        self.txn(operation, "/v1/txn?", ops).await
+    }
+
+    /// Answers operations that only read or check, as of now, confirmed by a majority.
+    pub(super) async fn look(&self, operation: &'static str, ops: &[Op]) -> Result<Committed> {
+        let looked = self.txn(operation, "/v1/txn?consistent", ops).await;
+        looked.map_err(not_applied)
+    }
+
+    async fn txn(&self, operation: &'static str, path: &str, ops: &[Op]) -> Result<Committed> {
+        let body = serde_json::to_vec(ops).unwrap_or_default();
+        let reply = self.send(operation, Method::PUT, path, body).await?;
+        if reply.status == StatusCode::NOT_FOUND {
+            return Err(not_consul(operation));
+        }
+        let answer: TxnAnswer = parse(operation, &reply.body).map_err(Error::maybe_applied)?;
+        let errors = answer.errors.unwrap_or_default();
+        let denies = |error: &TxnError| error.what.contains("ermission denied");
+        if errors.iter().any(denies) {
+            return Err(denied(operation, self.has_token));
+        }
+        if !errors.is_empty() {
+            return Ok(Committed::Refused(errors));
+        }
+        let results = answer.results.unwrap_or_default().into_iter();
+        Ok(Committed::Done(
+            results.filter_map(|result| result.kv).collect(),
+        ))
+    }
+
+    /// Which of these keys the session has locked, by one consistent read for many.
+    pub(super) async fn locked_by(&self, session: &str, keys: &[String]) -> Result<Vec<bool>> {
+        let mut locked = vec![true; keys.len()];
+        for (keys, locked) in keys.chunks(MOST_OPS).zip(locked.chunks_mut(MOST_OPS)) {
+            let ops = keys.iter().map(|key| Op::check_session(key, session));
+            let ops: Vec<Op> = ops.collect();
+            if let Committed::Refused(errors) = self.look("audit", &ops).await? {
+                for error in errors {
+                    if let Some(one) = locked.get_mut(error.op_index) {
+                        *one = false;
+                    }
+                }
+            }
+        }
+        Ok(locked)
+    }
+
+    /// Creates a session. An outcome that is not known leaves at most a session that nobody
+    /// renews, so that the error always says that nothing was applied.
+    pub(super) async fn create_session(&self, settings: &SessionSettings) -> Result<u128> {
+        #[derive(Deserialize)]
+        struct Created {
+            #[serde(rename = "ID")]
+            id: String,
+        }
+        let body = serde_json::json!({
+            "Name": "palisade",
+            "TTL": format!("{}ms", settings.ttl.as_millis()),
+            "LockDelay": format!("{}ms", settings.lock_delay.as_millis()),
+            "Behavior": "release",
+            // Absent, Consul would add the check of the node's gossip. The second name is that
+            // of newer versions.
+            "Checks": settings.checks,
+            "NodeChecks": settings.checks,
+        });
+        let body = body.to_string().into_bytes();
+        let created = self.send("session", Method::PUT, "/v1/session/create?", body);
+        let created = created.await.map_err(not_applied)?;
+        let created: Created = parse("session", &created.body)?;
+        session_id(&created.id).ok_or_else(|| not_consul("session"))
+    }
+
+    /// Renews a session: `false` when there is none. The agent may be well and the connection
+    /// dead: one that does not answer in time is given up, so that the next renewal has another.
+    pub(super) async fn renew_session(&self, session: &str, within: Duration) -> Result<bool> {
+        let until = BootTime::now() + within;
+        timed("renew", within, self.connect()).await??;
+        let left = until.remaining().min(self.timeout);
+        let path = format!("/v1/session/renew/{session}?");
+        let renewed = self.send_within("renew", Method::PUT, &path, Vec::new(), left);
+        Ok(renewed.await?.status == StatusCode::OK)
+    }
+
+    /// Whether a session lives.
+    pub(super) async fn has_session(&self, session: &str) -> Result<bool> {
+        let path = format!("/v1/session/info/{session}?consistent");
+        let found = self.send("session", Method::GET, &path, Vec::new()).await;
+        let found = found.map_err(not_applied)?;
+        let found: Option<Vec<serde_json::Value>> = parse("session", &found.body)?;
+        Ok(found.is_some_and(|found| !found.is_empty()))
+    }
+
+    pub(super) async fn destroy_session(&self, session: &str) -> Result<()> {
+        let path = format!("/v1/session/destroy/{session}?");
+        let ended = self.send("session", Method::PUT, &path, Vec::new());
+        ended.await.map(drop)
+    }
+}
+
+/// What a session is made with.
+#[derive(Debug, Clone)]
+pub(super) struct SessionSettings {
+    pub(super) ttl: Duration,
+    pub(super) lock_delay: Duration,
+    pub(super) checks: Vec<String>,
+}
+
+fn parse<T: for<'a> Deserialize<'a>>(operation: &'static str, body: &[u8]) -> Result<T> {
+    serde_json::from_slice(body).map_err(|_| not_consul(operation))
+}
+
+/// Writes a key as the path of a URL.
+pub(super) fn path(key: &str) -> PercentEncode<'_> {
+    const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
+        .remove(b'-')
+        .remove(b'_')
+        .remove(b'.')
+        .remove(b'/');
+    utf8_percent_encode(key, ESCAPED)
+}

@@ -1,0 +1,144 @@
+//! What an answer that is no answer means, in our own words.
+//!
+//! An error says whether the change may have been applied, and who can help: a token or an option
+//! is for people, a server that is away is for another try. What the HTTP library and Consul say
+//! is never repeated: it may hold addresses and names of keys.
+
+use std::io;
+
+use reqwest::StatusCode;
+
+use crate::core::error::{Error, Kind};
+use crate::engines::remote::{about_tls, cause};
+
+/// How we call the other side.
+pub(super) const WHO: &str = "Consul";
+
+/// The message for a token that the servers don't have.
+pub(super) const UNKNOWN_TOKEN: &str = "Consul does not know the ACL token; pass one that exists with token_file= or CONSUL_HTTP_TOKEN";
+
+/// The error that a reply with `status` and `text` is, and whether its connection is still good.
+/// `has_token` says whether the request had a token.
+pub(super) fn refused(
+    operation: &'static str,
+    status: StatusCode,
+    text: &str,
+    has_token: bool,
+) -> (Error, bool) {
+    let says = |what: &str| text.contains(what);
+    let failed = status == StatusCode::INTERNAL_SERVER_ERROR;
+    let bad = status == StatusCode::BAD_REQUEST;
+    let (kind, message) = match status {
+        _ if says("ACL not found") => (Kind::Denied, UNKNOWN_TOKEN),
+        StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => {
+            return (denied(operation, has_token), true);
+        }
+        _ if failed && says("ermission denied") => return (denied(operation, has_token), true),
+        StatusCode::TOO_MANY_REQUESTS => (
+            Kind::Unreachable,
+            "Consul refuses more requests or connections from here; raise limits.http_max_conns_per_client",
+        ),
+        _ if bad && says("Consul Enterprise feature") => (
+            Kind::Config,
+            "this Consul is the open edition, which has no namespaces; omit consul_namespace (namespace= is palisade's own)",
+        ),
+        _ if bad && text.is_empty() => (
+            Kind::InvalidName,
+            "Consul's HTTP server refuses a character in this name; use another name",
+        ),
+        _ if bad && says("HTTPS server") => (
+            Kind::Config,
+            "this port of Consul speaks TLS; use consuls: in place of consul:",
+        ),
+        _ if failed && says("Invalid Session TTL") => (
+            Kind::InvalidArgument,
+            "the servers refuse this ttl: it is below their session_ttl_min (10s by default) or above 24h",
+        ),
+        _ if failed && says("Missing check") => (
+            Kind::Config,
+            "option node_checks names a check that the agent's node does not have; see `consul members` and /v1/health/node",
+        ),
+        _ if failed && says("Check '") && says("state") => (
+            Kind::Unreachable,
+            "a check that node_checks names is critical, and Consul gives no session until it passes",
+        ),
+        _ if failed && says("No path to datacenter") => (
+            // One that answered before is away now.
+            if operation == "connect" {
+                Kind::Config
+            } else {
+                Kind::Unreachable
+            },
+            "the agent knows no way to the datacenter that option datacenter names; see `consul catalog datacenters`",
+        ),
+        _ if failed && says("Missing node registration") => (
+            Kind::Unreachable,
+            "the agent has not registered its node yet (it has just started, or may not: give it an agent token)",
+        ),
+        _ if failed && says("No cluster leader") => {
+            let message = "the Consul cluster has no leader";
+            return (unreachable(operation, message), false);
+        }
+        status if status.is_server_error() => {
+            let text: String = text.trim().chars().take(200).collect();
+            let message = format!("Consul answers with status {}: {text:?}", status.as_u16());
+            return (unreachable(operation, message).maybe_applied(), false);
+        }
+        status => {
+            let message = format!(
+                "Consul refuses the request with status {}; is it Consul at this address, and 1.4 or newer?",
+                status.as_u16()
+            );
+            return (Error::new(Kind::Unusable, operation, message), true);
+        }
+    };
+    (Error::new(kind, operation, message), true)
+}
+
+pub(super) fn unreachable(operation: &'static str, message: impl Into<String>) -> Error {
+    Error::new(Kind::Unreachable, operation, message)
+}
+
+pub(super) fn not_consul(operation: &'static str) -> Error {
+    let message = "the answer is none of Consul's; is it Consul at this address?";
+    Error::new(Kind::Unusable, operation, message)
+}
+
+/// A question changes nothing, whatever became of its answer.
+pub(super) fn not_applied(error: Error) -> Error {
+    Error::new(error.kind(), error.operation(), error.message())
+}
+
+pub(super) fn denied(operation: &'static str, has_token: bool) -> Error {
+    const RIGHTS: &str =
+        "key:write on the keys of the namespace and session:write on the agent's node";
+    let message = if has_token {
+        format!("Consul denies it; give the ACL token {RIGHTS}")
+    } else {
+        format!(
+            "Consul denies it without an ACL token; pass one with token_file= or CONSUL_HTTP_TOKEN that has {RIGHTS}"
+        )
+    };
+    Error::new(Kind::Denied, operation, message)
+}
+
+/// What a connection to `base` that failed means.
+pub(super) fn broken(operation: &'static str, base: &str, error: &reqwest::Error) -> Error {
+    if let Some(tls) = cause::<rustls::Error>(error) {
+        return Error::new(Kind::Config, operation, about_tls(WHO, "consul", tls));
+    }
+    let why = cause::<io::Error>(error).map_or("", |io| match io.kind() {
+        io::ErrorKind::ConnectionRefused => ": the connection is refused",
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+            ": there is no way to this host"
+        }
+        // Of the connection a moment ago; the name of a host otherwise.
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ": it closed the connection",
+        _ if error.is_connect() && io.raw_os_error().is_none() => ": the host's name is not known",
+        _ => "",
+    });
+    if error.is_connect() {
+        return unreachable(operation, format!("no Consul agent answers at {base}{why}"));
+    }
+    unreachable(operation, format!("the connection to {base} broke{why}")).maybe_applied()
+}

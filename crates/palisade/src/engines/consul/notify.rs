@@ -1,0 +1,165 @@
+//! `alarms` and `watch`: changes below a prefix, by blocking queries.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+
+use super::Consul;
+use super::client::Read;
+use super::kv::Op;
+use super::renew::SWEEP;
+use crate::core::clock::BootTime;
+use crate::core::engine::{Alarm, BoxStream};
+use crate::core::error::Result;
+use crate::core::report::Scope;
+
+/// How long a query for marks or changes sleeps. Its connection is noticed to be dead by then.
+const NAP: Duration = Duration::from_secs(10);
+
+/// The pause after a query that failed.
+const FAILED_PAUSE: Duration = Duration::from_millis(250);
+
+/// The pause after a query that woke for nothing: the first, and the longest.
+const PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Alarms of this client's own, and one for all leases when an operator's marks change.
+pub(super) fn alarms(engine: &Arc<Consul>) -> BoxStream<Alarm> {
+    let own = stream::unfold(engine.alarms.subscribe(), |mut own| async move {
+        use tokio::sync::broadcast::error::RecvError;
+        match own.recv().await {
+            Ok(alarm) => Some((alarm, own)),
+            Err(RecvError::Lagged(_)) => Some((Alarm::All, own)),
+            Err(RecvError::Closed) => None,
+        }
+    });
+    let marks = changes(engine, engine.keys.marks(), true);
+    let marks = marks.filter_map(|change| async { change.ok().map(|()| Alarm::All) });
+    stream::select(own.boxed(), marks.boxed()).boxed()
+}
+
+pub(super) fn watch(engine: &Arc<Consul>, scope: Scope) -> BoxStream<Result<()>> {
+    match scope {
+        Scope::Prefix(prefix) => changes(engine, engine.keys.beginning(&prefix), true),
+        Scope::Line(name) => match engine.keys.line(&name) {
+            Ok(line) => {
+                let tree = changes(engine, line.tree(), true);
+                stream::select(changes(engine, line.lock, false), tree).boxed()
+            }
+            Err(error) => stream::iter([Err(error)]).boxed(),
+        },
+    }
+}
+
+/// The first look below a prefix, and every one that differs from the one before.
+fn changes(engine: &Arc<Consul>, prefix: String, recurse: bool) -> BoxStream<Result<()>> {
+    let watched = Watched {
+        engine: Arc::clone(engine),
+        prefix,
+        recurse,
+        index: 0,
+        last: None,
+        pause: PAUSE,
+        restored: BootTime::PAST,
+        calm: Duration::ZERO,
+    };
+    stream::unfold(watched, |mut watched| async move {
+        let changed = watched.next().await;
+        Some((changed, watched))
+    })
+    .boxed()
+}
+
+/// Keys that are watched, and what was seen of them last.
+struct Watched {
+    engine: Arc<Consul>,
+    prefix: String,
+    recurse: bool,
+    /// Zero to look at once.
+    index: u64,
+    last: Option<Vec<(String, u64)>>,
+    pause: Duration,
+    /// When a snapshot was last taken to be restored, and how long nobody is told again.
+    restored: BootTime,
+    calm: Duration,
+}
+
+impl Watched {
+    /// Waits for a change. Consul wakes whoever watches what is not there at every write nearby:
+    /// such a wake-up is no change, and is followed by a pause that gets longer.
+    async fn next(&mut self) -> Result<()> {
+        loop {
+            let read = match self.index {
+                0 => Read::Consistent,
+                index => Read::After(index, NAP),
+            };
+            let asked = BootTime::now();
+            let client = &self.engine.client;
+            let seen = match client.read("watch", &self.prefix, self.recurse, read).await {
+                Ok(seen) => seen,
+                Err(error) => {
+                    // Whatever comes back may have another history.
+                    if error.is_transient() {
+                        self.engine.sessions.suspect(None);
+                    }
+                    (self.index, self.last) = (0, None);
+                    tokio::time::sleep(FAILED_PAUSE).await;
+                    return Err(error);
+                }
+            };
+            let woken = BootTime::now().saturating_since(asked) < NAP;
+            if self.index > 0 && woken && seen.index <= self.index {
+                // Consul wakes everyone when it restores a snapshot.
+                (self.index, self.last) = (0, None);
+                if self.is_restored() {
+                    return Ok(());
+                }
+                tokio::time::sleep(LONGEST_PAUSE).await;
+                continue;
+            }
+            if seen.index == self.index {
+                self.calm = Duration::ZERO;
+                continue;
+            }
+            // Zero would never sleep; one that goes back is another history.
+            let goes_back = seen.index < self.index;
+            self.index = if goes_back { 0 } else { seen.index.max(1) };
+            let now = seen.pairs.into_iter();
+            let now: Vec<_> = now.map(|pair| (pair.key, pair.modify_index)).collect();
+            if self.last.as_ref() != Some(&now) {
+                let absent = now.is_empty();
+                (self.last, self.pause) = (Some(now), PAUSE);
+                if absent {
+                    self.anchor().await;
+                }
+                return Ok(());
+            }
+            tokio::time::sleep(self.pause).await;
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Takes a snapshot to be restored, unless that seems to happen all the time: something
+    /// between us and Consul ends queries early.
+    fn is_restored(&mut self) -> bool {
+        let again = (self.restored + self.calm).has_passed();
+        if again {
+            self.restored = BootTime::now();
+            self.calm = (self.calm * 2).clamp(Duration::from_secs(1), SWEEP);
+            self.engine.sessions.suspect(None);
+        }
+        again
+    }
+
+    /// Writes a key among the marks if there is none, so that only marks wake who watches them.
+    async fn anchor(&self) {
+        let keys = &self.engine.keys;
+        if self.prefix == keys.marks() {
+            let key = keys.removed_last();
+            let ops = [Op::unchanged(&key, None), Op::set(&key, 0, "")];
+            // Without the right to it, or when another was quicker, nothing is lost.
+            let _ = self.engine.client.transact("watch", &ops).await;
+        }
+    }
+}

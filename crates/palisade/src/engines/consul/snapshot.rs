@@ -1,0 +1,626 @@
+//! `Snapshot`: a line as it was read, and the transactions that change it.
+//!
+//! Pure but for the reads: every transaction is guarded, so that the servers decide and a stale snapshot only costs
+//! another try. Whole: the lock's key, locked by the session. Readers: the lock's key is a gate
+//! that every reader writes who comes, and each reader has a key of its own. A writer that waits
+//! for readers closes the gate: it locks the key, which stays a gate, and another write makes it
+//! the holder once the last reader has gone. Permits: Consul's own semaphore.
+//!
+//! A reader or a permit counts only while its own key is locked: deleting that key is the whole
+//! release and refuses nobody else.
+
+use std::collections::BTreeSet;
+
+use super::client::{Client, Committed, Read};
+use super::keys::Line;
+use super::kv::{Holders, LOCK, Op, Pair, READERS, Record, SEMAPHORE, session_id};
+use super::sessions::Member;
+use crate::core::claim::{Ask, ClaimId, Mode, READERS as ALL_READERS};
+use crate::core::error::{Error, Kind, Result};
+use crate::core::line::capacity_mismatch;
+use crate::engines::kit::cas::Retry;
+
+/// How many dead keys of one kind a transaction sweeps away; Consul takes 64 operations.
+const SWEPT: usize = 20;
+
+/// A line as it was read. What was not read is taken for empty.
+#[derive(Debug, Clone)]
+pub(super) struct Snapshot {
+    pub(super) line: Line,
+    pub(super) lock: Option<Pair>,
+    /// What is below the lock.
+    pub(super) tree: Vec<Pair>,
+    /// The index of what is below the lock, as far as a query has told.
+    pub(super) tree_index: u64,
+}
+
+/// What claims can do about a line.
+#[derive(Debug)]
+pub(super) enum Decision {
+    /// Apply these, which give the first so many claims their places.
+    Take(Vec<Op>, usize),
+    /// Apply these, which close the gate, and wait for the readers to go.
+    Close(Vec<Op>),
+    /// Others hold; sleep on this.
+    Behind(Watch),
+}
+
+/// What a waiting claim sleeps on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Watch {
+    /// What is below the lock, or the lock itself.
+    pub(super) tree: bool,
+    pub(super) index: u64,
+}
+
+/// Where a claim is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spot {
+    /// It has the lock itself.
+    Whole,
+    /// It keeps the gate closed, and waits for the readers to go.
+    Gate,
+    Reader,
+    Permit,
+}
+
+impl Spot {
+    /// Where a claim is that has what it asks for.
+    pub(super) fn of(ask: Ask) -> Self {
+        match ask.mode() {
+            Mode::Exclusive => Self::Whole,
+            Mode::Shared => Self::Reader,
+            Mode::Permits => Self::Permit,
+        }
+    }
+
+    /// The key that is its own.
+    pub(super) fn key(self, line: &Line, claim: ClaimId, session: &str) -> String {
+        match self {
+            Self::Whole | Self::Gate => line.lock.clone(),
+            Self::Reader => line.reader(claim),
+            Self::Permit => line.permit(session),
+        }
+    }
+}
+
+/// A claim that is in the store.
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    pub(super) spot: Spot,
+    pub(super) sequence: u64,
+    /// When its key was written last.
+    pub(super) index: u64,
+    pub(super) record: Record,
+}
+
+impl Found {
+    /// Its sequence, if it holds.
+    pub(super) fn held(&self) -> Option<u64> {
+        (self.spot != Spot::Gate).then_some(self.sequence)
+    }
+}
+
+impl Snapshot {
+    /// A line of which nothing was read: free, as it is most of the time.
+    pub(super) fn unread(line: Line) -> Self {
+        Self {
+            line,
+            lock: None,
+            tree: Vec::new(),
+            tree_index: 0,
+        }
+    }
+
+    /// Reads a line, surely: by one transaction, unless the lock is there and was not expected,
+    /// or the other way round. Beside permits there is none.
+    ///
+    /// # Errors
+    /// Those of [`Client::transact`], [`Kind::Unreachable`] when the lock comes and goes all the
+    /// time.
+    pub(super) async fn read(client: &Client, line: &Line, mode: Mode) -> Result<Self> {
+        let (mut exists, mut retry) = (mode != Mode::Permits, Retry::many());
+        loop {
+            let lock = if exists {
+                Op::get(&line.lock)
+            } else {
+                Op::unchanged(&line.lock, None)
+            };
+            let ops = [lock, Op::get_tree(&line.tree())];
+            if let Committed::Done(mut tree) = client.look("look", &ops).await? {
+                let lock = tree.iter().position(|pair| pair.key == line.lock);
+                return Ok(Self {
+                    lock: lock.map(|at| tree.swap_remove(at)),
+                    tree,
+                    ..Self::unread(line.clone())
+                });
+            }
+            exists = !exists;
+            retry.or_busy("look").await?;
+        }
+    }
+
+    /// Reads the lock alone, which decides for readers most of the time: there may be many.
+    pub(super) async fn read_lock(client: &Client, line: &Line) -> Result<Self> {
+        let seen = client.read("look", &line.lock, false, Read::Consistent);
+        Ok(Self {
+            lock: seen.await?.pairs.pop(),
+            ..Self::unread(line.clone())
+        })
+    }
+
+    pub(super) fn readers(&self) -> impl Iterator<Item = &Pair> {
+        let prefix = self.line.readers();
+        let own = move |pair: &&Pair| pair.key.starts_with(&prefix);
+        self.tree.iter().filter(own)
+    }
+
+    /// The permits' keys, and the session that each is named after.
+    pub(super) fn permits(&self) -> impl Iterator<Item = (&str, &Pair)> {
+        let prefix = self.line.tree();
+        self.tree.iter().filter_map(move |pair| {
+            let session = pair.key.strip_prefix(&prefix)?;
+            (pair.flags == SEMAPHORE && session_id(session).is_some()).then_some((session, pair))
+        })
+    }
+
+    fn semaphore(&self) -> Option<&Pair> {
+        let key = self.line.semaphore();
+        self.tree.iter().find(|pair| pair.key == key)
+    }
+
+    /// The semaphore's holders that live, and its limit; `None` when nobody does.
+    pub(super) fn holders(&self) -> Option<Holders> {
+        let pair = self.semaphore().filter(|pair| pair.flags == SEMAPHORE)?;
+        let mut list: Holders = serde_json::from_slice(&pair.bytes()).ok()?;
+        let living = self
+            .permits()
+            .filter(|(id, pair)| pair.holder() == Some(id));
+        let living: BTreeSet<&str> = living.map(|(id, _)| id).collect();
+        list.holders
+            .retain(|id, holds| *holds && living.contains(id.as_str()));
+        (!list.holders.is_empty()).then_some(list)
+    }
+
+    /// The session that has the lock's key: as a lock, or as a gate that it closed.
+    pub(super) fn locked_by(&self) -> Option<&str> {
+        self.lock.as_ref().and_then(Pair::holder)
+    }
+
+    /// Whether the lock's key is a gate, open or closed.
+    pub(super) fn is_gate(&self) -> bool {
+        self.lock.as_ref().is_some_and(|lock| lock.flags == READERS)
+    }
+
+    /// Whether a reader lives.
+    pub(super) fn is_read(&self) -> bool {
+        self.is_gate() && self.readers().any(|reader| reader.holder().is_some())
+    }
+
+    /// Every claim that holds a key, where, and with its record, which other tools don't write.
+    pub(super) fn claims(&self) -> impl Iterator<Item = (Spot, &Pair, &str, Option<Record>)> {
+        let whole = if self.is_gate() {
+            Spot::Gate
+        } else {
+            Spot::Whole
+        };
+        let lock = self.lock.iter().map(move |pair| (whole, pair));
+        let readers = self.readers().map(|pair| (Spot::Reader, pair));
+        let permits = self.permits().map(|(_, pair)| (Spot::Permit, pair));
+        let pairs = lock.chain(readers).chain(permits);
+        pairs.filter_map(|(spot, pair)| Some((spot, pair, pair.holder()?, pair.record())))
+    }
+
+    /// Where a claim is, by its id and its session.
+    pub(super) fn find(&self, claim: ClaimId, session: &str) -> Option<Found> {
+        let id = claim.to_string();
+        self.claims().find_map(|(spot, pair, holder, record)| {
+            let record = record.filter(|record| record.claim == id && holder == session)?;
+            let counts = match spot {
+                Spot::Whole | Spot::Gate => true,
+                Spot::Reader => self.is_gate(),
+                Spot::Permit => self.holders()?.holders.contains_key(session),
+            };
+            counts.then(|| Found {
+                spot,
+                sequence: record.granted_at(pair),
+                index: pair.modify_index,
+                record,
+            })
+        })
+    }
+
+    /// What gives the first of `members` its place, and others with it, or what it is behind. All
+    /// ask for the same.
+    ///
+    /// # Errors
+    /// [`Kind::CapacityMismatch`] beside another kind, [`Kind::Unusable`] for a key that is no
+    /// lock.
+    pub(super) fn decide(&self, members: &[Member]) -> Result<Decision> {
+        let Some(first) = members.first() else {
+            let message = "nobody asks (bug)";
+            return Err(Error::new(Kind::Internal, "enter", message));
+        };
+        let ask = first.claim.ask;
+        let mismatch = |message: &str| Err(Error::new(Kind::CapacityMismatch, "enter", message));
+        match &self.lock {
+            Some(lock) if lock.flags == SEMAPHORE => {
+                return mismatch(
+                    "this key belongs to a semaphore; use the name of the semaphore, or another",
+                );
+            }
+            Some(lock) if lock.flags != LOCK && lock.flags != READERS => {
+                let message = "the key of this lock holds something that is no lock; use another name, or remove the key";
+                return Err(Error::new(Kind::Unusable, "enter", message));
+            }
+            _ => {}
+        }
+        let (live, session) = (self.holders(), first.session_text());
+        match (ask, live) {
+            (Ask::READ, Some(list)) => Err(capacity_mismatch(list.limit, ALL_READERS)),
+            (Ask::Whole, Some(list)) => mismatch(&format!(
+                "this line is in use for {} permits, not as a lock; wait until it is empty or use another name",
+                list.limit
+            )),
+            (Ask::Whole | Ask::READ, None) => {
+                // Its own lock is here: a gate that it closed.
+                let ours = self.is_gate() && self.locked_by() == Some(&session);
+                if self.locked_by().is_some() && !ours {
+                    return Ok(self.behind(false));
+                }
+                if ask == Ask::READ {
+                    return Ok(Decision::Take(self.take_read(members), members.len()));
+                }
+                if !self.is_read() {
+                    return Ok(Decision::Take(self.take_whole(first), 1));
+                }
+                if first.claim.queue && !ours {
+                    return Ok(Decision::Close(self.close(first)));
+                }
+                Ok(self.behind(true))
+            }
+            (Ask::Part { capacity, .. }, live) => {
+                if self.is_read() {
+                    return Err(capacity_mismatch(ALL_READERS, capacity));
+                }
+                if self.locked_by().is_some() {
+                    return mismatch(
+                        "this line is in use as a lock, not for permits; wait until it is free or use another name",
+                    );
+                }
+                let list = live.unwrap_or_else(|| Holders {
+                    limit: capacity,
+                    ..Holders::default()
+                });
+                // A claim that has waited follows a limit that an operator changes meanwhile.
+                if list.limit != capacity && !(list.resized && first.waited) {
+                    return Err(capacity_mismatch(list.limit, capacity));
+                }
+                let free = (list.limit as usize).saturating_sub(list.holders.len());
+                let taken = free.min(members.len());
+                if taken == 0 {
+                    return Ok(self.behind(true));
+                }
+                let ops = self.take_permits(&members[..taken], list);
+                Ok(Decision::Take(ops, taken))
+            }
+        }
+    }
+
+    /// Sleeps from the newest index that was read. What was deleted before has a newer one, and
+    /// wakes the sleeper once more than needed; the query tells it then.
+    fn behind(&self, tree: bool) -> Decision {
+        let below = self.tree.iter().map(|pair| pair.modify_index);
+        let index = if tree {
+            below.max().unwrap_or(0).max(self.tree_index)
+        } else {
+            self.lock.as_ref().map_or(0, |lock| lock.modify_index)
+        };
+        Decision::Behind(Watch { tree, index })
+    }
+
+    /// Checks that there are no permits, and removes the semaphore if nobody lives in it.
+    fn no_permits(&self) -> Vec<Op> {
+        let (key, pair) = (self.line.semaphore(), self.semaphore());
+        let mut ops = vec![Op::unchanged(&key, pair)];
+        if pair.is_some_and(|pair| pair.flags == SEMAPHORE) {
+            ops.push(Op::delete(&key));
+            ops.extend(self.dead_permits());
+        }
+        ops
+    }
+
+    fn dead_permits(&self) -> impl Iterator<Item = Op> {
+        delete_dead(self.permits().map(|(_, pair)| pair))
+    }
+
+    /// Only beside a guard of the gate's index: a reader that comes again has the same key.
+    fn dead_readers(&self) -> impl Iterator<Item = Op> {
+        delete_dead(self.readers())
+    }
+
+    fn take_whole(&self, member: &Member) -> Vec<Op> {
+        let lock = &self.line.lock;
+        let mut ops = vec![Op::unchanged(lock, self.lock.as_ref())];
+        ops.extend(self.no_permits());
+        ops.extend(self.dead_readers());
+        ops.push(member.lock(lock, LOCK));
+        ops
+    }
+
+    /// Guarded by the gate being open, not by its index, so that readers don't refuse each other.
+    /// Each writes the gate, so that whoever sequence on an index of it is refused.
+    fn take_read(&self, members: &[Member]) -> Vec<Op> {
+        let lock = &self.line.lock;
+        let open = match &self.lock {
+            Some(_) if self.is_gate() => Op::unlocked(lock),
+            seen => Op::unchanged(lock, seen.as_ref()),
+        };
+        let mut ops = vec![open];
+        ops.extend(self.no_permits());
+        if self.lock.is_some() && !self.is_gate() {
+            // Left by a session that ended: only a lock asks for its lock-delay.
+            let session = members[0].session_text();
+            ops.push(Op::lock(lock, &session, READERS, ""));
+            ops.push(Op::unlock(lock, &session));
+        }
+        ops.push(Op::gate(lock));
+        let lock = |member: &Member| member.lock(&self.line.reader(member.claim.id), READERS);
+        ops.extend(members.iter().map(lock));
+        ops
+    }
+
+    fn take_permits(&self, members: &[Member], mut list: Holders) -> Vec<Op> {
+        let mut ops = vec![Op::unchanged(&self.line.lock, self.lock.as_ref())];
+        // Left behind by a session that ended.
+        if self.lock.is_some() {
+            ops.push(Op::delete(&self.line.lock));
+            ops.extend(self.dead_readers());
+        }
+        let key = self.line.semaphore();
+        ops.push(Op::unchanged(&key, self.semaphore()));
+        ops.extend(self.dead_permits());
+        let sessions = members.iter().map(Member::session_text);
+        list.holders.extend(sessions.map(|session| (session, true)));
+        ops.push(Op::list(&key, list));
+        let lock = |member: &Member| {
+            let key = self.line.permit(&member.session_text());
+            member.lock(&key, SEMAPHORE)
+        };
+        ops.extend(members.iter().map(lock));
+        ops
+    }
+
+    /// Closes the gate. Whoever opens it again, or makes it something else, moves its index.
+    fn close(&self, member: &Member) -> Vec<Op> {
+        let lock = &self.line.lock;
+        vec![Op::unlocked(lock), member.lock(lock, READERS)]
+    }
+
+    /// Removes what is left of a line in which nobody lives. `None` when somebody does, when
+    /// nothing is left, or when it is not ours.
+    pub(super) fn remains(&self) -> Option<Vec<Op>> {
+        let ours = |lock: &Pair| match lock.flags {
+            LOCK => lock.record().is_some(),
+            flags => flags == READERS,
+        };
+        let lives = |pair: &Pair| pair.holder().is_some();
+        let permits = self.permits().map(|(_, pair)| pair);
+        if !self.lock.as_ref().is_none_or(ours)
+            || self
+                .lock
+                .iter()
+                .chain(self.readers())
+                .chain(permits)
+                .any(lives)
+        {
+            return None;
+        }
+        let semaphore = self.semaphore();
+        // Whoever comes moves one of these.
+        let mut ops = vec![
+            Op::unchanged(&self.line.lock, self.lock.as_ref()),
+            Op::unchanged(&self.line.semaphore(), semaphore),
+        ];
+        let semaphore = semaphore.filter(|pair| pair.flags == SEMAPHORE);
+        let keys = self.lock.iter().chain(semaphore);
+        ops.extend(keys.map(|pair| Op::delete(&pair.key)));
+        ops.extend(self.dead_permits());
+        ops.extend(self.dead_readers());
+        let values = self.line.value("");
+        let values = self
+            .tree
+            .iter()
+            .filter(|pair| pair.key.starts_with(&values));
+        ops.extend(values.take(8).map(|pair| Op::delete(&pair.key)));
+        (ops.len() > 2).then_some(ops)
+    }
+
+    /// Makes the holder of the whole line a reader, with the count that it has.
+    pub(super) fn downgrade(&self, claim: ClaimId, session: &str, record: &Record) -> Vec<Op> {
+        let lock = &self.line.lock;
+        vec![
+            Op::unchanged(lock, self.lock.as_ref()),
+            Op::unlock(lock, session),
+            Op::gate(lock),
+            Op::claim(&self.line.reader(claim), session, READERS, record),
+        ]
+    }
+
+    /// Makes the one reader the holder of the whole line; `None` when others read, or a writer
+    /// waits.
+    pub(super) fn upgrade(
+        &self,
+        claim: ClaimId,
+        session: &str,
+        record: &Record,
+    ) -> Option<Vec<Op>> {
+        let (lock, own) = (&self.line.lock, self.line.reader(claim));
+        let mut others = self.readers().filter(|pair| pair.key != own);
+        if self.locked_by().is_some() || others.any(|pair| pair.holder().is_some()) {
+            return None;
+        }
+        let mut ops = vec![
+            Op::unchanged(lock, self.lock.as_ref()),
+            Op::check_session(&own, session),
+            Op::delete(&own),
+        ];
+        ops.extend(self.dead_readers());
+        ops.push(Op::claim(lock, session, LOCK, record));
+        Some(ops)
+    }
+
+    /// Gives the semaphore another limit; `None` when nobody lives in it.
+    pub(super) fn resize(&self, limit: u32) -> Option<Vec<Op>> {
+        let (key, mut list) = (self.line.semaphore(), self.holders()?);
+        (list.limit, list.resized) = (limit, true);
+        Some(vec![
+            Op::unchanged(&key, self.semaphore()),
+            Op::list(&key, list),
+        ])
+    }
+}
+
+/// Takes a claim out, if its key was last written at `index`.
+pub(super) fn remove(
+    spot: Spot,
+    index: u64,
+    line: &Line,
+    claim: ClaimId,
+    session: &str,
+) -> Vec<Op> {
+    let key = spot.key(line, claim, session);
+    let mut ops = vec![Op::check_index(&key, index)];
+    match spot {
+        // The readers inside stay, and others may come again. An unlock takes the flags away.
+        Spot::Gate => ops.extend([Op::unlock(&key, session), Op::gate(&key)]),
+        Spot::Whole | Spot::Reader | Spot::Permit => ops.push(Op::delete(&key)),
+    }
+    ops
+}
+
+fn delete_dead<'a>(pairs: impl Iterator<Item = &'a Pair>) -> impl Iterator<Item = Op> {
+    let dead = pairs.filter(|pair| pair.holder().is_none());
+    dead.take(SWEPT).map(|pair| Op::delete(&pair.key))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use base64::Engine as _;
+    use serde_json::json;
+
+    use super::*;
+    use crate::core::claim::Claim;
+    use crate::core::name::Name;
+    use crate::core::owner::Owner;
+
+    fn line() -> Line {
+        Line {
+            lock: "ns/x".to_owned(),
+        }
+    }
+
+    fn member(id: u128, ask: Ask) -> Member {
+        let claim = Claim {
+            id: ClaimId(id),
+            name: Name::new("x").unwrap(),
+            ask,
+            ttl: Duration::from_secs(1),
+            renewed: true,
+            at_least: Duration::ZERO,
+            queue: id != 4,
+            owner: Owner::here("me", None),
+            value: None,
+        };
+        Member::new(Arc::new(claim), id)
+    }
+
+    fn pair(key: &str, flags: u64, value: &str, session: Option<&str>) -> Pair {
+        let value = base64::engine::general_purpose::STANDARD.encode(value);
+        let pair = json!({
+            "Key": key, "Flags": flags, "Session": session, "Value": value, "ModifyIndex": 7,
+        });
+        serde_json::from_value(pair).unwrap()
+    }
+
+    fn locked(key: &str, flags: u64, member: &Member) -> Pair {
+        let record = serde_json::to_string(&Record::of(&member.claim)).unwrap();
+        pair(key, flags, &record, Some(&member.session_text()))
+    }
+
+    #[test]
+    fn a_writer_closes_the_gate_and_is_granted_when_the_readers_have_gone() {
+        let [writer, hurried] = [1, 4].map(|id| member(id, Ask::Whole));
+        let [first, late] = [2, 3].map(|id| member(id, Ask::READ));
+        let decide = |snapshot: &Snapshot, member: &Member| {
+            snapshot.decide(std::slice::from_ref(member)).unwrap()
+        };
+        let is_behind = |decision, below| match decision {
+            Decision::Behind(watch) => watch.tree == below && watch.index == 7,
+            _ => false,
+        };
+        let open = Snapshot {
+            line: line(),
+            lock: Some(pair("ns/x", READERS, "", None)),
+            tree: vec![locked(&line().reader(first.claim.id), READERS, &first)],
+            tree_index: 0,
+        };
+        assert!(matches!(decide(&open, &late), Decision::Take(_, 1)));
+        assert!(matches!(decide(&open, &writer), Decision::Close(_)));
+        assert!(is_behind(decide(&open, &hurried), true));
+
+        let closed = Snapshot {
+            lock: Some(locked("ns/x", READERS, &writer)),
+            ..open
+        };
+        for other in [&late, &hurried] {
+            assert!(is_behind(decide(&closed, other), false));
+        }
+        assert!(is_behind(decide(&closed, &writer), true));
+        let find = |member: &Member| {
+            let found = closed.find(member.claim.id, &member.session_text());
+            found.map(|found| (found.spot, found.held())).unwrap()
+        };
+        assert_eq!(find(&writer), (Spot::Gate, None));
+        assert_eq!(find(&first), (Spot::Reader, Some(7)));
+        let (session, record) = (first.session_text(), Record::of(&first.claim));
+        let upgraded = closed.upgrade(first.claim.id, &session, &record);
+        assert!(upgraded.is_none(), "a writer waits");
+        assert!(closed.remains().is_none());
+
+        let drained = Snapshot {
+            tree: Vec::new(),
+            ..closed
+        };
+        assert!(matches!(decide(&drained, &writer), Decision::Take(_, 1)));
+        assert!(drained.remains().is_none(), "somebody is about to hold");
+    }
+
+    #[test]
+    fn permits_are_given_to_as_many_as_fit() {
+        let (weight, capacity) = (1, 3);
+        let members = [1, 2, 3, 5].map(|id| member(id, Ask::Part { weight, capacity }));
+        let decision = Snapshot::unread(line()).decide(&members).unwrap();
+        assert!(matches!(decision, Decision::Take(_, 3)), "{decision:?}");
+        let holders = members[..3].iter().map(Member::session_text);
+        let holders: serde_json::Map<_, _> = holders.map(|id| (id, true.into())).collect();
+        let list = json!({ "Limit": 3, "Holders": holders }).to_string();
+        let mut tree = vec![pair(&line().semaphore(), SEMAPHORE, &list, None)];
+        let permit = |member: &Member| line().permit(&member.session_text());
+        let permits = members[..3].iter();
+        tree.extend(permits.map(|member| locked(&permit(member), SEMAPHORE, member)));
+        let mut full = Snapshot {
+            tree,
+            ..Snapshot::unread(line())
+        };
+        let decision = full.decide(&members[3..]).unwrap();
+        assert!(matches!(decision, Decision::Behind(_)), "{decision:?}");
+        // One that is listed counts only while its own key is locked.
+        full.tree.pop();
+        let decision = full.decide(&members[3..]).unwrap();
+        assert!(matches!(decision, Decision::Take(_, 1)), "{decision:?}");
+    }
+}

@@ -1,0 +1,32 @@
+//! Streams of hints made from a broadcast: alarms for the keeper, changes for a watch.
+
+use futures_util::{StreamExt, stream};
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::core::engine::{Alarm, BoxStream};
+
+/// The alarms that are broadcast; one for everything when some were missed.
+pub(crate) fn alarms(heard: broadcast::Receiver<Alarm>) -> BoxStream<Alarm> {
+    hints(heard, |alarm| Some(alarm.unwrap_or(Alarm::All)))
+}
+
+/// What `pick` makes of each message; it is given `None` when some were missed.
+pub(crate) fn hints<T: Clone + Send + 'static, U: Send + 'static>(
+    heard: broadcast::Receiver<T>,
+    pick: impl Fn(Option<T>) -> Option<U> + Send + 'static,
+) -> BoxStream<U> {
+    stream::unfold((heard, pick), |(mut heard, pick)| async move {
+        loop {
+            let message = match heard.recv().await {
+                Ok(message) => Some(message),
+                Err(RecvError::Lagged(_)) => None,
+                Err(RecvError::Closed) => return None,
+            };
+            if let Some(picked) = pick(message) {
+                return Some((picked, (heard, pick)));
+            }
+        }
+    })
+    .boxed()
+}

@@ -1,0 +1,94 @@
+//! `Retry`: how often a compare-and-set is tried again because others wrote between the read and
+//! the write.
+//!
+//! The first further try is at once, since most conflicts are over by then; before each later one
+//! is a random pause that grows, so that many writers don't refuse each other for ever.
+
+use std::time::Duration;
+
+use crate::core::clock::BootTime;
+use crate::core::error::{Error, Kind, Result};
+
+/// The first pause, and the longest: more than a round trip, less than a caller notices.
+const PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(16);
+
+/// Enough for any crowd that leaves the server time to answer at all.
+const MANY: u32 = 64;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Retry {
+    left: u32,
+    until: BootTime,
+    pause: Duration,
+}
+
+impl Retry {
+    /// So many further tries.
+    pub(crate) fn times(left: u32) -> Self {
+        Self {
+            left,
+            until: BootTime::NEVER,
+            pause: Duration::ZERO,
+        }
+    }
+
+    /// For a change that is to succeed unless the line is never quiet.
+    pub(crate) fn many() -> Self {
+        Self::times(MANY)
+    }
+
+    /// Further tries until then.
+    pub(crate) fn until(until: BootTime) -> Self {
+        Self {
+            until,
+            ..Self::times(u32::MAX)
+        }
+    }
+
+    /// Pauses before a further try; `false` when there is none.
+    pub(crate) async fn again(&mut self) -> bool {
+        if self.left == 0 || self.until.has_passed() {
+            return false;
+        }
+        self.left -= 1;
+        if self.pause.is_zero() {
+            self.pause = PAUSE;
+        } else {
+            tokio::time::sleep(self.pause.mul_f64(rand::random())).await;
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        }
+        true
+    }
+
+    /// Pauses before a further try.
+    ///
+    /// # Errors
+    /// [`Kind::Unreachable`] when there is none.
+    pub(crate) async fn or_busy(&mut self, operation: &'static str) -> Result<()> {
+        if self.again().await {
+            return Ok(());
+        }
+        let message = "others change this line faster than it can be read; try again";
+        Err(Error::new(Kind::Unreachable, operation, message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn it_ends_by_count_or_by_time() {
+        let mut retry = Retry::times(2);
+        assert!(retry.again().await && retry.again().await);
+        assert_eq!(
+            retry.or_busy("leave").await.unwrap_err().kind(),
+            Kind::Unreachable
+        );
+        assert!(!Retry::until(BootTime::now()).again().await);
+        let mut retry = Retry::until(BootTime::now() + Duration::from_secs(60));
+        assert!(retry.again().await && retry.again().await);
+    }
+}

@@ -1,0 +1,70 @@
+//! `finish`: a future that goes on in the background when its caller is dropped.
+//!
+//! It runs where it is awaited, so that an answer wakes nobody else in between. Only when it is
+//! dropped unfinished does it become a task of the runtime, so that the table that it writes its
+//! outcome into learns it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::runtime::Handle;
+
+use crate::core::engine::BoxFuture;
+
+/// Runs a future to its end, whether or not the caller goes on waiting for it.
+pub(crate) fn finish<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> impl Future<Output = T> {
+    Finish(Some(Box::pin(future)))
+}
+
+struct Finish<T: Send + 'static>(Option<BoxFuture<T>>);
+
+impl<T: Send + 'static> Future for Finish<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let Some(future) = &mut self.0 else {
+            // Polled after its end, which no await does.
+            return Poll::Pending;
+        };
+        let done = future.as_mut().poll(context);
+        if done.is_ready() {
+            self.0 = None;
+        }
+        done
+    }
+}
+
+impl<T: Send + 'static> Drop for Finish<T> {
+    fn drop(&mut self) {
+        // Without a runtime there is nobody to finish it.
+        if let Some(future) = self.0.take()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(future);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::oneshot;
+
+    #[tokio::test]
+    async fn it_is_finished_also_when_it_is_dropped() {
+        assert_eq!(finish(async { 7 }).await, 7);
+        let (go, gone) = oneshot::channel::<()>();
+        let (tell, told) = oneshot::channel();
+        let mut waits = Box::pin(finish(async move {
+            let _ = gone.await;
+            let _ = tell.send(());
+        }));
+        assert!(futures_util::FutureExt::now_or_never(&mut waits).is_none());
+        drop(waits);
+        go.send(()).unwrap();
+        told.await.unwrap();
+    }
+}

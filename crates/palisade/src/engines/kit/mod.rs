@@ -1,0 +1,38 @@
+//! The engine kit: what engines share, one noun each, so that an engine is only what is its own.
+
+// Each engine uses its part of this, and a build may have only one of them.
+#![allow(dead_code, unused_imports)]
+
+pub(crate) mod alarms;
+pub(crate) mod cas;
+#[cfg(feature = "remote")]
+mod findings;
+pub(crate) mod finish;
+#[cfg(feature = "remote")]
+mod host;
+#[cfg(feature = "remote")]
+mod login;
+#[cfg(feature = "remote")]
+mod per_runtime;
+pub(crate) mod push;
+pub(crate) mod shared_sessions;
+pub(crate) mod single_flight;
+#[cfg(feature = "remote")]
+mod tls;
+#[cfg(feature = "remote")]
+mod tls_error;
+pub(crate) mod tombstones;
+
+#[cfg(feature = "remote")]
+pub(crate) use self::{
+    findings::{clock_off, plain_text},
+    host::Host,
+    login::{Login, SecretFile},
+    per_runtime::{Link, PerRuntime, PerRuntime as Links, timed},
+    tls::Tls,
+    tls_error::{Asked, about_tls, cause, refuses_ours},
+};
+
+/// The options that every engine behind a network takes beside the common ones.
+#[cfg(feature = "remote")]
+pub(crate) const OPTIONS: &[&str] = &["password_file", "tls_ca", "tls_cert", "tls_key", "user"];

@@ -1,0 +1,421 @@
+//! `PerRuntime`: one connection per runtime, which fails fast while the server is down and comes back.
+//!
+//! Client libraries drive a connection by a task of the runtime that made it. The keeper renews
+//! from its own thread, so that a blocked or ended runtime of the caller costs no lock: it must
+//! have its own connection. A caller's connection lives in the caller's runtime, so that an
+//! answer or a push wakes the caller without another thread in between.
+//!
+//! Invariant: at most one attempt to connect per runtime at once; between attempts every call
+//! fails at once with what the last one found. An attempt is a task of its own: a caller with
+//! little time leaves it to go on for the next one. A connection is given up when a call says that
+//! it broke, or when two answers in a row did not come in time: a frozen server looks alive. An
+//! engine gives it up ([`PerRuntime::broken`]) at the first renewal that is late: there is time for one
+//! more on another connection. A runtime that ends takes its connection with it.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::Shared;
+use parking_lot::Mutex;
+use tokio::runtime::{Handle, Id};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::core::engine::BoxFuture;
+use crate::core::error::{Error, Kind, Result};
+
+/// The pause after the first failed attempt, and the longest one.
+const PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// How many answers in a row may fail to come before the connection is given up.
+const LATE: u32 = 2;
+
+/// The connections of one engine.
+pub(crate) struct PerRuntime<C> {
+    connect: Box<dyn Fn() -> BoxFuture<Result<C>> + Send + Sync>,
+    connect_timeout: Duration,
+    /// Whom it connects to, for messages.
+    server: String,
+    slots: Arc<Slots<C>>,
+    generations: AtomicU64,
+}
+
+type Slots<C> = Mutex<HashMap<Id, Arc<Slot<C>>>>;
+
+/// The connection of one runtime.
+struct Slot<C> {
+    state: Mutex<State<C>>,
+    /// Dropped, it ends the task that looks out for the end of the runtime.
+    _watch: oneshot::Sender<()>,
+}
+
+enum State<C> {
+    Up {
+        link: Link<C>,
+        late: u32,
+    },
+    Connecting(Attempt<C>),
+    Down {
+        failures: u32,
+        not_before: Option<(Instant, Error)>,
+    },
+}
+
+/// What an attempt to connect comes to, for all who wait for it.
+type Attempt<C> = Shared<BoxFuture<Result<Link<C>>>>;
+
+/// A connection, and which one it is.
+#[derive(Clone)]
+pub(crate) struct Link<C> {
+    pub(crate) connection: C,
+    generation: u64,
+}
+
+/// Takes the slot of a runtime away when the runtime drops its tasks.
+struct RuntimeEnd<C> {
+    runtime: Id,
+    slots: Weak<Slots<C>>,
+}
+
+impl<C> RuntimeEnd<C> {
+    /// The slot went first, and the runtime may have another by now.
+    fn disarm(&mut self) {
+        self.slots = Weak::new();
+    }
+}
+
+impl<C> Drop for RuntimeEnd<C> {
+    fn drop(&mut self) {
+        let slots = self.slots.upgrade();
+        // Dropped after the lock: a connection may have its own idea of how to end.
+        let _ended = slots.and_then(|slots| slots.lock().remove(&self.runtime));
+    }
+}
+
+impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
+    /// Connects when it is asked to, with `connect`, for `connect_timeout` at the longest.
+    pub(crate) fn new(
+        connect_timeout: Duration,
+        connect: impl Fn() -> BoxFuture<Result<C>> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            connect: Box::new(connect),
+            connect_timeout,
+            server: "the server".to_owned(),
+            slots: Arc::default(),
+            generations: AtomicU64::new(1),
+        }
+    }
+
+    /// Says whom it connects to.
+    pub(crate) fn to(mut self, server: impl ToString) -> Self {
+        self.server = server.to_string();
+        self
+    }
+
+    /// How long connecting may take.
+    pub(crate) fn connect_timeout(&self) -> Duration {
+        self.connect_timeout
+    }
+
+    fn slot(&self) -> Arc<Slot<C>> {
+        let runtime = Handle::current().id();
+        let mut slots = self.slots.lock();
+        let slot = slots.entry(runtime).or_insert_with(|| {
+            let (watch, dropped) = oneshot::channel::<()>();
+            let mut end = RuntimeEnd {
+                runtime,
+                slots: Arc::downgrade(&self.slots),
+            };
+            tokio::spawn(async move {
+                let _ = dropped.await;
+                end.disarm();
+            });
+            Arc::new(Slot {
+                state: Mutex::new(State::Down {
+                    failures: 0,
+                    not_before: None,
+                }),
+                _watch: watch,
+            })
+        });
+        Arc::clone(slot)
+    }
+
+    /// The connection of this runtime, made anew when it is down.
+    ///
+    /// # Cancellation
+    /// Dropped while it connects, the attempt goes on, and the next call finds what it came to.
+    ///
+    /// # Errors
+    /// What `connect` answers; between attempts what the last one answered.
+    pub(crate) async fn get(&self) -> Result<Link<C>> {
+        match self.look() {
+            ControlFlow::Break(known) => known,
+            ControlFlow::Continue(attempt) => attempt.await,
+        }
+    }
+
+    /// What is known, or the attempt that will tell.
+    fn look(&self) -> ControlFlow<Result<Link<C>>, Attempt<C>> {
+        let slot = self.slot();
+        let mut state = slot.state.lock();
+        let failures = match &*state {
+            State::Up { link, .. } => return ControlFlow::Break(Ok(link.clone())),
+            State::Down {
+                not_before: Some((at, why)),
+                ..
+            } if Instant::now() < *at => return ControlFlow::Break(Err(why.clone())),
+            State::Down { failures, .. } => *failures,
+            State::Connecting(attempt) if attempt.peek().is_none() => {
+                return ControlFlow::Continue(attempt.clone());
+            }
+            // It is over and has left no other state behind: it panicked.
+            State::Connecting(_) => 0,
+        };
+        let attempt = self.attempt(Arc::clone(&slot), failures);
+        *state = State::Connecting(attempt.clone());
+        ControlFlow::Continue(attempt)
+    }
+
+    /// Begins to connect.
+    fn attempt(&self, slot: Arc<Slot<C>>, failures: u32) -> Attempt<C> {
+        let generation = self.generations.fetch_add(1, Ordering::Relaxed);
+        let (limit, server) = (self.connect_timeout, self.server.clone());
+        let connecting = (self.connect)();
+        let (tell, told) = oneshot::channel();
+        tokio::spawn(async move {
+            let connected = tokio::time::timeout(limit, connecting).await;
+            let connected = connected.unwrap_or_else(|_| {
+                let message = format!("no connection to {server} within {limit:?}");
+                Err(Error::new(Kind::Unreachable, "connect", message))
+            });
+            let linked = connected.map(|connection| Link {
+                connection,
+                generation,
+            });
+            *slot.state.lock() = match &linked {
+                Ok(link) => State::Up {
+                    link: link.clone(),
+                    late: 0,
+                },
+                Err(error) => {
+                    let pause = (PAUSE * 2u32.pow(failures.min(8))).min(LONGEST_PAUSE);
+                    let not_before = (Instant::now() + pause, error.clone());
+                    State::Down {
+                        failures: failures + 1,
+                        // Only an unreachable server is worth a pause: other errors are for people.
+                        not_before: error.is_transient().then_some(not_before),
+                    }
+                }
+            };
+            let _ = tell.send(linked);
+        });
+        let ended = |_| {
+            let message = "the attempt to connect was given up";
+            Err(Error::new(Kind::Unreachable, "connect", message))
+        };
+        told.map(move |told| told.unwrap_or_else(ended))
+            .boxed()
+            .shared()
+    }
+
+    /// Gives `link` up, unless another has taken its place already: the next call connects anew,
+    /// without a pause.
+    pub(crate) async fn broken(&self, link: &Link<C>) {
+        self.judge(link, |_| true);
+    }
+
+    /// Says that an answer on `link` did not come in time.
+    pub(crate) async fn late(&self, link: &Link<C>) {
+        self.judge(link, |late| {
+            *late += 1;
+            *late >= LATE
+        });
+    }
+
+    /// Says that an answer came on `link`.
+    pub(crate) fn answered(&self, link: &Link<C>) {
+        self.judge(link, |late| {
+            *late = 0;
+            false
+        });
+    }
+
+    fn judge(&self, link: &Link<C>, over: impl FnOnce(&mut u32) -> bool) {
+        let slot = self.slot();
+        let mut state = slot.state.lock();
+        if let State::Up { link: now, late } = &mut *state
+            && now.generation == link.generation
+            && over(late)
+        {
+            *state = State::Down {
+                failures: 0,
+                not_before: None,
+            };
+        }
+    }
+
+    /// Drops all connections.
+    pub(crate) fn close(&self) {
+        let _ended = std::mem::take(&mut *self.slots.lock());
+    }
+}
+
+/// Waits for the answer to a request that may be applied even if it does not come in time.
+///
+/// # Errors
+/// [`Kind::Unreachable`], maybe applied.
+pub(crate) async fn timed<T>(
+    operation: &'static str,
+    timeout: Duration,
+    request: impl Future<Output = T>,
+) -> Result<T> {
+    tokio::time::timeout(timeout, request).await.map_err(|_| {
+        let message = format!("no answer within {timeout:?}");
+        Error::new(Kind::Unreachable, operation, message).maybe_applied()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counting() -> (Arc<AtomicU64>, PerRuntime<u64>) {
+        let made = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&made);
+        let links = PerRuntime::new(Duration::from_millis(50), move || {
+            let number = counter.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async move { Ok(number) })
+        });
+        (made, links)
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_shared_until_it_breaks() {
+        let (made, links) = counting();
+        let first = links.get().await.unwrap();
+        assert_eq!(links.get().await.unwrap().connection, first.connection);
+        links.broken(&first).await;
+        let second = links.get().await.unwrap();
+        assert_ne!(second.connection, first.connection);
+        // A late verdict on the first one leaves the second alone.
+        links.broken(&first).await;
+        links.get().await.unwrap();
+        assert_eq!(made.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test]
+    async fn two_late_answers_in_a_row_end_it_and_one_answer_forgives() {
+        let (made, links) = counting();
+        let link = links.get().await.unwrap();
+        links.late(&link).await;
+        links.answered(&link);
+        links.late(&link).await;
+        links.get().await.unwrap();
+        assert_eq!(made.load(Ordering::Relaxed), 1);
+        links.late(&link).await;
+        links.get().await.unwrap();
+        assert_eq!(made.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn every_runtime_has_its_own() {
+        let (made, links) = counting();
+        for _ in 0..2 {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async { links.get().await.unwrap() });
+        }
+        assert_eq!(made.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn a_runtime_that_ends_takes_its_connection_along() {
+        let connection = Arc::new(());
+        let given = Arc::clone(&connection);
+        let links = PerRuntime::new(Duration::from_secs(5), move || {
+            let connection = Arc::clone(&given);
+            Box::pin(async move { Ok(connection) })
+        });
+        for flavour in 0..4 {
+            let runtime = match flavour % 2 {
+                0 => tokio::runtime::Builder::new_current_thread(),
+                _ => tokio::runtime::Builder::new_multi_thread(),
+            };
+            let runtime = { runtime }.enable_all().build().unwrap();
+            drop(runtime.block_on(links.get()).unwrap());
+            assert_eq!(Arc::strong_count(&connection), 3);
+            drop(runtime);
+            assert_eq!(Arc::strong_count(&connection), 2, "ours, and to give");
+            assert!(links.slots.lock().is_empty());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_with_little_time_leaves_the_attempt_to_the_next() {
+        let made = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&made);
+        let links = PerRuntime::new(Duration::from_secs(5), move || {
+            let number = counter.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async move {
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                Ok(number)
+            })
+        });
+        let start = Instant::now();
+        let soon = Duration::from_millis(1500);
+        let (one, two) = tokio::join!(
+            tokio::time::timeout(soon, links.get()),
+            tokio::time::timeout(soon, links.get()),
+        );
+        assert!(one.is_err() && two.is_err());
+        assert_eq!(start.elapsed(), soon);
+        let link = links.get().await.unwrap();
+        assert_eq!(start.elapsed(), Duration::from_secs(2));
+        assert_eq!((link.connection, made.load(Ordering::Relaxed)), (0, 1));
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_panics_is_made_again() {
+        let made = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&made);
+        let links = PerRuntime::new(Duration::from_secs(5), move || {
+            let number = counter.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async move {
+                assert!(number > 0, "the first one");
+                Ok(number)
+            })
+        });
+        assert_eq!(links.get().await.err().unwrap().kind(), Kind::Unreachable);
+        assert_eq!(links.get().await.unwrap().connection, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn while_it_is_down_calls_fail_at_once_and_attempts_are_rare() {
+        let made = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&made);
+        let links: PerRuntime<()> = PerRuntime::new(Duration::from_millis(50), move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+            Box::pin(std::future::pending())
+        });
+        let start = Instant::now();
+        assert_eq!(links.get().await.err().unwrap().kind(), Kind::Unreachable);
+        for _ in 0..100 {
+            assert_eq!(links.get().await.err().unwrap().kind(), Kind::Unreachable);
+        }
+        assert_eq!(start.elapsed(), Duration::from_millis(50));
+        assert_eq!(made.load(Ordering::Relaxed), 1);
+        tokio::time::sleep(LONGEST_PAUSE).await;
+        assert!(links.get().await.is_err());
+        assert_eq!(made.load(Ordering::Relaxed), 2);
+    }
+}

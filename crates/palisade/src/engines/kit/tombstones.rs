@@ -1,0 +1,24 @@
+//! `Tombstones`: claims that were left before their enter arrived, for as long as it may still come.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::core::claim::ClaimId;
+use crate::core::clock::BootTime;
+
+/// The claims, and until when each is remembered.
+#[derive(Debug, Default)]
+pub(crate) struct Tombstones(HashMap<ClaimId, BootTime>);
+
+impl Tombstones {
+    /// Remembers a claim for `lasts`, and forgets those whose time is over.
+    pub(crate) fn add(&mut self, claim: ClaimId, now: BootTime, lasts: Duration) {
+        self.0.retain(|_, until| *until > now);
+        self.0.insert(claim, now + lasts);
+    }
+
+    /// Whether the claim was left before it arrived.
+    pub(crate) fn has(&self, claim: ClaimId, now: BootTime) -> bool {
+        self.0.get(&claim).is_some_and(|until| *until > now)
+    }
+}

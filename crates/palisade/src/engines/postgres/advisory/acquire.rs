@@ -1,0 +1,202 @@
+//! Taking a session lock, and waiting for it.
+//!
+//! Invariant: what a lease counts from is before the lock was had, or a heartbeat's. The server
+//! lets a session be idle for a ttl from the grant on, and a claim that waits is renewed as of a
+//! moment at which the server said that it still waited.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::OwnedMutexGuard;
+
+use super::super::error::failed;
+use super::super::pooler::no_session_locks;
+use super::claim::{LocalClaim, statement};
+use super::owner_record;
+use super::registry::Registry;
+use super::release;
+use super::session::{Beat, Taken};
+use super::statements::Verb;
+use crate::core::claim::Claim;
+use crate::core::clock::BootTime;
+use crate::core::engine::{Entered, Place};
+use crate::core::error::{Error, Result};
+use crate::core::sync;
+use crate::core::ticket::{LeaseStart, Ticket};
+use crate::engines::kit::timed;
+
+/// How long a waiter sleeps at most before it looks whether the server still answers.
+const RECHECK: Duration = Duration::from_secs(1);
+
+/// The pause before another attempt to get a session for a claim whose turn it is.
+const RETRY: Duration = Duration::from_millis(100);
+
+pub(super) async fn enter(registry: &Arc<Registry>, claim: Arc<Claim>) -> Result<Entered> {
+    if registry.has_departed(claim.id) {
+        return Ok(Entered::Busy);
+    }
+    if let Some(local) = registry.claim(claim.id) {
+        return enter_again(&local).await;
+    }
+    let key = registry.keys.of(&claim.name)?;
+    let permit = registry.permit().await?;
+    // Dropped at any await below, the session goes with us and the lock with it.
+    let session = registry.session().await?;
+    let sent = BootTime::now();
+    let taken = session.take(statement(Verb::Try, claim.ask), &key, claim.ttl);
+    let taken = timed("enter", registry.timeout, taken).await?;
+    let place = match taken.map_err(|error| failed("enter", &error))? {
+        Taken::Token(sequence) => Place::Held { sequence },
+        Taken::Busy if claim.queue => Place::Waiting,
+        Taken::Busy => {
+            registry.spare(session);
+            return Ok(Entered::Busy);
+        }
+        Taken::Away => return Err(no_session_locks("enter")),
+    };
+    let local = LocalClaim::new(claim, key, place, sent);
+    if place == Place::Waiting {
+        registry.insert(Arc::clone(&local));
+        let turn = registry.turn(&local.key).try_lock_owned().ok();
+        if turn.is_some() {
+            local.settle(session, permit);
+        } else {
+            // Another claim of ours waits at the server already.
+            registry.spare(session);
+        }
+        queue(registry, &local, turn);
+    } else {
+        local.settle(session, permit);
+        registry.insert(Arc::clone(&local));
+        owner_record::note(registry, &local);
+    }
+    Ok(entered(&local, place, sent))
+}
+
+/// The answer to a claim that is known already: what it holds is armed by a heartbeat.
+async fn enter_again(local: &LocalClaim) -> Result<Entered> {
+    let (place, sent) = (local.place(), BootTime::now());
+    match (place, local.session()) {
+        (Place::Waiting, _) => {
+            let waited = local.state.lock().waited;
+            Ok(entered(local, place, waited))
+        }
+        (Place::Gone, _) | (_, None) => Ok(Entered::Busy),
+        (Place::Held { .. }, Some(session)) => {
+            let beat = timed("enter", local.claim.ttl, session.beat()).await?;
+            match beat.map_err(|error| failed("enter", &error))? {
+                Beat::Alive => Ok(entered(local, place, sent)),
+                Beat::Moved | Beat::Away => Ok(Entered::Busy),
+            }
+        }
+    }
+}
+
+fn entered(local: &LocalClaim, place: Place, sent: BootTime) -> Entered {
+    let claim = &local.claim;
+    let ttl = claim.ttl;
+    Entered::In {
+        ticket: Ticket {
+            sequence: local.sequence(),
+            ..Ticket::own(claim.name.clone(), claim.id)
+        },
+        armed: LeaseStart { sent, ttl },
+        place,
+    }
+}
+
+/// Waits for the lock on the claim's session, beside everything else. Here, where whoever is told
+/// waits too: if this runtime is blocked or ends, so does the wait, by the ttl.
+fn queue(registry: &Arc<Registry>, local: &Arc<LocalClaim>, turn: Option<OwnedMutexGuard<()>>) {
+    let (registry, local) = (Arc::clone(registry), Arc::clone(local));
+    tokio::spawn(async move {
+        let place = tokio::select! {
+            taken = block(&registry, &local, turn) => match taken {
+                Some(sequence) => Place::Held { sequence },
+                None => Place::Gone,
+            },
+            () = local.until(|place| place == Place::Gone) => Place::Gone,
+            () = local.outlived() => {
+                release::cancel(&registry, &local).await;
+                Place::Gone
+            }
+        };
+        local.moved(place);
+        if place == Place::Gone {
+            registry.remove(local.claim.id, 0);
+            registry.alarm(local.claim.id);
+        } else {
+            owner_record::note(&registry, &local);
+        }
+    });
+}
+
+/// Waits for the claim's turn, then for the lock.
+async fn block(
+    registry: &Registry,
+    local: &LocalClaim,
+    turn: Option<OwnedMutexGuard<()>>,
+) -> Option<u64> {
+    let _turn = match turn {
+        Some(turn) => turn,
+        None => registry.turn(&local.key).lock_owned().await,
+    };
+    while local.session().is_none() {
+        let connected = async { Ok((registry.permit().await?, registry.session().await?)) };
+        match connected.await {
+            Ok((permit, session)) => local.settle(session, permit),
+            // The claim is as good as it was, and whoever waits is told by the look of `wait`.
+            Err::<_, Error>(error) if error.is_transient() => tokio::time::sleep(RETRY).await,
+            Err(_) => return None,
+        }
+    }
+    let taking = statement(Verb::Block, local.claim.ask);
+    match local
+        .session()?
+        .take(taking, &local.key, local.claim.ttl)
+        .await
+    {
+        Ok(Taken::Token(sequence)) => Some(sequence),
+        _ => None,
+    }
+}
+
+pub(super) async fn wait(
+    registry: &Arc<Registry>,
+    ticket: &Ticket,
+    until: BootTime,
+) -> Result<Place> {
+    let Some(local) = registry.claim(ticket.claim) else {
+        return Ok(Place::Gone);
+    };
+    if local.place() != Place::Waiting || until.has_passed() {
+        return Ok(local.place());
+    }
+    let recheck = BootTime::now() + RECHECK;
+    tokio::select! {
+        () = local.until(|place| place != Place::Waiting) => {}
+        () = sync::sleep_until(until.min(recheck)) => {}
+    }
+    if local.place() == Place::Waiting && recheck.has_passed() {
+        ping(registry).await?;
+    }
+    Ok(local.place())
+}
+
+/// Whether the server answers at all: a session that waits for a lock can't tell. An answer that
+/// one has had is good for all; while there is none everyone asks, beside each other.
+async fn ping(registry: &Registry) -> Result<()> {
+    let answered = *registry.answered.lock();
+    if !(answered + RECHECK).has_passed() {
+        return Ok(());
+    }
+    let sent = BootTime::now();
+    let shared = registry.shared().await?;
+    let beat = shared.connection.beat();
+    registry
+        .answer("wait", registry.timeout, &shared, beat)
+        .await?;
+    let mut answered = registry.answered.lock();
+    *answered = sent.max(*answered);
+    Ok(())
+}

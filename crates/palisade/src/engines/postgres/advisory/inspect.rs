@@ -1,0 +1,271 @@
+//! Who holds advisory locks: from the server's own list of locks, with what sessions say of
+//! themselves (`application_name`) and what was recorded of their owners. Our own are shown from
+//! memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_postgres::Row;
+use tokio_postgres::types::{ToSql, Type};
+
+use super::super::error::{failed, unreadable};
+use super::super::inspect::{Subject, empty_line, examine, poll};
+use super::super::pooler::Between;
+use super::claim::LocalClaim;
+use super::owner_record;
+use super::registry::Registry;
+use super::statements::NAMELESS;
+use crate::core::claim::{Ask, ClaimId};
+use crate::core::clock::BootTime;
+use crate::core::engine::BoxStream;
+use crate::core::error::{Error, Kind, Result};
+use crate::core::name::Name;
+use crate::core::owner::Owner;
+use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
+use crate::engines::kit::timed;
+
+/// The locks of this database: `$1` is the key of one line, or null; `$2` the namespace and `$3`
+/// the beginning of names.
+const HELD: &str = "SELECT l.pid, l.mode, a.application_name, s.claim, s.name, s.owner, s.value, s.ttl \
+    FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
+    LEFT JOIN @schema@.session s ON s.pid = l.pid \
+      AND starts_with(a.application_name, 'palisade ' || s.claim) \
+    WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted \
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
+      AND CASE WHEN $1 IS NULL THEN s.namespace = $2::text AND starts_with(s.name, $3::text) \
+            OR s.claim IS NULL AND a.application_name = 'palisade' \
+          ELSE (l.classid::bigint << 32 | l.objid::bigint) = @key@ END";
+
+/// How often to look whether another client has recorded its owner, and how long one may take that
+/// has little of the processor; longer only if its process is stopped.
+const RECORDED: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often a watch looks whether anything changed.
+const POLL: Duration = Duration::from_millis(100);
+
+/// A row of the locks that are held.
+struct Held {
+    pid: i32,
+    shared: bool,
+    /// What the session is called.
+    called: String,
+    /// Whether its owner is recorded.
+    recorded: bool,
+    name: Option<String>,
+    owner: Option<Owner>,
+    value: Option<String>,
+}
+
+impl Held {
+    fn read(row: &Row) -> Result<Self, tokio_postgres::Error> {
+        let owner: Option<&str> = row.try_get(5)?;
+        Ok(Self {
+            pid: row.try_get(0)?,
+            shared: row.try_get::<_, &str>(1)? == "ShareLock",
+            called: row.try_get::<_, Option<String>>(2)?.unwrap_or_default(),
+            recorded: row.try_get::<_, Option<&str>>(3)?.is_some(),
+            name: row.try_get(4)?,
+            owner: owner.and_then(|owner| Owner::from_json(owner.as_bytes())),
+            value: row.try_get(6)?,
+        })
+    }
+
+    /// Whether the session is one of palisade's, and its owner not recorded yet.
+    fn is_fresh(&self) -> bool {
+        let rest = self.called.strip_prefix(NAMELESS);
+        let ours = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(' '));
+        ours && !self.recorded
+    }
+
+    /// The claim and its token, as a session of palisade says them in its name.
+    fn said(&self) -> Option<(ClaimId, u64)> {
+        let (claim, sequence) = self.called.strip_prefix("palisade ")?.split_once(' ')?;
+        Some((claim.parse().ok()?, sequence.parse().ok()?))
+    }
+
+    fn report(self, ours: Option<&LocalClaim>) -> ClaimReport {
+        let said = self.said();
+        let mut report = ClaimReport {
+            id: said.map_or_else(|| format!("backend-{}", self.pid), |(id, _)| id.to_string()),
+            owner: self.owner,
+            ask: if self.shared { Ask::READ } else { Ask::Whole },
+            value: self.value,
+            sequence: said.map(|(_, sequence)| sequence),
+            expires_in: None,
+            evicted: false,
+        };
+        if let Some(local) = ours {
+            let state = local.state.lock();
+            report.id = local.claim.id.to_string();
+            report.owner = Some(local.claim.owner.clone());
+            report.value = state.value.clone();
+            report.sequence = Some(local.sequence());
+            report.evicted = state.evicted;
+        }
+        report
+    }
+}
+
+/// Our own claim on the session of `pid`.
+fn ours(holders: &[Arc<LocalClaim>], pid: i32) -> Option<&LocalClaim> {
+    let has = |local: &&Arc<LocalClaim>| local.session().is_some_and(|own| own.pid == pid);
+    holders.iter().find(has).map(|local| &**local)
+}
+
+pub(super) async fn survey(registry: &Registry, scope: &Scope) -> Result<Vec<LineReport>> {
+    let held = recorded(registry, scope).await?;
+    let holders = registry.holders();
+    let mut lines: Vec<LineReport> = Vec::new();
+    for mut lock in held {
+        let name = match scope {
+            Scope::Line(name) => Some(name.to_string()),
+            Scope::Prefix(_) => lock.name.take(),
+        };
+        // Without a name nobody has recorded what it is about.
+        let Some(name) = name else { continue };
+        let at = lines.iter().position(|line| line.name == name);
+        let at = at.unwrap_or_else(|| {
+            lines.push(empty_line(name));
+            lines.len() - 1
+        });
+        let pid = lock.pid;
+        let claim = lock.report(ours(&holders, pid));
+        if let Ask::Part { capacity, .. } = claim.ask {
+            lines[at].capacity = Some(capacity);
+        }
+        lines[at].holders.push(claim);
+    }
+    lines.sort_by(|a, b| a.name.cmp(&b.name));
+    for line in &mut lines {
+        line.holders.sort_by_key(|claim| claim.sequence);
+    }
+    Ok(lines)
+}
+
+/// The locks, once other clients have recorded the owners of what was granted before.
+async fn recorded(registry: &Registry, scope: &Scope) -> Result<Vec<Held>> {
+    let mut held = look(registry, scope).await?;
+    let end = BootTime::now() + PATIENCE;
+    let holders = registry.holders();
+    let fresh = |lock: &&Held| lock.is_fresh() && ours(&holders, lock.pid).is_none();
+    // What is granted meanwhile is news for the next survey.
+    let first: Vec<i32> = held.iter().filter(fresh).map(|lock| lock.pid).collect();
+    while held
+        .iter()
+        .any(|lock| fresh(&lock) && first.contains(&lock.pid))
+        && !end.has_passed()
+    {
+        tokio::time::sleep(RECORDED).await;
+        held = look(registry, scope).await?;
+    }
+    Ok(held)
+}
+
+async fn look(registry: &Registry, scope: &Scope) -> Result<Vec<Held>> {
+    let (key, prefix) = match scope {
+        Scope::Line(name) => (Some(registry.keys.of(name)?), ""),
+        Scope::Prefix(prefix) => {
+            // Ours are recorded before they are looked for by name.
+            for local in registry.holders() {
+                let recorded = owner_record::record(registry, &local);
+                let _ = timed("survey", registry.timeout, recorded).await;
+            }
+            (None, prefix.as_str())
+        }
+    };
+    let (expression, kind) = registry.keys.sql();
+    let sql = HELD
+        .replace("@schema@", &registry.schema.quoted())
+        .replace("@key@", expression);
+    let shared = registry.shared().await?;
+    let key: &(dyn ToSql + Sync) = match &key {
+        Some(key) => key.sql(),
+        None if kind == Type::INT8 => &None::<i64>,
+        None => &None::<String>,
+    };
+    let parameters = [
+        (key, kind),
+        (&registry.namespace, Type::TEXT),
+        (&prefix, Type::TEXT),
+    ];
+    let client = shared.connection.connection.here();
+    let asked = client.query_typed(&sql, &parameters);
+    let rows = registry
+        .answer("survey", registry.timeout, &shared, asked)
+        .await?;
+    let held: Result<Vec<Held>, _> = rows.iter().map(Held::read).collect();
+    held.or_else(|_| unreadable("survey"))
+}
+
+pub(super) fn watch(registry: Arc<Registry>, scope: Scope) -> BoxStream<Result<()>> {
+    poll(POLL, move || {
+        let (registry, scope) = (Arc::clone(&registry), scope.clone());
+        async move {
+            let grants = grants(&registry).await?;
+            Ok((grants, survey(&registry, &scope).await?))
+        }
+    })
+}
+
+/// Grows with every grant, so that what came and went between two looks can be told.
+async fn grants(registry: &Registry) -> Result<i64> {
+    let schema = registry.schema.quoted();
+    let sql = format!("SELECT last_value + is_called::int FROM {schema}.token");
+    let shared = registry.shared().await?;
+    let asked = shared.connection.connection.here().query_one(&sql, &[]);
+    let row = registry
+        .answer("watch", registry.timeout, &shared, asked)
+        .await?;
+    row.try_get(0).map_err(|error| failed("watch", &error))
+}
+
+/// The process that has the lock `name` for the claim that a survey shows as `id`.
+pub(super) async fn process_of(
+    registry: &Registry,
+    name: &Name,
+    id: &str,
+    claim: Option<ClaimId>,
+) -> Result<Option<i32>> {
+    let held = recorded(registry, &Scope::Line(name.clone())).await?;
+    let victim = held.iter().find(|lock| match lock.said() {
+        Some((said, _)) => Some(said) == claim,
+        None => id == format!("backend-{}", lock.pid),
+    });
+    Ok(victim.map(|lock| lock.pid))
+}
+
+/// Waits until a session that was told to end has let go.
+pub(super) async fn until_gone(registry: &Registry, name: &Name, pid: i32) -> Result<()> {
+    let end = BootTime::now() + registry.timeout;
+    let scope = Scope::Line(name.clone());
+    while look(registry, &scope)
+        .await?
+        .iter()
+        .any(|lock| lock.pid == pid)
+    {
+        if end.has_passed() {
+            let message = "the session does not end; does something hold its backend up?";
+            return Err(Error::new(Kind::Unreachable, "evict", message).maybe_applied());
+        }
+        tokio::time::sleep(RECORDED / 4).await;
+    }
+    Ok(())
+}
+
+pub(super) async fn check(registry: &Registry) -> Result<Checkup> {
+    let shared = registry.shared().await?;
+    let subject = Subject {
+        server: &registry.server,
+        schema: &registry.schema,
+        between: Between::Nothing,
+        table: false,
+        pushes: true,
+        oldest: (
+            140_000,
+            "a client that is stopped, and not gone, keeps its lock",
+        ),
+        timeout: registry.timeout,
+    };
+    examine(shared.connection.connection.here(), &subject).await
+}

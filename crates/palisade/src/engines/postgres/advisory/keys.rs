@@ -1,0 +1,164 @@
+//! `Keys`: from a name to the number that is locked.
+//!
+//! The number is what others agree on: sqlx's derivation, `hashtext` as people write it in SQL,
+//! or the name itself as a number. It is derived from the name alone with `namespace=`, and from
+//! `NAMESPACE/NAME` otherwise. Two names with one number exclude each other: safe, and rare.
+
+use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
+use tokio_postgres::types::{ToSql, Type};
+
+use crate::core::error::{Error, Kind, Result};
+use crate::core::name::Name;
+
+/// How the number is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Derivation {
+    /// HKDF-SHA256 as sqlx's `PgAdvisoryLock::new`: 64 bits.
+    Sqlx,
+    /// `hashtext(name)`: 32 bits, by the server.
+    Hashtext,
+    /// The name is the number.
+    Raw,
+}
+
+/// What is locked: a number, or a text that the server makes one of.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Key {
+    Number(i64),
+    Text(String),
+}
+
+impl Key {
+    /// As a parameter.
+    pub(super) fn sql(&self) -> &(dyn ToSql + Sync) {
+        match self {
+            Self::Number(number) => number,
+            Self::Text(text) => text,
+        }
+    }
+}
+
+/// Derives keys in one namespace.
+#[derive(Debug)]
+pub(super) struct Keys {
+    derivation: Derivation,
+    namespace: String,
+}
+
+fn config(message: &str) -> Error {
+    Error::new(Kind::Config, "connect", message)
+}
+
+impl Keys {
+    /// Reads option `key`.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] for another value, and for a namespace that it can't have.
+    pub(super) fn new(option: Option<&str>, namespace: &str) -> Result<Self> {
+        let derivation = match option {
+            None | Some("sqlx") => Derivation::Sqlx,
+            Some("hashtext") => Derivation::Hashtext,
+            Some("raw") => Derivation::Raw,
+            Some(_) => return Err(config("option key must be sqlx, hashtext or raw")),
+        };
+        if derivation == Derivation::Raw && !namespace.is_empty() {
+            return Err(config(
+                "key=raw takes names as numbers; use it with namespace=",
+            ));
+        }
+        if namespace.contains('/') {
+            return Err(config("a namespace has no / on postgres+advisory:"));
+        }
+        Ok(Self {
+            derivation,
+            namespace: namespace.to_owned(),
+        })
+    }
+
+    /// What `name` is locked by, for [`Keys::sql`].
+    ///
+    /// # Errors
+    /// [`Kind::InvalidName`] when it must be a number and is none.
+    pub(super) fn of(&self, name: &Name) -> Result<Key> {
+        let text = match self.namespace.as_str() {
+            "" => name.to_string(),
+            namespace => format!("{namespace}/{name}"),
+        };
+        match self.derivation {
+            Derivation::Sqlx => Ok(Key::Number(sqlx(&text))),
+            Derivation::Hashtext => Ok(Key::Text(text)),
+            Derivation::Raw => match text.parse::<i64>() {
+                Ok(number) => Ok(Key::Number(number)),
+                Err(_) => Err(Error::new(
+                    Kind::InvalidName,
+                    "name",
+                    "with key=raw a name is a whole number of 64 bits, as in 4711",
+                )),
+            },
+        }
+    }
+
+    /// The number as `pg_locks` and SQL know it; where the server makes it, the expression.
+    pub(super) fn shown(&self, name: &Name) -> Option<String> {
+        match self.of(name).ok()? {
+            Key::Number(number) => Some(number.to_string()),
+            Key::Text(text) => Some(format!("hashtext('{}')", text.replace('\'', "''"))),
+        }
+    }
+
+    /// The expression that makes a bigint of a key, as the first parameter, and its type.
+    pub(super) fn sql(&self) -> (&'static str, Type) {
+        match self.derivation {
+            Derivation::Hashtext => ("hashtext($1)::bigint", Type::TEXT),
+            Derivation::Sqlx | Derivation::Raw => ("$1", Type::INT8),
+        }
+    }
+}
+
+struct Eight;
+
+impl KeyType for Eight {
+    fn len(&self) -> usize {
+        8
+    }
+}
+
+/// The key that sqlx derives from a name.
+fn sqlx(name: &str) -> i64 {
+    let key = Salt::new(HKDF_SHA256, &[]).extract(name.as_bytes());
+    let mut bytes = [0; 8];
+    let filled = key
+        .expand(&[b"SQLx (Rust) Postgres advisory lock"], Eight)
+        .and_then(|okm| okm.fill(&mut bytes));
+    // Eight bytes are far below HKDF's limit of 8160, the only way in which it fails.
+    debug_assert!(filled.is_ok());
+    i64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_is_sqlx_s() {
+        assert_eq!(
+            sqlx("my first Postgres advisory lock!"),
+            -5560419505042474287
+        );
+    }
+
+    #[test]
+    fn odd_keys_are_refused() {
+        for (option, namespace) in [(Some("md5"), ""), (Some("raw"), "x"), (None, "a/b")] {
+            let error = Keys::new(option, namespace).unwrap_err();
+            assert_eq!(error.kind(), Kind::Config);
+        }
+        let raw = Keys::new(Some("raw"), "").unwrap();
+        let key = |keys: &Keys, name| keys.of(&Name::new(name).unwrap());
+        assert_eq!(key(&raw, "-7").unwrap(), Key::Number(-7));
+        let bad = key(&raw, "x").unwrap_err();
+        assert_eq!(bad.kind(), Kind::InvalidName);
+        let spaced = Keys::new(Some("hashtext"), "shop").unwrap();
+        assert_eq!(key(&spaced, "x").unwrap(), Key::Text("shop/x".to_owned()));
+    }
+}

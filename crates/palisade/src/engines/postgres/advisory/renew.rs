@@ -1,0 +1,112 @@
+//! Renewing session locks: a heartbeat on the session of each holder, and one question about all
+//! sessions that wait.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+
+use super::super::error::failed;
+use super::super::pooler::no_session_locks;
+use super::registry::Registry;
+use super::session::Beat;
+use crate::core::clock::BootTime;
+use crate::core::engine::{Place, Renewal};
+use crate::core::error::{Error, Kind, Result};
+use crate::core::ticket::{Lease, LeaseStart};
+use crate::engines::kit::timed;
+
+/// Whose sessions waited when it was asked.
+struct Waiting {
+    sent: BootTime,
+    pids: Vec<i32>,
+}
+
+fn unknown(why: &str) -> Renewal {
+    Renewal::Unknown(Error::new(Kind::Unreachable, "renew", why))
+}
+
+pub(super) async fn renew(registry: &Registry, leases: &[Lease], within: Duration) -> Vec<Renewal> {
+    let limit = within.min(registry.timeout);
+    let waiting = timed("renew", limit, look_at_waiters(registry, leases, limit));
+    let waiting = waiting.map(|waiting| Arc::new(waiting.flatten())).shared();
+    let renewals = leases.iter();
+    join_all(renewals.map(|lease| renew_one(registry, lease, waiting.clone(), limit))).await
+}
+
+/// Asks which of those who wait still do; beside their sessions, which can't answer.
+async fn look_at_waiters(
+    registry: &Registry,
+    leases: &[Lease],
+    limit: Duration,
+) -> Result<Waiting> {
+    let sent = BootTime::now();
+    let tickets = leases.iter().filter_map(|lease| lease.ticket.as_ref());
+    let claims = tickets.filter_map(|ticket| registry.claim(ticket.claim));
+    let pids: Vec<i32> = claims
+        .filter(|local| local.place() == Place::Waiting)
+        .filter_map(|local| Some(local.session()?.pid))
+        .collect();
+    if pids.is_empty() {
+        return Ok(Waiting { sent, pids });
+    }
+    let shared = registry.shared().await?;
+    let asked = shared.connection.waiting(&pids);
+    let pids = registry.answer("renew", limit, &shared, asked).await?;
+    Ok(Waiting { sent, pids })
+}
+
+async fn renew_one(
+    registry: &Registry,
+    lease: &Lease,
+    waiting: impl Future<Output = Arc<Result<Waiting>>>,
+    limit: Duration,
+) -> Renewal {
+    let local = lease.ticket.as_ref().and_then(|ticket| {
+        let local = registry.claim(ticket.claim)?;
+        let same = ticket.sequence == 0 || ticket.sequence == local.sequence();
+        same.then_some(local)
+    });
+    let Some(local) = local else {
+        return Renewal::Lost;
+    };
+    if local.state.lock().evicted {
+        return Renewal::Evicted;
+    }
+    let (sent, ttl) = (BootTime::now(), local.claim.ttl);
+    match (local.place(), local.session()) {
+        (Place::Waiting, None) => {
+            // Its turn has not come: it has asked for nothing yet.
+            local.want();
+            local.state.lock().waited = sent;
+            Renewal::Held(LeaseStart { sent, ttl })
+        }
+        (Place::Gone, _) | (_, None) => Renewal::Lost,
+        (Place::Waiting, Some(session)) => {
+            local.want();
+            match &*waiting.await {
+                Ok(Waiting { sent, pids }) if pids.contains(&session.pid) => {
+                    let sent = *sent;
+                    local.state.lock().waited = sent;
+                    Renewal::Held(LeaseStart { sent, ttl })
+                }
+                // It is being granted, or not yet begun: soon more is known.
+                Ok(_) => unknown("the answer of the lock is under way"),
+                Err(error) => unknown(error.message()),
+            }
+        }
+        (Place::Held { .. }, Some(session)) => match timed("renew", limit, session.beat()).await {
+            Ok(Ok(Beat::Alive)) => Renewal::Held(LeaseStart { sent, ttl }),
+            Ok(Ok(Beat::Moved)) => Renewal::Revoked(Error::new(
+                Kind::Lost,
+                "renew",
+                "the server has become a standby or another timeline, where session locks are not known",
+            )),
+            Ok(Ok(Beat::Away)) => Renewal::Revoked(no_session_locks("renew")),
+            Ok(Err(_)) if session.is_over() => Renewal::Lost,
+            Ok(Err(error)) => Renewal::Unknown(failed("renew", &error)),
+            Err(late) => Renewal::Unknown(late),
+        },
+    }
+}

@@ -1,0 +1,267 @@
+//! `Session`: one connection that belongs to one claim at a time.
+//!
+//! The lock is the session's, so the session is the lease: the server ends it when it is idle for
+//! the claim's ttl (`idle_session_timeout`), and everything that is asked on it begins that time
+//! anew. The kernel on the other side gives a silent peer up in at most 15 s, where the server is
+//! too old for that. A connection with an unknown outcome is dropped, which releases.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio_postgres::{Client, Error as SqlError, Row};
+
+use super::super::connect::Server;
+use super::super::connection::{Connection, Listener};
+use super::super::error::{self, STANDBY};
+use super::super::pooler::{announced, no_session_locks};
+use super::super::schema::first_cell;
+use super::super::statements::{Parameters, Prepared};
+use super::keys::Key;
+use super::statements::{AWAY, Blanks, STATEMENTS, Statement, TIMELINE, Verb};
+use crate::core::clock::BootTime;
+use crate::core::error::{Error, Kind, Result};
+
+/// How long the runtime that drives a connection may take to do so: far above what one takes that
+/// is not blocked, far below what heartbeats can spare.
+const AFAR: Duration = Duration::from_millis(20);
+
+/// A session of ours.
+pub(super) struct Session {
+    pub(super) connection: Connection,
+    pub(super) pid: i32,
+    blanks: Arc<Blanks>,
+    prepared: Prepared<STATEMENTS>,
+    /// Where this server's history was when we came: another one is another server's.
+    timeline: String,
+    /// The setting that ends idle sessions; one of no effect before PostgreSQL 14.
+    idle: &'static str,
+    /// After how many milliseconds the server ends the session when it is idle; 0 is never.
+    idle_limit: AtomicU64,
+    /// Whether the session may be called after a claim.
+    named: AtomicBool,
+    /// Held by whoever records a claim or gives its lock back: one after the other, so that no
+    /// session is called after a claim that has left it.
+    pub(super) naming: tokio::sync::Mutex<()>,
+}
+
+/// How a heartbeat went.
+pub(super) enum Beat {
+    Alive,
+    /// The server is a standby, or has another history than the one we locked in.
+    Moved,
+    /// Another session answered than the one we locked in.
+    Away,
+}
+
+/// What became of an attempt to take a lock.
+pub(super) enum Taken {
+    Token(u64),
+    Busy,
+    /// Another session answered than the one that was asked; nothing was done there.
+    Away,
+}
+
+impl Session {
+    /// Connects, and makes sure that the session is ours alone before anything is set in it.
+    ///
+    /// Two things prove it. The process that serves us is the one that was announced, which a
+    /// pooler makes up. And the session knows a random setting of the connection's first packet,
+    /// which poolers refuse, drop, or give to no session that exists. `trusted` asks for no proof:
+    /// it was said that a session stays a session.
+    ///
+    /// # Errors
+    /// As connecting; [`Kind::Unsupported`] behind a pooler; what the server refuses.
+    pub(super) async fn connect(
+        server: &Server,
+        blanks: &Arc<Blanks>,
+        trusted: bool,
+        listener: Listener,
+    ) -> Result<Self> {
+        let proof = format!("{:032x}", rand::random::<u128>());
+        let options = format!("-c palisade.session={proof}");
+        let options = (!trusted).then_some(options.as_str());
+        let connection = server.connect(options, listener).await?;
+        let client = &connection.client;
+        let look = "SELECT pg_backend_pid() || ' ' || current_setting('server_version_num') || ' ' \
+             || coalesce(current_setting('palisade.session', true), '') || ' ' || ";
+        let failed = |error: SqlError| error::failed("connect", &error);
+        let rows = client.simple_query(&format!("{look}{TIMELINE}")).await;
+        let rows = rows.map_err(failed)?;
+        let mut words = first_cell(&rows).unwrap_or_default().splitn(4, ' ');
+        let mut word = || words.next().unwrap_or_default();
+        let (Ok(pid), Ok(version)) = (word().parse::<i32>(), word().parse::<u32>()) else {
+            return error::unreadable("connect");
+        };
+        let proven = word() == proof && announced(client) == Some(pid);
+        if !proven && !trusted {
+            return Err(no_session_locks("connect"));
+        }
+        let timeline = word().to_owned();
+        if timeline.is_empty() {
+            return Err(Error::new(Kind::Unreachable, "connect", STANDBY));
+        }
+        // 6 s of silence and then a probe every 2 s: given up after 12 to 14 s. A token that was
+        // told must outlive a crash of the server.
+        let mut setup = format!(
+            "SET statement_timeout = 0; SET lock_timeout = 0; \
+             SET tcp_keepalives_idle = 6; SET tcp_keepalives_interval = 2; \
+             SET tcp_keepalives_count = 3; SET tcp_user_timeout = 12000; \
+             SELECT set_config('synchronous_commit', 'on', false) \
+             WHERE current_setting('synchronous_commit') = 'off'; \
+             LISTEN palisade_pid_{pid}"
+        );
+        let mut idle = "palisade.idle";
+        if version >= 140_000 {
+            idle = "idle_session_timeout";
+            // While a statement waits for the lock, the server looks whether we are still there.
+            setup.push_str("; SET client_connection_check_interval = 2000");
+        }
+        client.batch_execute(&setup).await.map_err(failed)?;
+        Ok(Self {
+            connection,
+            pid,
+            blanks: Arc::clone(blanks),
+            prepared: Prepared::default(),
+            timeline,
+            idle,
+            idle_limit: AtomicU64::new(0),
+            named: AtomicBool::new(false),
+            naming: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// Whether its connection has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.connection.client.is_closed()
+    }
+
+    async fn ask(
+        &self,
+        statement: impl Into<Statement>,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, SqlError> {
+        self.send(self.connection.here(), statement.into(), parameters)
+            .await
+    }
+
+    /// Asks without taking the connection over, unless the runtime that drives it does not do so
+    /// in time: every move costs its user time.
+    async fn ask_from_afar(
+        &self,
+        verb: Verb,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, SqlError> {
+        let client = &self.connection.client;
+        let mut asked = std::pin::pin!(self.send(client, verb.into(), parameters));
+        if let Ok(answer) = tokio::time::timeout(AFAR, &mut asked).await {
+            return answer;
+        }
+        self.connection.here();
+        asked.await
+    }
+
+    async fn send(
+        &self,
+        client: &Client,
+        statement: Statement,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, SqlError> {
+        let text = || self.blanks.fill(statement, self.idle, self.pid);
+        let index = statement.index();
+        self.prepared.query(client, index, text, parameters).await
+    }
+
+    /// Takes the lock `key`, or waits for it; busy also when the server's history is another one
+    /// afterwards.
+    pub(super) async fn take(
+        &self,
+        mut statement: Statement,
+        key: &Key,
+        ttl: Duration,
+    ) -> Result<Taken, SqlError> {
+        let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let waits = statement.verb == Verb::Block;
+        statement.setting = self.idle_limit.load(Ordering::Relaxed) != millis;
+        let rows = if statement.setting || waits {
+            let limit = millis.to_string();
+            self.ask(statement, &[key.sql(), &limit]).await?
+        } else {
+            self.ask(statement, &[key.sql()]).await?
+        };
+        let Some(row) = rows.first() else {
+            return Ok(Taken::Busy);
+        };
+        let token: Option<i64> = row.try_get(0)?;
+        if token == Some(AWAY) {
+            return Ok(Taken::Away);
+        }
+        self.idle_limit.store(millis, Ordering::Relaxed);
+        if waits && row.try_get::<_, &str>(2)? != self.timeline {
+            return Ok(Taken::Busy);
+        }
+        Ok(token.map_or(Taken::Busy, |token| Taken::Token(token.unsigned_abs())))
+    }
+
+    /// Gives the lock `key` back, and the name of who had it; `false` when it was not ours, and
+    /// `None` when another session answered.
+    pub(super) async fn give(
+        &self,
+        mut statement: Statement,
+        key: &Key,
+    ) -> Result<Option<bool>, SqlError> {
+        let _naming = self.naming.lock().await;
+        statement.setting = self.named.load(Ordering::Relaxed);
+        let answer = self.whether(statement, key).await?;
+        self.named.store(false, Ordering::Relaxed);
+        Ok(answer)
+    }
+
+    /// Asks for yes or no; `None` when another session answered.
+    pub(super) async fn whether(
+        &self,
+        statement: impl Into<Statement>,
+        key: &Key,
+    ) -> Result<Option<bool>, SqlError> {
+        let rows = self.ask(statement, &[key.sql()]).await?;
+        rows.first().map_or(Ok(None), |row| row.try_get(0))
+    }
+
+    /// Records who has the lock, and calls the session after it. Only while [`Session::naming`].
+    pub(super) async fn record(&self, record: Parameters<'_>) -> Result<(), SqlError> {
+        self.named.store(true, Ordering::Relaxed);
+        self.ask_from_afar(Verb::Record, record).await.map(drop)
+    }
+
+    /// When a session that is idle since `since` must not be used any more: it may be ended.
+    pub(super) fn usable_until(&self, since: BootTime) -> BootTime {
+        match self.idle_limit.load(Ordering::Relaxed) {
+            0 => BootTime::NEVER,
+            millis => since + Duration::from_millis(millis) / 2,
+        }
+    }
+
+    /// Lets the session be idle for as long as it is.
+    pub(super) async fn rest(&self) -> Result<(), SqlError> {
+        self.ask(Verb::Rest, &[]).await?;
+        self.idle_limit.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Which of other sessions wait for a lock.
+    pub(super) async fn waiting(&self, pids: &[i32]) -> Result<Vec<i32>, SqlError> {
+        let rows = self.ask(Verb::Waits, &[&pids]).await?;
+        rows.iter().map(|row| row.try_get(0)).collect()
+    }
+
+    /// Begins the session's idle time anew.
+    pub(super) async fn beat(&self) -> Result<Beat, SqlError> {
+        let rows = self.ask_from_afar(Verb::Beat, &[]).await?;
+        let timeline: Option<&str> = rows.first().map_or(Ok(None), |row| row.try_get(0))?;
+        Ok(match timeline {
+            Some(timeline) if timeline == self.timeline => Beat::Alive,
+            Some(_) => Beat::Moved,
+            None => Beat::Away,
+        })
+    }
+}

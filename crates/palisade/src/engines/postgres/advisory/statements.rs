@@ -1,0 +1,156 @@
+//! The statements of a session lock.
+//!
+//! Invariant: a token is taken after the lock, in the same statement. Every statement names the
+//! process that it is for, and does nothing in another one: if something in between gave us
+//! another session, no lock, setting or record of ours would be left there. What is asked again
+//! and again asks for nothing else: a setting, or one more parameter, costs more than the lock.
+
+use tokio_postgres::types::Type;
+
+/// What is asked on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verb {
+    Try,
+    /// Waits for the lock. It also sets the idle time, and tells the timeline: whoever has waited
+    /// may have slept through a failover.
+    Block,
+    Unlock,
+    Downgrade,
+    Upgrade,
+    Beat,
+    Record,
+    Rest,
+    Waits,
+}
+
+/// A statement: what it does, to a shared or exclusive lock, and whether it changes a setting of
+/// the session too (taking a lock: how long it may be idle; giving it back: its name).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Statement {
+    pub(super) verb: Verb,
+    pub(super) shared: bool,
+    pub(super) setting: bool,
+}
+
+/// How many there are.
+pub(super) const STATEMENTS: usize = (Verb::Waits as usize + 1) * 4;
+
+/// Where the server's history is; empty on a standby.
+pub(super) const TIMELINE: &str = "CASE WHEN pg_is_in_recovery() THEN '' \
+     ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END";
+
+/// Whether this is the process that the statement is for.
+const HERE: &str = "(pg_backend_pid() = @pid@)";
+
+/// The token that another process answers; real ones are positive.
+pub(super) const AWAY: i64 = -1;
+
+/// What a session is called that has nothing, or has had it for a moment only.
+pub(super) const NAMELESS: &str = "palisade";
+
+impl From<Verb> for Statement {
+    fn from(verb: Verb) -> Self {
+        Self {
+            verb,
+            shared: false,
+            setting: false,
+        }
+    }
+}
+
+impl Statement {
+    pub(super) fn index(self) -> usize {
+        self.verb as usize * 4 + usize::from(self.shared) * 2 + usize::from(self.setting)
+    }
+
+    /// `idle` is the setting that ends idle sessions, or one of no effect where there is none.
+    ///
+    /// `CASE` looks at its conditions in order and no further than it must, so what is behind one
+    /// is not done. An answer is null in another process; a token, which may be null, is [`AWAY`].
+    fn sql(self, idle: &str) -> String {
+        let mode = if self.shared { "_shared" } else { "" };
+        let here = |then: &str| format!("CASE WHEN {HERE} THEN {then} END");
+        let set = |name: &str, value: &str| here(&format!("set_config('{name}', {value}, false)"));
+        let idling = format!(", {}", set(idle, "$2"));
+        let taking = |lock: &str| {
+            format!(
+                "SELECT CASE WHEN NOT {HERE} THEN {AWAY} \
+                 WHEN {lock} THEN nextval('@schema@.token') END"
+            )
+        };
+        match self.verb {
+            Verb::Try => {
+                let taken = taking(&format!("pg_try_advisory_lock{mode}(@key@)"));
+                if self.setting { taken + &idling } else { taken }
+            }
+            Verb::Block => {
+                let taken = taking(&format!("pg_advisory_lock{mode}(@key@)::text = ''"));
+                format!("{taken}{idling}, {TIMELINE}")
+            }
+            Verb::Unlock => {
+                let unlocked = here(&format!("pg_advisory_unlock{mode}(@key@)"));
+                let nameless = set("application_name", &format!("'{NAMELESS}'"));
+                let nameless = format!(", {nameless}");
+                let rest = if self.setting {
+                    nameless
+                } else {
+                    String::new()
+                };
+                format!("SELECT {unlocked}{rest}")
+            }
+            // Whoever holds the lock is let past those who wait for it.
+            Verb::Downgrade => format!(
+                "SELECT CASE WHEN NOT {HERE} THEN NULL \
+                 WHEN pg_advisory_lock_shared(@key@)::text = '' \
+                 THEN pg_advisory_unlock(@key@) END"
+            ),
+            Verb::Upgrade => format!(
+                "SELECT CASE WHEN NOT {HERE} THEN NULL WHEN pg_try_advisory_lock(@key@) \
+                 THEN pg_advisory_unlock_shared(@key@) ELSE false END"
+            ),
+            Verb::Beat => format!("SELECT {}", here(TIMELINE)),
+            // Nothing is decided by it: nobody waits until it is on the disk.
+            Verb::Record => format!(
+                "INSERT INTO @schema@.session (pid, claim, namespace, name, ttl, owner, value) \
+                 SELECT pg_backend_pid(), $1, $2, $3, $4, $5, $6 WHERE {HERE} \
+                 ON CONFLICT (pid) DO UPDATE SET \
+                 claim = $1, namespace = $2, name = $3, ttl = $4, owner = $5, value = $6 \
+                 RETURNING set_config('application_name', $7, false), \
+                 set_config('synchronous_commit', 'off', true)"
+            ),
+            Verb::Rest => format!("SELECT {}", set(idle, "'0'")),
+            Verb::Waits => "SELECT pid FROM pg_locks \
+                WHERE pid = ANY ($1) AND locktype = 'advisory' AND NOT granted"
+                .into(),
+        }
+    }
+
+    fn types(self, key: Type) -> Vec<Type> {
+        const T: Type = Type::TEXT;
+        match self.verb {
+            Verb::Block => vec![key, T],
+            Verb::Try if self.setting => vec![key, T],
+            Verb::Try | Verb::Unlock | Verb::Downgrade | Verb::Upgrade => vec![key],
+            Verb::Beat | Verb::Rest => vec![],
+            Verb::Record => vec![T, T, T, Type::INT8, T, T, T],
+            Verb::Waits => vec![Type::INT4_ARRAY],
+        }
+    }
+}
+
+/// What is filled into the statements of one engine.
+pub(super) struct Blanks {
+    pub(super) schema: String,
+    /// The expression that makes a bigint of a key, and the key's type.
+    pub(super) key: (&'static str, Type),
+}
+
+impl Blanks {
+    /// The text of a statement for the process `pid`, and the types of its parameters.
+    pub(super) fn fill(&self, statement: Statement, idle: &str, pid: i32) -> (String, Vec<Type>) {
+        let (key, kind) = &self.key;
+        let sql = statement.sql(idle).replace("@pid@", &pid.to_string());
+        let sql = sql.replace("@schema@", &self.schema).replace("@key@", key);
+        (sql, statement.types(kind.clone()))
+    }
+}

@@ -1,0 +1,303 @@
+//! `Client`: asks the server for the engine's verbs. It connects when it must, says what a failure
+//! means, and asks again only what the server has rolled back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+use tokio_postgres::Row;
+
+use super::config::Config;
+use super::connect::Server;
+use super::error::{self, Remedy};
+use super::local_queue::LocalQueue;
+use super::notify;
+use super::pooler::{self, Between};
+use super::schema::Schema;
+use super::statements::{Blanks, Parameters, Session, Verb};
+use crate::core::error::{Error, Kind, Result};
+use crate::core::url::Settings;
+use crate::engines::kit::push::PushHub;
+use crate::engines::kit::{Link, PerRuntime, timed};
+
+/// How often a statement that was rolled back because of others is asked again by itself.
+const TRIES: u32 = 10;
+
+type Sessions = PerRuntime<Arc<Session>>;
+
+/// What all connections of one engine share.
+pub(super) struct Client {
+    pub(super) server: Server,
+    pub(super) schema: Schema,
+    pub(super) namespace: String,
+    pub(super) timeout: Duration,
+    pub(super) hub: Arc<PushHub>,
+    pub(super) queue: LocalQueue,
+    between: Arc<Mutex<Option<Between>>>,
+    sessions: Sessions,
+    /// Where to listen, when a pooler is in the way.
+    listeners: Option<Sessions>,
+}
+
+/// How a session is made.
+#[derive(Clone)]
+struct Connector {
+    server: Server,
+    blanks: Arc<Blanks>,
+    hub: Arc<PushHub>,
+    /// What stands in between; `None` until it is known.
+    between: Arc<Mutex<Option<Between>>>,
+    /// The schema, and whether it is known to be there; `None` for a session that only listens.
+    schema: Option<(Schema, Arc<OnceCell<()>>)>,
+}
+
+impl Connector {
+    async fn connect(&self) -> Result<Arc<Session>> {
+        let connection = self
+            .server
+            .connect(None, notify::listener(&self.hub))
+            .await?;
+        let session = Session::new(connection, Arc::clone(&self.blanks));
+        let known = *self.between.lock();
+        let found = match known {
+            Some(found) => found,
+            None => pooler::probe(session.client()).await?,
+        };
+        *self.between.lock() = Some(found);
+        if let Some((schema, ready)) = &self.schema {
+            ready
+                .get_or_try_init(|| schema.ensure(session.client()))
+                .await?;
+        } else if found == Between::Pooler {
+            return Err(Error::new(
+                Kind::Config,
+                "connect",
+                "listen_url leads to a transaction pooler too; name the server itself",
+            ));
+        }
+        Ok(Arc::new(session))
+    }
+
+    /// One session per runtime.
+    fn sessions(self, settings: &Settings) -> Sessions {
+        PerRuntime::new(settings.connect_timeout, move || {
+            let connector = self.clone();
+            Box::pin(async move { connector.connect().await })
+        })
+    }
+}
+
+impl Client {
+    pub(super) fn new(config: Config, settings: &Settings) -> Self {
+        let (hub, between) = (
+            Arc::new(PushHub::new()),
+            Arc::new(Mutex::new(config.between)),
+        );
+        let blanks = Blanks::new(config.schema.quoted(), settings.timeout);
+        let connector = Connector {
+            server: config.server.clone(),
+            blanks: Arc::new(blanks),
+            hub: Arc::clone(&hub),
+            between: Arc::clone(&between),
+            schema: Some((config.schema.clone(), Arc::default())),
+        };
+        let listeners = config.listen.map(|server| Connector {
+            server,
+            between: Arc::default(),
+            schema: None,
+            ..connector.clone()
+        });
+        Self {
+            server: config.server,
+            schema: config.schema,
+            namespace: settings.namespace.clone(),
+            timeout: settings.timeout,
+            hub,
+            queue: LocalQueue::default(),
+            between,
+            sessions: connector.sessions(settings),
+            listeners: listeners.map(|listener| listener.sessions(settings)),
+        }
+    }
+
+    /// What stands between us and the server, as far as it is known.
+    pub(super) fn between(&self) -> Between {
+        self.between.lock().unwrap_or(Between::Nothing)
+    }
+
+    /// Whether pushes can be had.
+    pub(super) fn can_listen(&self) -> bool {
+        self.listeners.is_some() || self.between() == Between::Nothing
+    }
+
+    /// The channel on which this client is notified.
+    pub(super) fn channel(&self) -> String {
+        format!("palisade_{}", self.hub.channel)
+    }
+
+    /// A connection of this runtime that lives, made anew if it must be.
+    pub(super) async fn session(&self) -> Result<Link<Arc<Session>>> {
+        living(&self.sessions).await
+    }
+
+    /// Asks for a verb.
+    ///
+    /// # Errors
+    /// [`Kind::Unreachable`], maybe applied when the answer was lost; what the server refuses.
+    pub(super) async fn ask(
+        &self,
+        operation: &'static str,
+        verb: Verb,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>> {
+        let asked = self.ask_once(operation, verb, parameters).await;
+        let demoted = asked.as_ref().is_err_and(error::is_standby);
+        if demoted && self.server.hosts.len() > 1 {
+            // Nothing was done, and the connection is given up: another host may take writes.
+            return self.ask_once(operation, verb, parameters).await;
+        }
+        asked
+    }
+
+    async fn ask_once(
+        &self,
+        operation: &'static str,
+        verb: Verb,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>> {
+        let link = self.session().await?;
+        let asked = self.ask_on(&link, operation, verb, parameters);
+        match timed(operation, self.timeout, asked).await {
+            Ok(answer) => {
+                self.sessions.answered(&link);
+                answer
+            }
+            Err(late) => {
+                self.sessions.late(&link).await;
+                Err(late)
+            }
+        }
+    }
+
+    async fn ask_on(
+        &self,
+        link: &Link<Arc<Session>>,
+        operation: &'static str,
+        verb: Verb,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>> {
+        for _ in 0..TRIES {
+            let between = self.between();
+            let error = match link.connection.ask(verb, between, parameters).await {
+                Ok(rows) => return Ok(rows),
+                Err(error) => error::remedy(operation, &error),
+            };
+            match error {
+                Remedy::Retry => tokio::task::yield_now().await,
+                Remedy::Unprepared if between == Between::Nothing => {
+                    *self.between.lock() = Some(Between::Pooler);
+                }
+                Remedy::Unprepared => break,
+                Remedy::Fail(error) => return Err(error),
+                Remedy::Reconnect(error) => {
+                    self.sessions.broken(link).await;
+                    return Err(error);
+                }
+            }
+        }
+        let message = "the server rolled the statement back again and again; is it overloaded?";
+        Err(Error::new(Kind::Unreachable, operation, message))
+    }
+
+    /// Asks for a verb that answers with numbers.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub(super) async fn numbers(
+        &self,
+        operation: &'static str,
+        verb: Verb,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<i64>> {
+        numbers(operation, &self.ask(operation, verb, parameters).await?)
+    }
+
+    /// Asks for a renewal. One that is not answered by `by` is of no use, and neither is its
+    /// connection: the next one has another, and can still be in time.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub(super) async fn renewals(
+        &self,
+        verb: Verb,
+        parameters: Parameters<'_>,
+        by: Instant,
+    ) -> Result<Vec<i64>> {
+        const RENEW: &str = "renew";
+        let left = || by.saturating_duration_since(Instant::now());
+        let link = timed(RENEW, left(), self.session()).await??;
+        match timed(RENEW, left(), self.ask_on(&link, RENEW, verb, parameters)).await {
+            Ok(rows) => {
+                self.sessions.answered(&link);
+                numbers(RENEW, &rows?)
+            }
+            Err(late) => {
+                self.sessions.broken(&link).await;
+                Err(late)
+            }
+        }
+    }
+
+    /// Sees to it that a connection of this runtime listens; `false` when pushes can't be had.
+    ///
+    /// # Errors
+    /// As connecting.
+    pub(super) async fn listen(&self) -> Result<bool> {
+        let links = self.listeners.as_ref().unwrap_or(&self.sessions);
+        let link = living(links).await?;
+        if !self.can_listen() {
+            return Ok(false);
+        }
+        let channel = self.channel();
+        let listening = link.connection.listen(&channel);
+        match timed("listen", self.timeout, listening).await {
+            Ok(Ok(())) => Ok(true),
+            Ok(Err(error)) => {
+                if link.connection.client().is_closed() {
+                    links.broken(&link).await;
+                }
+                Err(error::failed("listen", &error))
+            }
+            Err(late) => {
+                links.late(&link).await;
+                Err(late)
+            }
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.sessions.close();
+        if let Some(listeners) = &self.listeners {
+            listeners.close();
+        }
+    }
+}
+
+/// The numbers that a function of ours answered, in the last column.
+fn numbers(operation: &'static str, rows: &[Row]) -> Result<Vec<i64>> {
+    let last = |row: &Row| row.try_get(row.len().checked_sub(1)?).ok();
+    let numbers = rows.first().and_then(last);
+    numbers.map_or_else(|| error::unreadable(operation), Ok)
+}
+
+/// The connection of this runtime; one that has ended meanwhile is replaced before it is used.
+async fn living(links: &Sessions) -> Result<Link<Arc<Session>>> {
+    let link = links.get().await?;
+    if !link.connection.client().is_closed() {
+        return Ok(link);
+    }
+    links.broken(&link).await;
+    links.get().await
+}

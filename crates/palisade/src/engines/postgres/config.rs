@@ -1,0 +1,142 @@
+//! The lease table's options, what it can do, and how a URL becomes an engine.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::client::Client;
+use super::connect::Server;
+use super::pooler::Between;
+use super::schema::Schema;
+use super::{PostgresEngine, shedlock};
+use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
+use crate::core::dyn_engine::SharedEngine;
+use crate::core::error::{Error, Kind, Result};
+use crate::core::registry::{EngineFactory, EngineInfo};
+use crate::core::url::{Settings, Url};
+
+/// The engine's own options.
+pub(super) const OPTIONS: &[&str] = &[
+    "layout",
+    "listen_url",
+    "password_file",
+    "pooler",
+    "schema",
+    "tls",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "user",
+];
+
+pub(super) const CAPABILITY: Capability = Capability {
+    class: Class::B,
+    shared: true,
+    permits: Permits::Weighted,
+    resize: true,
+    fair: true,
+    waiters_visible: true,
+    tokens: Tokens::Durable,
+    early_loss: true,
+    detached: true,
+    ttl: TtlRange {
+        min: Duration::from_millis(100),
+        max: Duration::from_secs(24 * 60 * 60),
+        step: Duration::from_millis(1),
+    },
+    reentrant_session: false,
+};
+
+/// What `connect` knows of it.
+pub(crate) const FACTORY: EngineFactory = EngineFactory {
+    info: EngineInfo {
+        name: "postgres",
+        schemes: &["postgres", "postgresql"],
+        needs: "a PostgreSQL database, 12 or newer; a transaction pooler may stand in between",
+        example: "postgres://user@localhost/database",
+        capability: CAPABILITY,
+        options: OPTIONS,
+    },
+    open: |url, settings| Box::pin(async move { open(url, &settings) }),
+    #[cfg(feature = "baseline")]
+    baseline: Some(|url, settings| Box::pin(super::baseline::table(url, settings))),
+};
+
+/// What a URL says of the table.
+pub(super) struct Config {
+    pub(super) server: Server,
+    /// The server to listen on, which a pooler hides.
+    pub(super) listen: Option<Server>,
+    pub(super) between: Option<Between>,
+    pub(super) schema: Schema,
+}
+
+/// Opens the lease table; nothing is asked of the server before the first verb.
+///
+/// # Errors
+/// [`Kind::Config`] for a URL or option that can't be used.
+pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
+    let layout = url.take("layout");
+    let config = Config::take(&mut url, settings)?;
+    url.finish(OPTIONS)?;
+    let shown = config.server.shown(&url.scheme);
+    let client = Arc::new(Client::new(config, settings));
+    match layout.as_deref() {
+        None | Some("palisade") => Ok(Arc::new(PostgresEngine { client, shown })),
+        Some("shedlock") => Ok(Arc::new(shedlock::ShedlockEngine::new(client, shown))),
+        Some(_) => Err(Error::new(
+            Kind::Config,
+            "connect",
+            "option layout must be palisade or shedlock",
+        )),
+    }
+}
+
+impl Config {
+    fn take(url: &mut Url, settings: &Settings) -> Result<Self> {
+        let listen = url.take("listen_url").map(|text| {
+            listener(&text, settings).map_err(|error| {
+                let message = format!("option listen_url: {}", error.message());
+                Error::new(Kind::Config, "connect", message)
+            })
+        });
+        Ok(Self {
+            schema: Schema::take(url)?,
+            listen: listen.transpose()?,
+            between: Between::take(url)?,
+            server: Server::take(url, settings)?,
+        })
+    }
+}
+
+fn listener(text: &str, settings: &Settings) -> Result<Server> {
+    let mut url = Url::parse(text)?;
+    if !FACTORY.info.schemes.contains(&url.scheme.as_str()) {
+        let message = "it is a postgres:// URL of the server itself, %-encoded";
+        return Err(Error::new(Kind::Config, "connect", message));
+    }
+    let server = Server::take(&mut url, settings)?;
+    url.finish(&[])?;
+    Ok(server)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_listen_url_is_named_and_not_repeated() {
+        for bad in [
+            "secret",
+            "redis%3A%2F%2Fsecret",
+            "postgres%3A%2F%2F%3Asecret%40",
+        ] {
+            let mut url = Url::parse(&format!("postgres://h/d?listen_url={bad}")).unwrap();
+            let settings = url.take_settings().unwrap();
+            let error = Config::take(&mut url, &settings).err().unwrap();
+            assert_eq!(error.kind(), Kind::Config);
+            let said = error.message();
+            assert!(said.starts_with("option listen_url: "), "{said}");
+            assert!(!said.contains("secret"), "{said}");
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! What a failed statement or a failed attempt to connect means: the kind of error, whether the
+//! change may be in force, and what to do about it. Messages are ours, since the server's own may
+//! hold names or values.
+
+use std::io;
+
+use tokio_postgres::error::{DbError, SqlState};
+
+use super::pooler;
+use crate::core::error::{Error, Kind, Result};
+use crate::engines::kit::{Host, about_tls, cause};
+
+/// Said of a server that follows another one.
+pub(super) const STANDBY: &str =
+    "this server takes no writes: it is a standby; name the primary, or all servers by commas";
+
+/// Whether the server refused because it follows another one.
+pub(super) fn is_standby(error: &Error) -> bool {
+    error.message().starts_with(STANDBY)
+}
+
+/// What to do about a failed statement.
+#[derive(Debug)]
+pub(super) enum Remedy {
+    /// It was rolled back because of others: ask again.
+    Retry,
+    /// This session has not prepared it: a pooler gave us another one.
+    Unprepared,
+    /// The connection is over.
+    Reconnect(Error),
+    /// Tell the caller.
+    Fail(Error),
+}
+
+/// The failure of a statement that may change something.
+pub(super) fn remedy(operation: &'static str, error: &tokio_postgres::Error) -> Remedy {
+    let Some(db) = error.as_db_error() else {
+        if error.is_closed() || cause::<io::Error>(error).is_some() {
+            let message = "the connection was lost before the answer came";
+            let lost = Error::new(Kind::Unreachable, operation, message);
+            return Remedy::Reconnect(lost.maybe_applied());
+        }
+        let message =
+            "the server's answer can't be read; is another schema of the same name in use?";
+        return Remedy::Fail(Error::new(Kind::Unusable, operation, message).maybe_applied());
+    };
+    let state = db.code().code();
+    let fail = |kind, text: &str| Error::new(kind, operation, format!("{text} (SQLSTATE {state})"));
+    let (kind, text) = match state {
+        "40001" | "40P01" => return Remedy::Retry,
+        "26000" | "42P05" => return Remedy::Unprepared,
+        // Another of the hosts may take writes.
+        "25006" => return Remedy::Reconnect(fail(Kind::Unreachable, STANDBY)),
+        _ if state.starts_with("57P") || state.starts_with("08") => {
+            let ended = fail(Kind::Unreachable, "the server ended the connection");
+            return Remedy::Reconnect(ended.maybe_applied());
+        }
+        "57014" | "55P03" => (
+            Kind::Unreachable,
+            "the server gave the statement up: something keeps the line's row locked, or a timeout of the server is too short",
+        ),
+        "42501" => (
+            Kind::Denied,
+            "this user lacks rights; run the grants that `palisade schema postgres` prints",
+        ),
+        "3F000" | "42883" | "42P01" | "42703" | "42704" => (
+            Kind::Unusable,
+            "palisade's tables and functions are missing, or others of the same name are there; run what `palisade schema postgres` prints",
+        ),
+        "22021" | "22P05" => (
+            Kind::InvalidName,
+            "the database can't store this name; it should be encoded in UTF8",
+        ),
+        "53100" => (Kind::Unusable, "the server's disk is full"),
+        "53200" => (
+            Kind::Unusable,
+            "the server is out of shared memory; raise max_locks_per_transaction",
+        ),
+        "54000" => (
+            Kind::Unusable,
+            "the line is longer than the server can store",
+        ),
+        _ if state.starts_with("53") => (Kind::Unreachable, "the server lacks resources"),
+        _ => (Kind::Unusable, "the server refuses the statement"),
+    };
+    Remedy::Fail(fail(kind, text))
+}
+
+/// The failure of a statement that is not asked again.
+pub(super) fn failed(operation: &'static str, error: &tokio_postgres::Error) -> Error {
+    match remedy(operation, error) {
+        Remedy::Reconnect(error) | Remedy::Fail(error) => error,
+        Remedy::Retry | Remedy::Unprepared => Error::new(
+            Kind::Unreachable,
+            operation,
+            "the server could not finish the statement because of others",
+        ),
+    }
+}
+
+/// An answer that no version of our functions gives.
+pub(super) fn unreadable<T>(operation: &'static str) -> Result<T> {
+    Err(Error::new(
+        Kind::Unusable,
+        operation,
+        "unexpected reply from the server; are palisade's functions another version's?",
+    ))
+}
+
+/// The host's name leads nowhere.
+pub(super) fn unknown_host(host: &Host) -> Error {
+    let message = format!("the host of {host} can't be found; is its name right?");
+    Error::new(Kind::Unreachable, "connect", message)
+}
+
+/// Nothing answers at all.
+pub(super) fn unreachable(host: &Host, error: &io::Error) -> Error {
+    let message = match error.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            format!("nothing listens at {host}; is PostgreSQL running there, and on this port?")
+        }
+        kind => format!("{host} can't be reached: {kind}"),
+    };
+    Error::new(Kind::Unreachable, "connect", message)
+}
+
+/// Why an attempt to connect to `host` failed. It names the host, since a URL may have several.
+pub(super) fn connecting(host: &Host, error: &tokio_postgres::Error) -> Error {
+    if let Some(db) = error.as_db_error() {
+        return refused(host, db);
+    }
+    let text = format!("{error}: {:?}", std::error::Error::source(error));
+    let (kind, message) = if let Some(tls) = cause::<rustls::Error>(error) {
+        (Kind::Config, about_tls(&host.to_string(), "postgres", tls))
+    } else if text.contains("does not support TLS") {
+        let message = format!(
+            "{host} does not speak TLS; switch it on there, or use tls=disable inside a network you trust"
+        );
+        (Kind::Config, message)
+    } else if text.contains("password missing") {
+        let message =
+            format!("{host} asks for a password; pass it with password_file=FILE or in the URL");
+        (Kind::Denied, message)
+    } else if let Some(error) = cause::<io::Error>(error) {
+        return unreachable(host, error);
+    } else {
+        let message =
+            format!("{host} does not answer as PostgreSQL does; is it another service's port?");
+        (Kind::Unreachable, message)
+    };
+    Error::new(kind, "connect", message)
+}
+
+/// What the server said instead of letting us in.
+fn refused(host: &Host, db: &DbError) -> Error {
+    let code = db.code();
+    // Poolers have one code for many things, and say what they mean in English.
+    let says = |text| db.message().contains(text);
+    if says("unsupported startup parameter") {
+        return pooler::no_session_locks("connect");
+    }
+    let no_such_user = says("no such user")
+        || (*code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION
+            && db.routine() == Some("InitializeSessionUserId"));
+    let (kind, text) = if no_such_user {
+        (
+            Kind::Denied,
+            "has no such user that may log in; name another with user=, or CREATE ROLE … LOGIN",
+        )
+    } else if *code == SqlState::INVALID_CATALOG_NAME || says("no such database") {
+        (
+            Kind::Config,
+            "has no such database; name it in the URL's path",
+        )
+    } else if *code == SqlState::INVALID_PASSWORD {
+        (
+            Kind::Denied,
+            "refuses this user or this password, and does not say which; is the password in password_file= or in the URL this user's?",
+        )
+    } else if *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION {
+        (
+            Kind::Denied,
+            "lets nobody in from here as this user, to this database and with this encryption; see its pg_hba.conf, or try tls=require",
+        )
+    } else if *code == SqlState::INSUFFICIENT_PRIVILEGE {
+        (
+            Kind::Denied,
+            "does not let this user connect to the database",
+        )
+    } else if *code == SqlState::TOO_MANY_CONNECTIONS {
+        (
+            Kind::Unreachable,
+            "has no connection left; raise max_connections there, or put a pooler in front",
+        )
+    } else {
+        let message = format!("{host} refuses connections (SQLSTATE {})", code.code());
+        return Error::new(Kind::Unreachable, "connect", message);
+    };
+    Error::new(kind, "connect", format!("{host} {text}"))
+}

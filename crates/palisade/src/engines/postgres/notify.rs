@@ -1,0 +1,102 @@
+//! What the server pushes to one client, and who waits for it.
+//!
+//! A notification is `g` and a claim, granted with the token behind it or, without one, removed; or
+//! `e` and a claim that an operator takes away. The server tells of a grant when it is committed:
+//! with a token above the line's last, as it was when the claim was seen waiting, it is the grant.
+//! When a connection ends, everyone is woken and looks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+
+use super::client::Client;
+use super::connection::{Listener, Notice};
+use crate::core::claim::ClaimId;
+use crate::core::engine::{Alarm, BoxStream};
+use crate::engines::kit::push::PushHub;
+
+/// The pause between two tries to listen for alarms while the server is away.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// Reads a notification: its kind, its claim and what follows.
+pub(super) fn parse(text: &str) -> Option<(&str, ClaimId, &str)> {
+    let (kind, rest) = text.split_at_checked(1)?;
+    let (claim, token) = rest.split_once(' ').unwrap_or((rest, ""));
+    Some((kind, claim.replace('-', "").parse().ok()?, token))
+}
+
+/// Hands what a connection is told to `hub`.
+pub(super) fn listener(hub: &Arc<PushHub>) -> Listener {
+    let hub = Arc::clone(hub);
+    Arc::new(move |notice| match notice {
+        Notice::Text(text) => match parse(text) {
+            Some(("g", claim, token)) => hub.wake(claim, token.parse().unwrap_or(0)),
+            Some(("e", claim, _)) => hub.alarm(claim),
+            _ => {}
+        },
+        Notice::End => {
+            hub.alarm_all();
+            hub.wake_all();
+        }
+    })
+}
+
+/// What the keeper must hear of at once. Whenever listening begins, everything is looked after:
+/// what was told before was not heard.
+pub(super) fn alarms(client: Arc<Client>) -> BoxStream<Alarm> {
+    let start = (client.hub.alarms(), client, false);
+    stream::unfold(start, |(mut alarms, client, mut listening)| async move {
+        loop {
+            if listening {
+                match alarms.recv().await {
+                    Ok(Alarm::All) => listening = false,
+                    Ok(alarm) => return Some((alarm, (alarms, client, true))),
+                    Err(_) => return Some((Alarm::All, (alarms, client, true))),
+                }
+                continue;
+            }
+            match client.listen().await {
+                Ok(true) => return Some((Alarm::All, (alarms, client, true))),
+                // Without pushes renewals tell, a little later.
+                Ok(false) => std::future::pending().await,
+                Err(_) => tokio::time::sleep(RETRY).await,
+            }
+        }
+    })
+    .boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::clock::BootTime;
+
+    #[tokio::test]
+    async fn a_waiter_is_woken_for_its_claim_and_at_the_end() {
+        let hub = Arc::new(PushHub::new());
+        let say = listener(&hub);
+        let bell = hub.bell(ClaimId(7));
+        bell.waits(11, BootTime::NEVER);
+        say(Notice::Text("g00000000-0000-0000-0000-000000000007"));
+        bell.rung.notified().await;
+        assert_eq!(bell.granted(), None, "it says no token");
+        let other = "g00000000-0000-0000-0000-000000000008 13";
+        for noise in ["", "g", "gx", "g 13", "é", other] {
+            say(Notice::Text(noise));
+        }
+        assert_eq!(bell.granted(), None, "of another");
+        say(Notice::Text("g00000000-0000-0000-0000-000000000007 12"));
+        bell.rung.notified().await;
+        assert_eq!(bell.granted(), Some(12));
+        bell.waits(12, BootTime::NEVER);
+        assert_eq!(bell.granted(), None, "of an earlier stay");
+        let mut alarms = hub.alarms();
+        say(Notice::Text("e00000000-0000-0000-0000-000000000007"));
+        let evicted = Alarm::Lease(ClaimId(7).into());
+        assert_eq!(alarms.recv().await.unwrap(), evicted);
+        say(Notice::End);
+        bell.rung.notified().await;
+        assert_eq!(alarms.recv().await.unwrap(), Alarm::All);
+    }
+}

@@ -1,0 +1,233 @@
+//! The statements of the lease table, and one connection that knows them.
+//!
+//! Statements are prepared once per connection. Behind a transaction pooler they are sent
+//! unnamed, with their types, which takes one round trip as well: a named one would be known to
+//! another server connection only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::OnceCell;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Error, Row, Statement};
+
+use super::connection::Connection;
+use super::pooler::Between;
+
+/// The parameters of a statement.
+pub(super) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
+
+/// The statements of one connection, prepared when they are first used.
+pub(super) struct Prepared<const N: usize>([OnceCell<Statement>; N]);
+
+impl<const N: usize> Default for Prepared<N> {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| OnceCell::new()))
+    }
+}
+
+impl<const N: usize> Prepared<N> {
+    /// Asks for statement `at`, in one round trip once it is known; `text` is its SQL and types.
+    pub(super) async fn query<S: AsRef<str>, T: AsRef<[Type]>>(
+        &self,
+        client: &Client,
+        at: usize,
+        text: impl FnOnce() -> (S, T),
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, Error> {
+        let prepare = || async {
+            let (sql, types) = text();
+            client.prepare_typed(sql.as_ref(), types.as_ref()).await
+        };
+        let statement = self.0[at].get_or_try_init(prepare).await?;
+        client.query(statement, parameters).await
+    }
+}
+
+/// What the engine asks of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verb {
+    Enter,
+    Place,
+    Renew,
+    Amend,
+    Leave,
+    Evict,
+    Resize,
+    SurveyPrefix,
+    SurveyLine,
+    PrintPrefix,
+    PrintLine,
+    ShedEnter,
+    ShedRenew,
+    ShedLeave,
+    ShedSurvey,
+    ShedMark,
+    ShedRemove,
+}
+
+const VERBS: usize = Verb::ShedRemove as usize + 1;
+
+/// The columns of a survey; `@which@` chooses the lines.
+const SURVEY: &str = "SELECT l.name, replace(s.claim::text, '-', ''), s.weight, s.capacity, \
+     s.sequence, (extract(epoch FROM s.expires - clock_timestamp()) * 1000000)::bigint, \
+     s.evicted, s.owner, s.value \
+     FROM @schema@.line l, unnest(l.seats) WITH ORDINALITY AS s \
+     (claim, weight, capacity, sequence, expires, ttl, evicted, mailbox, owner, value, place) \
+     WHERE l.namespace = $1 AND @which@ AND s.expires > clock_timestamp() \
+     ORDER BY l.name COLLATE \"C\", s.place";
+
+/// Changes with every row that is written.
+const PRINT: &str = "SELECT count(*), coalesce(sum(hashtextextended(xmin::text || l.name, 0)\
+     ::numeric), 0)::text FROM @schema@.line l WHERE l.namespace = $1 AND @which@";
+
+/// Lines whose name is like `$2`; see [`like`].
+const BY_PREFIX: &str = "l.name LIKE $2";
+const BY_NAME: &str = "l.name = $2";
+
+const SHED_SURVEY: &str = "SELECT name, locked_by, (extract(epoch FROM lock_until \
+     - timezone('utc', clock_timestamp())) * 1000000)::bigint FROM shedlock \
+     WHERE CASE WHEN $2 THEN name = $1 ELSE starts_with(name, $1) END \
+     AND lock_until > timezone('utc', clock_timestamp()) ORDER BY name COLLATE \"C\"";
+const SHED_MARK: &str = "UPDATE shedlock SET locked_by = left('evicting ' || \
+     substr(locked_by, 10), 255) WHERE name = $1 AND starts_with(locked_by, \
+     'palisade ' || $2 || ' ') AND lock_until > timezone('utc', clock_timestamp()) RETURNING 1";
+const SHED_REMOVE: &str = "UPDATE shedlock SET lock_until = timezone('utc', clock_timestamp()) \
+     WHERE name = $1 AND (locked_by = $2 OR split_part(locked_by, ' ', 2) = $2) \
+     AND lock_until > timezone('utc', clock_timestamp()) RETURNING 1";
+
+/// A pattern for the names that begin with `prefix`. With the pattern known when the statement is
+/// planned, the server reads the part of an index that fits, whatever the database's collation.
+pub(super) fn like(prefix: &str) -> String {
+    let mut pattern = String::with_capacity(prefix.len() + 1);
+    for c in prefix.chars() {
+        if matches!(c, '%' | '_' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern.push('%');
+    pattern
+}
+
+impl Verb {
+    /// The SQL, with blanks for the schema and the patience, and the types of its parameters.
+    fn parts(self) -> (String, &'static [Type]) {
+        const T: Type = Type::TEXT;
+        const TS: Type = Type::TEXT_ARRAY;
+        const N: Type = Type::INT8;
+        const NS: Type = Type::INT8_ARRAY;
+        const I: Type = Type::INT4;
+        const B: Type = Type::BOOL;
+        let survey = |which| SURVEY.replace("@which@", which);
+        let print = |which| PRINT.replace("@which@", which);
+        // A statement of ours waits for no row longer than we do. Said in the statement and for
+        // it alone: behind a pooler others use the same session.
+        let call = |function: &str| {
+            format!("SELECT set_config('lock_timeout', '@patience@', true), @schema@.{function}")
+        };
+        match self {
+            Self::Enter => (
+                call("enter($1, $2, $3::text::uuid, $4, $5, $6, $7, $8, $9, $10)"),
+                &[T, T, T, N, N, N, B, T, T, T],
+            ),
+            Self::Place => (call("place($1, $2, $3::text::uuid)"), &[T, T, T]),
+            Self::Renew => {
+                let renew = call("renew($1, $2, $3::text[]::uuid[], $4, $5)");
+                (renew, &[T, TS, TS, NS, I])
+            }
+            Self::Amend => {
+                let amend = call("amend($1, $2, $3::text::uuid, $4, $5, $6, $7)");
+                (amend, &[T, T, T, N, N, N, T])
+            }
+            Self::Leave => {
+                let leave = call("leave($1, $2, $3::text::uuid, $4, $5)");
+                (leave, &[T, T, T, N, B])
+            }
+            Self::Evict => (call("evict($1, $2, $3::text::uuid, $4)"), &[T, T, T, B]),
+            Self::Resize => (call("resize($1, $2, $3, $4)"), &[T, T, N, N]),
+            Self::SurveyPrefix => (survey(BY_PREFIX), &[T, T]),
+            Self::SurveyLine => (survey(BY_NAME), &[T, T]),
+            Self::PrintPrefix => (print(BY_PREFIX), &[T, T]),
+            Self::PrintLine => (print(BY_NAME), &[T, T]),
+            Self::ShedEnter => (call("shed_enter($1, $2, $3, $4, $5)"), &[T, T, N, T, N]),
+            Self::ShedRenew => (call("shed_renew($1, $2, $3, $4)"), &[TS, TS, NS, I]),
+            Self::ShedLeave => (call("shed_leave($1, $2, $3, $4)"), &[T, T, N, B]),
+            Self::ShedSurvey => (SHED_SURVEY.into(), &[T, B]),
+            Self::ShedMark => (SHED_MARK.into(), &[T, T]),
+            Self::ShedRemove => (SHED_REMOVE.into(), &[T, T]),
+        }
+    }
+}
+
+/// What is filled into the statements of one engine.
+pub(super) struct Blanks {
+    schema: String,
+    patience: String,
+}
+
+impl Blanks {
+    /// Statements wait for a row for three quarters of `timeout`.
+    pub(super) fn new(schema: String, timeout: Duration) -> Self {
+        let patience = (timeout.as_millis() * 3 / 4).clamp(10, 60_000).to_string();
+        Self { schema, patience }
+    }
+
+    fn fill(&self, verb: Verb) -> (String, &'static [Type]) {
+        let (sql, types) = verb.parts();
+        let sql = sql.replace("@schema@", &self.schema);
+        (sql.replace("@patience@", &self.patience), types)
+    }
+}
+
+/// One connection.
+pub(super) struct Session {
+    pub(super) connection: Connection,
+    blanks: Arc<Blanks>,
+    prepared: Prepared<VERBS>,
+    listening: OnceCell<()>,
+}
+
+impl Session {
+    pub(super) fn new(connection: Connection, blanks: Arc<Blanks>) -> Self {
+        Self {
+            connection,
+            blanks,
+            prepared: Prepared::default(),
+            listening: OnceCell::new(),
+        }
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.connection.client
+    }
+
+    /// Asks, in one round trip once the statement is known.
+    pub(super) async fn ask(
+        &self,
+        verb: Verb,
+        between: Between,
+        parameters: Parameters<'_>,
+    ) -> Result<Vec<Row>, Error> {
+        let text = || self.blanks.fill(verb);
+        let planned_anew = matches!(verb, Verb::SurveyPrefix | Verb::PrintPrefix);
+        if between == Between::Pooler || planned_anew {
+            let (sql, types) = text();
+            let typed: Vec<_> = parameters
+                .iter()
+                .copied()
+                .zip(types.iter().cloned())
+                .collect();
+            return self.client().query_typed(&sql, &typed).await;
+        }
+        let (client, at) = (self.client(), verb as usize);
+        self.prepared.query(client, at, text, parameters).await
+    }
+
+    /// Listens on `channel`, from the first call on.
+    pub(super) async fn listen(&self, channel: &str) -> Result<(), Error> {
+        let sql = format!("LISTEN {channel}");
+        let listen = || self.client().batch_execute(&sql);
+        self.listening.get_or_try_init(listen).await.map(drop)
+    }
+}

@@ -22,7 +22,7 @@ use crate::core::error::{Error, Kind, Outcome, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::sync::sleep_until;
 use crate::core::ticket::Ticket;
-use crate::engines::remote::Link;
+use crate::engines::kit::Link;
 
 /// What is known of a claim of this client from its enter to its leave.
 #[derive(Debug, Clone)]

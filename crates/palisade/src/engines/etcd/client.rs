@@ -20,7 +20,7 @@ use super::proto::{Call, Header, LeaseKeepAliveRequest, LeaseResponse};
 use super::txn;
 use super::watch::{Range, Watch, Watcher};
 use crate::core::error::{Error, Kind, Result};
-use crate::engines::remote::{Link, Links, timed};
+use crate::engines::kit::{Link, PerRuntime, timed};
 
 /// The largest answer that is taken: a survey of very many lines.
 const LARGEST: usize = 64 << 20;
@@ -89,7 +89,7 @@ impl Connection {
 
 /// The calls of one engine.
 pub(super) struct Client {
-    pub(super) links: Links<Connection>,
+    pub(super) links: PerRuntime<Connection>,
     pub(super) timeout: Duration,
     /// Whether there is another member to turn to when one does not answer.
     pub(super) several: bool,

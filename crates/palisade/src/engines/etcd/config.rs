@@ -17,7 +17,7 @@ use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
-use crate::engines::remote::{self, Host, Links, Login, Tls};
+use crate::engines::kit::{self, Host, Login, PerRuntime, Tls};
 
 pub(super) const CAPABILITY: Capability = Capability {
     class: Class::A,
@@ -48,7 +48,7 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
         needs: "an etcd cluster, 3.4 or newer",
         example: "etcd://localhost:2379",
         capability: CAPABILITY,
-        options: remote::OPTIONS,
+        options: kit::OPTIONS,
     },
     open: |url, settings| {
         Box::pin(async move {
@@ -71,7 +71,7 @@ pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
     let encrypted = url.scheme == "etcds";
     let login = Login::take(&mut url)?;
     let tls = Tls::take(&mut url, encrypted)?;
-    url.finish(remote::OPTIONS)?;
+    url.finish(kit::OPTIONS)?;
     // etcd has no databases to choose from; a path would be a mistake that goes unnoticed.
     if !url.path.trim_matches('/').is_empty() {
         let scheme = &url.scheme;
@@ -88,7 +88,7 @@ pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
     let inner = Inner {
         keys: Keys::new(&settings.namespace)?,
         client: Client {
-            links: Links::new(limit, connect),
+            links: PerRuntime::new(limit, connect),
             timeout: settings.timeout,
             several,
             logs_in,

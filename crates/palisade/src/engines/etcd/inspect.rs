@@ -17,7 +17,7 @@ use super::txn;
 use crate::core::error::{Kind, Result};
 use crate::core::line::Seat;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
-use crate::engines::remote;
+use crate::engines::kit;
 
 /// Up to how many leases a survey asks for their remaining time, one request each; where there
 /// are more, times are left out.
@@ -136,10 +136,7 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
     findings.extend(alarms_raised(engine).await?);
     findings.extend(ttl_floor(engine).await);
     let endpoints = &engine.endpoints;
-    findings.extend(remote::plain_text(
-        &endpoints.hosts,
-        endpoints.is_encrypted(),
-    ));
+    findings.extend(kit::plain_text(&endpoints.hosts, endpoints.is_encrypted()));
     Ok(Checkup {
         version: Some(status.version),
         clock_ahead_us: None,

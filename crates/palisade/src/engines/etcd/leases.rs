@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Mutex as AsyncMutex;
 
 use super::client::Client;
 use super::keys;
@@ -26,6 +25,7 @@ use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::ticket::{LeaseId, LeaseStart, Ticket};
+use crate::engines::kit::shared_sessions::Maker;
 
 /// How many unused keys a lease keeps at the most.
 const MOST_KEYS: usize = 4096;
@@ -66,8 +66,7 @@ pub(super) struct History {
 #[derive(Default)]
 pub(super) struct Leases {
     table: Mutex<HashMap<i64, Shared>>,
-    /// One is granted at a time, so that claims that come together share it.
-    granting: AsyncMutex<()>,
+    maker: Maker,
     history: Mutex<History>,
 }
 
@@ -94,25 +93,20 @@ impl Leases {
 
     /// The lease for claims of this ttl, granted anew when there is none that lives.
     async fn shared(&self, client: &Client, ttl: Duration) -> Result<Living> {
-        if let Some(living) = self.living(ttl) {
-            return Ok(living);
-        }
-        let late = |_| Error::new(Kind::Unreachable, "enter", "no lease was granted in time");
-        let granting = tokio::time::timeout(client.timeout, self.granting.lock());
-        let _granting = granting.await.map_err(late)?;
-        if let Some(living) = self.living(ttl) {
-            return Ok(living);
-        }
-        let living = self.grant(client, ttl).await?;
-        let shared = Shared {
-            asked: ttl,
-            armed: living.armed,
-            epoch: self.history().epoch,
-            free: HashMap::new(),
-            count: 0,
+        let grant = async {
+            let living = self.grant(client, ttl).await?;
+            let shared = Shared {
+                asked: ttl,
+                armed: living.armed,
+                epoch: self.history().epoch,
+                free: HashMap::new(),
+                count: 0,
+            };
+            self.table.lock().insert(living.id, shared);
+            Ok(living)
         };
-        self.table.lock().insert(living.id, shared);
-        Ok(living)
+        let find = || self.living(ttl);
+        self.maker.find_or_make(client.timeout, find, grant).await
     }
 
     fn living(&self, ttl: Duration) -> Option<Living> {

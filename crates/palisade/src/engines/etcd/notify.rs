@@ -7,8 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream;
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::RecvError;
 
 use super::Inner;
 use super::keys;
@@ -18,6 +16,7 @@ use super::watch::{Range, Watch};
 use crate::core::engine::{Alarm, BoxStream};
 use crate::core::error::Result;
 use crate::core::report::Scope;
+use crate::engines::kit;
 
 /// The pause before a watch that broke is begun again: no hot loop, and no wait to speak of.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -68,26 +67,14 @@ impl Follow {
 
 /// Hints for the keeper: what the engine notices by itself, and marks on places of ours.
 pub(super) fn alarms(engine: Arc<Inner>) -> BoxStream<Alarm> {
-    let heard = engine.alarms.subscribe();
+    let heard = kit::alarms::alarms(engine.alarms.subscribe());
     let prefix = format!("{}{}", keys::MARKS, engine.keys.scope(""));
     let marks = Follow::new("evict", prefix);
-    let next = |(engine, mut heard, mut marks): (Arc<Inner>, Receiver<_>, Follow)| async move {
-        let alarm = loop {
-            tokio::select! {
-                alarm = heard.recv() => match alarm {
-                    Ok(alarm) => break alarm,
-                    Err(RecvError::Lagged(_)) => break Alarm::All,
-                    // The sender lives in the engine.
-                    Err(RecvError::Closed) => std::future::pending().await,
-                },
-                told = marks.next(&engine) => if told.is_ok() && marks_ours(&engine, &marks).await {
-                    break Alarm::All;
-                },
-            }
-        };
-        Some((alarm, (engine, heard, marks)))
-    };
-    Box::pin(stream::unfold((engine, heard, marks), next))
+    let marked = stream::unfold((engine, marks), |(engine, mut marks)| async move {
+        while marks.next(&engine).await.is_err() || !marks_ours(&engine, &marks).await {}
+        Some((Alarm::All, (engine, marks)))
+    });
+    Box::pin(stream::select(heard, marked))
 }
 
 /// Whether a place of this client is marked, or may be.

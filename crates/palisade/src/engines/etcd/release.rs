@@ -14,12 +14,13 @@ use crate::core::engine::{Amended, Amendment, Eviction, Left};
 use crate::core::error::{Error, Kind, Outcome, Result};
 use crate::core::name::Name;
 use crate::core::ticket::Ticket;
+use crate::engines::kit::cas::Retry;
 
 /// How many operations etcd takes in one transaction (`--max-txn-ops`).
 const MOST_OPS: usize = 128;
 
 /// How often a change is tried again because the line changed in between.
-const TRIES: usize = 16;
+const TRIES: u32 = 16;
 
 /// The request of an enter that was dropped may arrive after that of its leave, over another
 /// connection and member: the place is looked for again after these times. What comes later still
@@ -103,7 +104,8 @@ async fn change<T>(
     prefix: &str,
     mut decide: impl FnMut(Snapshot) -> Result<Step<T>>,
 ) -> Result<T> {
-    for _ in 0..TRIES {
+    let mut retry = Retry::times(TRIES);
+    loop {
         let line = snapshot::line(engine, operation, prefix).await?;
         let (compare, success, answer) = match decide(line)? {
             Step::Answer(answer) => return Ok(answer),
@@ -117,9 +119,8 @@ async fn change<T>(
             Err(error) if error.kind() == Kind::Lost => {}
             Err(error) => return Err(error),
         }
+        retry.or_busy(operation).await?;
     }
-    let message = "the line changes faster than it can be looked at; try again";
-    Err(Error::new(Kind::Unreachable, operation, message))
 }
 
 pub(super) async fn amend(

@@ -18,7 +18,7 @@ use crate::core::engine::{Audited, Renewal};
 use crate::core::error::{Error, Kind, Result};
 use crate::core::name::Name;
 use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
-use crate::engines::remote::timed;
+use crate::engines::kit::timed;
 
 /// How many marks without a place an audit removes at once: less than etcd takes in one
 /// transaction.

@@ -290,6 +290,7 @@ mod tests {
     fn whoever_held_before_a_resize_holds_and_the_others_wait_until_they_fit() {
         let permits = [part(1, 1), part(1, 1), part(1, 1)];
         assert_eq!(holders(&line(&permits, 2)), 2);
+        assert_eq!(line(&permits, 2).ahead_of(1), None);
         assert_eq!(holders(&line(&permits[1..], 1)), 1);
         assert_eq!(holders(&line(&permits[2..], 0)), 1);
     }

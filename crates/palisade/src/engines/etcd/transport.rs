@@ -29,7 +29,7 @@ use super::client::Connection;
 use super::proto::{AuthenticateRequest, AuthenticateResponse, StatusRequest, StatusResponse};
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, Kind, Result};
-use crate::engines::remote::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours};
+use crate::engines::kit::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours};
 
 /// How long the next member waits for the one before it: longer than an answer takes on a local
 /// network, and far shorter than any ttl.

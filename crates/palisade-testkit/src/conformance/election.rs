@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use palisade::{Election, Eviction, Kind, Leader, Which};
 
-use super::fixture::{fails, free, granted, taken};
+use super::fixture::{answered, fails, free, granted, taken};
 use super::{Fixture, cases, needs, soon};
 
 cases! { pub(super) CASES, "election";
@@ -80,8 +80,9 @@ async fn a_campaign_waits_for_its_turn(fx: Fixture) {
 async fn campaign_timeout_is_none_in_time(fx: Fixture) {
     let election = fx.client().election("chair");
     let _leads = election.campaign("one").await.unwrap();
-    let campaign = election.campaign_timeout("two", Duration::from_millis(150));
-    taken(soon("the timeout", campaign).await);
+    let patience = Duration::from_millis(150);
+    let campaign = async || election.campaign_timeout("two", patience).await;
+    taken(answered(&fx.client(), campaign).await);
 }
 
 async fn nobody_leads_at_first(fx: Fixture) {

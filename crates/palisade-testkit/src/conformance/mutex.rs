@@ -8,7 +8,7 @@ use std::time::Duration;
 use palisade::core::clock::BootTime;
 use palisade::{Client, Hold, Patience, Request, Result, RwHold};
 
-use super::fixture::{free, granted, taken};
+use super::fixture::{answered, free, granted, taken};
 use super::{Fixture, SOON, cases, needs, permits, soon, within};
 
 /// What makes holders exclude each other.
@@ -252,8 +252,10 @@ async fn timeout_is_none_in_time(fx: Fixture, over: Over) {
 
 async fn zero_timeout_takes_a_free_lock(fx: Fixture, over: Over) {
     let _bystanders = over.prepare(&fx).await;
-    let _hold = free(over.lock_timeout(&fx.client(), Duration::ZERO).await);
-    taken(over.lock_timeout(&fx.client(), Duration::ZERO).await);
+    let client = fx.client();
+    let lock = async || over.lock_timeout(&client, Duration::ZERO).await;
+    let _hold = free(answered(&client, lock).await);
+    taken(answered(&client, lock).await);
 }
 
 async fn lock_in_time_is_held(fx: Fixture, over: Over) {

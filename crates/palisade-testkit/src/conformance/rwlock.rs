@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use palisade::RwLock;
 
-use super::fixture::{free, granted, taken};
-use super::{Fixture, cases, needs, soon};
+use super::fixture::{answered, free, granted, taken};
+use super::{Fixture, cases, needs};
 
 cases! { pub(super) CASES, "rwlock";
     "Readers hold beside each other, a writer alone." => [
@@ -112,6 +112,6 @@ async fn a_writer_that_gives_up_lets_readers_in(fx: Fixture) {
 async fn read_timeout_is_none_in_time(fx: Fixture) {
     let lock = fx.client().rwlock("shared");
     let _writer = lock.write().await.unwrap();
-    let wait = lock.read_timeout(Duration::from_millis(150));
-    taken(soon("the timeout", wait).await);
+    let read = async || lock.read_timeout(Duration::from_millis(150)).await;
+    taken(answered(&fx.client(), read).await);
 }

@@ -8,7 +8,7 @@ use palisade::core::clock::BootTime;
 use palisade::{Kind, Semaphore};
 use tokio::sync::watch;
 
-use super::fixture::{fails, free, granted, taken};
+use super::fixture::{answered, fails, free, granted, taken};
 use super::{Fixture, SOON, cases, needs, soon, within};
 
 cases! { pub(super) CASES, "semaphore";
@@ -151,6 +151,6 @@ async fn another_capacity_is_waited_for(fx: Fixture) {
 async fn acquire_timeout_is_none_in_time(fx: Fixture) {
     let semaphore = fx.client().semaphore("permits", 1);
     let _hold = semaphore.acquire().await.unwrap();
-    let wait = semaphore.acquire_timeout(Duration::from_millis(150));
-    taken(soon("the timeout", wait).await);
+    let acquire = async || semaphore.acquire_timeout(Duration::from_millis(150)).await;
+    taken(answered(&fx.client(), acquire).await);
 }

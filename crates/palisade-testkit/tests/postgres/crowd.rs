@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use palisade::{BootTime, LossReason};
+use palisade::LossReason;
 use palisade_testkit::lab::trial::until;
 use tokio::task::JoinSet;
 
-use super::{Psql, SOON, server, sql};
+use super::{Psql, SOON, connect, server, soon, sql, throughout};
 
 const SEATS: &str = "SELECT cardinality(seats) FROM palisade.line WHERE name = 'crowd'";
 
@@ -18,9 +18,7 @@ async fn two_thousand_waiters_cost_nobody_a_lock() {
     const CROWD: u32 = 2000;
     let Some(server) = server() else { return };
     // The timeout is for a busy machine; a renewal gives up after a sixth of the ttl.
-    let client = palisade::connect(&format!("{}?ttl=6s&timeout=20s", server.url()))
-        .await
-        .unwrap();
+    let client = connect(&format!("{}?ttl=6s&timeout=20s", server.url())).await;
     let lock = client.mutex("crowd");
     let hold = lock.lock().await.unwrap();
     let other = client.mutex("other").lock().await.unwrap();
@@ -36,12 +34,11 @@ async fn two_thousand_waiters_cost_nobody_a_lock() {
             hold.release().await.unwrap();
         });
     }
-    let end = BootTime::now() + Duration::from_secs(15);
-    while !end.has_passed() {
+    throughout(Duration::from_secs(15), || {
         assert!(hold.is_valid(), "the crowd took the lock from its holder");
         assert!(other.is_valid(), "the crowd took an unrelated lock away");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    })
+    .await;
     let seats: u32 = sql(&server, SEATS)[0].parse().unwrap();
     assert!((2..100).contains(&seats), "{seats} claims in the line");
     assert_eq!(served.load(Ordering::SeqCst), 0);
@@ -60,7 +57,7 @@ async fn two_thousand_waiters_cost_nobody_a_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_that_goes_leaves_nothing() {
     let Some(server) = server() else { return };
-    let client = palisade::connect(server.url()).await.unwrap();
+    let client = connect(server.url()).await;
     let lock = client.mutex("crowd");
     let hold = lock.lock().await.unwrap();
     let mut crowd = JoinSet::new();
@@ -72,7 +69,7 @@ async fn a_crowd_that_goes_leaves_nothing() {
     crowd.shutdown().await;
     until("the end of it", async || sql(&server, SEATS) == ["1"]).await;
     hold.release().await.unwrap();
-    let next = tokio::time::timeout(SOON, lock.lock()).await.unwrap();
+    let next = soon(lock.lock()).await;
     assert!(next.unwrap().is_valid());
 }
 
@@ -80,7 +77,7 @@ async fn a_crowd_that_goes_leaves_nothing() {
 #[tokio::test]
 async fn a_renewal_writes_each_row_once() {
     let Some(server) = server() else { return };
-    let client = palisade::connect(server.url()).await.unwrap();
+    let client = connect(server.url()).await;
     drop(client.mutex("x").lock().await.unwrap());
     let Some(mut psql) = Psql::open(&server) else {
         return;
@@ -111,23 +108,20 @@ async fn a_row_that_another_locks_costs_its_own_lease_only() {
     let Some(mut psql) = Psql::open(&server) else {
         return;
     };
-    let client = palisade::connect(&format!("{}?ttl=4s", server.url()))
-        .await
-        .unwrap();
+    let client = connect(&format!("{}?ttl=4s", server.url())).await;
     let mut holds = Vec::new();
     for name in ["a", "b", "c"] {
         holds.push(client.mutex(name).lock().await.unwrap());
     }
     psql.ask("BEGIN; SELECT 1 FROM palisade.line WHERE name = 'b' FOR UPDATE;");
-    let loss = tokio::time::timeout(SOON, holds[1].lost()).await.unwrap();
+    let loss = soon(holds[1].lost()).await;
     assert_eq!(loss.reason, LossReason::Expired);
-    let end = BootTime::now() + Duration::from_secs(8);
-    while !end.has_passed() {
+    throughout(Duration::from_secs(8), || {
         assert!(holds[0].is_valid() && holds[2].is_valid(), "lost beside it");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    })
+    .await;
     psql.ask("COMMIT;");
     let lock = client.mutex("b");
-    let again = tokio::time::timeout(SOON, lock.lock()).await.unwrap();
+    let again = soon(lock.lock()).await;
     assert!(again.unwrap().token() > holds[1].token());
 }

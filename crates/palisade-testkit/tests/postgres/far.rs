@@ -8,7 +8,7 @@ use std::time::Duration;
 use palisade_testkit::lab::launch::{self, Running};
 use palisade_testkit::taker::{Second, TakerArgs, What};
 
-use super::{server_with, sql};
+use super::{connect, server_with, sql};
 
 /// A namespace with one link to us; gone when it is dropped.
 struct Far {
@@ -102,7 +102,7 @@ async fn is_told_before_the_next_grant(scheme: &str, limit: Duration) {
     let there = url(&format!("10.231.{}.1", far.octet));
     let mut holder = second.taker(&there, "x", &args).unwrap();
     holder.until(What::Held, super::SOON).await;
-    let client = palisade::connect(&url("127.0.0.1")).await.unwrap();
+    let client = connect(&url("127.0.0.1")).await;
     let lock = client.mutex("x");
     assert!(lock.try_lock().await.unwrap().is_none(), "held by two");
     far.cut().unwrap();

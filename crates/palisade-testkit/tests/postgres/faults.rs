@@ -6,7 +6,7 @@ use palisade::{BootTime, LossReason};
 use palisade_testkit::lab::proxy::{Protocol, Proxy, to_client};
 use palisade_testkit::lab::trial::until;
 
-use super::{Psql, SOON, advisory, server, server_with, sql};
+use super::{Psql, SOON, advisory, connect, server, server_with, soon, sql, waits_for_a_lock};
 
 const OURS: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
     WHERE application_name LIKE 'palisade%' AND pid <> pg_backend_pid()";
@@ -14,26 +14,21 @@ const OURS: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activit
 #[tokio::test]
 async fn a_terminated_session_is_a_lost_lock_that_is_told() {
     let Some(server) = server() else { return };
-    let client = palisade::connect(&advisory(&server)).await.unwrap();
+    let client = connect(&advisory(&server)).await;
     let lock = client.mutex("x");
     let hold = lock.lock().await.unwrap();
     sql(&server, OURS);
-    let loss = tokio::time::timeout(SOON, hold.lost()).await.unwrap();
+    let loss = soon(hold.lost()).await;
     assert_eq!(loss.reason, LossReason::Taken);
     assert!(!hold.is_valid());
-    let next = tokio::time::timeout(SOON, lock.lock())
-        .await
-        .unwrap()
-        .unwrap();
+    let next = soon(lock.lock()).await.unwrap();
     assert!(next.token() > hold.token());
 }
 
 #[tokio::test]
 async fn terminated_sessions_cost_the_table_nothing() {
     let Some(server) = server() else { return };
-    let client = palisade::connect(&format!("{}?ttl=2s", server.url()))
-        .await
-        .unwrap();
+    let client = connect(&format!("{}?ttl=2s", server.url())).await;
     let lock = client.mutex("x");
     let hold = lock.lock().await.unwrap();
     let waiter = tokio::spawn(async move { lock.lock().await });
@@ -45,23 +40,19 @@ async fn terminated_sessions_cost_the_table_nothing() {
     }
     let token = hold.token();
     hold.release().await.unwrap();
-    let next = tokio::time::timeout(SOON, waiter)
-        .await
-        .unwrap()
-        .unwrap()
-        .unwrap();
+    let next = soon(waiter).await.unwrap().unwrap();
     assert!(next.token() > token);
 }
 
 #[tokio::test]
 async fn a_crash_keeps_the_table_s_holds_and_tokens_and_ends_session_locks() {
     let Some(server) = server() else { return };
-    let table = palisade::connect(server.url()).await.unwrap();
-    let sessions = palisade::connect(&advisory(&server)).await.unwrap();
+    let table = connect(server.url()).await;
+    let sessions = connect(&advisory(&server)).await;
     let row = table.mutex("x").lock().await.unwrap();
     let session = sessions.mutex("x").lock().await.unwrap();
     server.nodes()[0].restart().unwrap();
-    tokio::time::timeout(SOON, session.lost()).await.unwrap();
+    soon(session.lost()).await;
     let next = tokio::time::timeout(SOON, async { sessions.mutex("x").lock().await.unwrap() });
     assert!(
         next.await.unwrap().token() > session.token(),
@@ -79,7 +70,7 @@ async fn a_crash_keeps_the_table_s_holds_and_tokens_and_ends_session_locks() {
 #[tokio::test]
 async fn dead_rows_do_not_pile_up() {
     let Some(server) = server() else { return };
-    let client = palisade::connect(server.url()).await.unwrap();
+    let client = connect(server.url()).await;
     let lock = client.mutex("x");
     for _ in 0..3000 {
         lock.lock().await.unwrap().release().await.unwrap();
@@ -96,7 +87,7 @@ async fn dead_rows_do_not_pile_up() {
 #[tokio::test]
 async fn only_the_message_of_its_grant_is_a_grant() {
     let Some(server) = server() else { return };
-    let client = palisade::connect(server.url()).await.unwrap();
+    let client = connect(server.url()).await;
     let lock = client.mutex("told");
     let hold = lock.lock().await.unwrap();
     let mut waiter = tokio::spawn(async move { lock.lock().await });
@@ -119,7 +110,7 @@ async fn only_the_message_of_its_grant_is_a_grant() {
     }
     let token = hold.token();
     hold.release().await.unwrap();
-    let next = tokio::time::timeout(SOON, waiter).await.unwrap();
+    let next = soon(waiter).await;
     assert!(next.unwrap().unwrap().token() > token);
 }
 
@@ -127,9 +118,7 @@ async fn only_the_message_of_its_grant_is_a_grant() {
 #[tokio::test]
 async fn a_waiter_whose_lease_has_ended_is_passed_over() {
     let Some(server) = server() else { return };
-    let client = palisade::connect(&format!("{}?ttl=60s", server.url()))
-        .await
-        .unwrap();
+    let client = connect(&format!("{}?ttl=60s", server.url())).await;
     let lock = client.mutex("ended");
     let hold = lock.lock().await.unwrap();
     let mut waiters = Vec::new();
@@ -155,7 +144,7 @@ async fn a_waiter_whose_lease_has_ended_is_passed_over() {
 async fn dropped_futures_leave_no_claim() {
     let Some(server) = server() else { return };
     for url in [server.url().to_owned(), advisory(&server)] {
-        let client = palisade::connect(&url).await.unwrap();
+        let client = connect(&url).await;
         let lock = client.mutex("dropped");
         for round in 0..200_u64 {
             let lock = lock.clone();
@@ -164,7 +153,7 @@ async fn dropped_futures_leave_no_claim() {
             task.abort();
         }
         client.flush().await;
-        let other = palisade::connect(&url).await.unwrap();
+        let other = connect(&url).await;
         let hold = other.mutex("dropped").lock_timeout(SOON).await.unwrap();
         assert!(
             hold.is_some(),
@@ -184,9 +173,7 @@ async fn a_deadlock_at_our_cost_is_asked_again() {
     let Some(mut other) = Psql::open(&server) else {
         return;
     };
-    let client = palisade::connect(&format!("{}?timeout=30s", server.url()))
-        .await
-        .unwrap();
+    let client = connect(&format!("{}?timeout=30s", server.url())).await;
     let lock = client.mutex("x");
     lock.lock().await.unwrap().release().await.unwrap();
     // Whoever enters now locks the line's row, and then looks for claims that were left before
@@ -224,19 +211,16 @@ async fn a_grant_whose_news_come_late_lasts_no_longer_for_it() {
     let Some(server) = server() else { return };
     let target = server.nodes()[0].address().parse().unwrap();
     let proxy = Proxy::start(target, Protocol::Postgres).unwrap();
-    let near = palisade::connect(&advisory(&server)).await.unwrap();
+    let near = connect(&advisory(&server)).await;
     let far = format!(
         "postgres+advisory://palisade@{}/postgres?ttl=6s&timeout=1s",
         proxy.addr()
     );
-    let far = palisade::connect(&far).await.unwrap();
+    let far = connect(&far).await;
     let first = near.mutex("x").lock().await.unwrap();
     let lock = far.mutex("x");
     let waiter = tokio::spawn(async move { lock.lock().await });
-    let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
-    while sql(&server, waits) != ["1"] {
-        tokio::task::yield_now().await;
-    }
+    waits_for_a_lock(&server).await;
     let silence = proxy.inject(to_client().hold());
     let token = first.token();
     first.release().await.unwrap();

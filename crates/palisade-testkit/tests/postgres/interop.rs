@@ -7,7 +7,7 @@ use palisade::{Kind, Name, Patience};
 use sqlx::postgres::PgAdvisoryLock;
 use sqlx::{Connection, Either, PgConnection};
 
-use super::{Psql, SOON, advisory, server, sql};
+use super::{Psql, SOON, advisory, connect, server, soon, sql, throughout, waits_for_a_lock};
 
 /// A lock of sqlx and one of palisade by the same name, with its defaults: `key=sqlx`.
 #[tokio::test]
@@ -19,7 +19,7 @@ async fn sqlx_s_advisory_lock_and_ours_exclude_each_other() {
         ("", "nightly import", "palisade/nightly import"),
     ] {
         let url = format!("{}{namespace}", advisory(&server));
-        let client = palisade::connect(&url).await.unwrap();
+        let client = connect(&url).await;
         let ours = client.mutex(name);
         let sqlx = PgAdvisoryLock::new(known_as);
 
@@ -51,14 +51,6 @@ async fn sqlx_s_advisory_lock_and_ours_exclude_each_other() {
     theirs.close().await.unwrap();
 }
 
-/// Returns when a session waits for an advisory lock.
-async fn waits_for_a_lock(server: &palisade_testkit::lab::launch::Running) {
-    let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
-    while sql(server, waits) != ["1"] {
-        tokio::task::yield_now().await;
-    }
-}
-
 #[tokio::test]
 async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
     let Some(server) = server() else { return };
@@ -71,7 +63,7 @@ async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
     ];
     for (key, name, number) in cases {
         let url = format!("{}?namespace=&key={key}", advisory(&server));
-        let client = palisade::connect(&url).await.unwrap();
+        let client = connect(&url).await;
         let lock = client.mutex(name);
         let readers = client.rwlock(name);
 
@@ -103,11 +95,7 @@ async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
         let waiter = tokio::spawn(async move { lock.lock().await });
         waits_for_a_lock(&server).await;
         psql.ask(&format!("SELECT pg_advisory_unlock({number});"));
-        let hold = tokio::time::timeout(SOON, waiter)
-            .await
-            .unwrap()
-            .unwrap()
-            .unwrap();
+        let hold = soon(waiter).await.unwrap().unwrap();
         hold.release().await.unwrap();
 
         let read = readers.read().await.unwrap();
@@ -127,8 +115,8 @@ async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
 #[tokio::test]
 async fn a_session_is_called_after_the_claim_that_it_has() {
     let Some(server) = server() else { return };
-    let client = palisade::connect(&advisory(&server)).await.unwrap();
-    let other = palisade::connect(&advisory(&server)).await.unwrap();
+    let client = connect(&advisory(&server)).await;
+    let other = connect(&advisory(&server)).await;
     let named = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'palisade _%'";
     for round in 0..10 {
         let name = Name::new(format!("round {round}")).unwrap();
@@ -156,7 +144,7 @@ async fn a_foreign_session_is_taken_away_only_by_force() {
         return;
     };
     let url = format!("{}?namespace=&key=raw", advisory(&server));
-    let client = palisade::connect(&url).await.unwrap();
+    let client = connect(&url).await;
     let name = Name::new("7").unwrap();
     psql.ask("SELECT pg_advisory_lock(7);");
     let refused = client
@@ -178,7 +166,7 @@ async fn a_foreign_session_is_taken_away_only_by_force() {
 async fn a_shedlock_job_and_palisade_exclude_each_other() {
     let Some(server) = server() else { return };
     let url = format!("{}?namespace=&layout=shedlock&ttl=1s", server.url());
-    let client = palisade::connect(&url).await.unwrap();
+    let client = connect(&url).await;
     let lock = client.mutex("nightly");
     let first = lock.lock().await.unwrap();
     let theirs = "INSERT INTO shedlock(name, lock_until, locked_at, locked_by) VALUES('nightly', \
@@ -192,15 +180,14 @@ async fn a_shedlock_job_and_palisade_exclude_each_other() {
         "a job runs beside palisade"
     );
     // It is kept past its ttl by renewals.
-    let end = palisade::BootTime::now() + std::time::Duration::from_millis(1500);
-    while !end.has_passed() {
+    throughout(std::time::Duration::from_millis(1500), || {
         assert!(first.is_valid());
         assert!(
             sql(&server, theirs).is_empty(),
             "a job runs beside palisade"
         );
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+    })
+    .await;
     let token = first.token();
     first.release().await.unwrap();
 
@@ -222,10 +209,7 @@ async fn a_shedlock_job_and_palisade_exclude_each_other() {
         "UPDATE shedlock SET lock_until = timezone('utc', CURRENT_TIMESTAMP) \
         WHERE name = 'nightly' AND locked_by = 'job-host'",
     );
-    let second = tokio::time::timeout(SOON, lock.lock())
-        .await
-        .unwrap()
-        .unwrap();
+    let second = soon(lock.lock()).await.unwrap();
     assert!(second.token() > token);
     let shown = client
         .survey(Scope::Line(name.clone()))
@@ -242,7 +226,7 @@ async fn a_shedlock_job_and_palisade_exclude_each_other() {
             .await
             .unwrap()
     );
-    tokio::time::timeout(SOON, second.lost()).await.unwrap();
+    soon(second.lost()).await;
     let long = client.mutex("x".repeat(65)).try_lock().await.unwrap_err();
     assert_eq!(long.kind(), Kind::InvalidName);
     assert_eq!(
@@ -256,7 +240,7 @@ async fn a_shedlock_job_and_palisade_exclude_each_other() {
 async fn a_minimum_hold_is_written_into_shedlocks_row() {
     let Some(server) = server() else { return };
     let url = format!("{}?namespace=&layout=shedlock&ttl=1s", server.url());
-    let client = palisade::connect(&url).await.unwrap();
+    let client = connect(&url).await;
     let line = client.line("daily", Ask::Whole);
     let hour = std::time::Duration::from_secs(3600);
     let hold = line.at_least(hour).acquire(Patience::NoWait).await;
@@ -271,11 +255,10 @@ async fn a_minimum_hold_is_written_into_shedlocks_row() {
     };
     assert!(lasts(), "when it was taken");
     // Renewals leave it as it is.
-    let end = palisade::BootTime::now() + std::time::Duration::from_millis(1500);
-    while !end.has_passed() {
+    throughout(std::time::Duration::from_millis(1500), || {
         assert!(hold.is_valid() && lasts(), "when it was renewed");
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    }
+    })
+    .await;
     let name = Name::new("daily").unwrap();
     assert!(
         client
@@ -283,5 +266,5 @@ async fn a_minimum_hold_is_written_into_shedlocks_row() {
             .await
             .unwrap()
     );
-    tokio::time::timeout(SOON, hold.lost()).await.unwrap();
+    soon(hold.lost()).await;
 }

@@ -3,7 +3,7 @@
 use palisade::Kind;
 use palisade_testkit::lab::launch::{self, Running};
 
-use super::{SOON, server, sql};
+use super::{SOON, connect, refusal, server, soon, sql};
 
 const SCHEMES: [&str; 2] = ["postgres", "postgres+advisory"];
 
@@ -20,13 +20,6 @@ fn with_passwords() -> Option<Running> {
     );
     sql(&server, "SELECT pg_reload_conf()");
     Some(server)
-}
-
-async fn refusal(url: &str) -> palisade::Error {
-    match palisade::connect(url).await {
-        Err(error) => error,
-        Ok(client) => client.mutex("x").try_lock().await.unwrap_err(),
-    }
 }
 
 #[tokio::test]
@@ -122,9 +115,9 @@ async fn a_password_is_read_at_each_connect() {
             server.nodes()[0].address(),
             file.display()
         );
-        let client = palisade::connect(&url).await.unwrap();
+        let client = connect(&url).await;
         let lock = client.mutex("x");
-        let hold = tokio::time::timeout(SOON, lock.lock()).await.unwrap();
+        let hold = soon(lock.lock()).await;
         hold.unwrap().release().await.unwrap();
         let password = format!("changed-{round}");
         sql(&server, &format!("ALTER ROLE app PASSWORD '{password}'"));

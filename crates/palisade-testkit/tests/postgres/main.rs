@@ -18,23 +18,65 @@ mod standby;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
+use palisade::{BootTime, Client};
 use palisade_testkit::lab::launch::{self, Running, wire};
-use palisade_testkit::lab::trial::SOON;
+use palisade_testkit::lab::trial::{SOON, until};
 
 fn server() -> Option<Running> {
-    launch::need("postgres")
+    server_with(&[])
 }
 
 fn server_with(settings: &[&str]) -> Option<Running> {
-    match launch::start_with("postgres", settings) {
+    start("postgres", settings)
+}
+
+/// What is missing is told.
+fn start(engine: &'static str, settings: &[&str]) -> Option<Running> {
+    match launch::start_with(engine, settings) {
         Ok(server) => Some(server),
         Err(launch::Error::Missing(why)) => {
-            launch::skip("postgres", &why);
+            launch::skip(engine, &why);
             None
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+async fn connect(url: impl AsRef<str>) -> Client {
+    palisade::connect(url.as_ref()).await.unwrap()
+}
+
+/// Why no lock can be had by a URL.
+async fn refusal(url: &str) -> palisade::Error {
+    match palisade::connect(url).await {
+        Err(error) => error,
+        Ok(client) => client.mutex("x").try_lock().await.unwrap_err(),
+    }
+}
+
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    let done = tokio::time::timeout(SOON, what).await;
+    done.expect("it takes too long")
+}
+
+/// Checks again and again.
+async fn throughout(time: Duration, check: impl Fn()) {
+    let end = BootTime::now() + time;
+    while !end.has_passed() {
+        check();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Returns when one session waits for an advisory lock.
+async fn waits_for_a_lock(server: &Running) {
+    let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+    until("one waits at the server", async || {
+        sql(server, waits) == ["1"]
+    })
+    .await;
 }
 
 /// The server's URL for session locks.

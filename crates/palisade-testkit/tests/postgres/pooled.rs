@@ -8,10 +8,10 @@ use std::time::Duration;
 use palisade::{Kind, Severity};
 use palisade_testkit::lab::launch::{self, Running, wire};
 
-use super::{Psql, SOON, advisory, sql};
+use super::{Psql, SOON, advisory, connect, refusal, soon, sql, start};
 
 async fn codes(url: &str) -> Vec<(&'static str, Severity)> {
-    let client = palisade::connect(url).await.unwrap();
+    let client = connect(url).await;
     let checkup = client.check().await.unwrap();
     checkup
         .findings
@@ -47,18 +47,14 @@ async fn a_pooler_is_found_out_and_waiters_are_served_without_a_push() {
         "{found:?}"
     );
 
-    let client = palisade::connect(pooler.url()).await.unwrap();
+    let client = connect(pooler.url()).await;
     let lock = client.mutex("polled");
     let hold = lock.lock().await.unwrap();
     let token = hold.token();
     let waiter = tokio::spawn(async move { lock.lock().await });
     tokio::time::sleep(Duration::from_millis(300)).await;
     hold.release().await.unwrap();
-    let next = tokio::time::timeout(SOON, waiter)
-        .await
-        .unwrap()
-        .unwrap()
-        .unwrap();
+    let next = soon(waiter).await.unwrap().unwrap();
     assert!(next.token() > token);
 }
 
@@ -66,14 +62,7 @@ async fn a_pooler_is_found_out_and_waiters_are_served_without_a_push() {
 const LENIENT: &str = "pooler.ignore_startup_parameters = extra_float_digits,options";
 
 fn pooler_with(settings: &[&str]) -> Option<Running> {
-    match launch::start_with("pgbouncer", settings) {
-        Ok(pooler) => Some(pooler),
-        Err(launch::Error::Missing(why)) => {
-            launch::skip("pgbouncer", &why);
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    start("pgbouncer", settings)
 }
 
 /// Other clients of a pooler, so that its server connections change hands all the time.
@@ -107,13 +96,6 @@ impl Drop for Traffic {
             // One that panicked has said so; a panic here would hide it.
             let _ = client.join();
         }
-    }
-}
-
-async fn refusal(url: &str) -> palisade::Error {
-    match palisade::connect(url).await {
-        Err(error) => error,
-        Ok(client) => client.mutex("x").try_lock().await.unwrap_err(),
     }
 }
 
@@ -182,7 +164,7 @@ async fn a_pool_of_one_connection_is_enough() {
     let Some(pooler) = pooler_with(&one) else {
         return;
     };
-    let client = palisade::connect(pooler.url()).await.unwrap();
+    let client = connect(pooler.url()).await;
     let lock = client.mutex("x");
     let hold = tokio::time::timeout(SOON, lock.lock()).await;
     hold.expect("no lock").unwrap().release().await.unwrap();
@@ -199,7 +181,7 @@ async fn a_pooler_in_session_mode_is_believed_only_when_it_is_said_so() {
     assert_eq!(refused.kind(), Kind::Unsupported);
     assert!(refused.to_string().contains("pooler=session"), "{refused}");
     let url = format!("{}?pooler=session", advisory(&pooler));
-    let client = palisade::connect(&url).await.unwrap();
+    let client = connect(&url).await;
     let lock = client.mutex("x");
     let hold = lock.lock().await.unwrap();
     assert!(lock.try_lock().await.unwrap().is_none(), "held by two");
@@ -215,7 +197,7 @@ async fn a_statement_in_another_session_takes_no_lock() {
     };
     // A lie, which makes the client believe in the first session that it sees.
     let url = format!("{}?pooler=session", advisory(&pooler));
-    let client = palisade::connect(&url).await.unwrap();
+    let client = connect(&url).await;
     let first = client.mutex("first");
     first.lock().await.unwrap().release().await.unwrap();
     // The pooler gives this one the session that was used last.
@@ -238,7 +220,7 @@ async fn stricter_isolation_costs_nobody_a_lock() {
         return;
     };
     let _traffic = Traffic::through(&pooler, 2);
-    let client = palisade::connect(pooler.url()).await.unwrap();
+    let client = connect(pooler.url()).await;
     let (inside, most) = (Arc::new(std::sync::atomic::AtomicU32::new(0)), 8);
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..most {

@@ -6,31 +6,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use palisade::{BootTime, Kind};
+use palisade::Kind;
 use palisade_testkit::lab::proxy::Proxies;
 
-use super::{SOON, server};
+use super::{SOON, connect, server, throughout};
 
 /// The connections that there are go silent, new ones are fine: holds live on, waiters are served.
 #[tokio::test]
 async fn a_silent_connection_costs_no_lock() {
     let Some(server) = server() else { return };
     let proxies = Proxies::before(server.url()).unwrap();
-    let client = palisade::connect(&format!("{}?ttl=3s", proxies.url()))
-        .await
-        .unwrap();
-    let near = palisade::connect(server.url()).await.unwrap();
+    let client = connect(&format!("{}?ttl=3s", proxies.url())).await;
+    let near = connect(server.url()).await;
     let busy = near.mutex("busy").lock().await.unwrap();
     let hold = client.mutex("x").lock().await.unwrap();
     let lock = client.mutex("busy");
     let waiter = tokio::spawn(async move { lock.lock().await });
     for _ in 0..3 {
         proxies.silence();
-        let end = BootTime::now() + Duration::from_secs(4);
-        while !end.has_passed() {
+        throughout(Duration::from_secs(4), || {
             assert!(hold.is_valid(), "lost with one connection");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        })
+        .await;
     }
     busy.release().await.unwrap();
     let next = tokio::time::timeout(SOON * 2, waiter).await.unwrap();
@@ -58,7 +55,7 @@ async fn a_server_that_floods_is_given_up() {
         }
     });
     let url = format!("postgres://palisade@{address}/postgres?connect_timeout=60s");
-    let client = palisade::connect(&url).await.unwrap();
+    let client = connect(&url).await;
     let lock = client.mutex("x");
     let refused = tokio::time::timeout(SOON * 6, lock.try_lock())
         .await

@@ -3,7 +3,7 @@
 use palisade::engines::postgres::Schema;
 use palisade::{Kind, Patience};
 
-use super::{Psql, advisory, server, server_with, sql};
+use super::{Psql, advisory, connect, server, server_with, sql};
 
 #[tokio::test]
 async fn a_lesser_user_needs_the_grants_that_are_printed_and_no_more() {
@@ -17,7 +17,7 @@ async fn a_lesser_user_needs_the_grants_that_are_printed_and_no_more() {
         advisory(&server).replace("palisade@", "app@"),
     ];
     for url in &urls {
-        let client = palisade::connect(url).await.unwrap();
+        let client = connect(url).await;
         let refused = client.mutex("x").try_lock().await.unwrap_err();
         assert_eq!(refused.kind(), Kind::Denied);
         assert!(
@@ -32,7 +32,7 @@ async fn a_lesser_user_needs_the_grants_that_are_printed_and_no_more() {
         psql.ask(&schema.grants("app"));
     }
     for url in &urls {
-        let client = palisade::connect(url).await.unwrap();
+        let client = connect(url).await;
         let hold = client.mutex("x").try_lock().await.unwrap().unwrap();
         hold.release().await.unwrap();
     }
@@ -41,9 +41,9 @@ async fn a_lesser_user_needs_the_grants_that_are_printed_and_no_more() {
 #[tokio::test]
 async fn another_schema_is_another_set_of_locks() {
     let Some(server) = server() else { return };
-    let one = palisade::connect(server.url()).await.unwrap();
+    let one = connect(server.url()).await;
     let other = format!("{}?schema=other_locks", server.url());
-    let other = palisade::connect(&other).await.unwrap();
+    let other = connect(&other).await;
     let first = one.mutex("x").try_lock().await.unwrap();
     let second = other.mutex("x").try_lock().await.unwrap();
     assert!(first.is_some() && second.is_some());
@@ -68,7 +68,7 @@ async fn no_connection_left_is_unreachable_and_passes() {
     let Some(server) = server_with(&few) else {
         return;
     };
-    let client = palisade::connect(server.url()).await.unwrap();
+    let client = connect(server.url()).await;
     let mut sessions: Vec<_> = (0..4).filter_map(|_| Psql::open(&server)).collect();
     if sessions.is_empty() {
         return;

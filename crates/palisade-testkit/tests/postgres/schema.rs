@@ -5,7 +5,7 @@ use palisade::{Kind, Severity};
 use palisade_testkit::lab::launch::Running;
 use palisade_testkit::lab::trial::until;
 
-use super::{Psql, server, server_with, sql};
+use super::{Psql, connect, server, server_with, sql};
 
 /// The schema of an earlier palisade, whose clients call its functions as [`earlier`] does.
 const SCHEMA_3: &str = include_str!("schema_3.sql");
@@ -30,7 +30,7 @@ async fn an_earlier_schema_is_left_alone_and_its_clients_go_on_with_this_one() {
     };
     psql.ask(SCHEMA_3);
     let before = sql(&server, FUNCTIONS);
-    let client = palisade::connect(server.url()).await.unwrap();
+    let client = connect(server.url()).await;
     let lock = client.mutex("x");
     let refused = lock.try_lock().await.unwrap_err();
     assert_eq!(refused.kind(), Kind::Config);
@@ -67,7 +67,7 @@ async fn an_earlier_schema_is_left_alone_and_its_clients_go_on_with_this_one() {
 #[tokio::test]
 async fn a_later_schema_is_used_unless_it_says_that_it_can_t_be() {
     let Some(server) = server() else { return };
-    let first = palisade::connect(server.url()).await.unwrap();
+    let first = connect(server.url()).await;
     first.mutex("x").try_lock().await.unwrap();
     let say = |what: &str, number: u32| {
         let sql_text = format!(
@@ -76,11 +76,11 @@ async fn a_later_schema_is_used_unless_it_says_that_it_can_t_be() {
         sql(&server, &sql_text);
     };
     say("revision", 999);
-    let client = palisade::connect(server.url()).await.unwrap();
+    let client = connect(server.url()).await;
     let hold = client.mutex("y").try_lock().await.unwrap();
     assert!(hold.is_some());
     say("version", 999);
-    let client = palisade::connect(server.url()).await.unwrap();
+    let client = connect(server.url()).await;
     let newer = client.mutex("x").try_lock().await.unwrap_err();
     assert_eq!(newer.kind(), Kind::Config);
 }
@@ -88,7 +88,7 @@ async fn a_later_schema_is_used_unless_it_says_that_it_can_t_be() {
 #[tokio::test]
 async fn a_deleted_row_sends_no_token_back() {
     let Some(server) = server() else { return };
-    let client = palisade::connect(server.url()).await.unwrap();
+    let client = connect(server.url()).await;
     let lock = client.mutex("x");
     let token = async || {
         let hold = lock.lock().await.unwrap();
@@ -119,7 +119,7 @@ async fn a_grant_survives_a_crash_of_a_server_that_commits_later() {
     let Some(server) = server_with(&later) else {
         return;
     };
-    let client = palisade::connect(server.url()).await.unwrap();
+    let client = connect(server.url()).await;
     drop(client.mutex("other").lock().await.unwrap());
     sql(&server, "CHECKPOINT");
     let hold = client.mutex("x").lock().await.unwrap();
@@ -147,7 +147,7 @@ async fn what_is_not_durable_is_a_danger() {
         return;
     };
     let dangers = async |server: &Running| {
-        let client = palisade::connect(server.url()).await.unwrap();
+        let client = connect(server.url()).await;
         client.mutex("x").try_lock().await.unwrap();
         let findings = client.check().await.unwrap().findings;
         let danger = findings.iter().filter(|f| f.severity == Severity::Danger);
@@ -163,7 +163,7 @@ async fn what_is_not_durable_is_a_danger() {
 #[tokio::test]
 async fn departed_claims_are_swept() {
     let Some(server) = server() else { return };
-    let client = palisade::connect(server.url()).await.unwrap();
+    let client = connect(server.url()).await;
     client.mutex("x").try_lock().await.unwrap();
     for leave in [
         "leave('palisade', 'x', gen_random_uuid(), 0, false)",
@@ -198,7 +198,7 @@ async fn looks_don_t_scan_the_table() {
     };
     psql.ask("CREATE DATABASE other TEMPLATE template0 LC_COLLATE 'C.UTF-8' LC_CTYPE 'C.UTF-8';");
     let url = server.url().replace("/postgres", "/other");
-    let client = palisade::connect(&url).await.unwrap();
+    let client = connect(&url).await;
     let hold = client.mutex("job/1").lock().await.unwrap();
     psql.ask(
         "\\c other
@@ -246,7 +246,7 @@ async fn of_many_who_start_at_once_one_makes_the_schema() {
     let starters = (0..20).map(|_| {
         let url = url.clone();
         tokio::spawn(async move {
-            let client = palisade::connect(&url).await.unwrap();
+            let client = connect(&url).await;
             let hold = client.mutex("crowd").lock().await.unwrap();
             hold.release().await.unwrap();
         })

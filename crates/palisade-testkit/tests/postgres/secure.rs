@@ -6,7 +6,7 @@ use palisade::Kind;
 use palisade_testkit::lab::launch;
 use palisade_testkit::lab::trial::{certificates, expired};
 
-use super::{server_with, sql};
+use super::{connect, server_with, sql};
 
 #[tokio::test]
 async fn a_server_s_certificate_is_checked_by_both_engines() {
@@ -33,7 +33,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
     // It does not speak TLS yet.
     for scheme in schemes {
         let rest = format!("127.0.0.1:PORT/postgres?{}", ca("ca"));
-        let client = palisade::connect(&url(scheme, &rest)).await.unwrap();
+        let client = connect(&url(scheme, &rest)).await;
         let refused = client.mutex("x").try_lock().await.unwrap_err();
         assert_eq!(refused.kind(), Kind::Config, "{refused}");
         assert!(refused.to_string().contains("tls=disable"), "{refused}");
@@ -50,7 +50,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
         WHERE ssl AND application_name LIKE 'palisade%'";
     for scheme in schemes {
         let rest = format!("127.0.0.1:PORT/postgres?{}", ca("ca"));
-        let client = palisade::connect(&url(scheme, &rest)).await.unwrap();
+        let client = connect(&url(scheme, &rest)).await;
         let lock = client.mutex("x");
         // The server takes a moment to read its settings.
         let hold = tokio::time::timeout(super::SOON * 2, async {
@@ -78,7 +78,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
                 "does not name this host",
             ),
         ] {
-            let client = palisade::connect(&url(scheme, &rest)).await.unwrap();
+            let client = connect(&url(scheme, &rest)).await;
             let refused = client.mutex("x").try_lock().await.unwrap_err();
             assert_eq!(refused.kind(), Kind::Config, "{refused}");
             assert!(refused.to_string().contains(text), "{refused}");
@@ -96,7 +96,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
     };
     for scheme in schemes {
         std::fs::copy(data.join("other.pem"), &client).unwrap();
-        let patient = palisade::connect(&url(scheme)).await.unwrap();
+        let patient = connect(&url(scheme)).await;
         let lock = patient.mutex("x");
         let refused = lock.try_lock().await.unwrap_err();
         assert_eq!(refused.kind(), Kind::Config, "{refused}");
@@ -111,7 +111,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
     for scheme in schemes {
         let expired = tokio::time::timeout(super::SOON * 2, async {
             loop {
-                let client = palisade::connect(&url(scheme)).await.unwrap();
+                let client = connect(&url(scheme)).await;
                 match client.mutex("y").try_lock().await {
                     Err(error) => break error,
                     Ok(_) => tokio::task::yield_now().await,

@@ -12,9 +12,8 @@ use palisade::core::owner::Owner;
 use palisade::core::ticket::{Lease, Ticket};
 use palisade::{BootTime, Client, Kind, LossReason};
 use palisade_testkit::lab::proxy::{Protocol, Proxy};
-use palisade_testkit::lab::trial::until;
 
-use super::{Psql, SOON, advisory, server, sql};
+use super::{Psql, SOON, advisory, connect, server, soon, sql, waits_for_a_lock};
 
 const SESSIONS: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'palisade%'";
@@ -42,7 +41,7 @@ async fn enter(client: &Client, name: &str) -> (Ticket, Place) {
 async fn connections_have_a_ceiling() {
     let Some(server) = server() else { return };
     let url = format!("{}?max_connections=3&timeout=500ms", advisory(&server));
-    let client = palisade::connect(&url).await.unwrap();
+    let client = connect(&url).await;
     let lock = |name: &str| client.mutex(name);
     let mut holds = Vec::new();
     for name in ["a", "b", "c"] {
@@ -87,7 +86,7 @@ async fn a_crowd_costs_one_connection_and_leaves_others_alone() {
     const CROWD: usize = 300;
     let Some(server) = server() else { return };
     let url = format!("{}?max_connections=4", advisory(&server));
-    let client = palisade::connect(&url).await.unwrap();
+    let client = connect(&url).await;
     let hold = client.mutex("x").lock().await.unwrap();
     let inside = Arc::new(AtomicU32::new(0));
     let mut crowd = tokio::task::JoinSet::new();
@@ -105,14 +104,10 @@ async fn a_crowd_costs_one_connection_and_leaves_others_alone() {
     let impatient = client.line("x", Ask::Whole);
     let patience = palisade::Patience::For(Duration::from_millis(300));
     assert!(impatient.acquire(patience).await.unwrap().is_none());
-    let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
-    until("one waits at the server", async || {
-        sql(&server, waits) == ["1"]
-    })
-    .await;
+    waits_for_a_lock(&server).await;
     let other = client.mutex("y").try_lock().await.unwrap();
     other.expect("busy").release().await.unwrap();
-    let foreign = palisade::connect(&advisory(&server)).await.unwrap();
+    let foreign = connect(&advisory(&server)).await;
     let foreign = foreign.mutex("x");
     let foreign = tokio::spawn(async move { foreign.lock().await.unwrap().release().await });
     hold.release().await.unwrap();
@@ -127,13 +122,13 @@ async fn a_crowd_costs_one_connection_and_leaves_others_alone() {
 async fn a_dead_connection_gives_its_place_back() {
     let Some(server) = server() else { return };
     let url = format!("{}?max_connections=1", advisory(&server));
-    let client = palisade::connect(&url).await.unwrap();
+    let client = connect(&url).await;
     let hold = client.mutex("a").lock().await.unwrap();
     sql(
         &server,
         "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'",
     );
-    tokio::time::timeout(SOON, hold.lost()).await.unwrap();
+    soon(hold.lost()).await;
     let next = client.mutex("b");
     let next = tokio::time::timeout(SOON, next.lock()).await;
     drop(next.expect("no connection").unwrap());
@@ -144,7 +139,7 @@ async fn a_frozen_server_keeps_waiters_no_longer_than_one() {
     const WAITERS: usize = 12;
     let Some(server) = server() else { return };
     let url = format!("{}?timeout=1s&connect_timeout=1s", advisory(&server));
-    let client = palisade::connect(&url).await.unwrap();
+    let client = connect(&url).await;
     let (_, place) = enter(&client, "x").await;
     assert!(matches!(place, Place::Held { .. }));
     let mut tickets = Vec::new();
@@ -178,7 +173,7 @@ async fn a_renewal_gives_a_silent_connection_up_in_time_and_the_owner_is_told() 
         "postgres+advisory://palisade@{}/postgres?ttl=3s",
         proxy.addr()
     );
-    let client = palisade::connect(&url).await.unwrap();
+    let client = connect(&url).await;
     let (ticket, _) = enter(&client, "x").await;
     let hold = client.mutex("y").lock().await.unwrap();
     proxy.silence();
@@ -190,7 +185,7 @@ async fn a_renewal_gives_a_silent_connection_up_in_time_and_the_owner_is_told() 
     assert!(took < WITHIN * 2, "answered after {took:?}");
     // The session can't be had by another connection: the hold ends by its deadline, before the
     // server lets go, and new locks are taken by new connections.
-    let loss = tokio::time::timeout(SOON, hold.lost()).await.unwrap();
+    let loss = soon(hold.lost()).await;
     assert_eq!(loss.reason, LossReason::Expired);
     let again = client.mutex("y");
     let next = tokio::time::timeout(SOON * 2, again.lock()).await;
@@ -223,7 +218,7 @@ async fn a_token_is_on_the_disk_before_it_is_told() {
         return;
     };
     psql.ask("ALTER ROLE palisade SET synchronous_commit = off;");
-    let client = palisade::connect(&advisory(&server)).await.unwrap();
+    let client = connect(&advisory(&server)).await;
     let mut last = 0;
     for round in 0..40 {
         let hold = client.mutex("x").lock().await.unwrap();

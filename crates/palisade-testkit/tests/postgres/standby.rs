@@ -5,7 +5,7 @@ use std::time::Duration;
 use palisade::Kind;
 use palisade_testkit::lab::launch::{self, Node, Running, wire};
 
-use super::SOON;
+use super::{SOON, connect, soon, throughout};
 
 const SCHEMES: [&str; 2] = ["postgres", "postgres+advisory"];
 
@@ -44,14 +44,12 @@ async fn a_standby_is_refused_and_the_primary_among_several_is_found() {
     // First without palisade's tables there, then with them.
     for tables in [false, true] {
         for scheme in SCHEMES {
-            let client = palisade::connect(&url(scheme, std::slice::from_ref(&standby)))
-                .await
-                .unwrap();
+            let client = connect(&url(scheme, std::slice::from_ref(&standby))).await;
             let refused = client.mutex("x").try_lock().await.unwrap_err();
             assert_eq!(refused.kind(), Kind::Unreachable, "{scheme}, {tables}");
             assert!(refused.to_string().contains("standby"), "{refused}");
         }
-        let made = palisade::connect(pair.url()).await.unwrap();
+        let made = connect(pair.url()).await;
         let hold = made.mutex("made").try_lock().await.unwrap();
         hold.unwrap().release().await.unwrap();
         caught_up(&pair).await;
@@ -59,16 +57,14 @@ async fn a_standby_is_refused_and_the_primary_among_several_is_found() {
     // Nobody listens at the first; the second takes no writes.
     let hosts = ["127.0.0.1:1".to_owned(), standby.clone(), primary];
     for scheme in SCHEMES {
-        let client = palisade::connect(&url(scheme, &hosts)).await.unwrap();
+        let client = connect(&url(scheme, &hosts)).await;
         let hold = client.mutex("x").try_lock().await.unwrap();
         hold.unwrap().release().await.unwrap();
         let findings = client.check().await.unwrap().findings;
         let codes: Vec<_> = findings.iter().map(|finding| finding.code).collect();
         assert!(codes.contains(&"async_standby"), "{codes:?}");
     }
-    let client = palisade::connect(&url("postgres", &[standby]))
-        .await
-        .unwrap();
+    let client = connect(&url("postgres", &[standby])).await;
     let findings = client.check().await.unwrap().findings;
     assert!(
         findings.iter().any(|finding| finding.code == "standby"),
@@ -85,8 +81,8 @@ async fn a_failover_ends_session_locks_and_keeps_rows() {
     };
     let hosts = [0, 1].map(|at| pair.nodes()[at].address());
     let [table, sessions] = SCHEMES.map(|scheme| url(scheme, &hosts));
-    let table = palisade::connect(&table).await.unwrap();
-    let sessions = palisade::connect(&sessions).await.unwrap();
+    let table = connect(&table).await;
+    let sessions = connect(&sessions).await;
     let row = table.mutex("x").lock().await.unwrap();
     let session = sessions.mutex("x").lock().await.unwrap();
     caught_up(&pair).await;
@@ -103,11 +99,10 @@ async fn a_failover_ends_session_locks_and_keeps_rows() {
     let next = next.await.expect("no lock on the new primary");
     assert!(next.token() > session.token(), "a token went back");
     // Renewed on the new primary, and still in nobody else's way but its own.
-    let past = palisade::BootTime::now() + Duration::from_secs(10);
-    while !past.has_passed() {
+    throughout(Duration::from_secs(10), || {
         assert!(row.is_valid(), "lost though the new primary has it");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    })
+    .await;
     let lock = table.mutex("x");
     assert!(lock.try_lock().await.unwrap().is_none(), "held by two");
     let token = row.token();
@@ -124,7 +119,7 @@ async fn a_demoted_primary_is_left_for_the_one_that_takes_writes() {
         return;
     };
     let hosts = [0, 1].map(|at| pair.nodes()[at].address());
-    let client = palisade::connect(&url("postgres", &hosts)).await.unwrap();
+    let client = connect(&url("postgres", &hosts)).await;
     let lock = client.mutex("x");
     let hold = lock.lock().await.unwrap();
     caught_up(&pair).await;
@@ -137,13 +132,12 @@ async fn a_demoted_primary_is_left_for_the_one_that_takes_writes() {
     );
     ask(demoted, "SELECT pg_reload_conf()");
     // Longer than the ttl.
-    let past = palisade::BootTime::now() + Duration::from_secs(15);
-    while !past.has_passed() {
+    throughout(Duration::from_secs(15), || {
         assert!(hold.is_valid(), "lost though another host takes writes");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    })
+    .await;
     let token = hold.token();
     hold.release().await.unwrap();
-    let again = tokio::time::timeout(SOON, lock.lock()).await.unwrap();
+    let again = soon(lock.lock()).await;
     assert!(again.unwrap().token() > token, "a token went back");
 }

@@ -11,10 +11,8 @@ use super::util::{Asker, LIMIT, Redis, connect, echo, quiet, serve, until};
 
 #[test]
 fn an_eaten_reply_is_eaten_exactly_once() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (redis, proxy, mut asker) = Redis::asked();
     let guard = proxy.inject(to_client().label("GET").once().eat());
-    let mut asker = Asker::new(proxy.addr());
     asker.send(&["GET", "a"]);
     assert!(guard.fired_within(LIMIT));
     assert!(quiet(&asker.stream));
@@ -27,10 +25,8 @@ fn an_eaten_reply_is_eaten_exactly_once() {
 
 #[test]
 fn a_duplicate_is_made_exactly_once() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (redis, proxy, mut asker) = Redis::asked();
     let guard = proxy.inject(to_engine().label("INCR").once().duplicate());
-    let mut asker = Asker::new(proxy.addr());
     assert_eq!(asker.ask(&["INCR", "a"]), "+1 INCR");
     assert_eq!(asker.line().unwrap(), "+2 INCR");
     assert_eq!(asker.ask(&["INCR", "a"]), "+3 INCR");
@@ -61,10 +57,8 @@ fn a_cut_after_byte_n_delivers_exactly_n_bytes() {
 
 #[test]
 fn a_cut_in_the_middle_of_a_message() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (_redis, proxy, mut asker) = Redis::asked();
     let _guard = proxy.inject(to_client().connection(1).byte(10).cut_before());
-    let mut asker = Asker::new(proxy.addr());
     assert_eq!(asker.ask(&["GET"]), "+1 GET"); // 8 bytes with the end of the line
     asker.send(&["GET"]);
     assert_eq!(asker.line().unwrap(), "+2");
@@ -74,11 +68,9 @@ fn a_cut_in_the_middle_of_a_message() {
 
 #[test]
 fn cut_before_and_cut_after_a_message() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (redis, proxy, mut asker) = Redis::asked();
     let before = proxy.inject(to_engine().label("BEFORE").cut_before());
     let after = proxy.inject(to_engine().label("AFTER").cut_after());
-    let mut asker = Asker::new(proxy.addr());
     asker.send(&["BEFORE"]);
     assert!(asker.line().is_err());
     let mut asker = Asker::new(proxy.addr());
@@ -109,8 +101,7 @@ fn a_reset_is_seen_on_both_sides() {
 
 #[test]
 fn a_delay_counts_from_arrival() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (_redis, proxy) = Redis::proxied();
     let by = Duration::from_millis(300);
     let guard = proxy.inject(to_engine().delay_jitter(by, Duration::from_millis(50)));
     let mut asker = Asker::new(proxy.addr());
@@ -157,10 +148,8 @@ fn a_corrupted_byte_differs_in_one_bit() {
 
 #[test]
 fn a_held_reply_keeps_its_place() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (redis, proxy, mut asker) = Redis::asked();
     let guard = proxy.inject(to_client().label("SLOW").hold());
-    let mut asker = Asker::new(proxy.addr());
     asker.send(&["SLOW"]);
     asker.send(&["FAST"]);
     assert!(guard.fired_within(LIMIT));
@@ -174,8 +163,7 @@ fn a_held_reply_keeps_its_place() {
 
 #[test]
 fn a_black_hole_can_swallow_a_whole_connection() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (_redis, proxy) = Redis::proxied();
     let mut other = Asker::new(proxy.addr());
     assert_eq!(other.ask(&["GET"]), "+1 GET");
     let guard = proxy.inject(to_client().connection(2).black_hole(Extent::Connection));

@@ -228,10 +228,16 @@ impl Client {
     }
 }
 
+/// A server behind a proxy, and a client of it.
+fn proxied() -> (Proxy, Client) {
+    let proxy = Proxy::start(server(), Protocol::Grpc).unwrap();
+    let client = Client::new(proxy.addr());
+    (proxy, client)
+}
+
 #[test]
 fn one_stream_is_swallowed_while_another_goes_on() {
-    let proxy = Proxy::start(server(), Protocol::Grpc).unwrap();
-    let mut client = Client::new(proxy.addr());
+    let (proxy, mut client) = proxied();
     assert_eq!(client.call(PUT, "1"), format!("{PUT} 1"));
     let hole = proxy.inject(to_engine().label(ALIVE).once().black_hole(Extent::Stream));
     let lost = client.open(ALIVE);
@@ -253,8 +259,7 @@ fn one_stream_is_swallowed_while_another_goes_on() {
 
 #[test]
 fn an_open_stream_is_swallowed_and_comes_back() {
-    let proxy = Proxy::start(server(), Protocol::Grpc).unwrap();
-    let mut client = Client::new(proxy.addr());
+    let (proxy, mut client) = proxied();
     let alive = client.open(ALIVE);
     client.say(alive, "1");
     assert_eq!(client.data(), (alive, format!("{ALIVE} 1")));
@@ -269,8 +274,7 @@ fn an_open_stream_is_swallowed_and_comes_back() {
 
 #[test]
 fn a_lost_reply_leaves_the_other_streams_alone() {
-    let proxy = Proxy::start(server(), Protocol::Grpc).unwrap();
-    let mut client = Client::new(proxy.addr());
+    let (proxy, mut client) = proxied();
     let eaten = proxy.inject(to_client().label(PUT).kind(Kind::Reply).once().eat());
     let id = client.open(PUT);
     client.say(id, "lost");
@@ -286,8 +290,7 @@ fn a_lost_reply_leaves_the_other_streams_alone() {
 
 #[test]
 fn a_data_frame_is_doubled() {
-    let proxy = Proxy::start(server(), Protocol::Grpc).unwrap();
-    let mut client = Client::new(proxy.addr());
+    let (proxy, mut client) = proxied();
     let alive = client.open(ALIVE);
     let _twice = proxy.inject(to_engine().label(ALIVE).kind(Kind::Data).once().duplicate());
     for said in ["1", "2"] {
@@ -300,8 +303,7 @@ fn a_data_frame_is_doubled() {
 
 #[test]
 fn a_doubled_header_block_does_not_spoil_the_table() {
-    let proxy = Proxy::start(server(), Protocol::Grpc).unwrap();
-    let mut client = Client::new(proxy.addr());
+    let (proxy, mut client) = proxied();
     let twice = proxy.inject(to_client().label(PUT).kind(Kind::Reply).once().duplicate());
     let id = client.open(PUT);
     client.say(id, "1");

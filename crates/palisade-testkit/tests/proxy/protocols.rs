@@ -5,13 +5,11 @@ use std::net::TcpStream;
 
 use palisade_testkit::lab::proxy::{Direction, Kind, Protocol, Proxy, to_client, to_engine};
 
-use super::util::{Asker, LIMIT, Redis, connect, quiet, serve, until};
+use super::util::{LIMIT, Redis, connect, quiet, serve, until};
 
 #[test]
 fn resp_pushes_are_eaten_while_replies_pass() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
-    let mut asker = Asker::new(proxy.addr());
+    let (_redis, proxy, mut asker) = Redis::asked();
     assert_eq!(asker.ask(&["NOISE"]), ">3");
     (0..6).for_each(|_| drop(asker.line().unwrap()));
     assert_eq!(asker.line().unwrap(), "+1 NOISE");

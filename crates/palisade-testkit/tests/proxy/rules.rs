@@ -34,11 +34,9 @@ fn the_same_seed_gives_the_same_faults() {
 
 #[test]
 fn the_nth_match_and_a_number_of_times() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (redis, proxy, mut asker) = Redis::asked();
     let third = proxy.inject(to_engine().label("GET").nth(3).eat());
     let twice = proxy.inject(to_engine().label("SET").times(2).eat());
-    let mut asker = Asker::new(proxy.addr());
     for word in ["GET", "SET", "GET", "SET", "GET", "SET", "GET"] {
         asker.send(&[word]);
     }
@@ -54,8 +52,7 @@ fn the_nth_match_and_a_number_of_times() {
 
 #[test]
 fn the_kth_message_of_the_nth_connection() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (redis, proxy) = Redis::proxied();
     let guard = proxy.inject(to_engine().connection(2).message(2).eat());
     let mut first = Asker::new(proxy.addr());
     for (word, reply) in [("ONE", "+1 ONE"), ("TWO", "+2 TWO"), ("THREE", "+3 THREE")] {
@@ -71,10 +68,8 @@ fn the_kth_message_of_the_nth_connection() {
 
 #[test]
 fn a_script_is_known_by_its_sha() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (_redis, proxy, mut asker) = Redis::asked();
     let guard = proxy.inject(to_client().label_contains("beef").eat());
-    let mut asker = Asker::new(proxy.addr());
     assert_eq!(asker.ask(&["EVALSHA", "c0ffee", "0"]), "+1 EVALSHA");
     asker.send(&["EVALSHA", "beef", "0"]);
     assert_eq!(asker.ask(&["EVALSHA", "c0ffee", "0"]), "+3 EVALSHA");
@@ -85,10 +80,8 @@ fn a_script_is_known_by_its_sha() {
 
 #[test]
 fn a_message_is_known_by_its_bytes() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (_redis, proxy, mut asker) = Redis::asked();
     let guard = proxy.inject(both_ways().containing("secret").eat());
-    let mut asker = Asker::new(proxy.addr());
     asker.send(&["SET", "a", "secret"]);
     assert_eq!(asker.ask(&["SET", "a", "open"]), "+1 SET");
     assert_eq!(guard.hits(), 1);
@@ -96,9 +89,7 @@ fn a_message_is_known_by_its_bytes() {
 
 #[test]
 fn a_fault_ends_with_its_guard() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
-    let mut asker = Asker::new(proxy.addr());
+    let (_redis, proxy, mut asker) = Redis::asked();
     let guard = proxy.inject(to_client().eat());
     asker.send(&["GET"]);
     assert!(guard.fired_within(LIMIT));
@@ -120,12 +111,10 @@ fn a_fault_ends_with_its_guard() {
 
 #[test]
 fn rules_act_one_after_the_other() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (_redis, proxy, mut asker) = Redis::asked();
     let _double = proxy.inject(to_engine().label("GET").duplicate());
     let eaten = proxy.inject(to_engine().label("GET").once().eat());
     let never = proxy.inject(to_engine().label("GET").times(1).cut_before());
-    let mut asker = Asker::new(proxy.addr());
     asker.send(&["GET"]);
     assert!(eaten.fired_within(LIMIT));
     assert_eq!(never.hits(), 0, "the message was gone");
@@ -137,10 +126,8 @@ fn rules_act_one_after_the_other() {
 
 #[tokio::test]
 async fn the_first_hit_can_be_awaited() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (redis, proxy, mut asker) = Redis::asked();
     let guard = proxy.inject(to_engine().label("SET").hold());
-    let mut asker = Asker::new(proxy.addr());
     asker.send(&["SET"]);
     tokio::time::timeout(LIMIT, guard.fired()).await.unwrap();
     assert_eq!(redis.requests(), [""; 0], "it is held");

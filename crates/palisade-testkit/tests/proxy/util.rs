@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use palisade_testkit::lab::proxy::{Protocol, Proxy};
 use parking_lot::Mutex;
 
 /// Longer than anything takes on a busy machine; only a failing test waits so long.
@@ -100,6 +101,20 @@ impl Redis {
             }
         });
         Redis { addr, requests }
+    }
+
+    /// A server with a proxy before it.
+    pub fn proxied() -> (Redis, Proxy) {
+        let redis = Redis::start();
+        let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+        (redis, proxy)
+    }
+
+    /// The same, and a client of it.
+    pub fn asked() -> (Redis, Proxy, Asker) {
+        let (redis, proxy) = Redis::proxied();
+        let asker = Asker::new(proxy.addr());
+        (redis, proxy, asker)
     }
 
     /// The first words of all requests so far.

@@ -55,9 +55,7 @@ fn one_way_is_swallowed_and_the_other_goes_on() {
 
 #[test]
 fn replies_are_swallowed_and_requests_go_on() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
-    let mut asker = Asker::new(proxy.addr());
+    let (redis, proxy, mut asker) = Redis::asked();
     assert_eq!(asker.ask(&["GET"]), "+1 GET");
     proxy.blackhole(Direction::ToClient);
     asker.send(&["GET"]);
@@ -72,8 +70,7 @@ fn replies_are_swallowed_and_requests_go_on() {
 
 #[test]
 fn all_connections_are_cut_and_new_ones_served() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
+    let (_redis, proxy) = Redis::proxied();
     let mut askers: Vec<_> = (0..20).map(|_| Asker::new(proxy.addr())).collect();
     for asker in &mut askers {
         asker.ask(&["GET"]);
@@ -87,9 +84,7 @@ fn all_connections_are_cut_and_new_ones_served() {
 
 #[test]
 fn new_connections_are_refused_until_healed() {
-    let redis = Redis::start();
-    let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
-    let mut asker = Asker::new(proxy.addr());
+    let (_redis, proxy, mut asker) = Redis::asked();
     assert_eq!(asker.ask(&["GET"]), "+1 GET");
     for round in 0..3 {
         proxy.refuse();

@@ -161,7 +161,7 @@ pub(super) async fn serve(url: &str, told: &str) -> Verdict {
         let lines = turns
             .iter()
             .map(|turn| format!("{} {}\n", turn.granted, turn.released));
-        print!("{}.\n", lines.collect::<String>());
+        println!("{}.", lines.collect::<String>());
     }
     drop(side);
     cleanup.run().await;

@@ -1,5 +1,5 @@
-//! The needs that `guide` knows, each with its test of an engine's info and what the info says
-//! about it. A need that the data can't decide has no place here.
+//! The needs that `guide` knows, each with its test of an engine's entry in the registry and what
+//! that says about it. A need that the data can't decide has no place here.
 
 use palisade::{Class, EngineInfo, Permits, Tokens};
 
@@ -10,12 +10,12 @@ pub(super) struct Need {
     /// What it means, for the list.
     pub(super) means: &'static str,
     pub(super) fits: fn(&EngineInfo) -> bool,
-    /// What the info says about it, whether or not it fits.
+    /// What the entry says about it, whether or not it fits.
     pub(super) why: fn(&EngineInfo) -> String,
 }
 
 impl Need {
-    /// What a info says about it, with its name.
+    /// What an engine's entry says about it, with its name.
     pub(super) fn says(&self, info: &EngineInfo) -> String {
         format!("{}: {}", self.word, (self.why)(info))
     }

@@ -23,7 +23,7 @@ use super::error::{
 use super::kv::{MOST_OPS, Op, Pair, TxnAnswer, TxnError, session_id};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, Kind, Result};
-use crate::engines::remote::{Asked, Host, Link, Links, SecretFile, Tls, refuses_ours, timed};
+use crate::engines::kit::{Asked, Host, Link, Links, SecretFile, Tls, refuses_ours, timed};
 
 /// What the URL says about requests.
 #[derive(Clone)]

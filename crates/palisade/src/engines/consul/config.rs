@@ -15,7 +15,7 @@ use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, Kind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
-use crate::engines::remote::{Asked, Host, SecretFile, Tls};
+use crate::engines::kit::{Asked, Host, SecretFile, Tls};
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &[

@@ -9,7 +9,7 @@ use std::io;
 use reqwest::StatusCode;
 
 use crate::core::error::{Error, Kind};
-use crate::engines::remote::{about_tls, cause};
+use crate::engines::kit::{about_tls, cause};
 
 /// How we call the other side.
 pub(super) const WHO: &str = "Consul";

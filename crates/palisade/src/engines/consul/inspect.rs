@@ -20,7 +20,7 @@ use crate::core::duration::parse_duration;
 use crate::core::error::{Kind, Result};
 use crate::core::name::Name;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
-use crate::engines::remote::plain_text;
+use crate::engines::kit::plain_text;
 
 /// How many lines one look sweeps at the most.
 const LINES_SWEPT: usize = 64;

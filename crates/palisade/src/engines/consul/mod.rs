@@ -45,9 +45,9 @@ use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
+use crate::engines::kit::Host;
 use crate::engines::kit::shared_sessions::Maker;
 use crate::engines::kit::single_flight::SingleFlight;
-use crate::engines::remote::Host;
 
 /// A namespace of one Consul.
 struct Consul {

@@ -13,6 +13,7 @@ use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, BoxStream};
 use crate::core::error::Result;
 use crate::core::report::Scope;
+use crate::engines::kit;
 
 /// How long a query for marks or changes sleeps. Its connection is noticed to be dead by then.
 const NAP: Duration = Duration::from_secs(10);
@@ -26,17 +27,10 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Alarms of this client's own, and one for all leases when an operator's marks change.
 pub(super) fn alarms(engine: &Arc<Consul>) -> BoxStream<Alarm> {
-    let own = stream::unfold(engine.alarms.subscribe(), |mut own| async move {
-        use tokio::sync::broadcast::error::RecvError;
-        match own.recv().await {
-            Ok(alarm) => Some((alarm, own)),
-            Err(RecvError::Lagged(_)) => Some((Alarm::All, own)),
-            Err(RecvError::Closed) => None,
-        }
-    });
+    let own = kit::alarms::alarms(engine.alarms.subscribe());
     let marks = changes(engine, engine.keys.marks(), true);
     let marks = marks.filter_map(|change| async { change.ok().map(|()| Alarm::All) });
-    stream::select(own.boxed(), marks.boxed()).boxed()
+    stream::select(own, marks.boxed()).boxed()
 }
 
 pub(super) fn watch(engine: &Arc<Consul>, scope: Scope) -> BoxStream<Result<()>> {

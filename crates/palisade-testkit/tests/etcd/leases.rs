@@ -69,7 +69,7 @@ async fn a_hold_without_renewal_has_a_lease_of_its_own_which_is_given_back() {
     spy.set_enters(Enters::Hang);
     let dropped = line("own");
     let lock = tokio::spawn(async move { dropped.acquire(Patience::Forever).await });
-    soon("the enter", spy.applied(1)).await;
+    soon("the enter", spy.applied(4)).await;
     assert_eq!(leases(&running), 2);
     lock.abort();
     until("the end of its lease", || async { leases(&running) == 1 }).await;
@@ -153,7 +153,7 @@ async fn an_enter_that_arrives_after_its_leave_is_removed_by_the_audit() {
     soon("the leave", spy.called(Verb::Leave, 1)).await;
     soon("the background leave", client.close()).await;
     spy.deliver();
-    soon("the late enter", spy.applied(1)).await;
+    soon("the late enter", spy.applied(2)).await;
     let observer = palisade::connect(running.url()).await.unwrap();
     // Its lease lives on, so that only the audit can remove it, if it has not done so already.
     until("an empty line", || is_empty(&observer, "late")).await;
@@ -172,7 +172,7 @@ async fn an_enter_on_a_key_that_was_used_before_is_left_when_it_is_dropped() {
     mutex.lock().await.unwrap().release().await.unwrap();
     spy.set_enters(Enters::Hang);
     let lock = tokio::spawn(async move { mutex.lock().await });
-    soon("the enter", spy.applied(1)).await;
+    soon("the enter", spy.applied(2)).await;
     let observer = palisade::connect(running.url()).await.unwrap();
     let is_empty = || is_empty(&observer, "dropped");
     assert!(!is_empty().await, "the enter did not arrive");

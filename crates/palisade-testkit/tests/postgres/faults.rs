@@ -134,7 +134,7 @@ async fn a_waiter_whose_lease_has_ended_is_passed_over() {
     let ended = "UPDATE palisade.line SET seats[2].expires = clock_timestamp() - interval '1 s'";
     sql(&server, ended);
     hold.release().await.unwrap();
-    let holder = "SELECT seats[1].claim FROM palisade.line WHERE seats[1].sequence > 0";
+    let holder = "SELECT seats[1].claim FROM palisade.line WHERE seats[1].counted > 0";
     assert_eq!(sql(&server, holder), last);
     waiters.into_iter().for_each(|waiter| waiter.abort());
 }

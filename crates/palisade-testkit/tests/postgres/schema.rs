@@ -233,7 +233,7 @@ async fn looks_don_t_scan_the_table() {
     hold.release().await.unwrap();
     client.close().await;
     until("counts", async || count("idx_scan") >= reads + 80).await;
-    // Making the tables may be sequence by now.
+    // Making the tables may be counted by now.
     let more = count("seq_scan") - scans;
     assert!(more < 10, "the whole table was read {more} times");
 }

@@ -188,7 +188,7 @@ impl LocalQueue {
     }
 
     /// The lease of a claim that the server does not keep yet: renewed while it is here, and
-    /// sequence from its enter while that is under way.
+    /// counted from its enter while that is under way.
     pub(super) fn armed(&self, name: &Name, claim: ClaimId) -> Option<LeaseStart> {
         self.with(name, |waiting| {
             if let Some(Remote::Entering(claim, sent)) = waiting.remote.get(&claim) {

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use palisade::{Capability, Class, Permits, Tokens};
+use palisade::engine::{Permits, Tokens};
+use palisade::{Capability, Guarantee};
 use serde::Serialize;
 
 /// A capability as programs see it.
@@ -93,12 +94,14 @@ impl Abilities {
 }
 
 /// What a class means.
-pub(crate) fn meaning(class: Class) -> &'static str {
+pub(crate) fn meaning(class: Guarantee) -> &'static str {
     match class {
-        Class::A => "consensus: exclusion and tokens survive lost nodes and stepped clocks",
-        Class::B => {
+        Guarantee::Consensus => {
+            "consensus: exclusion and tokens survive lost nodes and stepped clocks"
+        }
+        Guarantee::Durable => {
             "one durable node: tokens survive; exclusion assumes that its clock is not stepped"
         }
-        Class::C => "timed: exclusion and tokens assume sane clocks and kept data",
+        Guarantee::Timed => "timed: exclusion and tokens assume sane clocks and kept data",
     }
 }

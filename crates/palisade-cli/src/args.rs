@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args as _, CommandFactory, FromArgMatches, Parser};
-use palisade::core::url::nearest;
+use palisade::command::nearest;
 
 use crate::exit::Failure;
 use crate::print::Printer;

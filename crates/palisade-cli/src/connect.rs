@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use palisade::{Client, EngineInfo, Error, Kind, Patience, Url};
+use palisade::engine::{EngineInfo, Url};
+use palisade::{Client, Error, ErrorKind, Patience};
 
 use crate::args::Global;
 use crate::config::Config;
@@ -51,7 +52,7 @@ impl Target {
     /// What is known of the engine before it is connected to.
     pub(crate) fn info(&self) -> Result<EngineInfo, Failure> {
         let scheme = Url::parse(&self.url)?.scheme;
-        let mut infos = palisade::registry().into_iter();
+        let mut infos = palisade::command::registry().into_iter();
         let info = infos.find(|info| info.schemes.contains(&scheme.as_str()));
         info.ok_or_else(|| Failure::Defect("no engine is registered for this scheme (bug)".into()))
     }
@@ -93,7 +94,7 @@ pub(crate) fn shown_url(url: &str) -> Result<String, Failure> {
     let url = Url::parse(url)?;
     Ok(match url.scheme.as_str() {
         "file" => format!("file:{}", url.path),
-        scheme if palisade::schemes().contains(&scheme) => url.shown(),
+        scheme if palisade::command::schemes().contains(&scheme) => url.shown(),
         // Somebody may have pasted a secret here.
         _ => "(an unknown scheme)".to_owned(),
     })
@@ -131,7 +132,7 @@ impl Tries {
         tell: impl FnOnce(&Error),
     ) -> Result<Duration, Failure> {
         let over = match self.left() {
-            _ if error.kind() != Kind::Unreachable => true,
+            _ if error.kind() != ErrorKind::Unreachable => true,
             Patience::NoWait => true,
             Patience::For(left) => left <= RETRY,
             Patience::Forever => false,

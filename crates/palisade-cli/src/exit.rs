@@ -6,7 +6,7 @@
 use std::fmt;
 use std::io;
 
-use palisade::Kind;
+use palisade::ErrorKind;
 
 use crate::args::explain;
 
@@ -93,13 +93,16 @@ pub(crate) fn of_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
-fn of_kind(kind: Kind) -> u8 {
+fn of_kind(kind: ErrorKind) -> u8 {
     match kind {
-        Kind::InvalidName | Kind::InvalidArgument => 2,
-        Kind::Unreachable => 69,
-        Kind::Lost => 76,
-        Kind::Denied | Kind::Unsupported | Kind::CapacityMismatch | Kind::NotForCorrectness => 77,
-        Kind::Config => 78,
+        ErrorKind::InvalidName | ErrorKind::InvalidArgument => 2,
+        ErrorKind::Unreachable => 69,
+        ErrorKind::Lost => 76,
+        ErrorKind::Denied
+        | ErrorKind::Unsupported
+        | ErrorKind::CapacityMismatch
+        | ErrorKind::NotForCorrectness => 77,
+        ErrorKind::Config => 78,
         // Unusable, and what can only be a defect.
         _ => 70,
     }
@@ -110,15 +113,15 @@ impl Failure {
     pub(crate) fn word(&self) -> &'static str {
         match self {
             Self::Library(error) => error.kind().code(),
-            Self::Usage(_) | Self::Arguments(_) => Kind::InvalidArgument.code(),
+            Self::Usage(_) | Self::Arguments(_) => ErrorKind::InvalidArgument.code(),
             Self::Interrupted(_) => "interrupted",
             Self::NotAcquired { .. } => "not_acquired",
             Self::Nested(_) => "held_by_ancestor",
-            Self::Lost(_) => Kind::Lost.code(),
+            Self::Lost(_) => ErrorKind::Lost.code(),
             Self::Command { missing: true, .. } => "command_not_found",
             Self::Command { missing: false, .. } => "command_not_executable",
             Self::Output(_) => "output",
-            Self::Start(_) | Self::Defect(_) => Kind::Internal.code(),
+            Self::Start(_) | Self::Defect(_) => ErrorKind::Internal.code(),
         }
     }
 

@@ -7,7 +7,8 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use palisade::{Ask, Client, Error, Hold, Kind, LossReason, Name, Patience, Request};
+use palisade::engine::Ask;
+use palisade::{Client, Error, ErrorKind, Hold, LossReason, Name, Patience, Request};
 use rustix::process::Signal;
 use serde_json::json;
 use tokio::time::Instant;
@@ -63,7 +64,7 @@ pub(crate) struct Job {
 /// A job that can be done, with the guardian of its command, and no thread yet.
 pub(crate) struct Prepared {
     job: Job,
-    engine: palisade::Prepared,
+    engine: palisade::command::Prepared,
     tries: Tries,
     guardian: Option<Guardian>,
     /// Until there is a runtime to hear of them.
@@ -100,18 +101,18 @@ impl Job {
             return Err(Failure::Usage(why));
         }
         if let Some(why) = too_short("the ttl of the URL or the config file", self.target.ttl()?) {
-            return Err(Error::new(Kind::Config, "connect", why).into());
+            return Err(Error::new(ErrorKind::Config, "connect", why).into());
         }
         if self.target.is_private()? {
             let why = "memory: keeps its locks inside one process, so a command under one would \
                        exclude nobody; use file: for the processes of this machine, or a server \
                        (see `palisade guide`)";
-            return Err(Error::new(Kind::Unsupported, "connect", why).into());
+            return Err(Error::new(ErrorKind::Unsupported, "connect", why).into());
         }
         let mut tries = Tries::new(self.patience);
         let withheld = Withheld::these(endings());
         let engine = loop {
-            let pause = match palisade::prepare(self.target.url()) {
+            let pause = match palisade::command::prepare(self.target.url()) {
                 Ok(engine) => break engine,
                 Err(error) => tries.pause(error, |error| self.complain(error))?,
             };
@@ -370,7 +371,7 @@ impl Connected {
                 }))
             }
             // Evicted from the line: nothing was ever held.
-            Err(error) if error.kind() == Kind::Lost => Err(Failure::NotAcquired {
+            Err(error) if error.kind() == ErrorKind::Lost => Err(Failure::NotAcquired {
                 message: error.message().to_owned(),
                 code: job.conflict_code,
                 quiet: false,
@@ -518,7 +519,7 @@ impl Ended<'_> {
         };
         match hold.release().await {
             Ok(()) => {}
-            Err(error) if error.kind() == Kind::Lost => return Err(error.into()),
+            Err(error) if error.kind() == ErrorKind::Lost => return Err(error.into()),
             Err(error) => {
                 let message = told(&error);
                 job.printer.event(

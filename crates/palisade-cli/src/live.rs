@@ -7,7 +7,8 @@
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use palisade::{Client, Scope};
+use palisade::Client;
+use palisade::report::Scope;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use serde_json::json;

@@ -3,7 +3,9 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use palisade::{Ask, Name, Patience, parse_duration};
+use palisade::command::parse_duration;
+use palisade::engine::Ask;
+use palisade::{Name, Patience};
 
 use crate::args::Global;
 use crate::config::parse_wait;

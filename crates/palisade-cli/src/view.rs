@@ -5,8 +5,9 @@ use std::fmt::{self, Write as _};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use humantime::{format_rfc3339_millis, format_rfc3339_seconds};
-use palisade::core::claim::READERS;
-use palisade::{ClaimReport, Client, LineReport, Mode, Owner};
+use palisade::Client;
+use palisade::engine::{Mode, READERS};
+use palisade::report::{ClaimReport, LineReport, Owner};
 use serde::Serialize;
 
 use crate::exit::Failure;

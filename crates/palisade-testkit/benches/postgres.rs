@@ -50,7 +50,7 @@ fn scheme(url: &str) -> &str {
 
 fn cycle(url: &str, wanted: f64) -> bool {
     let (raw, ours) = runtime().block_on(async {
-        let baseline = palisade::baseline(url).await.unwrap().unwrap();
+        let baseline = palisade::command::baseline(url).await.unwrap().unwrap();
         let client = palisade::connect(url).await.unwrap();
         let mutex = client.mutex("bench");
         let (mut raw, mut ours) = (Vec::new(), Vec::new());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use palisade::Client;
-use palisade::core::baseline::Baseline;
+use palisade::command::Baseline;
 use palisade_testkit::lab::launch;
 
 fn main() {
@@ -25,7 +25,7 @@ fn main() {
         .unwrap();
     single.block_on(async {
         let client = palisade::connect(&url).await.unwrap();
-        let raw = palisade::baseline(&url).await.unwrap().unwrap();
+        let raw = palisade::command::baseline(&url).await.unwrap().unwrap();
         if arguments.iter().any(|a| a == "held") {
             return held(&client).await;
         }

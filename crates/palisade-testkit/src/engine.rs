@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use palisade::Client;
-use palisade::core::engine::BoxFuture;
+use palisade::engine::BoxFuture;
 
 /// How a URL becomes a client.
 pub type Connect = fn(String) -> BoxFuture<palisade::Result<Client>>;

@@ -17,6 +17,3 @@ pub mod model;
 pub mod report;
 pub mod spy;
 pub mod taker;
-
-#[doc(hidden)]
-pub use lab::{launch, proxy, trial};

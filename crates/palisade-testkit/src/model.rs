@@ -4,8 +4,7 @@
 //! weigh; the first one that does not fit stops everyone behind it. No weights are summed, no
 //! leases are kept: time is an operation like any other.
 
-use palisade::core::claim::{Ask, READERS};
-use palisade::core::engine::Amended;
+use palisade::engine::{Amended, Ask, READERS};
 
 /// How many claims, sequence from the front, hold.
 pub fn holders(asks: &[Ask]) -> usize {

@@ -7,17 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use palisade::core::capability::Capability;
-use palisade::core::claim::Claim;
-use palisade::core::clock::BootTime;
-use palisade::core::dyn_engine::{Layer, SharedEngine};
-use palisade::core::engine::{
-    Amended, Amendment, Audited, Entered, Eviction, Left, Place, Renewal,
+use palisade::engine::{
+    Amended, Amendment, Audited, Claim, Entered, Layer, Lease, LeaseId, Left, Place, Renewal,
+    SharedEngine, Ticket,
 };
-use palisade::core::error::{Error, Kind, Result};
-use palisade::core::name::Name;
-use palisade::core::report::{LineReport, Scope};
-use palisade::core::ticket::{Lease, LeaseId, Ticket};
+use palisade::report::{LineReport, Scope};
+use palisade::{BootTime, Capability, Error, ErrorKind, Eviction, Name, Result};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
 
@@ -190,11 +185,11 @@ impl Spy {
 }
 
 fn unreachable() -> Error {
-    Error::new(Kind::Unreachable, "request", "the engine is cut off")
+    Error::new(ErrorKind::Unreachable, "request", "the engine is cut off")
 }
 
 fn lost(operation: &'static str) -> Error {
-    Error::new(Kind::Unreachable, operation, "the answer was lost").maybe_applied()
+    Error::new(ErrorKind::Unreachable, operation, "the answer was lost").maybe_applied()
 }
 
 impl Layer for Spy {

@@ -5,11 +5,10 @@
 
 use std::time::Duration;
 
-use palisade::core::admission::{Admission, Standing, admit, capacity};
-use palisade::core::claim::{Ask, ClaimId, READERS};
-use palisade::core::clock::BootTime;
-use palisade::core::engine::Amended;
-use palisade::core::line::{Line, Seat};
+use palisade::BootTime;
+use palisade::engine::{
+    Admission, Amended, Ask, ClaimId, Line, READERS, Seat, Standing, admit, capacity,
+};
 use palisade_testkit::model::{self, Bench, Entry};
 use proptest::prelude::*;
 

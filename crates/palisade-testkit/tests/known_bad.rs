@@ -7,17 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use palisade::Client;
-use palisade::core::claim::{Claim, ClaimId};
-use palisade::core::clock::BootTime;
-use palisade::core::dyn_engine::{Layer, SharedEngine};
-use palisade::core::engine::{
-    Alarm, BoxFuture, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
+use palisade::engine::{
+    Alarm, BoxFuture, BoxStream, Claim, ClaimId, Engine, Entered, Layer, Lease, LeaseStart, Left,
+    Place, Renewal, SharedEngine, Ticket, Url,
 };
-use palisade::core::error::Result;
-use palisade::core::report::{LineReport, Scope};
-use palisade::core::ticket::{Lease, LeaseStart, Ticket};
-use palisade::core::url::Url;
+use palisade::report::{LineReport, Scope};
+use palisade::{BootTime, Client, Eviction, Result};
 use palisade_testkit::conformance::Verdict;
 use palisade_testkit::engine::{EngineUnderTest, Site};
 use palisade_testkit::harness;

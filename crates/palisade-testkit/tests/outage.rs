@@ -5,8 +5,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use palisade::core::engine::BoxFuture;
-use palisade::core::url::Url;
+use palisade::engine::{BoxFuture, Url};
 use palisade::{Client, Result};
 use palisade_testkit::conformance::Verdict;
 use palisade_testkit::engine::{CONNECT, Connect, CutOff, EngineUnderTest, Site};

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use palisade::core::baseline::Baseline;
+use palisade::command::Baseline;
 use palisade::{BootTime, Client};
 use prost::Message;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -51,7 +51,7 @@ async fn main() {
         assert!(Instant::now() < end, "no etcd at {host}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let raw = palisade::baseline(&url).await.unwrap().unwrap();
+    let raw = palisade::command::baseline(&url).await.unwrap().unwrap();
     sequential(&url, &host, &*raw).await;
     parallel(&url, &raw).await;
     contended(&url, &host).await;

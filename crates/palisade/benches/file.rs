@@ -19,8 +19,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use palisade::BootTime;
-use palisade::core::engine::Renewal;
-use palisade::core::ticket::Lease;
+use palisade::engine::{Lease, Renewal};
 use rustix::fs::{FlockOperation, flock};
 
 const ROUNDS: usize = 40;

@@ -7,12 +7,12 @@ use std::time::Duration;
 use futures_util::StreamExt;
 
 use crate::core::acquire::Request;
-use crate::core::capability::{Capability, Class, Tokens};
+use crate::core::capability::{Capability, Guarantee, Tokens};
 use crate::core::claim::{Ask, READERS};
 use crate::core::clock::BootTime;
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{Engine, Eviction, cannot_resize};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::events::Observer;
 use crate::core::hold::Hold;
 use crate::core::keeper::Keeper;
@@ -40,14 +40,14 @@ impl Client {
     /// Everyone else uses [`connect`](crate::connect()).
     ///
     /// # Errors
-    /// [`Kind::Config`] when `settings` ask for a ttl that the engine can't keep.
+    /// [`ErrorKind::Config`] when `settings` ask for a ttl that the engine can't keep.
     pub fn new(engine: SharedEngine, settings: &Settings) -> Result<Self> {
         let capability = engine.capability();
         let ttl = match settings.ttl {
             None => capability.default_ttl(),
             Some(ttl) => capability.explicit_ttl(ttl).map_err(|error| {
                 Error::new(
-                    Kind::Config,
+                    ErrorKind::Config,
                     "connect",
                     format!("option ttl: {}", error.message()),
                 )
@@ -121,15 +121,15 @@ impl Client {
     /// it is set up now: whatever [`Client::check`] calls a danger is refused.
     ///
     /// # Errors
-    /// [`Kind::NotForCorrectness`] on an engine of class C or without tokens, or one whose settings
+    /// [`ErrorKind::NotForCorrectness`] on an engine of class C or without tokens, or one whose settings
     /// endanger exclusion or tokens, with the reason and what to do; those of the engine.
     pub async fn for_correctness(&self) -> Result<Self> {
         let refuse = |message: String| {
-            let error = Error::new(Kind::NotForCorrectness, "connect", message);
+            let error = Error::new(ErrorKind::NotForCorrectness, "connect", message);
             Err(error.with("engine", self.describe()))
         };
         let Capability { class, tokens, .. } = self.capability();
-        if class == Class::C || tokens == Tokens::None {
+        if class == Guarantee::Timed || tokens == Tokens::None {
             let message = "this engine is of class C: its tokens and its exclusion assume sane \
                            clocks and kept data. Use an engine of class A or B, or ask \
                            for_efficiency() where a double run costs time and not data";
@@ -256,7 +256,7 @@ impl Client {
     /// The token that users see for what the engine counted, as in a survey.
     ///
     /// # Errors
-    /// [`Kind::Unusable`] when the engine's counter has outgrown the token.
+    /// [`ErrorKind::Unusable`] when the engine's counter has outgrown the token.
     pub fn token(&self, sequence: u64) -> Result<Token> {
         self.era.stamp(sequence)
     }
@@ -275,9 +275,9 @@ impl Client {
     /// new capacity at once. Whoever asks from now on must name the new capacity.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] before any I/O when the engine can't do it; [`Kind::InvalidName`];
-    /// [`Kind::InvalidArgument`] for a capacity that a semaphore can't have, or when a claim in
-    /// the line takes more; [`Kind::CapacityMismatch`] for a line of readers.
+    /// [`ErrorKind::Unsupported`] before any I/O when the engine can't do it; [`ErrorKind::InvalidName`];
+    /// [`ErrorKind::InvalidArgument`] for a capacity that a semaphore can't have, or when a claim in
+    /// the line takes more; [`ErrorKind::CapacityMismatch`] for a line of readers.
     pub async fn resize(&self, name: impl AsRef<str>, capacity: u32) -> Result<bool> {
         let name = Name::new(name)?;
         check_capacity(capacity)?;
@@ -295,7 +295,7 @@ impl Client {
     /// data.
     ///
     /// # Errors
-    /// [`Kind::InvalidName`]; [`Kind::Unsupported`] when a claim of another tool is to be told;
+    /// [`ErrorKind::InvalidName`]; [`ErrorKind::Unsupported`] when a claim of another tool is to be told;
     /// those of the engine.
     pub async fn evict(
         &self,
@@ -311,7 +311,9 @@ impl Client {
                 self.engine().evict(name.clone(), id, how).await?;
             } else if target.owner.is_none() {
                 let message = "this claim belongs to another tool and can't be told; use force";
-                return Err(Error::new(Kind::Unsupported, "evict", message).with("id", &target.id));
+                return Err(
+                    Error::new(ErrorKind::Unsupported, "evict", message).with("id", &target.id)
+                );
             } else {
                 self.evict_gently(name, target).await?;
             }
@@ -392,7 +394,7 @@ fn check_capacity(capacity: u32) -> Result<()> {
         return Ok(());
     }
     let message = format!("the capacity must be 1 to {}", READERS - 1);
-    Err(Error::new(Kind::InvalidArgument, "permits", message))
+    Err(Error::new(ErrorKind::InvalidArgument, "permits", message))
 }
 
 impl fmt::Debug for Client {

@@ -6,7 +6,7 @@ use crate::client::Client;
 #[cfg(feature = "baseline")]
 use crate::core::baseline::Baseline;
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url, nearest};
 use crate::fence::FileFence;
@@ -21,8 +21,8 @@ use crate::fence::FileFence;
 /// ```
 ///
 /// # Errors
-/// [`Kind::Config`] for a URL, scheme or option that can't be used, with the nearest spelling and
-/// never with the value; [`Kind::Unreachable`] and [`Kind::Unusable`] from the engine.
+/// [`ErrorKind::Config`] for a URL, scheme or option that can't be used, with the nearest spelling and
+/// never with the value; [`ErrorKind::Unreachable`] and [`ErrorKind::Unusable`] from the engine.
 pub async fn connect(url: &str) -> Result<Client> {
     let mut url = Url::parse(url)?;
     let settings = url.take_settings()?;
@@ -33,7 +33,9 @@ pub async fn connect(url: &str) -> Result<Client> {
 /// A client of `engine`. A ttl that the engine can't have is the URL's fault here.
 fn client(engine: SharedEngine, settings: &Settings) -> Result<Client> {
     Client::new(engine, settings).map_err(|error| match error.kind() {
-        Kind::InvalidArgument => Error::new(Kind::Config, "connect", error.message().to_owned()),
+        ErrorKind::InvalidArgument => {
+            Error::new(ErrorKind::Config, "connect", error.message().to_owned())
+        }
         _ => error,
     })
 }
@@ -119,7 +121,7 @@ impl std::fmt::Debug for Prepared {
 /// [`FileFence::accept`] for what that is worth.
 ///
 /// # Errors
-/// [`Kind::Unsupported`] on an engine other than `file:`; [`Kind::Config`] as [`connect`].
+/// [`ErrorKind::Unsupported`] on an engine other than `file:`; [`ErrorKind::Config`] as [`connect`].
 pub fn open_fence(url: &str) -> Result<FileFence> {
     let mut url = Url::parse(url)?;
     let _settings = url.take_settings()?;
@@ -133,7 +135,7 @@ pub fn open_fence(url: &str) -> Result<FileFence> {
         scheme if schemes().contains(&scheme) => {
             let message = "only file: keeps a fence beside its locks; with other engines the \
                            storage itself must compare the tokens";
-            Err(Error::new(Kind::Unsupported, "fence", message).with("engine", url.shown()))
+            Err(Error::new(ErrorKind::Unsupported, "fence", message).with("engine", url.shown()))
         }
         _ => Err(unknown(&url)),
     }
@@ -218,7 +220,7 @@ const FEATURES: &[(&str, &[&str], Option<&str>)] = &[
 
 fn unknown(url: &Url) -> Error {
     let scheme = url.scheme.as_str();
-    let refuse = |message: String| Error::new(Kind::Config, "connect", message);
+    let refuse = |message: String| Error::new(ErrorKind::Config, "connect", message);
     if let Some((feature, ..)) = FEATURES.iter().find(|known| known.1.contains(&scheme)) {
         return refuse(format!(
             "this build lacks {scheme}:; build it with the feature {feature}, as in \

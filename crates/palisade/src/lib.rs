@@ -21,34 +21,53 @@
 pub mod blocking;
 mod client;
 mod connect;
-pub mod core;
+mod core;
+pub mod engine;
 pub mod engines;
 pub mod fence;
 pub mod layers;
 mod primitives;
 
 pub use client::{Client, Which};
-#[cfg(feature = "baseline")]
-pub use connect::baseline;
-pub use connect::{Prepared, connect, connect_existing, open_fence, prepare, registry, schemes};
+pub use connect::{connect, connect_existing};
 pub use core::acquire::Request;
-pub use core::capability::{Capability, Class, Permits, Tokens, TtlRange};
-pub use core::claim::{Ask, ClaimId, Mode};
+pub use core::capability::{Capability, Guarantee};
 pub use core::clock::BootTime;
-pub use core::duration::parse_duration;
-pub use core::engine::{Engine, Eviction};
-pub use core::error::{Error, Kind, Outcome, Result};
-pub use core::events::{Ending, Event, Observer, Renewed};
+pub use core::engine::Eviction;
+pub use core::error::{Error, ErrorKind, Outcome, Result};
 pub use core::hold::Hold;
 pub use core::name::Name;
-pub use core::owner::Owner;
-pub use core::registry::EngineInfo;
-pub use core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
-pub use core::token::{Era, Token};
-pub use core::url::{Settings, Url};
+pub use core::token::Token;
 pub use core::validity::{Loss, LossReason};
 pub use core::wait::{Patience, Retry};
 pub use primitives::{
     Elected, Election, Leader, Leadership, MultiHold, MultiLock, Mutex, ReentrantHold,
     ReentrantMutex, RwHold, RwLock, Semaphore,
 };
+
+/// What happens to claims, told to an [`Observer`](events::Observer).
+pub mod events {
+    pub use crate::core::events::{Ending, Event, Observer, Renewed};
+}
+
+/// What [`Client::survey`] and [`Client::check`] answer.
+pub mod report {
+    pub use crate::core::owner::Owner;
+    pub use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
+}
+
+/// What the command and the tests need beside the API. No part of it: it may change at any time.
+#[doc(hidden)]
+pub mod command {
+    #[cfg(feature = "baseline")]
+    pub use crate::connect::baseline;
+    pub use crate::connect::{Prepared, open_fence, prepare, registry, schemes};
+    #[cfg(feature = "baseline")]
+    pub use crate::core::baseline::Baseline;
+    pub use crate::core::duration::parse_duration;
+    #[cfg(palisade_known_bad)]
+    pub use crate::core::known_bad::step_wall_clock;
+    #[cfg(palisade_shuttle)]
+    pub use crate::core::sync::advance;
+    pub use crate::core::url::nearest;
+}

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use palisade::blocking::{Client, connect};
-use palisade::{Kind, Patience};
+use palisade::{ErrorKind, Patience};
 
 fn url() -> String {
     format!("memory:{:x}", rand::random::<u64>())
@@ -120,9 +120,9 @@ async fn it_works_in_spawn_blocking_of_a_current_thread_runtime() {
 async fn it_refuses_to_block_the_only_thread_of_a_runtime() {
     let client: Client = palisade::connect(&url()).await.unwrap().into();
     let refused = client.mutex("x").lock().unwrap_err();
-    assert_eq!(refused.kind(), Kind::WouldBlock);
+    assert_eq!(refused.kind(), ErrorKind::WouldBlock);
     let spawned = tokio::spawn(async move { client.mutex("x").try_lock().unwrap_err() });
-    assert_eq!(spawned.await.unwrap().kind(), Kind::WouldBlock);
+    assert_eq!(spawned.await.unwrap().kind(), ErrorKind::WouldBlock);
     // The runtime goes on as if nothing had been.
     tokio::time::sleep(Duration::from_millis(1)).await;
 }

@@ -11,7 +11,8 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use palisade::{Client, Scope};
+use palisade::Client;
+use palisade::report::Scope;
 
 /// One line for each engine that is to be tested.
 const ENGINES: [&str; 2] = ["memory:cancel?ttl=20s", "file:{dir}?ttl=20s"];
@@ -124,7 +125,7 @@ async fn polled<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
 
 async fn in_lines(client: &Client) -> usize {
     let lines = client.survey(Scope::Prefix(String::new())).await.unwrap();
-    let claims = |line: &palisade::LineReport| line.holders.len() + line.waiters.len();
+    let claims = |line: &palisade::report::LineReport| line.holders.len() + line.waiters.len();
     lines.iter().map(claims).sum()
 }
 

@@ -83,7 +83,7 @@ const VARIANTS: [(u8, &str, &[&str]); 10] = [
 async fn a_step_of_the_wall_clock_changes_nothing() {
     let (_engine, client) = support::Faulty::client(Duration::from_secs(5)).await;
     let hold = client.mutex("x").lock().await.unwrap();
-    palisade::core::known_bad::step_wall_clock(Duration::from_secs(3600));
+    palisade::command::step_wall_clock(Duration::from_secs(3600));
     assert!(hold.is_valid());
     hold.release().await.unwrap();
 }

@@ -14,9 +14,9 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::core::events::{Event, Observer};
-use palisade::core::sync::advance;
-use palisade::{Client, Kind};
+use palisade::command::advance;
+use palisade::events::{Event, Observer};
+use palisade::{Client, ErrorKind};
 use shuttle::future::block_on;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
@@ -128,7 +128,7 @@ fn loss_and_release_race_to_one_outcome() {
         match (told.load(Ordering::SeqCst), released) {
             (0, Ok(())) => {}
             // Found invalid by the clock, before the keeper could tell.
-            (0 | 1, Err(error)) if error.kind() == Kind::Lost => {}
+            (0 | 1, Err(error)) if error.kind() == ErrorKind::Lost => {}
             both => panic!("{both:?}"),
         }
         assert_eq!(engine.leave.calls(), 1);

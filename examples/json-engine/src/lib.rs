@@ -10,16 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use palisade::core::claim::Claim;
-use palisade::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
+use palisade::engine::{
+    Alarm, Amended, Amendment, Audited, BoxStream, Claim, ClaimId, Engine, Entered, Lease, LeaseId,
+    LeaseStart, Left, Line, Permits, Place, Renewal, Seat, Ticket, Tokens, TtlRange, Url,
 };
-use palisade::core::line::{Line, Seat};
-use palisade::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
-use palisade::{
-    BootTime, Capability, Checkup, ClaimId, Class, Client, Error, Kind, LineReport, Name, Permits,
-    Result, Scope, Tokens, TtlRange, Url,
-};
+use palisade::report::{Checkup, LineReport, Scope};
+use palisade::{BootTime, Capability, Client, Error, ErrorKind, Eviction, Guarantee, Name, Result};
 
 use store::{Extra, State, Store};
 
@@ -36,7 +32,7 @@ pub async fn connect(url: &str) -> Result<Client> {
     url.finish(&[])?;
     if !url.hosts.is_empty() || url.path.is_empty() {
         let message = "json: takes the path of a folder, as in json:/var/lib/locks";
-        return Err(Error::new(Kind::Config, "connect", message));
+        return Err(Error::new(ErrorKind::Config, "connect", message));
     }
     let file = format!("{}.json", settings.namespace);
     let path = Path::new(&url.path).join(file);
@@ -89,7 +85,7 @@ impl JsonEngine {
 impl Engine for JsonEngine {
     fn capability(&self) -> Capability {
         Capability {
-            class: Class::C,
+            class: Guarantee::Timed,
             shared: true,
             permits: Permits::Weighted,
             resize: true,

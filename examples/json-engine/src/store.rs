@@ -7,8 +7,9 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
-use palisade::core::line::{Line, Seat};
-use palisade::{Ask, BootTime, ClaimId, Error, Kind, Owner, Result};
+use palisade::engine::{Ask, ClaimId, Line, Seat};
+use palisade::report::Owner;
+use palisade::{BootTime, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 /// How long the file's lock is waited for. A process that was stopped keeps it.
@@ -172,7 +173,7 @@ impl Store {
 
     fn unreachable(&self, operation: &'static str, error: io::Error) -> Error {
         let message = format!("{}: {error}", self.path.display());
-        Error::new(Kind::Unreachable, operation, message)
+        Error::new(ErrorKind::Unreachable, operation, message)
     }
 
     /// The lock of a file beside it, given back when it is dropped or its process dies.

@@ -9,8 +9,9 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use palisade::core::url::nearest;
-use palisade::{Patience, Url, parse_duration};
+use palisade::Patience;
+use palisade::command::{nearest, parse_duration};
+use palisade::engine::Url;
 
 use super::{bad_file, parse_wait};
 use crate::exit::Failure;

@@ -8,7 +8,9 @@ mod file;
 
 use std::path::{Path, PathBuf};
 
-use palisade::{Error, Kind, Patience, Url, parse_duration};
+use palisade::command::parse_duration;
+use palisade::engine::Url;
+use palisade::{Error, ErrorKind, Patience};
 use serde::Serialize;
 
 pub(crate) use self::file::candidates;
@@ -156,7 +158,7 @@ fn from_environment() -> Result<Option<String>, Failure> {
 }
 
 fn bad(why: impl Into<String>) -> Failure {
-    Error::new(Kind::Config, "connect", why).into()
+    Error::new(ErrorKind::Config, "connect", why).into()
 }
 
 fn bad_file(path: &Path, why: impl std::fmt::Display) -> Failure {

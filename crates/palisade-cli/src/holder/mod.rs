@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use palisade::{BootTime, Hold, Kind, Loss, LossReason};
+use palisade::{BootTime, ErrorKind, Hold, Loss, LossReason};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, getpid, setsid};
 use serde::{Deserialize, Serialize};
@@ -365,7 +365,7 @@ impl Keeping<'_> {
         let token = self.hold.token();
         match self.hold.release().await {
             Ok(()) => Answer::Released,
-            Err(error) if error.kind() == Kind::Lost => {
+            Err(error) if error.kind() == ErrorKind::Lost => {
                 let name = shown(job.name.as_str());
                 Answer::Lost(format!("lost {name} (token {token}): {}", told(&error)))
             }

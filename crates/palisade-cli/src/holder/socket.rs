@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::{Error, Kind, Name};
+use palisade::{Error, ErrorKind, Name};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open};
 use serde::{Deserialize, Serialize};
 
@@ -274,7 +274,7 @@ fn bad(path: &Path, why: &dyn std::fmt::Display) -> Failure {
 
 fn refusal(why: &str) -> Failure {
     let message = format!("can't keep the sockets of acquired locks: {why}; set XDG_RUNTIME_DIR");
-    Error::new(Kind::Config, "acquire", message).into()
+    Error::new(ErrorKind::Config, "acquire", message).into()
 }
 
 #[cfg(test)]

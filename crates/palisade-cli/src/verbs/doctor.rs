@@ -4,7 +4,8 @@
 use std::time::Instant;
 
 use anstyle::{AnsiColor, Style};
-use palisade::{Checkup, Client, Finding, Name, Scope, Severity};
+use palisade::report::{Checkup, Finding, Scope, Severity};
+use palisade::{Client, Name};
 use serde::Serialize;
 
 use crate::abilities::{Abilities, meaning};

@@ -8,8 +8,8 @@ mod needs;
 use std::io::{BufRead, IsTerminal, Write};
 use std::time::Duration;
 
-use palisade::core::url::nearest;
-use palisade::{EngineInfo, Tokens};
+use palisade::command::nearest;
+use palisade::engine::{EngineInfo, Tokens};
 use serde::Serialize;
 
 use self::needs::{NEEDS, Need};
@@ -92,7 +92,7 @@ impl Guide {
             }
             self.ask()?;
         }
-        let answer = decide(&self.need, &self.have, &palisade::registry());
+        let answer = decide(&self.need, &self.have, &palisade::command::registry());
         let found = answer.advice.is_some();
         global.printer().reply(&answer, Answer::text, found)
     }
@@ -154,7 +154,7 @@ fn parse_have(word: &str) -> Result<&'static str, String> {
 /// The names of engines, those of this build included.
 fn known() -> Vec<&'static str> {
     let mut names: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
-    names.extend(palisade::registry().iter().map(|info| info.name));
+    names.extend(palisade::command::registry().iter().map(|info| info.name));
     names.sort_unstable();
     names.dedup();
     names

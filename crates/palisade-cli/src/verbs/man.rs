@@ -68,7 +68,7 @@ fn print(verb: Option<&str>, pages: &[Page], global: &Global) -> Verdict {
     let Some((name, page)) = pages.iter().find(|(name, _)| *name == wanted) else {
         let names = pages.iter().filter_map(|(name, _)| name.split_once('-'));
         let names: Vec<_> = names.map(|(_, verb)| verb).collect();
-        let hint = match palisade::core::url::nearest(verb.unwrap_or_default(), names) {
+        let hint = match palisade::command::nearest(verb.unwrap_or_default(), names) {
             Some(near) => format!("did you mean {near}?"),
             None => "`palisade --help` lists the verbs".to_owned(),
         };

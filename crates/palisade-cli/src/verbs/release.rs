@@ -1,6 +1,6 @@
 //! `palisade release`: gives back what `palisade acquire` took for the same shell.
 
-use palisade::{Error, Kind, Name};
+use palisade::{Error, ErrorKind, Name};
 use serde_json::json;
 
 use crate::args::Global;
@@ -60,7 +60,7 @@ impl Release {
             Some(Answer::Lost(why)) => Err(Failure::Lost(why)),
             Some(Answer::NotReleased(why)) => {
                 let why = format!("not released; it ends with its ttl: {why}");
-                Err(Error::new(Kind::Unreachable, "release", why).into())
+                Err(Error::new(ErrorKind::Unreachable, "release", why).into())
             }
             Some(Answer::NotHeld | Answer::Heard | Answer::Owner(_)) => {
                 not_held(&self.name, shell, global)

@@ -1,6 +1,7 @@
 //! `palisade show`: who holds and who waits on one line.
 
-use palisade::{Client, Name, Scope};
+use palisade::report::Scope;
+use palisade::{Client, Name};
 
 use crate::args::Global;
 use crate::connect::Target;

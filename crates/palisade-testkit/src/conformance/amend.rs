@@ -1,8 +1,7 @@
 //! What `Engine::amend` promises.
 
-use palisade::core::claim::Ask::{self, Whole};
-use palisade::core::claim::Claim;
-use palisade::core::engine::{Amended, Amendment, Place};
+use palisade::engine::Ask::{self, Whole};
+use palisade::engine::{Amended, Amendment, Claim, Place};
 
 use super::{Fixture, cases, needs};
 

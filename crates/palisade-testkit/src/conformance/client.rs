@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use palisade::core::capability::{Capability, Class};
-use palisade::core::claim::Ask;
-use palisade::core::report::{Scope, Severity};
-use palisade::{Client, Eviction, Hold, Kind, Patience, Permits, Tokens, Which};
+use palisade::engine::{Ask, Permits, Tokens};
+use palisade::report::{Scope, Severity};
+use palisade::{Capability, Client, ErrorKind, Eviction, Guarantee, Hold, Patience, Which};
 
 use super::fixture::{fails, free, granted};
 use super::{Fixture, NotApplicable, SOON, cases, needs, permits, soon, within};
@@ -51,7 +50,7 @@ async fn refuses(client: &Client, spy: &Spy, ask: Ask) {
     for patience in [Patience::NoWait, Patience::For(SOON), Patience::Forever] {
         let line = client.line("refused", ask);
         let answer = soon("the refusal", line.acquire(patience)).await;
-        let error = fails(answer, Kind::Unsupported);
+        let error = fails(answer, ErrorKind::Unsupported);
         assert!(error.message().len() > 10, "no reason in {error}");
     }
     assert_eq!(spy.total(), 0, "requests made");
@@ -63,13 +62,13 @@ async fn a_ttl_out_of_range_is_refused(fx: Fixture) {
     let too_long = range.max + Duration::from_secs(1);
     for ttl in [Duration::ZERO, range.min / 2, too_long] {
         let tried = client.mutex("ttl").ttl(ttl).try_lock().await;
-        fails(tried, Kind::InvalidArgument);
+        fails(tried, ErrorKind::InvalidArgument);
     }
     assert_eq!(spy.total(), 0, "requests made");
     for ttl in [range.min, range.max] {
         // The shortest may be over before anything can be done with it.
         if let Err(error) = client.mutex("ttl").ttl(ttl).try_lock().await {
-            assert_eq!(error.kind(), Kind::Lost, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
         }
     }
 }
@@ -77,14 +76,14 @@ async fn a_ttl_out_of_range_is_refused(fx: Fixture) {
 async fn a_resize_that_cant_work_is_refused(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     for (name, capacity, kind) in [
-        ("resized", 0, Kind::InvalidArgument),
-        ("resized", u32::MAX, Kind::InvalidArgument),
-        ("", 2, Kind::InvalidName),
+        ("resized", 0, ErrorKind::InvalidArgument),
+        ("resized", u32::MAX, ErrorKind::InvalidArgument),
+        ("", 2, ErrorKind::InvalidName),
     ] {
         fails(client.resize(name, capacity).await, kind);
     }
     if !fx.capability().resize {
-        fails(client.resize("resized", 2).await, Kind::Unsupported);
+        fails(client.resize("resized", 2).await, ErrorKind::Unsupported);
     }
     assert_eq!(spy.total(), 0, "requests made");
 }
@@ -106,19 +105,19 @@ async fn resize_grants_who_waits(fx: Fixture) {
 async fn a_bad_name_is_refused(fx: Fixture) {
     let client = fx.client();
     for name in ["", "a\nb", "a\0b", &"x".repeat(256)] {
-        fails(client.mutex(name).lock().await, Kind::InvalidName);
-        fails(client.rwlock(name).try_read().await, Kind::InvalidName);
+        fails(client.mutex(name).lock().await, ErrorKind::InvalidName);
+        fails(client.rwlock(name).try_read().await, ErrorKind::InvalidName);
         let permit = client.semaphore(name, 2).try_acquire().await;
-        fails(permit, Kind::InvalidName);
-        fails(client.election(name).leader().await, Kind::InvalidName);
+        fails(permit, ErrorKind::InvalidName);
+        fails(client.election(name).leader().await, ErrorKind::InvalidName);
         let both = client.multi_lock([name, "b"]).try_lock().await;
-        fails(both, Kind::InvalidName);
+        fails(both, ErrorKind::InvalidName);
     }
 }
 
 async fn an_unknown_option_is_refused(fx: Fixture) {
     let refused = fx.client_with("nosuchoption", "hunter2").await;
-    let error = fails(refused, Kind::Config);
+    let error = fails(refused, ErrorKind::Config);
     let shown = format!("{error} {error:?}");
     assert!(shown.contains("nosuchoption"), "{shown} does not name it");
     assert!(!shown.contains("hunter2"), "the value is shown");
@@ -141,7 +140,7 @@ async fn what_the_engine_lacks_is_unsupported(fx: Fixture) {
 
 async fn correctness_goes_by_the_class_and_the_checkup(fx: Fixture) {
     let Capability { class, tokens, .. } = fx.capability();
-    let fit = class != Class::C && tokens != Tokens::None;
+    let fit = class != Guarantee::Timed && tokens != Tokens::None;
     let findings = fx.client().check().await.unwrap().findings;
     let danger = findings
         .into_iter()
@@ -153,7 +152,7 @@ async fn correctness_goes_by_the_class_and_the_checkup(fx: Fixture) {
             drop(free(client.mutex("correct").try_lock().await));
         }
         Err(error) => {
-            assert_eq!(error.kind(), Kind::NotForCorrectness, "{error}");
+            assert_eq!(error.kind(), ErrorKind::NotForCorrectness, "{error}");
             if fit {
                 let danger = danger.expect("a reason");
                 let said = |part: &str| error.message().contains(part);
@@ -232,7 +231,7 @@ async fn evict_by_id_takes_a_waiter(fx: Fixture) {
     let evict = operator.evict(hold.name(), Which::Claim(&id), Eviction::Mark);
     assert!(soon("the eviction", evict).await.unwrap());
     let ended = soon("the waiter's end", waiter).await.unwrap();
-    fails(ended, Kind::Lost);
+    fails(ended, ErrorKind::Lost);
     assert!(hold.is_valid(), "the holder was touched");
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use palisade::{Ask, BootTime, Kind, Patience};
+use palisade::engine::Ask;
+use palisade::{BootTime, ErrorKind, Patience};
 
 use super::fixture::{fails, free, granted, taken};
 use super::{Fixture, SOON, cases, needs, soon, within};
@@ -207,7 +208,7 @@ async fn lead_ends_its_work_on_loss(fx: Fixture) {
         assert!(ended.load(Ordering::SeqCst), "two leaders at work");
     }
     let lost = soon("the end of the former leader", lead).await.unwrap();
-    fails(lost, Kind::Lost);
+    fails(lost, ErrorKind::Lost);
     next.unwrap().resign().await.unwrap();
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use palisade::{Election, Eviction, Kind, Leader, Which};
+use palisade::{Election, ErrorKind, Eviction, Leader, Which};
 
 use super::fixture::{answered, fails, free, granted, taken};
 use super::{Fixture, cases, needs, soon};
@@ -132,7 +132,7 @@ async fn a_former_leader_can_not_proclaim(fx: Fixture) {
         .await;
     assert!(evicted.unwrap(), "a leader to evict");
     let _next = other.campaign("two").await.unwrap();
-    fails(leads.proclaim("late").await, Kind::Lost);
+    fails(leads.proclaim("late").await, ErrorKind::Lost);
     assert_eq!(value(&election).await, "two");
 }
 

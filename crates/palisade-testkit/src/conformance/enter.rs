@@ -1,10 +1,8 @@
 //! What `Engine::enter` promises.
 
-use palisade::Kind;
-use palisade::core::claim::Ask::{self, Whole};
-use palisade::core::claim::Claim;
-use palisade::core::clock::BootTime;
-use palisade::core::engine::{Entered, Place};
+use palisade::engine::Ask::{self, Whole};
+use palisade::engine::{Claim, Entered, Place};
+use palisade::{BootTime, ErrorKind};
 
 use super::fixture::{Line, assert_is, fails};
 use super::{Fixture, cases, needs, permits};
@@ -179,7 +177,7 @@ async fn mismatched(line: &Line, ask: Ask) {
             queue,
             ..line.claim(ask)
         };
-        fails(line.ask(claim).await, Kind::CapacityMismatch);
+        fails(line.ask(claim).await, ErrorKind::CapacityMismatch);
     }
 }
 

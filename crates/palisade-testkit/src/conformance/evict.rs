@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use palisade::core::claim::Ask::Whole;
-use palisade::core::claim::ClaimId;
-use palisade::core::engine::{Eviction, Place, Renewal};
-use palisade::{Client, Hold, Kind, LossReason};
+use palisade::engine::Ask::Whole;
+use palisade::engine::{ClaimId, Place, Renewal};
+use palisade::{Client, ErrorKind, Eviction, Hold, LossReason};
 
 use super::fixture::assert_is;
 use super::{Fixture, cases, needs, soon};
@@ -86,7 +85,7 @@ async fn a_mark_before_the_answer_is_told_at_once(fx: Fixture) {
     match soon("the answer", lock).await.unwrap() {
         Ok(hold) => is_told(&hold, LossReason::Evicted).await,
         // Told before it became a hold.
-        Err(error) => assert_eq!(error.kind(), Kind::Lost, "{error}"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Lost, "{error}"),
     }
 }
 

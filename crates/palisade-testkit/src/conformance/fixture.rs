@@ -11,17 +11,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::core::capability::Capability;
-use palisade::core::claim::{Ask, Claim, ClaimId};
-use palisade::core::clock::BootTime;
-use palisade::core::dyn_engine::SharedEngine;
-use palisade::core::engine::{Amended, Amendment, Engine, Entered, Eviction, Left, Place, Renewal};
-use palisade::core::name::Name;
-use palisade::core::owner::Owner;
-use palisade::core::report::{LineReport, Scope};
-use palisade::core::ticket::{Lease, LeaseStart, Ticket};
-use palisade::core::url::{Settings, Url};
-use palisade::{Client, Error, Hold, Kind};
+use palisade::engine::{
+    Amended, Amendment, Ask, Claim, ClaimId, Engine, Entered, Lease, LeaseStart, Left, Place,
+    Renewal, Settings, SharedEngine, Ticket, Url,
+};
+use palisade::report::{LineReport, Owner, Scope};
+use palisade::{BootTime, Capability, Client, Error, ErrorKind, Eviction, Hold, Name};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
@@ -96,7 +91,7 @@ pub(super) fn taken<T>(answer: palisade::Result<Option<T>>) {
 
 /// The error, which must be of this kind.
 #[track_caller]
-pub(super) fn fails<T>(answer: palisade::Result<T>, kind: Kind) -> Error {
+pub(super) fn fails<T>(answer: palisade::Result<T>, kind: ErrorKind) -> Error {
     let Err(error) = answer else {
         panic!("not {kind:?} but success");
     };
@@ -112,7 +107,7 @@ pub(super) async fn answered<T>(
     let deadline = BootTime::now() + SOON;
     loop {
         match soon("an answer", ask()).await {
-            Err(error) if error.kind() == Kind::Unreachable && !deadline.has_passed() => {
+            Err(error) if error.kind() == ErrorKind::Unreachable && !deadline.has_passed() => {
                 // It may have been applied, and is left in the background.
                 client.flush().await;
             }
@@ -435,7 +430,8 @@ impl Line {
     /// The ids of those who hold, and of those who wait.
     pub(super) async fn ids(&self) -> (Vec<String>, Vec<String>) {
         let line = self.shown().await;
-        let ids = |claims: Vec<palisade::ClaimReport>| claims.into_iter().map(|c| c.id).collect();
+        let ids =
+            |claims: Vec<palisade::report::ClaimReport>| claims.into_iter().map(|c| c.id).collect();
         (ids(line.holders), ids(line.waiters))
     }
 

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use palisade::core::clock::BootTime;
-use palisade::{Client, Eviction, Hold, Kind, LossReason, Which};
+use palisade::{BootTime, Client, ErrorKind, Eviction, Hold, LossReason, Which};
 
 use super::fixture::{fails, free, taken};
 use super::{Fixture, SOON, cases, needs, soon, within};
@@ -97,7 +96,7 @@ async fn run_is_cancelled_by_a_loss(fx: Fixture) {
         operator.evict(hold.name(), Which::Holders, Eviction::Remove)
     );
     assert!(evicted.unwrap(), "a holder to evict");
-    fails(ended, Kind::Lost);
+    fails(ended, ErrorKind::Lost);
 }
 
 /// A hold of another client, which an operator has taken away.
@@ -116,7 +115,7 @@ async fn run_of_a_lost_hold_does_nothing(fx: Fixture) {
     let (_client, hold) = evicted(&fx, "work").await;
     within(SOON * 2, "the loss", hold.lost()).await;
     let mut ran = false;
-    fails(hold.run(async { ran = true }).await, Kind::Lost);
+    fails(hold.run(async { ran = true }).await, ErrorKind::Lost);
     assert!(!ran, "work began after the loss");
 }
 
@@ -141,7 +140,7 @@ async fn loss_is_remembered(fx: Fixture) {
 async fn release_of_a_lost_hold_says_so(fx: Fixture) {
     let (_client, hold) = evicted(&fx, "lost").await;
     // Also before the loss is known: the place is gone all the same.
-    fails(hold.release().await, Kind::Lost);
+    fails(hold.release().await, ErrorKind::Lost);
 }
 
 async fn a_lost_hold_does_not_release_the_next(fx: Fixture) {

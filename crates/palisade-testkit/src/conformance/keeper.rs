@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
-use palisade::core::claim::Ask::Whole;
-use palisade::core::clock::BootTime;
-use palisade::{Kind, LossReason, Outcome, Patience, Request};
+use palisade::engine::Ask::Whole;
+use palisade::{BootTime, ErrorKind, LossReason, Outcome, Patience, Request};
 
 use super::fixture::{fails, free, granted};
 use super::{Fixture, SOON, cases, needs, soon, within};
@@ -129,7 +128,7 @@ async fn unrenewed(fx: &Fixture, name: &str) -> Option<Request> {
     if fx.capability().detached {
         return Some(line);
     }
-    fails(line.acquire(Patience::NoWait).await, Kind::Unsupported);
+    fails(line.acquire(Patience::NoWait).await, ErrorKind::Unsupported);
     None
 }
 
@@ -154,7 +153,7 @@ async fn an_unrenewed_hold_ends_beside_one_that_lives(fx: Fixture) {
     assert!(next.token() > ending.token(), "tokens");
     assert!(kept.is_valid(), "another hold ended with it");
     assert_eq!(fx.line("kept").length().await, (1, 0));
-    fails(ending.release().await, Kind::Lost);
+    fails(ending.release().await, ErrorKind::Lost);
     assert!(next.is_valid(), "a late release took another's place");
     next.release().await.unwrap();
     kept.release().await.unwrap();
@@ -282,7 +281,7 @@ async fn no_wait_says_that_it_may_be_applied(fx: Fixture) {
     spy.set_enters(Enters::ReplyLost);
     let line = client.line("lost", Whole);
     let answer = soon("an answer", line.acquire(Patience::NoWait)).await;
-    let error = fails(answer, Kind::Unreachable);
+    let error = fails(answer, ErrorKind::Unreachable);
     assert_eq!(error.outcome(), Outcome::MaybeApplied, "{error}");
     // Nobody has the hold, so it must not stay.
     fx.line("lost").until_empty().await;

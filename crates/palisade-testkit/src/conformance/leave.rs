@@ -1,8 +1,7 @@
 //! What `Engine::leave` promises, and `Engine::audit` where tickets have their own leases.
 
-use palisade::core::claim::Ask::{self, Whole};
-use palisade::core::claim::{Claim, ClaimId};
-use palisade::core::engine::{Entered, Left};
+use palisade::engine::Ask::{self, Whole};
+use palisade::engine::{Claim, ClaimId, Entered, Left};
 
 use super::fixture::assert_is;
 use super::{Fixture, cases, needs, permits};

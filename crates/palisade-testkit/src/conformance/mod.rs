@@ -36,7 +36,7 @@ use std::sync::Once;
 use std::task::Poll;
 
 use futures_util::future::LocalBoxFuture;
-use palisade::core::claim::Ask;
+use palisade::engine::Ask;
 
 pub(crate) use fixture::Notes;
 pub use fixture::{Fixture, SOON, soon, within};

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use palisade::core::clock::BootTime;
-use palisade::{Client, Hold, Patience, Request, Result, RwHold};
+use palisade::{BootTime, Client, Hold, Patience, Request, Result, RwHold};
 
 use super::fixture::{answered, free, granted, taken};
 use super::{Fixture, SOON, cases, needs, permits, soon, within};
@@ -40,7 +39,7 @@ impl Over {
 
     fn request(self, client: &Client) -> Request {
         let ask = match self {
-            Self::Mutex | Self::WriteLock => palisade::Ask::Whole,
+            Self::Mutex | Self::WriteLock => palisade::engine::Ask::Whole,
             Self::DrainedSemaphore => permits(1, 3),
         };
         client.line(NAME, ask)

@@ -1,7 +1,6 @@
 //! What a case needs of an engine, as functions that the lists of cases name.
 
-use palisade::core::capability::{Permits, Tokens};
-use palisade::core::claim::Ask;
+use palisade::engine::{Ask, Permits, Tokens};
 
 use super::{Fixture, permits};
 

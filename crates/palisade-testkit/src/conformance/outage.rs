@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use palisade::core::clock::BootTime;
-use palisade::{Kind, LossReason};
+use palisade::{BootTime, ErrorKind, LossReason};
 
 use super::fixture::{fails, free, granted};
 use super::{Fixture, SOON, cases, needs, soon, within};
@@ -79,7 +78,10 @@ async fn no_wait_fails_at_once(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     spy.set_cut(true);
     let mutex = client.mutex("cut");
-    fails(soon("an answer", mutex.try_lock()).await, Kind::Unreachable);
+    fails(
+        soon("an answer", mutex.try_lock()).await,
+        ErrorKind::Unreachable,
+    );
     spy.set_cut(false);
     drop(free(mutex.try_lock().await));
 }
@@ -103,7 +105,7 @@ async fn patience_ends_as_unreachable(fx: Fixture) {
     let answer = soon("an answer", lock.lock_timeout(wait)).await;
     let took = BootTime::now().saturating_since(start);
     // Not busy: nobody knows whether it is free.
-    fails(answer, Kind::Unreachable);
+    fails(answer, ErrorKind::Unreachable);
     assert!(took >= wait, "gave up after {took:?}");
     assert!(took < wait + Duration::from_secs(1), "only after {took:?}");
 }
@@ -120,7 +122,7 @@ async fn patience_is_a_bound_on_a_silent_engine(fx: Fixture) {
     let lock = client.mutex("silent").ttl(fx.long_ttl());
     let answer = soon("an answer", lock.lock_timeout(wait)).await;
     let took = BootTime::now().saturating_since(start);
-    fails(answer, Kind::Unreachable);
+    fails(answer, ErrorKind::Unreachable);
     assert!(took < wait + LATE, "only after {took:?}");
     // It was applied all the same, and is left in the background.
     fx.line("silent").until_empty().await;
@@ -139,7 +141,7 @@ async fn patience_is_a_bound_on_a_dead_connection(fx: Fixture) {
     match answer {
         // A new connection was there in time.
         Ok(hold) => hold.expect("a hold").release().await.unwrap(),
-        Err(error) => assert_eq!(error.kind(), Kind::Unreachable, "{error}"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
     }
     fx.line("dead").until_empty().await;
 }
@@ -154,7 +156,7 @@ async fn a_release_is_done_later(fx: Fixture) {
         .unwrap();
     spy.set_cut(true);
     let released = within(SOON * 2, "an answer", hold.release()).await;
-    fails(released, Kind::Unreachable);
+    fails(released, ErrorKind::Unreachable);
     let line = fx.line("left");
     assert_eq!(line.length().await, (1, 0), "during the outage");
     spy.set_cut(false);

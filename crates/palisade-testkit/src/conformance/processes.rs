@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use palisade::core::claim::Ask;
-use palisade::core::clock::BootTime;
+use palisade::BootTime;
+use palisade::engine::Ask;
 
 use super::fixture::{free, taken};
 use super::{Fixture, SOON, cases, needs, permits, within};

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use palisade::core::claim::Ask::Whole;
-use palisade::core::clock::BootTime;
-use palisade::core::engine::{Eviction, Renewal};
-use palisade::core::ticket::Lease;
+use palisade::engine::Ask::Whole;
+use palisade::engine::{Lease, Renewal};
+use palisade::{BootTime, Eviction};
 
 use super::fixture::assert_is;
 use super::{Fixture, SOON, cases, needs, within};

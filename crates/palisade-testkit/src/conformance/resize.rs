@@ -1,9 +1,8 @@
 //! What `Engine::resize` promises.
 
-use palisade::Kind;
-use palisade::core::claim::Ask::{self, Whole};
-use palisade::core::clock::BootTime;
-use palisade::core::engine::{Place, Renewal};
+use palisade::engine::Ask::{self, Whole};
+use palisade::engine::{Place, Renewal};
+use palisade::{BootTime, ErrorKind};
 
 use super::fixture::{assert_is, fails};
 use super::{Fixture, SOON, cases, needs, permits, soon};
@@ -97,7 +96,7 @@ async fn later_claim_names_the_new_capacity(fx: Fixture) {
     line.held(permits(1, 2)).await;
     assert!(line.resize(3).await.unwrap(), "permits there");
     let old = line.ask(line.claim(permits(1, 2))).await;
-    fails(old, Kind::CapacityMismatch);
+    fails(old, ErrorKind::CapacityMismatch);
     line.held(permits(1, 3)).await;
     line.held(permits(1, 3)).await;
     line.busy(permits(1, 3)).await;
@@ -108,7 +107,7 @@ async fn heavier_claim_is_invalid(fx: Fixture) {
     line.held(permits(2, 3)).await;
     line.waiting(permits(3, 3)).await;
     for capacity in [1, 2] {
-        fails(line.resize(capacity).await, Kind::InvalidArgument);
+        fails(line.resize(capacity).await, ErrorKind::InvalidArgument);
         assert_eq!(line.shown().await.capacity, Some(3));
     }
 }
@@ -116,7 +115,7 @@ async fn heavier_claim_is_invalid(fx: Fixture) {
 async fn readers_are_a_mismatch(fx: Fixture) {
     let line = fx.line("read");
     line.held(Ask::READ).await;
-    fails(line.resize(2).await, Kind::CapacityMismatch);
+    fails(line.resize(2).await, ErrorKind::CapacityMismatch);
     line.held(Ask::READ).await;
 }
 

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use palisade::core::clock::BootTime;
-use palisade::{Kind, Semaphore};
+use palisade::{BootTime, ErrorKind, Semaphore};
 use tokio::sync::watch;
 
 use super::fixture::{answered, fails, free, granted, taken};
@@ -122,12 +121,12 @@ async fn senseless_numbers_are_invalid(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     for capacity in [0, u32::MAX] {
         let tried = client.semaphore("permits", capacity).try_acquire().await;
-        fails(tried, Kind::InvalidArgument);
+        fails(tried, ErrorKind::InvalidArgument);
     }
     let semaphore = client.semaphore("permits", 3);
     for permits in [0, 4] {
         let refused = semaphore.try_acquire_many(permits).await;
-        fails(refused, Kind::InvalidArgument);
+        fails(refused, ErrorKind::InvalidArgument);
     }
     assert_eq!(spy.total(), 0, "requests made");
 }
@@ -138,9 +137,9 @@ async fn another_capacity_is_waited_for(fx: Fixture) {
     let wait = Duration::from_millis(150);
     let start = BootTime::now();
     let refused = soon("the refusal", other.try_acquire()).await;
-    fails(refused, Kind::CapacityMismatch);
+    fails(refused, ErrorKind::CapacityMismatch);
     let refused = soon("the refusal", other.acquire_timeout(wait)).await;
-    fails(refused, Kind::CapacityMismatch);
+    fails(refused, ErrorKind::CapacityMismatch);
     let took = BootTime::now().saturating_since(start);
     assert!(took >= wait, "refused after {took:?}");
     let waiter = tokio::spawn(async move { other.acquire_timeout(SOON).await });

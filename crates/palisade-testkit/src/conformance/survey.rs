@@ -1,10 +1,9 @@
 //! What `Engine::survey` and `Engine::watch` promise.
 
 use futures_util::StreamExt;
-use palisade::core::claim::Ask::{self, Whole};
-use palisade::core::claim::Claim;
-use palisade::core::owner::Owner;
-use palisade::core::report::Scope;
+use palisade::engine::Ask::{self, Whole};
+use palisade::engine::Claim;
+use palisade::report::{Owner, Scope};
 
 use super::fixture::free;
 use super::{Fixture, cases, needs, soon};

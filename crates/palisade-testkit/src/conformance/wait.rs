@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use palisade::Kind;
-use palisade::core::claim::Ask::{self, Whole};
-use palisade::core::clock::BootTime;
-use palisade::core::engine::{Eviction, Place};
+use palisade::engine::Ask::{self, Whole};
+use palisade::engine::Place;
+use palisade::{BootTime, ErrorKind, Eviction};
 use tokio::task::JoinHandle;
 
 use super::fixture::{Line, RECHECK, Seat, assert_is, fails};
@@ -214,5 +213,5 @@ async fn cut_off_engine_is_unreachable(fx: Fixture) {
     cut_off.begin();
     let answer = tokio::time::timeout(Duration::from_secs(10), woken).await;
     cut_off.end();
-    fails(answer.expect("an error").unwrap(), Kind::Unreachable);
+    fails(answer.expect("an error").unwrap(), ErrorKind::Unreachable);
 }

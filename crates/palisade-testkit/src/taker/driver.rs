@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-use palisade::core::claim::{Ask, READERS};
+use palisade::engine::{Ask, READERS};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::mpsc;
 

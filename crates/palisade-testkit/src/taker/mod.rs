@@ -11,8 +11,8 @@ pub use driver::{Second, Taker, increment};
 
 use std::time::Duration;
 
-use palisade::core::claim::Ask;
-use palisade::core::clock::BootTime;
+use palisade::BootTime;
+use palisade::engine::Ask;
 use serde::{Deserialize, Serialize};
 
 /// What a second process is told to do.

@@ -5,9 +5,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use palisade::core::claim::Ask;
-use palisade::core::clock::BootTime;
-use palisade::{Hold, Patience};
+use palisade::engine::Ask;
+use palisade::{BootTime, Hold, Patience};
 
 use super::{Event, TakerArgs, What};
 use crate::engine::{CONNECT, Connect, EngineUnderTest, named};
@@ -166,7 +165,7 @@ fn parse_taker(arguments: &[String]) -> Result<(String, String, TakerArgs), Stri
     while let Some(argument) = rest.next() {
         let mut value = || rest.next().ok_or(format!("{argument} needs a value"));
         match argument.as_str() {
-            "--ttl" => args.ttl = Some(palisade::parse_duration(value()?)?),
+            "--ttl" => args.ttl = Some(palisade::command::parse_duration(value()?)?),
             "--no-release" => args.no_release = true,
             "--mode" => {
                 args.ask = match value()?.as_str() {

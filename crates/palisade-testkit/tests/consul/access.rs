@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use palisade::{Client, Error, Kind};
+use palisade::{Client, Error, ErrorKind};
 use palisade_testkit::lab::launch::{self, Running, wire};
 use palisade_testkit::lab::trial::certificates;
 use serde_json::{Value, json};
@@ -60,7 +60,7 @@ async fn lock(url: &str) -> Result<(), Error> {
     hold.release().await
 }
 
-fn says(error: &Error, kind: Kind, words: &str) {
+fn says(error: &Error, kind: ErrorKind, words: &str) {
     assert_eq!(error.kind(), kind, "{error:?}");
     assert!(error.to_string().contains(words), "{error}");
     let all = format!("{error:?} {error}");
@@ -142,7 +142,7 @@ async fn missing_rights_are_named() {
         (with(KEYS), "session:write"),
         (format!("{}&namespace=elsewhere", with(LOCKS)), "key:write"),
     ] {
-        says(&lock(&url).await.unwrap_err(), Kind::Denied, words);
+        says(&lock(&url).await.unwrap_err(), ErrorKind::Denied, words);
     }
     for (token, missing) in [
         (NOTHING, &["session:write", "key:write"][..]),
@@ -203,7 +203,7 @@ async fn certificates_of_both_sides_are_checked() {
         (whole.replace("ca.pem", "ca.key"), "tls_ca"),
     ]) {
         let error = soon("a refusal", lock(&url)).await.unwrap_err();
-        assert_eq!(error.kind(), Kind::Config, "{url}: {error:?}");
+        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error:?}");
         assert!(error.to_string().contains(words), "{url}: {error}");
     }
 }
@@ -218,13 +218,13 @@ async fn another_datacenter_or_edition_is_refused_by_name() {
         ("consul_namespace=team", "omit consul_namespace"),
     ] {
         let error = palisade::connect(&format!("{url}?{option}")).await;
-        says(&error.err().unwrap(), Kind::Config, words);
+        says(&error.err().unwrap(), ErrorKind::Config, words);
     }
     // Nobody there at all, in our own words.
     let gone = launch::free_port();
     let error = palisade::connect(&format!("consul://127.0.0.1:{gone}")).await;
     let error = error.err().unwrap();
-    says(&error, Kind::Unreachable, "the connection is refused");
+    says(&error, ErrorKind::Unreachable, "the connection is refused");
     assert!(std::error::Error::source(&error).is_none(), "{error:?}");
 }
 
@@ -240,7 +240,7 @@ async fn a_node_check_that_fails_ends_the_session() {
     let with = |checks: &str| format!("{}?ttl=3s&node_checks={checks}", running.url());
     says(
         &lock(&with("nowhere")).await.unwrap_err(),
-        Kind::Config,
+        ErrorKind::Config,
         "option node_checks",
     );
     let check = json!({ "ID": "mine", "Name": "mine", "TTL": "1h", "Status": "passing" });
@@ -250,7 +250,7 @@ async fn a_node_check_that_fails_ends_the_session() {
         loop {
             match lock(&with("serfHealth,mine")).await {
                 Ok(()) => break palisade::connect(&with("serfHealth,mine")).await.unwrap(),
-                Err(error) => assert_eq!(error.kind(), Kind::Config, "{error:?}"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Config, "{error:?}"),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -270,7 +270,7 @@ async fn a_node_check_that_fails_ends_the_session() {
     // And a check that fails gives no session.
     let again = palisade::connect(&with("mine")).await.unwrap();
     let error = again.mutex("other").try_lock().await.unwrap_err();
-    says(&error, Kind::Unreachable, "node_checks");
+    says(&error, ErrorKind::Unreachable, "node_checks");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -285,8 +285,8 @@ async fn an_agent_that_can_not_be_reached_is_named() {
         let url = format!("consul://{host}?connect_timeout=1s");
         let error = soon("an error", palisade::connect(&url)).await;
         let error = error.err().unwrap();
-        says(&error, Kind::Unreachable, host);
-        says(&error, Kind::Unreachable, words);
+        says(&error, ErrorKind::Unreachable, host);
+        says(&error, ErrorKind::Unreachable, words);
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use palisade::Patience;
-use palisade::core::claim::Ask;
+use palisade::engine::Ask;
 use palisade_testkit::lab::launch::Running;
 
 use crate::util::{connected, holder, keys, soon, until};
@@ -29,7 +29,7 @@ async fn readers_that_come_later_do_not_overtake_a_writer() {
     assert!(lock.try_read().await.unwrap().is_none(), "overtaken");
     // Inside they are undisturbed, and shown as the holders.
     let shown = readers
-        .survey(palisade::Scope::Line(first.name().clone()))
+        .survey(palisade::report::Scope::Line(first.name().clone()))
         .await
         .unwrap();
     assert_eq!(shown[0].holders.len(), 2, "{shown:?}");

@@ -12,7 +12,7 @@ async fn palisade_waits_for_consul_lock() {
     let mutex = client.mutex("web/.lock");
     assert!(mutex.try_lock().await.unwrap().is_none(), "two holders");
     let shown = client
-        .survey(palisade::Scope::Prefix(String::new()))
+        .survey(palisade::report::Scope::Prefix(String::new()))
         .await
         .unwrap();
     assert_eq!(shown.len(), 1, "{shown:?}");
@@ -84,7 +84,7 @@ async fn permits_are_shared_with_consul_lock() {
         "four of three"
     );
     let shown = client
-        .survey(palisade::Scope::Prefix(String::new()))
+        .survey(palisade::report::Scope::Prefix(String::new()))
         .await
         .unwrap();
     assert_eq!((shown.len(), shown[0].holders.len()), (1, 3), "{shown:?}");
@@ -112,11 +112,11 @@ async fn permits_are_shared_with_consul_lock() {
     // Another capacity on a name in use, and the lock below it, are refused.
     let hold = client.semaphore("pool", 2).acquire().await.unwrap();
     let error = client.semaphore("pool", 3).try_acquire().await.unwrap_err();
-    assert_eq!(error.kind(), palisade::Kind::CapacityMismatch);
+    assert_eq!(error.kind(), palisade::ErrorKind::CapacityMismatch);
     let error = client.mutex("pool/.lock").try_lock().await.unwrap_err();
-    assert_eq!(error.kind(), palisade::Kind::CapacityMismatch);
+    assert_eq!(error.kind(), palisade::ErrorKind::CapacityMismatch);
     let error = client.mutex("pool").try_lock().await.unwrap_err();
-    assert_eq!(error.kind(), palisade::Kind::CapacityMismatch);
+    assert_eq!(error.kind(), palisade::ErrorKind::CapacityMismatch);
     hold.release().await.unwrap();
 }
 
@@ -153,7 +153,7 @@ async fn a_key_of_something_else_is_not_overwritten() {
     palisade_testkit::lab::launch::wire::http(port, "PUT", "/v1/kv/app/config", "precious")
         .unwrap();
     let error = client.mutex("app/config").try_lock().await.unwrap_err();
-    assert_eq!(error.kind(), palisade::Kind::Unusable, "{error}");
+    assert_eq!(error.kind(), palisade::ErrorKind::Unusable, "{error}");
     let (_, kept) =
         palisade_testkit::lab::launch::wire::http(port, "GET", "/v1/kv/app/config?raw", "")
             .unwrap();

@@ -1,7 +1,7 @@
 //! Names that are hard to write down.
 
-use palisade::Kind;
-use palisade::core::report::Scope;
+use palisade::ErrorKind;
+use palisade::report::Scope;
 use palisade_testkit::lab::trial::{NASTY, every_nasty_name};
 
 use crate::util::{beside_others, connected};
@@ -22,7 +22,7 @@ async fn beside_other_tools_a_name_works_or_is_refused() {
         let mutex = client.mutex(*name);
         match mutex.lock().await {
             Err(error) => {
-                assert_eq!(error.kind(), Kind::InvalidName, "{name:?}: {error}");
+                assert_eq!(error.kind(), ErrorKind::InvalidName, "{name:?}: {error}");
                 refused += 1;
             }
             Ok(hold) => {

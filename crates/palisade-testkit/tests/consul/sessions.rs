@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use palisade::core::claim::Ask;
-use palisade::core::report::Scope;
-use palisade::{BootTime, Kind, LossReason, Patience};
+use palisade::engine::Ask;
+use palisade::report::Scope;
+use palisade::{BootTime, ErrorKind, LossReason, Patience};
 use palisade_testkit::lab::launch::Running;
 use palisade_testkit::lab::proxy::{Direction, Protocol, Proxy, to_engine};
 
@@ -147,7 +147,7 @@ async fn a_session_destroyed_by_hand_is_told_and_replaced() {
         .await
         .expect("told within the ttl");
     assert_eq!(loss.reason, LossReason::Taken);
-    assert_eq!(hold.release().await.unwrap_err().kind(), Kind::Lost);
+    assert_eq!(hold.release().await.unwrap_err().kind(), ErrorKind::Lost);
     assert!(
         next.is_valid(),
         "the release of a lost lock took the next one's"
@@ -238,7 +238,7 @@ async fn a_lost_reply_is_one_grant() {
     let guard = proxy.inject(to_engine().label_contains("/v1/txn").once().cut_after());
     let line = client.line("orphan", Ask::Whole);
     let error = line.acquire(Patience::NoWait).await.unwrap_err();
-    assert_eq!((error.kind(), guard.hits()), (Kind::Unreachable, 1));
+    assert_eq!((error.kind(), guard.hits()), (ErrorKind::Unreachable, 1));
     until("the end of the orphan", async || {
         holder(&running, "palisade/orphan").is_none()
     })
@@ -288,13 +288,13 @@ async fn a_ttl_below_the_minimum_is_refused_by_name() {
     let error = palisade::connect(&format!("{}?ttl=5s", running.url()))
         .await
         .unwrap_err();
-    assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     assert!(error.to_string().contains("session_ttl_min"), "{error}");
     let client = connected(&running).await;
     assert_eq!(client.capability().ttl.min, Duration::from_secs(10));
     let short = client.mutex("x").ttl(Duration::from_secs(5));
     let error = short.try_lock().await.unwrap_err();
-    assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
 }
 
 /// Holders that wait for nothing sleep, however much is written beside them.

@@ -1,7 +1,6 @@
 //! The reference: a few lines of the model, and the verbs on them.
 
-use palisade::core::claim::Ask;
-use palisade::core::engine::Amended;
+use palisade::engine::{Amended, Ask};
 use palisade_testkit::model::{Bench, Entry};
 use proptest::prelude::*;
 use proptest::sample::Index;

@@ -4,14 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::core::claim::{Claim, ClaimId};
-use palisade::core::dyn_engine::SharedEngine;
-use palisade::core::engine::{Amendment, Engine, Entered, Eviction, Left, Place, Renewal};
-use palisade::core::name::Name;
-use palisade::core::owner::Owner;
-use palisade::core::report::{LineReport, Scope};
-use palisade::core::ticket::{Lease, Ticket};
-use palisade::{Client, Kind};
+use palisade::engine::{
+    Amendment, Claim, ClaimId, Engine, Entered, Lease, Left, Place, Renewal, SharedEngine, Ticket,
+};
+use palisade::report::{LineReport, Owner, Scope};
+use palisade::{Client, ErrorKind, Eviction, Name};
 use palisade_testkit::engine::{Site, named};
 use palisade_testkit::lab::engines::ENGINES;
 use palisade_testkit::model::Entry;
@@ -95,7 +92,7 @@ impl UnderTest {
                     Place::Gone => panic!("entered and gone"),
                 }
             }
-            Err(error) if error.kind() == Kind::CapacityMismatch => Entry::Mismatch,
+            Err(error) if error.kind() == ErrorKind::CapacityMismatch => Entry::Mismatch,
             Err(error) => panic!("{error:?}"),
         })
     }

@@ -3,8 +3,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use palisade::core::engine::Eviction;
-use palisade::{Kind, LossReason};
+use palisade::{ErrorKind, Eviction, LossReason};
 use palisade_testkit::lab::launch;
 use palisade_testkit::lab::trial::certificates;
 use serde_json::json;
@@ -43,7 +42,7 @@ async fn a_login_is_asked_for_and_outlives_a_restart() {
         ("root@", "password_file"),
     ] {
         let error = refused(format!("etcd://{login}{host}")).await;
-        assert_eq!(error.kind(), Kind::Denied, "{error:?}");
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
         assert!(error.message().contains(words), "{error}");
         let names_it = login.is_empty() || error.message().contains(&host);
         assert!(names_it, "{error}");
@@ -94,7 +93,7 @@ async fn a_user_needs_the_namespace_and_no_more() {
         .await
         .unwrap();
     let error = elsewhere.mutex("x").lock().await.err().unwrap();
-    assert_eq!(error.kind(), Kind::Denied, "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
     assert!(error.to_string().contains("readwrite"), "{error}");
 }
 
@@ -107,7 +106,7 @@ async fn a_user_without_the_engines_own_prefix_is_refused_at_once() {
     let url = format!("etcd://worker:pass-word@{host}");
     let client = palisade::connect(&url).await.unwrap();
     let refused = client.mutex("x").lock().await.err().unwrap();
-    assert_eq!(refused.kind(), Kind::Denied, "{refused:?}");
+    assert_eq!(refused.kind(), ErrorKind::Denied, "{refused:?}");
     assert!(refused.message().contains(".palisade/"), "{refused}");
     // Nothing is left in anyone's way, and with the right it works at once.
     let grant = format!("--user=root:top-secret {OWN_PREFIX}");
@@ -206,12 +205,12 @@ async fn certificates_of_both_sides_are_checked() {
     let nowhere = whole.replace("tls_ca=", "tls_ca=/nowhere");
     let other_name = whole.replace("127.0.0.1", "127.0.0.2");
     // The member's alert is lost now and then, when its close overtakes it; we say the same.
-    let bare = vec![(url.clone(), Kind::Config, "tls_cert"); 50];
+    let bare = vec![(url.clone(), ErrorKind::Config, "tls_cert"); 50];
     for (url, kind, words) in bare.into_iter().chain([
-        (plain, Kind::Unreachable, "etcds:"),
-        (stranger, Kind::Config, "tls_ca"),
-        (other_name, Kind::Config, "name this host"),
-        (nowhere, Kind::Config, "tls_ca"),
+        (plain, ErrorKind::Unreachable, "etcds:"),
+        (stranger, ErrorKind::Config, "tls_ca"),
+        (other_name, ErrorKind::Config, "name this host"),
+        (nowhere, ErrorKind::Config, "tls_ca"),
     ]) {
         let error = soon("a refusal", palisade::connect(&url))
             .await
@@ -240,7 +239,7 @@ async fn certificates_of_both_sides_are_checked() {
     }
     let login = |password: &str| whole.replace("etcds://", &format!("etcds://root:{password}@"));
     let refused = palisade::connect(&login("wrong")).await.err().unwrap();
-    assert_eq!(refused.kind(), Kind::Denied, "{refused:?}");
+    assert_eq!(refused.kind(), ErrorKind::Denied, "{refused:?}");
     let client = palisade::connect(&login("top-secret")).await.unwrap();
     cycle(&client.mutex("x")).await;
 }
@@ -262,7 +261,7 @@ async fn what_is_wrong_with_a_cluster_is_found() {
     };
     let client = palisade::connect(running.url()).await.unwrap();
     let check = client.check().await.unwrap();
-    let codes = |check: &palisade::core::report::Checkup| -> Vec<&str> {
+    let codes = |check: &palisade::report::Checkup| -> Vec<&str> {
         check.findings.iter().map(|finding| finding.code).collect()
     };
     assert!(
@@ -296,7 +295,7 @@ async fn what_is_wrong_with_a_cluster_is_found() {
     })
     .await;
     let full = client.mutex("full").lock().await.err().unwrap();
-    assert_eq!(full.kind(), Kind::Unusable, "{full:?}");
+    assert_eq!(full.kind(), ErrorKind::Unusable, "{full:?}");
     call(&running, "/v3/maintenance/status", json!({}));
 }
 
@@ -318,7 +317,7 @@ async fn urls_that_can_not_be_used_are_refused() {
         .await
         .err()
         .unwrap();
-    assert_eq!(nobody.kind(), Kind::Unreachable);
+    assert_eq!(nobody.kind(), ErrorKind::Unreachable);
     assert!(nobody.message().contains("127.0.0.1:"), "{nobody}");
     assert!(nobody.message().contains("refused"), "{nobody}");
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -329,7 +328,7 @@ async fn urls_that_can_not_be_used_are_refused() {
     ] {
         let error = soon("an error", palisade::connect(&url)).await;
         let error = error.err().unwrap();
-        assert_eq!(error.kind(), Kind::Unreachable, "{error:?}");
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error:?}");
         assert!(error.message().contains(&host), "{error}");
     }
     let unknown = palisade::connect("etcd://no.such.host.invalid").await;

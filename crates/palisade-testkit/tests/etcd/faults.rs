@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use palisade::core::engine::Renewal;
-use palisade::core::ticket::Lease;
+use palisade::engine::{Lease, Renewal};
 use palisade::{BootTime, LossReason};
 use palisade_testkit::lab::launch::{self, Running};
 use palisade_testkit::lab::proxy::{Direction, Kind, Protocol, Proxy};
@@ -223,7 +222,7 @@ async fn a_lease_is_revoked_by_hand() {
     let next = crew.beliefs()[0];
     assert!(hold.token().0 < next.token, "tokens");
     let late = hold.release().await.err().unwrap();
-    assert_eq!(late.kind(), palisade::Kind::Lost);
+    assert_eq!(late.kind(), palisade::ErrorKind::Lost);
     // The same client goes on with another lease.
     let again = soon("a second lock", mutex.lock()).await.unwrap();
     assert!(again.token().0 > next.token, "tokens");

@@ -1,8 +1,8 @@
 //! Other tools exclude palisade on the same name, and are excluded by it.
 
-use palisade::core::report::Scope;
 use palisade::engines::etcd::EtcdHold;
-use palisade::{Eviction, Kind, Name, Which};
+use palisade::report::Scope;
+use palisade::{ErrorKind, Eviction, Name, Which};
 use serde_json::json;
 
 use crate::util::{
@@ -28,7 +28,7 @@ async fn etcdctl_lock_excludes_palisade() {
         "{foreign:?}"
     );
     let gently = client.evict(&name, Which::Holders, Eviction::Mark).await;
-    assert_eq!(gently.err().unwrap().kind(), Kind::Unsupported);
+    assert_eq!(gently.err().unwrap().kind(), ErrorKind::Unsupported);
     // It waits behind the other tool, as a reader too, and is woken by its release.
     let reader = client.rwlock("/jobs/nightly");
     assert!(

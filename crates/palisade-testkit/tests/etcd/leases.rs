@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::core::claim::Ask;
-use palisade::core::engine::{Entered, Eviction, Left, Renewal};
-use palisade::core::report::Scope;
-use palisade::core::ticket::{Lease, Ticket};
-use palisade::{Client, Name, Patience, Settings, Url};
+use palisade::engine::{Ask, Entered, Lease, Left, Renewal, Settings, Ticket, Url};
+use palisade::report::Scope;
+use palisade::{Client, Eviction, Name, Patience};
 use palisade_testkit::lab::launch::Running;
 use palisade_testkit::spy::{Enters, Spy, Verb};
 use serde_json::json;

@@ -4,9 +4,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::core::claim::{Ask, Claim, ClaimId};
-use palisade::core::owner::Owner;
-use palisade::core::report::Scope;
+use palisade::engine::{Ask, Claim, ClaimId};
+use palisade::report::{Owner, Scope};
 use palisade::{Client, Mutex, Name};
 use palisade_testkit::lab::launch::{self, Running, wire};
 use palisade_testkit::lab::trial::Tool;

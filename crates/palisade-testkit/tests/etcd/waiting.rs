@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use palisade::BootTime;
-use palisade::core::engine::{Entered, Place};
+use palisade::engine::{Entered, Place};
 use palisade_testkit::lab::launch;
 use serde_json::json;
 

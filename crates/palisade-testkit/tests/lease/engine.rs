@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use palisade::core::engine::Place;
-use palisade::core::line::{Line, Seat};
-use palisade::{Ask, BootTime, ClaimId};
+use palisade::BootTime;
+use palisade::engine::{Ask, ClaimId, Line, Place, Seat};
 
 use crate::protocol::{TTL, Variant};
 

@@ -10,8 +10,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use palisade::core::ticket::LeaseStart;
-use palisade::{BootTime, ClaimId};
+use palisade::BootTime;
+use palisade::engine::{ClaimId, LeaseStart};
 
 use crate::engine::{Engine, Store};
 

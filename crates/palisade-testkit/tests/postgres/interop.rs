@@ -1,9 +1,9 @@
 //! Others who use the same locks: `pg_advisory_lock` from psql with the keys that are documented,
 //! sqlx's `PgAdvisoryLock`, and ShedLock's table.
 
-use palisade::core::claim::Ask;
-use palisade::core::report::Scope;
-use palisade::{Kind, Name, Patience};
+use palisade::engine::Ask;
+use palisade::report::Scope;
+use palisade::{ErrorKind, Name, Patience};
 use sqlx::postgres::PgAdvisoryLock;
 use sqlx::{Connection, Either, PgConnection};
 
@@ -151,7 +151,7 @@ async fn a_foreign_session_is_taken_away_only_by_force() {
         .evict(&name, palisade::Which::Holders, palisade::Eviction::Mark)
         .await
         .unwrap_err();
-    assert_eq!(refused.kind(), Kind::Unsupported);
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
     assert!(
         client
             .evict(&name, palisade::Which::Holders, palisade::Eviction::Remove)
@@ -228,10 +228,10 @@ async fn a_shedlock_job_and_palisade_exclude_each_other() {
     );
     soon(second.lost()).await;
     let long = client.mutex("x".repeat(65)).try_lock().await.unwrap_err();
-    assert_eq!(long.kind(), Kind::InvalidName);
+    assert_eq!(long.kind(), ErrorKind::InvalidName);
     assert_eq!(
         client.rwlock("r").read().await.unwrap_err().kind(),
-        Kind::Unsupported
+        ErrorKind::Unsupported
     );
 }
 

@@ -1,6 +1,6 @@
 //! Who may connect, what is said to those who may not, and secrets that change.
 
-use palisade::Kind;
+use palisade::ErrorKind;
 use palisade_testkit::lab::launch::{self, Running};
 
 use super::{SOON, connect, refusal, server, soon, sql};
@@ -35,54 +35,54 @@ async fn each_refusal_says_what_to_do() {
     let cases = [
         (
             format!("palisade@{closed}/postgres"),
-            Kind::Unreachable,
+            ErrorKind::Unreachable,
             closed.as_str(),
         ),
         (
             "palisade@no-such-host.invalid/postgres?tls=disable".to_owned(),
-            Kind::Unreachable,
+            ErrorKind::Unreachable,
             "no-such-host.invalid",
         ),
         (
             format!("app:wrong@{address}/postgres"),
-            Kind::Denied,
+            ErrorKind::Denied,
             "password_file",
         ),
         (
             format!("app@{address}/postgres"),
-            Kind::Denied,
+            ErrorKind::Denied,
             "asks for a password",
         ),
         (
             format!("trusted@{address}/postgres"),
-            Kind::Denied,
+            ErrorKind::Denied,
             "no such user",
         ),
         (
             format!("barred@{address}/postgres"),
-            Kind::Denied,
+            ErrorKind::Denied,
             "pg_hba.conf",
         ),
         (
             format!("palisade@{address}/nowhere"),
-            Kind::Config,
+            ErrorKind::Config,
             "no such database",
         ),
         (
             format!("app@{address}/postgres?password_file={empty}"),
-            Kind::Config,
+            ErrorKind::Config,
             "empty",
         ),
         (
             format!("palisade@{address}/postgres?tls=require"),
-            Kind::Config,
+            ErrorKind::Config,
             "tls=disable",
         ),
     ];
     // The server takes a moment to read its rules.
     let url = format!("postgres://app:wrong@{address}/postgres");
     tokio::time::timeout(SOON, async {
-        while refusal(&url).await.kind() != Kind::Denied {
+        while refusal(&url).await.kind() != ErrorKind::Denied {
             tokio::task::yield_now().await;
         }
     })
@@ -95,7 +95,7 @@ async fn each_refusal_says_what_to_do() {
             assert_eq!(refused.kind(), *kind, "{scheme}: {said}");
             assert!(said.contains(text), "{scheme}: {said}");
             assert!(!said.contains("wrong"), "{scheme}: {said}");
-            if *kind != Kind::Config {
+            if *kind != ErrorKind::Config {
                 assert!(said.contains(':'), "{scheme} names no port: {said}");
             }
         }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use palisade::{Kind, Severity};
+use palisade::ErrorKind;
+use palisade::report::Severity;
 use palisade_testkit::lab::launch::{self, Running, wire};
 
 use super::{Psql, SOON, advisory, connect, refusal, soon, sql, start};
@@ -131,7 +132,7 @@ async fn session_locks_are_refused_beside_other_traffic() {
         tasks.spawn(async move {
             for _ in (task..CONNECTS).step_by(8) {
                 let refused = refusal(&url).await;
-                assert_eq!(refused.kind(), Kind::Unsupported, "{refused}");
+                assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
                 assert!(refused.to_string().contains("postgres://"), "{refused}");
             }
         });
@@ -153,7 +154,7 @@ async fn session_locks_are_refused_beside_other_traffic() {
     };
     for options in ["", "?pooler=transaction"] {
         let refused = refusal(&format!("{}{options}", advisory(&strict))).await;
-        assert_eq!(refused.kind(), Kind::Unsupported, "{refused}");
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
         assert!(refused.to_string().contains("postgres://"), "{refused}");
     }
 }
@@ -169,7 +170,7 @@ async fn a_pool_of_one_connection_is_enough() {
     let hold = tokio::time::timeout(SOON, lock.lock()).await;
     hold.expect("no lock").unwrap().release().await.unwrap();
     let refused = tokio::time::timeout(SOON, refusal(&advisory(&pooler))).await;
-    assert_eq!(refused.expect("no answer").kind(), Kind::Unsupported);
+    assert_eq!(refused.expect("no answer").kind(), ErrorKind::Unsupported);
 }
 
 #[tokio::test]
@@ -178,7 +179,7 @@ async fn a_pooler_in_session_mode_is_believed_only_when_it_is_said_so() {
         return;
     };
     let refused = refusal(&advisory(&pooler)).await;
-    assert_eq!(refused.kind(), Kind::Unsupported);
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
     assert!(refused.to_string().contains("pooler=session"), "{refused}");
     let url = format!("{}?pooler=session", advisory(&pooler));
     let client = connect(&url).await;
@@ -207,7 +208,7 @@ async fn a_statement_in_another_session_takes_no_lock() {
     psql.ask("BEGIN;");
     let readers = client.rwlock("second");
     let refused = readers.try_read().await.unwrap_err();
-    assert_eq!(refused.kind(), Kind::Unsupported, "{refused}");
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
     let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
     assert_eq!(sql(&pooler, locks), ["0"], "a session lock was left");
 }

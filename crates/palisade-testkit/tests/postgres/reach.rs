@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use palisade::Kind;
+use palisade::ErrorKind;
 use palisade_testkit::lab::proxy::Proxies;
 
 use super::{SOON, connect, server, throughout};
@@ -60,7 +60,7 @@ async fn a_server_that_floods_is_given_up() {
     let refused = tokio::time::timeout(SOON * 6, lock.try_lock())
         .await
         .unwrap();
-    assert_eq!(refused.unwrap_err().kind(), Kind::Unreachable);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unreachable);
     let sent = sent.load(Ordering::SeqCst);
     assert!(sent < 200 << 20, "{sent} bytes were taken");
 }

@@ -1,7 +1,7 @@
 //! Users with few rights, the schema's version, and connections that run out.
 
 use palisade::engines::postgres::Schema;
-use palisade::{Kind, Patience};
+use palisade::{ErrorKind, Patience};
 
 use super::{Psql, advisory, connect, server, server_with, sql};
 
@@ -19,7 +19,7 @@ async fn a_lesser_user_needs_the_grants_that_are_printed_and_no_more() {
     for url in &urls {
         let client = connect(url).await;
         let refused = client.mutex("x").try_lock().await.unwrap_err();
-        assert_eq!(refused.kind(), Kind::Denied);
+        assert_eq!(refused.kind(), ErrorKind::Denied);
         assert!(
             refused.to_string().contains("palisade schema postgres"),
             "{refused}"
@@ -50,7 +50,7 @@ async fn another_schema_is_another_set_of_locks() {
     let bad = format!("{}?schema=a%3Bdrop", server.url());
     assert_eq!(
         palisade::connect(&bad).await.unwrap_err().kind(),
-        Kind::Config
+        ErrorKind::Config
     );
 }
 
@@ -78,9 +78,9 @@ async fn no_connection_left_is_unreachable_and_passes() {
         .for_each(|psql| drop(psql.ask("SELECT 1;")));
     let lock = client.mutex("x");
     let refused = lock.try_lock().await.unwrap_err();
-    assert_eq!(refused.kind(), Kind::Unreachable);
+    assert_eq!(refused.kind(), ErrorKind::Unreachable);
     assert!(refused.to_string().contains("max_connections"), "{refused}");
-    let line = client.line("x", palisade::Ask::Whole);
+    let line = client.line("x", palisade::engine::Ask::Whole);
     let waiting = tokio::spawn(async move { line.acquire(Patience::For(super::SOON * 2)).await });
     drop(sessions);
     assert!(waiting.await.unwrap().unwrap().is_some());

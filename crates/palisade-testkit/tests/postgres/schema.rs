@@ -1,7 +1,8 @@
 //! The schema's versions, its tokens, and what it costs to look at.
 
+use palisade::ErrorKind;
 use palisade::engines::postgres::Schema;
-use palisade::{Kind, Severity};
+use palisade::report::Severity;
 use palisade_testkit::lab::launch::Running;
 use palisade_testkit::lab::trial::until;
 
@@ -33,7 +34,7 @@ async fn an_earlier_schema_is_left_alone_and_its_clients_go_on_with_this_one() {
     let client = connect(server.url()).await;
     let lock = client.mutex("x");
     let refused = lock.try_lock().await.unwrap_err();
-    assert_eq!(refused.kind(), Kind::Config);
+    assert_eq!(refused.kind(), ErrorKind::Config);
     assert!(
         refused.to_string().contains("palisade schema postgres"),
         "{refused}"
@@ -82,7 +83,7 @@ async fn a_later_schema_is_used_unless_it_says_that_it_can_t_be() {
     say("version", 999);
     let client = connect(server.url()).await;
     let newer = client.mutex("x").try_lock().await.unwrap_err();
-    assert_eq!(newer.kind(), Kind::Config);
+    assert_eq!(newer.kind(), ErrorKind::Config);
 }
 
 #[tokio::test]
@@ -129,7 +130,7 @@ async fn a_grant_survives_a_crash_of_a_server_that_commits_later() {
         loop {
             match lock.try_lock().await {
                 Ok(next) => break next,
-                Err(error) => assert_eq!(error.kind(), Kind::Unreachable, "{error}"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
             }
         }
     });
@@ -215,8 +216,8 @@ async fn looks_don_t_scan_the_table() {
     let (scans, reads) = (count("seq_scan"), count("idx_scan"));
     let name = palisade::Name::new("job/1").unwrap();
     let scopes = [
-        palisade::Scope::Prefix("job/".into()),
-        palisade::Scope::Line(name),
+        palisade::report::Scope::Prefix("job/".into()),
+        palisade::report::Scope::Line(name),
     ];
     for _ in 0..20 {
         for scope in scopes.clone() {

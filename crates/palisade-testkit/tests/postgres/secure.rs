@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use palisade::Kind;
+use palisade::ErrorKind;
 use palisade_testkit::lab::launch;
 use palisade_testkit::lab::trial::{certificates, expired};
 
@@ -35,7 +35,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
         let rest = format!("127.0.0.1:PORT/postgres?{}", ca("ca"));
         let client = connect(&url(scheme, &rest)).await;
         let refused = client.mutex("x").try_lock().await.unwrap_err();
-        assert_eq!(refused.kind(), Kind::Config, "{refused}");
+        assert_eq!(refused.kind(), ErrorKind::Config, "{refused}");
         assert!(refused.to_string().contains("tls=disable"), "{refused}");
     }
     for setting in [
@@ -57,7 +57,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
             loop {
                 match lock.try_lock().await {
                     Ok(hold) => break hold.unwrap(),
-                    Err(error) => assert_eq!(error.kind(), Kind::Config, "{error}"),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Config, "{error}"),
                 }
                 tokio::task::yield_now().await;
             }
@@ -65,7 +65,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
         let hold = hold.await.expect("TLS can't be agreed on");
         assert_ne!(sql(&server, spoken), ["0"], "{scheme} is not encrypted");
         // A waiter's statement is cancelled over TLS too.
-        let waits = client.line("x", palisade::Ask::Whole);
+        let waits = client.line("x", palisade::engine::Ask::Whole);
         let patience = palisade::Patience::For(std::time::Duration::from_millis(200));
         assert!(waits.acquire(patience).await.unwrap().is_none());
         hold.release().await.unwrap();
@@ -80,7 +80,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
         ] {
             let client = connect(&url(scheme, &rest)).await;
             let refused = client.mutex("x").try_lock().await.unwrap_err();
-            assert_eq!(refused.kind(), Kind::Config, "{refused}");
+            assert_eq!(refused.kind(), ErrorKind::Config, "{refused}");
             assert!(refused.to_string().contains(text), "{refused}");
         }
     }
@@ -99,7 +99,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
         let patient = connect(&url(scheme)).await;
         let lock = patient.mutex("x");
         let refused = lock.try_lock().await.unwrap_err();
-        assert_eq!(refused.kind(), Kind::Config, "{refused}");
+        assert_eq!(refused.kind(), ErrorKind::Config, "{refused}");
         std::fs::copy(data.join("ca.pem"), &client).unwrap();
         let hold = lock.try_lock().await.unwrap().unwrap();
         hold.release().await.unwrap();
@@ -119,7 +119,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
             }
         });
         let expired = expired.await.expect("an old certificate is taken");
-        assert_eq!(expired.kind(), Kind::Config, "{expired}");
+        assert_eq!(expired.kind(), ErrorKind::Config, "{expired}");
         assert!(expired.to_string().contains("expired"), "{expired}");
     }
 }

@@ -5,12 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use palisade::core::claim::{Ask, Claim, ClaimId};
-use palisade::core::engine::{Entered, Place, Renewal};
-use palisade::core::name::Name;
-use palisade::core::owner::Owner;
-use palisade::core::ticket::{Lease, Ticket};
-use palisade::{BootTime, Client, Kind, LossReason};
+use palisade::engine::{Ask, Claim, ClaimId, Entered, Lease, Place, Renewal, Ticket};
+use palisade::report::Owner;
+use palisade::{BootTime, Client, ErrorKind, LossReason, Name};
 use palisade_testkit::lab::proxy::{Protocol, Proxy};
 
 use super::{Psql, SOON, advisory, connect, server, soon, sql, waits_for_a_lock};
@@ -48,11 +45,11 @@ async fn connections_have_a_ceiling() {
         holds.push(lock(name).lock().await.unwrap());
     }
     let refused = lock("d").try_lock().await.unwrap_err();
-    assert_eq!(refused.kind(), Kind::Unreachable);
+    assert_eq!(refused.kind(), ErrorKind::Unreachable);
     assert!(refused.to_string().contains("max_connections"), "{refused}");
     // Questions have their own connection.
     client
-        .survey(palisade::Scope::Prefix(String::new()))
+        .survey(palisade::report::Scope::Prefix(String::new()))
         .await
         .unwrap();
     // Whoever waits gets the first one that is given back.
@@ -76,7 +73,7 @@ async fn connections_have_a_ceiling() {
     for bad in ["0", "x", "100000"] {
         let url = format!("{}?max_connections={bad}", advisory(&server));
         let refused = palisade::connect(&url).await.unwrap_err();
-        assert_eq!(refused.kind(), Kind::Config);
+        assert_eq!(refused.kind(), ErrorKind::Config);
     }
 }
 
@@ -155,7 +152,7 @@ async fn a_frozen_server_keeps_waiters_no_longer_than_one() {
     });
     for wait in waits.collect::<Vec<_>>() {
         let error = wait.await.unwrap().unwrap_err();
-        assert_eq!(error.kind(), Kind::Unreachable);
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
     }
     let took = BootTime::now().saturating_since(start);
     server.nodes()[0].cont().unwrap();

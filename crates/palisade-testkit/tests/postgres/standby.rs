@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use palisade::Kind;
+use palisade::ErrorKind;
 use palisade_testkit::lab::launch::{self, Node, Running, wire};
 
 use super::{SOON, connect, soon, throughout};
@@ -46,7 +46,7 @@ async fn a_standby_is_refused_and_the_primary_among_several_is_found() {
         for scheme in SCHEMES {
             let client = connect(&url(scheme, std::slice::from_ref(&standby))).await;
             let refused = client.mutex("x").try_lock().await.unwrap_err();
-            assert_eq!(refused.kind(), Kind::Unreachable, "{scheme}, {tables}");
+            assert_eq!(refused.kind(), ErrorKind::Unreachable, "{scheme}, {tables}");
             assert!(refused.to_string().contains("standby"), "{refused}");
         }
         let made = connect(pair.url()).await;

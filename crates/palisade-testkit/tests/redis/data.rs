@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use palisade::{Kind, LossReason};
+use palisade::{ErrorKind, LossReason};
 
 use super::support::{Server, line, mutex, soon, until};
 
@@ -241,13 +241,13 @@ async fn state_of_a_newer_version_is_read_or_refused() {
     for other in ["v3 5", "v30 5 0 1 0", "v3.1 something else"] {
         server.ask(&["SET", state, other]);
         let error = lock.try_lock().await.err().unwrap();
-        assert_eq!(error.kind(), Kind::Unusable, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
         assert!(error.message().contains("newer"), "{error}");
         assert_eq!(server.ask(&["EXISTS", "palisade:new"]), "0");
         assert_eq!(server.ask(&["GET", state]), other);
     }
     server.ask(&["SET", state, "nonsense"]);
     let error = lock.try_lock().await.err().unwrap();
-    assert_eq!(error.kind(), Kind::Unusable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
     assert!(error.message().contains(":palisade"), "{error}");
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use palisade::Patience;
-use palisade::core::claim::Ask;
+use palisade::engine::Ask;
 use palisade_testkit::conformance::Verdict;
 use palisade_testkit::engine::EngineUnderTest;
 use palisade_testkit::harness;

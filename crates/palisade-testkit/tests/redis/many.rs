@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use palisade::{Hold, Kind};
+use palisade::{ErrorKind, Hold};
 use palisade_testkit::lab::proxy::to_client;
 use tokio::task::JoinSet;
 
@@ -41,7 +41,7 @@ async fn requests_at_once_have_their_own_answers() {
         ours.try_lock(),
     );
     let error = list.err().unwrap();
-    assert_eq!(error.kind(), Kind::Unusable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
     assert!(theirs.unwrap().is_none());
     assert!(ours.unwrap().is_none() && held.is_valid());
     for hold in &holds {
@@ -147,7 +147,7 @@ async fn a_name_without_rights_fails_alone() {
     );
     assert_eq!(one.len(), 20);
     for denied in [two, three, denied] {
-        assert_eq!(denied.err().unwrap().kind(), Kind::Denied);
+        assert_eq!(denied.err().unwrap().kind(), ErrorKind::Denied);
     }
 }
 

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use palisade::core::engine::Renewal;
-use palisade::core::ticket::{Lease, Ticket};
-use palisade::{Hold, Kind, LossReason};
+use palisade::engine::{Lease, Renewal, Ticket};
+use palisade::{ErrorKind, Hold, LossReason};
 use palisade_testkit::lab::launch::{self, wire};
 use palisade_testkit::lab::trial::certificates;
 
@@ -36,13 +35,13 @@ async fn a_key_of_another_type_is_never_free() {
     let lock = mutex(&client, "list", TTL);
     for _ in 0..2 {
         let error = lock.try_lock().await.err().unwrap();
-        assert_eq!(error.kind(), Kind::Unusable, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
         let error = lock
             .lock_timeout(Duration::from_millis(50))
             .await
             .err()
             .unwrap();
-        assert_eq!(error.kind(), Kind::Unusable, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
     }
     assert_eq!(server.ask(&["LLEN", "palisade:list"]), "1");
     // Replaced while held: lost.
@@ -95,7 +94,7 @@ async fn a_foreign_value_is_never_renewed_or_released() {
         .unwrap();
     server.ask(&["SET", "palisade:robbed", "theirs", "PX", "60000"]);
     let error = hold.release().await.unwrap_err();
-    assert_eq!(error.kind(), Kind::Lost, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
     assert_eq!(server.ask(&["GET", "palisade:robbed"]), "theirs");
 }
 
@@ -124,7 +123,7 @@ async fn a_full_server_says_so_and_lets_go_all_the_same() {
         .await
         .err()
         .unwrap();
-    assert_eq!(error.kind(), Kind::Unusable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
     let ours = hold.claim().to_string();
     hold.release().await.unwrap();
     assert_ne!(server.ask(&["GET", "palisade:full"]), ours);
@@ -152,7 +151,7 @@ async fn a_busy_server_and_a_replica_are_unreachable() {
     })
     .await;
     let error = mutex(&client, "busy", TTL).try_lock().await.err().unwrap();
-    assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     server.ask(&["SCRIPT", "KILL"]);
     let _ = busy.join();
     mutex(&client, "busy", TTL)
@@ -169,7 +168,7 @@ async fn a_busy_server_and_a_replica_are_unreachable() {
         .await
         .err()
         .unwrap();
-    assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     assert!(
         error.message().contains("primary") || error.message().contains("replica"),
         "{error}"
@@ -200,7 +199,7 @@ async fn logins_are_checked_and_a_user_without_channels_still_waits() {
         .await
         .err()
         .unwrap();
-    assert_eq!(error.kind(), Kind::Denied, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     assert!(!format!("{error:?}").contains("hunter3"));
     let one = palisade::connect(&url("locks:hunter2")).await.unwrap();
     let two = palisade::connect(&url("locks:hunter2")).await.unwrap();
@@ -234,7 +233,7 @@ async fn a_grant_that_no_replica_has_is_given_back() {
     };
     let client = server.direct_client("replicas=1&timeout=400ms").await;
     let error = mutex(&client, "alone", TTL).try_lock().await.err().unwrap();
-    assert_eq!(error.kind(), Kind::Unreachable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     assert!(error.message().contains("0 of 1"), "{error}");
     assert_eq!(server.ask(&["EXISTS", "palisade:alone"]), "0");
 
@@ -311,7 +310,7 @@ async fn one_node_in_cluster_mode_is_a_server_like_any_other() {
         return;
     };
     let error = palisade::connect(&server.direct("")).await.err().unwrap();
-    assert_eq!(error.kind(), Kind::Config, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(error.message().contains("slots"), "{error}");
     server.ask(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
     super::support::until("a cluster", async || {
@@ -348,7 +347,7 @@ async fn a_node_of_a_larger_cluster_is_refused() {
     };
     let url = format!("redis://127.0.0.1:{}", cluster.nodes()[0].port());
     let error = palisade::connect(&url).await.err().unwrap();
-    assert_eq!(error.kind(), Kind::Config, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(error.message().contains("Cluster"), "{error}");
 }
 
@@ -375,33 +374,33 @@ async fn who_asks_and_what_for_is_told_apart() {
     for (url, kind, word) in [
         (
             format!("redis://locks@{at}"),
-            Kind::Denied,
+            ErrorKind::Denied,
             "without a password",
         ),
         (
             format!("redis://locks:hunter3@{at}"),
-            Kind::Denied,
+            ErrorKind::Denied,
             "unknown",
         ),
         (
             format!("redis://:hunter3@{at}"),
-            Kind::Denied,
+            ErrorKind::Denied,
             "default user",
         ),
         (
             format!("redis://{at}?user=locks&password_file={}", empty.display()),
-            Kind::Config,
+            ErrorKind::Config,
             "empty",
         ),
-        (format!("redis://{at}/99"), Kind::Config, "database 99"),
+        (format!("redis://{at}/99"), ErrorKind::Config, "database 99"),
         (
             "redis://127.0.0.1:1".to_owned(),
-            Kind::Unreachable,
+            ErrorKind::Unreachable,
             "127.0.0.1:1",
         ),
         (
             "redis://nowhere.invalid".to_owned(),
-            Kind::Unreachable,
+            ErrorKind::Unreachable,
             "nowhere.invalid:6379",
         ),
     ] {
@@ -422,7 +421,7 @@ async fn who_asks_and_what_for_is_told_apart() {
                 .await
                 .err()
                 .unwrap();
-            assert_eq!(error.kind(), Kind::Denied, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
             assert!(error.message().contains("asks for a password"), "{error}");
             let mut login = wire_login(server.port(), "right");
             assert_eq!(login(&["ACL", "SETUSER", "default", "nopass"]), "+OK");
@@ -479,15 +478,15 @@ async fn a_new_password_is_read_at_the_next_connect() {
 #[tokio::test]
 async fn bad_urls_are_refused_before_any_connection() {
     for (url, kind) in [
-        ("redis://127.0.0.1:1", Kind::Unreachable),
-        ("redis://", Kind::Config),
-        ("redis://a,b", Kind::Config),
-        ("redis://h/x", Kind::Config),
-        ("redis://h?replicas=-1", Kind::Config),
-        ("redis://h?replica=1", Kind::Config),
-        ("redis://h?tls_ca=/nowhere", Kind::Config),
-        ("rediss://h?tls_ca=/nowhere", Kind::Config),
-        ("redis://h?namespace=a%7Db", Kind::Config),
+        ("redis://127.0.0.1:1", ErrorKind::Unreachable),
+        ("redis://", ErrorKind::Config),
+        ("redis://a,b", ErrorKind::Config),
+        ("redis://h/x", ErrorKind::Config),
+        ("redis://h?replicas=-1", ErrorKind::Config),
+        ("redis://h?replica=1", ErrorKind::Config),
+        ("redis://h?tls_ca=/nowhere", ErrorKind::Config),
+        ("rediss://h?tls_ca=/nowhere", ErrorKind::Config),
+        ("redis://h?namespace=a%7Db", ErrorKind::Config),
     ] {
         let error = palisade::connect(url).await.err().unwrap();
         assert_eq!(error.kind(), kind, "{url}: {error}");
@@ -539,12 +538,12 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
     ] {
         let error = soon("a refusal", palisade::connect(&url)).await;
         let error = error.err().unwrap();
-        assert_eq!(error.kind(), Kind::Config, "{url}: {error:?}");
+        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error:?}");
         assert!(error.to_string().contains(words), "{url}: {error}");
     }
     let error = palisade::connect(&format!("redis://127.0.0.1:{port}")).await;
     let error = error.err().unwrap();
-    assert_eq!(error.kind(), Kind::Unreachable, "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error:?}");
     assert!(error.to_string().contains("rediss:"), "{error}");
 
     // The server asks for a certificate of ours: we have none, a good one, a stranger's.
@@ -560,7 +559,7 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
     for url in [&url, &stranger] {
         let error = soon("a refusal", palisade::connect(url)).await.err();
         let error = error.unwrap();
-        assert_eq!(error.kind(), Kind::Config, "{url}: {error:?}");
+        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error:?}");
         assert!(error.to_string().contains("tls_cert"), "{url}: {error}");
     }
 
@@ -578,6 +577,6 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
         "OK"
     );
     let error = palisade::connect(&url).await.err().unwrap();
-    assert_eq!(error.kind(), Kind::Config, "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error:?}");
     assert!(error.to_string().contains("expired"), "{error}");
 }

@@ -3,9 +3,8 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use palisade::core::name::Name;
-use palisade::core::report::{LineReport, Scope};
-use palisade::{Client, Mutex};
+use palisade::report::{LineReport, Scope};
+use palisade::{Client, Mutex, Name};
 use palisade_testkit::lab::launch::{self, Error, Running, wire};
 use palisade_testkit::lab::proxy::{Protocol, Proxy};
 pub(crate) use palisade_testkit::lab::trial::{soon, until};

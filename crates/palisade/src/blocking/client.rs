@@ -16,7 +16,7 @@ use crate::core::wait::Patience;
 /// Connects; see [`palisade::connect`](crate::connect()).
 ///
 /// # Errors
-/// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+/// As there, and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
 pub fn connect(url: &str) -> Result<Client> {
     wait(crate::connect(url))?.map(Client)
 }
@@ -46,7 +46,7 @@ macro_rules! forward {
         #[doc = concat!("As [`", stringify!($method), "`](crate::Client::", stringify!($method), "), blocking.")]
         ///
         /// # Errors
-        /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+        /// As there, and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
         pub fn $method(&self $(, $arg: $type)*) -> Result<$answer> {
             wait(self.0.$method($($arg),*))?$(.map($wrap))?
         }
@@ -90,7 +90,7 @@ impl Client {
     /// As [`flush`](crate::Client::flush), blocking.
     ///
     /// # Errors
-    /// [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
     pub fn flush(&self) -> Result<()> {
         wait(self.0.flush())
     }
@@ -98,7 +98,7 @@ impl Client {
     /// As [`close`](crate::Client::close), blocking.
     ///
     /// # Errors
-    /// [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
     pub fn close(self) -> Result<()> {
         wait(self.0.close())
     }

@@ -31,7 +31,7 @@ macro_rules! held {
             #[doc = concat!("As [`", stringify!($end), "`](", stringify!($inner), "::", stringify!($end), "), blocking.")]
             ///
             /// # Errors
-            /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock), when it is given up in
+            /// As there, and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock), when it is given up in
             /// the background.
             pub fn $end(self) -> Result<()> {
                 wait(self.0.$end())?
@@ -62,7 +62,7 @@ held!(
     /// Waits at most this long for a loss; `None` when there was none.
     ///
     /// # Errors
-    /// [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
     pub fn lost_within(&self, limit: Duration) -> Result<Option<Loss>> {
         lost_within(self.0.lost(), limit)
     }
@@ -82,7 +82,7 @@ held!(
     /// Waits at most this long for a loss; `None` when there was none.
     ///
     /// # Errors
-    /// [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
     pub fn lost_within(&self, limit: Duration) -> Result<Option<Loss>> {
         lost_within(self.0.lost(), limit)
     }
@@ -90,7 +90,7 @@ held!(
     /// As [`downgrade`](crate::RwHold::downgrade), blocking.
     ///
     /// # Errors
-    /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    /// As there, and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
     pub fn downgrade(&mut self) -> Result<()> {
         wait(self.0.downgrade())?
     }
@@ -98,7 +98,7 @@ held!(
     /// As [`try_upgrade`](crate::RwHold::try_upgrade), blocking.
     ///
     /// # Errors
-    /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    /// As there, and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
     pub fn try_upgrade(&mut self) -> Result<bool> {
         wait(self.0.try_upgrade())?
     }
@@ -121,7 +121,7 @@ held!(
     /// Waits at most this long for the loss of one; `None` when there was none.
     ///
     /// # Errors
-    /// [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
     pub fn lost_within(&self, limit: Duration) -> Result<Option<Loss>> {
         lost_within(self.0.lost(), limit)
     }
@@ -142,7 +142,7 @@ held!(
     /// Waits at most this long for a loss; `None` when there was none.
     ///
     /// # Errors
-    /// [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
     pub fn lost_within(&self, limit: Duration) -> Result<Option<Loss>> {
         lost_within(self.0.lost(), limit)
     }
@@ -167,7 +167,7 @@ held!(
     /// Waits at most this long for a loss; `None` when there was none.
     ///
     /// # Errors
-    /// [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
     pub fn lost_within(&self, limit: Duration) -> Result<Option<Loss>> {
         lost_within(self.0.hold().lost(), limit)
     }
@@ -175,7 +175,7 @@ held!(
     /// As [`proclaim`](crate::Elected::proclaim), blocking.
     ///
     /// # Errors
-    /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+    /// As there, and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
     pub fn proclaim(&self, value: &str) -> Result<()> {
         wait(self.0.proclaim(value))?
     }

@@ -4,7 +4,7 @@
 //! workers of a multi-threaded tokio runtime (which moves its other tasks away first). On the
 //! only thread of a current-thread runtime it would stop everything that thread has to do, maybe
 //! the very task that holds the lock: there it is refused with
-//! [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+//! [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
 //!
 //! ```
 //! fn main() -> palisade::Result<()> {

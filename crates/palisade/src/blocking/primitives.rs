@@ -48,7 +48,7 @@ macro_rules! blocking {
                 )]
                 ///
                 /// # Errors
-                /// As there, and [`Kind::WouldBlock`](crate::Kind::WouldBlock).
+                /// As there, and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
                 pub fn $method(&self $(, $arg: $type)*) -> Result<$answer> {
                     wait(self.0.$method($($arg),*))?.map($wrap)
                 }

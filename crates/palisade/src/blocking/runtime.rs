@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
 
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 
 /// One worker drives timers and sockets; the futures themselves run on the callers' threads.
 static RUNTIME: LazyLock<std::io::Result<Runtime>> = LazyLock::new(|| {
@@ -23,19 +23,19 @@ static RUNTIME: LazyLock<std::io::Result<Runtime>> = LazyLock::new(|| {
 /// Blocks until `future` is done.
 ///
 /// # Errors
-/// [`Kind::WouldBlock`] on the only thread of a runtime, [`Kind::Denied`] when no thread can be
+/// [`ErrorKind::WouldBlock`] on the only thread of a runtime, [`ErrorKind::Denied`] when no thread can be
 /// started.
 pub(super) fn wait<T>(future: impl Future<Output = T>) -> Result<T> {
     let runtime = RUNTIME.as_ref().map_err(|error| {
         let message = "the runtime of blocking calls can't be started; are limits reached?";
-        Error::new(Kind::Denied, "blocking", message).because(error.to_string())
+        Error::new(ErrorKind::Denied, "blocking", message).because(error.to_string())
     })?;
     match Handle::try_current().map(|handle| handle.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => {
             Ok(tokio::task::block_in_place(|| runtime.block_on(future)))
         }
         Ok(_) if polls_tasks_here() => Err(Error::new(
-            Kind::WouldBlock,
+            ErrorKind::WouldBlock,
             "blocking",
             "this would block the only thread of a runtime: use the async API here, or \
              spawn_blocking",

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::claim::{Ask, Claim, ClaimId};
 use super::clock::BootTime;
 use super::engine::{Entered, Place};
-use super::error::{Error, Kind, Outcome, Result};
+use super::error::{Error, ErrorKind, Outcome, Result};
 use super::events::{Ending, Event};
 use super::hold::Hold;
 use super::keeper::Keeper;
@@ -73,7 +73,7 @@ impl Request {
     /// alive, and its end is told as every loss by expiry is. An operator who asks for it back is
     /// heard at its end.
     ///
-    /// [`Request::acquire`] refuses it as [`Kind::Unsupported`] where a hold lives with its
+    /// [`Request::acquire`] refuses it as [`ErrorKind::Unsupported`] where a hold lives with its
     /// process or session, which is renewed for all (see
     /// [`Capability::detached`](super::capability::Capability::detached)).
     #[must_use]
@@ -81,7 +81,7 @@ impl Request {
         if !self.keeper.engine().capability().detached {
             let message = "this engine keeps a hold alive with its process or session; it can't \
                            end by itself before them";
-            self.refuse(Error::new(Kind::Unsupported, "enter", message));
+            self.refuse(Error::new(ErrorKind::Unsupported, "enter", message));
         }
         self.renewed = false;
         self
@@ -94,7 +94,7 @@ impl Request {
             && (weight == 0 || weight > capacity)
         {
             let message = format!("permits must be 1 to {capacity}, not {weight}");
-            self.refuse(Error::new(Kind::InvalidArgument, "permits", message));
+            self.refuse(Error::new(ErrorKind::InvalidArgument, "permits", message));
         }
         self
     }
@@ -123,12 +123,12 @@ impl Request {
     /// if it doesn't.
     ///
     /// # Errors
-    /// Before any I/O: [`Kind::InvalidName`]; [`Kind::InvalidArgument`] for a ttl, a weight or a
-    /// capacity that can't be; [`Kind::Unsupported`] when the engine can't do it. Then
-    /// [`Kind::CapacityMismatch`] when patience ended while the line was in use with another
-    /// capacity; [`Kind::Unreachable`] when patience ended without an answer (at once with
-    /// [`Patience::NoWait`]); [`Kind::Lost`] when an operator evicted the waiting
-    /// claim; [`Kind::Unusable`] and [`Kind::Denied`] from the engine.
+    /// Before any I/O: [`ErrorKind::InvalidName`]; [`ErrorKind::InvalidArgument`] for a ttl, a weight or a
+    /// capacity that can't be; [`ErrorKind::Unsupported`] when the engine can't do it. Then
+    /// [`ErrorKind::CapacityMismatch`] when patience ended while the line was in use with another
+    /// capacity; [`ErrorKind::Unreachable`] when patience ended without an answer (at once with
+    /// [`Patience::NoWait`]); [`ErrorKind::Lost`] when an operator evicted the waiting
+    /// claim; [`ErrorKind::Unusable`] and [`ErrorKind::Denied`] from the engine.
     pub async fn acquire(&self, patience: Patience) -> Result<Option<Hold>> {
         if let Some(refused) = &self.refused {
             return Err(refused.clone());
@@ -153,7 +153,7 @@ impl Request {
                 Ok(Attempt::OutOfPatience) => return Ok(None),
                 Ok(Attempt::Again) => Ok(None),
                 // The line takes its capacity from who is in it, and they will leave.
-                Err(error) if error.kind() == Kind::CapacityMismatch => Err(error),
+                Err(error) if error.kind() == ErrorKind::CapacityMismatch => Err(error),
                 Err(error) => return Err(error),
             };
             if !backoff.sleep(deadline).await {
@@ -268,7 +268,7 @@ impl Request {
 
     fn evicted(&self) -> Error {
         let message = "an operator evicted this claim before it was granted";
-        Error::new(Kind::Lost, "wait", message).with("name", &self.name)
+        Error::new(ErrorKind::Lost, "wait", message).with("name", &self.name)
     }
 
     fn claim(&self, queue: bool) -> Claim {

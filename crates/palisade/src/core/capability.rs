@@ -7,22 +7,28 @@ use std::fmt;
 use std::time::Duration;
 
 use super::claim::Ask;
-use super::error::{Error, Kind, Result};
+use super::error::{Error, ErrorKind, Result};
 
 /// How far an engine's exclusion and tokens can be relied on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
-    /// Consensus: exclusion and tokens survive lost nodes and stepped clocks.
-    A,
-    /// One durable node: tokens survive; exclusion assumes that the server's clock is not stepped.
-    B,
-    /// Timed: both assume sane clocks and kept data.
-    C,
+pub enum Guarantee {
+    /// Class A: exclusion and tokens survive lost nodes and stepped clocks.
+    Consensus,
+    /// Class B, one durable node: tokens survive; exclusion assumes that the server's clock is
+    /// not stepped.
+    Durable,
+    /// Class C: both assume sane clocks and kept data.
+    Timed,
 }
 
-impl fmt::Display for Class {
+impl fmt::Display for Guarantee {
+    /// The letter of the class.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
+        f.write_str(match self {
+            Self::Consensus => "A",
+            Self::Durable => "B",
+            Self::Timed => "C",
+        })
     }
 }
 
@@ -63,7 +69,7 @@ pub struct TtlRange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Capability {
     /// How far it can be relied on.
-    pub class: Class,
+    pub class: Guarantee,
     /// Readers beside each other.
     pub shared: bool,
     /// How it counts permits.
@@ -90,7 +96,7 @@ impl Capability {
     /// Everything, on one durable node. An engine's own is this but for what it lacks:
     /// `Capability { fair: false, ..Capability::FULL }`.
     pub const FULL: Self = Self {
-        class: Class::B,
+        class: Guarantee::Durable,
         shared: true,
         permits: Permits::Weighted,
         resize: true,
@@ -110,9 +116,9 @@ impl Capability {
     /// Refuses what the engine can't do, before any I/O.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] with the reason.
+    /// [`ErrorKind::Unsupported`] with the reason.
     pub fn allows(&self, ask: Ask) -> Result<()> {
-        let refuse = |what| Err(Error::new(Kind::Unsupported, "enter", what));
+        let refuse = |what| Err(Error::new(ErrorKind::Unsupported, "enter", what));
         match (ask, self.permits) {
             (Ask::READ, _) if !self.shared => refuse("this engine has no read lock"),
             (Ask::READ, _) | (Ask::Whole, _) => Ok(()),
@@ -127,12 +133,12 @@ impl Capability {
     /// Takes `ttl` as the engine will keep it: in range, rounded up to its step.
     ///
     /// # Errors
-    /// [`Kind::InvalidArgument`] with the range.
+    /// [`ErrorKind::InvalidArgument`] with the range.
     pub fn explicit_ttl(&self, ttl: Duration) -> Result<Duration> {
         let TtlRange { min, max, step } = self.ttl;
         if ttl < min || ttl > max {
             return Err(Error::new(
-                Kind::InvalidArgument,
+                ErrorKind::InvalidArgument,
                 "ttl",
                 format!("the ttl must be between {min:?} and {max:?} on this engine, not {ttl:?}"),
             ));
@@ -148,4 +154,4 @@ impl Capability {
 }
 
 /// Long enough that a slow renewal is no loss, short enough that a lost machine is replaced soon.
-pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
+pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);

@@ -18,7 +18,7 @@ use futures_util::Stream;
 use super::capability::Capability;
 use super::claim::{Ask, Claim};
 use super::clock::BootTime;
-use super::error::{Error, Kind, Result};
+use super::error::{Error, ErrorKind, Result};
 use super::name::Name;
 use super::report::{Checkup, LineReport, Scope};
 use super::ticket::{Lease, LeaseId, LeaseStart, Ticket};
@@ -262,7 +262,7 @@ pub enum Alarm {
 pub fn cannot_resize() -> BoxFuture<Result<bool>> {
     let message = "this engine can't change the capacity of a line in use; wait until it is empty";
     Box::pin(std::future::ready(Err(Error::new(
-        Kind::Unsupported,
+        ErrorKind::Unsupported,
         "resize",
         message,
     ))))

@@ -10,10 +10,10 @@ use std::sync::Arc;
 /// What palisade's functions answer.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The kinds of failure. [`Kind::code`] is the stable word for each.
+/// The kinds of failure. [`ErrorKind::code`] is the stable word for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Kind {
+pub enum ErrorKind {
     /// A name that no line can have.
     InvalidName,
     /// A ttl, weight, capacity or other argument out of its range.
@@ -41,7 +41,7 @@ pub enum Kind {
     Internal,
 }
 
-impl Kind {
+impl ErrorKind {
     /// The stable word for this kind, as in the command's JSON errors.
     pub const fn code(self) -> &'static str {
         match self {
@@ -76,7 +76,7 @@ pub struct Error(Box<Inner>);
 
 #[derive(Clone)]
 struct Inner {
-    kind: Kind,
+    kind: ErrorKind,
     operation: &'static str,
     message: String,
     context: Vec<(&'static str, String)>,
@@ -86,7 +86,7 @@ struct Inner {
 
 impl Error {
     /// A failure of `kind` in `operation` that changed nothing. The message says what to do.
-    pub fn new(kind: Kind, operation: &'static str, message: impl Into<String>) -> Self {
+    pub fn new(kind: ErrorKind, operation: &'static str, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             kind,
             operation,
@@ -119,7 +119,7 @@ impl Error {
     }
 
     /// What kind of failure it is.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
@@ -140,7 +140,7 @@ impl Error {
 
     /// Whether the same call may succeed a little later.
     pub fn is_transient(&self) -> bool {
-        self.0.kind == Kind::Unreachable
+        self.0.kind == ErrorKind::Unreachable
     }
 }
 

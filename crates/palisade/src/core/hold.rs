@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::claim::{Ask, ClaimId};
 use super::clock::BootTime;
 use super::engine::{Amended, Amendment, Left};
-use super::error::{Error, Kind, Result};
+use super::error::{Error, ErrorKind, Result};
 use super::name::Name;
 use super::place::Occupied;
 use super::sync;
@@ -95,7 +95,7 @@ impl Hold {
     /// Does `work` while the lock is held, and drops it unfinished at the moment of a loss.
     ///
     /// # Errors
-    /// [`Kind::Lost`] when the hold was lost before the work was done, also if it was found out
+    /// [`ErrorKind::Lost`] when the hold was lost before the work was done, also if it was found out
     /// only at the end.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         let done = tokio::select! {
@@ -116,8 +116,8 @@ impl Hold {
     /// A release that is dropped half-way goes on in the background.
     ///
     /// # Errors
-    /// [`Kind::Lost`] when the hold had been lost before, so that the end of the work may have
-    /// gone unprotected. [`Kind::Unreachable`] when the engine did not answer: the release is
+    /// [`ErrorKind::Lost`] when the hold had been lost before, so that the end of the work may have
+    /// gone unprotected. [`ErrorKind::Unreachable`] when the engine did not answer: the release is
     /// then tried on in the background, and the ttl ends it at the latest.
     pub async fn release(self) -> Result<()> {
         let Self {
@@ -173,7 +173,7 @@ fn lost_error(operation: &'static str, name: &Name, token: Token, validity: &Val
         None => LossReason::Expired.to_string(),
     };
     let message = format!("the lock was lost while it was held: {why}");
-    Error::new(Kind::Lost, operation, message)
+    Error::new(ErrorKind::Lost, operation, message)
         .with("name", name)
         .with("token", token)
 }

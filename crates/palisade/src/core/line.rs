@@ -11,7 +11,7 @@ use super::admission::{Admission, Standing, admit, capacity};
 use super::claim::{Ask, ClaimId, READERS};
 use super::clock::BootTime;
 use super::engine::{Amended, Place};
-use super::error::{Error, Kind, Result};
+use super::error::{Error, ErrorKind, Result};
 use super::known_bad::{self, Bad};
 use super::owner::Owner;
 use super::report::{ClaimReport, LineReport};
@@ -100,7 +100,7 @@ impl<X> Line<X> {
     /// Takes the last place.
     ///
     /// # Errors
-    /// [`Kind::CapacityMismatch`] when the line is in use with another capacity.
+    /// [`ErrorKind::CapacityMismatch`] when the line is in use with another capacity.
     pub fn push(&mut self, seat: Seat<X>) -> Result<()> {
         if let (Ask::Part { capacity, .. }, Some(live)) = (seat.ask, self.named_capacity())
             && capacity != live
@@ -173,7 +173,7 @@ impl<X> Line<X> {
     /// when there are none. Settle after it.
     ///
     /// # Errors
-    /// [`Kind::CapacityMismatch`] for readers; [`Kind::InvalidArgument`] when a claim weighs more.
+    /// [`ErrorKind::CapacityMismatch`] for readers; [`ErrorKind::InvalidArgument`] when a claim weighs more.
     pub fn resize(&mut self, new: u32) -> Result<bool> {
         let asks = self.seats.iter_mut().map(|seat| &mut seat.ask);
         resize(asks, new)
@@ -227,7 +227,7 @@ impl<X> Line<X> {
 /// Gives every permit among `asks` the capacity `new`, by the rules of `Engine::resize`.
 ///
 /// # Errors
-/// [`Kind::CapacityMismatch`] for readers; [`Kind::InvalidArgument`] when a claim weighs more.
+/// [`ErrorKind::CapacityMismatch`] for readers; [`ErrorKind::InvalidArgument`] when a claim weighs more.
 pub fn resize<'a>(asks: impl Iterator<Item = &'a mut Ask>, new: u32) -> Result<bool> {
     let mut parts = Vec::new();
     for ask in asks {
@@ -240,7 +240,7 @@ pub fn resize<'a>(asks: impl Iterator<Item = &'a mut Ask>, new: u32) -> Result<b
     }
     if let Some((weight, _)) = parts.iter().find(|(weight, _)| *weight > new) {
         let message = format!("a claim in this line takes {weight} permits, more than {new}");
-        return Err(Error::new(Kind::InvalidArgument, "resize", message));
+        return Err(Error::new(ErrorKind::InvalidArgument, "resize", message));
     }
     let any = !parts.is_empty();
     parts.into_iter().for_each(|(_, capacity)| *capacity = new);
@@ -257,7 +257,7 @@ pub fn capacity_mismatch(live: u32, asked: u32) -> Error {
         _ => format!("{capacity} permits"),
     };
     Error::new(
-        Kind::CapacityMismatch,
+        ErrorKind::CapacityMismatch,
         "enter",
         format!(
             "this line is in use for {}, not for {}; wait until it is empty or use another name",

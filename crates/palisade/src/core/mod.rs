@@ -4,40 +4,30 @@
 //! The main flow: [`acquire`] enters an [`engine`], which asks [`admission`]; [`wait`] says how
 //! often to look; a granted ticket becomes a [`hold`], which the keeper renews until it is left.
 
-pub mod acquire;
-pub mod admission;
+pub(crate) mod acquire;
+pub(crate) mod admission;
 #[cfg(feature = "baseline")]
-pub mod baseline;
-pub mod capability;
-pub mod claim;
-pub mod clock;
-pub mod duration;
-pub mod dyn_engine;
-pub mod engine;
-pub mod error;
-pub mod events;
-pub mod hold;
+pub(crate) mod baseline;
+pub(crate) mod capability;
+pub(crate) mod claim;
+pub(crate) mod clock;
+pub(crate) mod duration;
+pub(crate) mod dyn_engine;
+pub(crate) mod engine;
+pub(crate) mod error;
+pub(crate) mod events;
+pub(crate) mod hold;
 pub(crate) mod keeper;
-#[cfg(not(palisade_known_bad))]
-mod known_bad;
-/// Known-bad variants of our own code, for tests only.
-#[cfg(palisade_known_bad)]
-#[doc(hidden)]
-pub mod known_bad;
-pub mod line;
-pub mod name;
-pub mod owner;
+pub(crate) mod known_bad;
+pub(crate) mod line;
+pub(crate) mod name;
+pub(crate) mod owner;
 mod place;
-pub mod registry;
-pub mod report;
-#[cfg(not(palisade_shuttle))]
+pub(crate) mod registry;
+pub(crate) mod report;
 pub(crate) mod sync;
-/// Locks, timers and threads that a test schedules.
-#[cfg(palisade_shuttle)]
-#[doc(hidden)]
-pub mod sync;
-pub mod ticket;
-pub mod token;
-pub mod url;
-pub mod validity;
-pub mod wait;
+pub(crate) mod ticket;
+pub(crate) mod token;
+pub(crate) mod url;
+pub(crate) mod validity;
+pub(crate) mod wait;

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::error::{Error, Kind, Result};
+use super::error::{Error, ErrorKind, Result};
 
 /// The longest name, in bytes of UTF-8.
-pub const MAX_NAME: usize = 255;
+pub(crate) const MAX_NAME: usize = 255;
 
 /// The name of a line: 1 to 255 bytes of UTF-8 without control characters.
 ///
@@ -18,10 +18,10 @@ impl Name {
     /// Checks `name` and takes it.
     ///
     /// # Errors
-    /// [`Kind::InvalidName`] when it is empty, too long or holds a control character.
+    /// [`ErrorKind::InvalidName`] when it is empty, too long or holds a control character.
     pub fn new(name: impl AsRef<str>) -> Result<Self> {
         let name = name.as_ref();
-        let refuse = |why: String| Err(Error::new(Kind::InvalidName, "name", why));
+        let refuse = |why: String| Err(Error::new(ErrorKind::InvalidName, "name", why));
         if name.is_empty() {
             return refuse("a name can't be empty; give one such as `nightly-report`".into());
         }
@@ -91,7 +91,7 @@ mod tests {
             ("a\u{85}b".into(), "U+0085"),
         ] {
             let error = Name::new(&bad).unwrap_err();
-            assert_eq!(error.kind(), Kind::InvalidName);
+            assert_eq!(error.kind(), ErrorKind::InvalidName);
             assert!(error.to_string().contains(word), "{error}");
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::error::{Error, Kind, Result};
+use super::error::{Error, ErrorKind, Result};
 
 /// A fencing token: strictly greater for every later exclusive grant of the same name.
 ///
@@ -32,23 +32,27 @@ impl Era {
     /// Checks `era` and takes it.
     ///
     /// # Errors
-    /// [`Kind::Config`] above 127.
+    /// [`ErrorKind::Config`] above 127.
     pub fn new(era: u64) -> Result<Self> {
         match u8::try_from(era) {
             Ok(era) if era <= Self::MAX => Ok(Self(era)),
-            _ => Err(Error::new(Kind::Config, "connect", "era must be 0 to 127")),
+            _ => Err(Error::new(
+                ErrorKind::Config,
+                "connect",
+                "era must be 0 to 127",
+            )),
         }
     }
 
     /// The token that users see for what the engine counted.
     ///
     /// # Errors
-    /// [`Kind::Unusable`] when the engine counts beyond the 56 bits below the era: such a token
+    /// [`ErrorKind::Unusable`] when the engine counts beyond the 56 bits below the era: such a token
     /// could not be compared.
     pub fn stamp(self, sequence: u64) -> Result<Token> {
         if sequence >> ERA_SHIFT != 0 {
             return Err(Error::new(
-                Kind::Unusable,
+                ErrorKind::Unusable,
                 "token",
                 "the engine's counter no longer fits below the era (56 bits)",
             ));

@@ -9,7 +9,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::duration::parse_duration;
-use super::error::{Error, Kind, Result};
+use super::error::{Error, ErrorKind, Result};
 use super::token::Era;
 
 /// A parsed engine URL. Its parts are taken out one by one; what is left over is an error.
@@ -28,14 +28,14 @@ pub struct Url {
 }
 
 fn config(message: impl Into<String>) -> Error {
-    Error::new(Kind::Config, "connect", message)
+    Error::new(ErrorKind::Config, "connect", message)
 }
 
 impl Url {
     /// Reads a URL.
     ///
     /// # Errors
-    /// [`Kind::Config`], saying what is wrong without repeating the URL.
+    /// [`ErrorKind::Config`], saying what is wrong without repeating the URL.
     pub fn parse(text: &str) -> Result<Self> {
         let Some((scheme, rest)) = text.split_once(':') else {
             return Err(config(
@@ -94,7 +94,7 @@ impl Url {
     /// Takes an option that is yes or no out; absent is no.
     ///
     /// # Errors
-    /// [`Kind::Config`] for anything but `true` and `false`.
+    /// [`ErrorKind::Config`] for anything but `true` and `false`.
     pub fn take_flag(&mut self, option: &'static str) -> Result<bool> {
         match self.take(option).as_deref() {
             None | Some("false") => Ok(false),
@@ -106,7 +106,7 @@ impl Url {
     /// Takes a duration out.
     ///
     /// # Errors
-    /// [`Kind::Config`] when it is none.
+    /// [`ErrorKind::Config`] when it is none.
     pub fn take_duration(&mut self, option: &'static str) -> Result<Option<Duration>> {
         let Some(text) = self.take(option) else {
             return Ok(None);
@@ -123,7 +123,7 @@ impl Url {
     /// Takes the options common to all engines out.
     ///
     /// # Errors
-    /// [`Kind::Config`] when one can't be used.
+    /// [`ErrorKind::Config`] when one can't be used.
     pub fn take_settings(&mut self) -> Result<Settings> {
         let era = match self.take("era").map(|era| era.parse::<u64>()) {
             None => Era::default(),
@@ -155,7 +155,7 @@ impl Url {
     /// Refuses what nobody took. `known` are the engine's own options, for the nearest spelling.
     ///
     /// # Errors
-    /// [`Kind::Config`] naming the option, never its value.
+    /// [`ErrorKind::Config`] naming the option, never its value.
     pub fn finish(&self, known: &[&str]) -> Result<()> {
         let Some(unknown) = self.options.keys().next() else {
             return Ok(());
@@ -336,7 +336,7 @@ mod tests {
         let mut url = Url::parse("file:/x?tll=hunter2").unwrap();
         url.take_settings().unwrap();
         let error = url.finish(&[]).unwrap_err();
-        assert_eq!(error.kind(), Kind::Config);
+        assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("did you mean ttl?"), "{error}");
         assert!(!format!("{error:?}{url:?}").contains("hunter2"));
     }
@@ -383,7 +383,7 @@ mod tests {
             "file:%e",
         ] {
             let error = Url::parse(bad).unwrap_err();
-            assert_eq!(error.kind(), Kind::Config);
+            assert_eq!(error.kind(), ErrorKind::Config);
             assert!(!error.to_string().contains("hunter2"));
         }
         for bad in [
@@ -398,7 +398,7 @@ mod tests {
                 .unwrap()
                 .take_settings()
                 .unwrap_err();
-            assert_eq!(error.kind(), Kind::Config, "{bad}");
+            assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
         }
     }
 

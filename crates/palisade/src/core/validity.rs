@@ -207,7 +207,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::core::error::Kind;
+    use crate::core::error::ErrorKind;
 
     fn name() -> Name {
         Name::new("x").unwrap()
@@ -260,13 +260,13 @@ mod tests {
     #[test]
     fn a_loss_says_what_was_behind_it() {
         let validity = Validity::new(name(), armed(Duration::from_secs(60)), BootTime::now());
-        let why = Error::new(Kind::Unreachable, "renew", "no answer").because("broken pipe");
+        let why = Error::new(ErrorKind::Unreachable, "renew", "no answer").because("broken pipe");
         validity.lose(LossReason::Expired, Some(why));
         let loss = validity.loss().unwrap();
         assert_eq!(
             loss.to_string(),
             "its lease was not renewed in time: renew: no answer: broken pipe"
         );
-        assert_eq!(loss.why().unwrap().kind(), Kind::Unreachable);
+        assert_eq!(loss.why().unwrap().kind(), ErrorKind::Unreachable);
     }
 }

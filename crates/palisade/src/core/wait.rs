@@ -8,7 +8,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use super::clock::BootTime;
-use super::error::{Error, Kind, Result};
+use super::error::{Error, ErrorKind, Result};
 use super::sync;
 
 /// How long an acquire may wait, both for others and for an engine that can't be reached or does
@@ -50,7 +50,7 @@ impl Patience {
             () = sync::sleep_until(deadline + LAST_TRY) => {
                 let message = "the engine did not answer before the wait was over; is it \
                                overloaded, frozen or cut off?";
-                Err(Error::new(Kind::Unreachable, operation, message).maybe_applied())
+                Err(Error::new(ErrorKind::Unreachable, operation, message).maybe_applied())
             }
         }
     }

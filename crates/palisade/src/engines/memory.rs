@@ -14,14 +14,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast};
 
-use crate::core::capability::{Capability, Class, Tokens};
+use crate::core::capability::{Capability, Guarantee, Tokens};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::line::{Line, Seat};
 use crate::core::name::Name;
 use crate::core::registry::{EngineFactory, EngineInfo};
@@ -52,7 +52,7 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 };
 
 const CAPABILITY: Capability = Capability {
-    class: Class::C,
+    class: Guarantee::Timed,
     tokens: Tokens::Floored,
     ..Capability::FULL
 };
@@ -62,12 +62,12 @@ static STORES: LazyLock<RwLock<HashMap<String, Arc<Store>>>> = LazyLock::new(Def
 /// Opens the store that the URL's path names.
 ///
 /// # Errors
-/// [`Kind::Config`] for hosts or options that it does not have.
+/// [`ErrorKind::Config`] for hosts or options that it does not have.
 pub fn open(url: Url, settings: &Settings) -> Result<SharedEngine> {
     url.finish(&[])?;
     if !url.hosts.is_empty() {
         return Err(Error::new(
-            Kind::Config,
+            ErrorKind::Config,
             "connect",
             "memory: has no host; use memory:NAME",
         ));

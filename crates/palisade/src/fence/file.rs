@@ -7,7 +7,7 @@
 //! makes the others fail as unreachable, never overtake it.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use rustix::fs::OFlags;
 use super::{Fence, Fenced, Rule, Verdict};
 use crate::core::clock::BootTime;
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::token::Token;
 
@@ -35,12 +35,13 @@ impl FileFence {
     /// A fence over the files in `dir`, which is created if need be.
     ///
     /// # Errors
-    /// [`Kind::Config`] when the directory can't be made, or when another user could change what
+    /// [`ErrorKind::Config`] when the directory can't be made, or when another user could change what
     /// is in it.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self> {
         let dir = dir.into();
-        let refuse =
-            |message: &str| Error::new(Kind::Config, "fence", message).with("dir", dir.display());
+        let refuse = |message: &str| {
+            Error::new(ErrorKind::Config, "fence", message).with("dir", dir.display())
+        };
         let made = fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -87,7 +88,7 @@ impl FileFence {
     /// The plain file that holds a resource's data.
     ///
     /// # Errors
-    /// [`Kind::InvalidName`] for a name that is too long for a file, once encoded.
+    /// [`ErrorKind::InvalidName`] for a name that is too long for a file, once encoded.
     pub fn data_path(&self, resource: &Name) -> Result<PathBuf> {
         Ok(self.files(resource)?.data)
     }
@@ -96,7 +97,7 @@ impl FileFence {
         let stem = encode(resource.as_str());
         if stem.len() > 240 {
             let message = "this name is too long for a file once it is encoded; use a shorter one";
-            return Err(Error::new(Kind::InvalidName, "fence", message));
+            return Err(Error::new(ErrorKind::InvalidName, "fence", message));
         }
         Ok(Files {
             dir: self.dir.clone(),
@@ -118,7 +119,7 @@ impl FileFence {
             let joined = tokio::task::spawn_blocking(move || work(files, rule)).await;
             joined.unwrap_or_else(|error| {
                 Err(Error::new(
-                    Kind::Internal,
+                    ErrorKind::Internal,
                     "fence",
                     "the work on the file was cut short",
                 )
@@ -189,7 +190,7 @@ impl Files {
                 }
                 Err(fs::TryLockError::WouldBlock) => {
                     let message = "another writer is stuck inside a write of this resource";
-                    return Err(Error::new(Kind::Unreachable, "fence", message));
+                    return Err(Error::new(ErrorKind::Unreachable, "fence", message));
                 }
                 Err(fs::TryLockError::Error(error)) => return Err(broken("lock")(error)),
             }
@@ -213,7 +214,7 @@ impl Files {
         let token = std::str::from_utf8(&line).ok().and_then(parse_token);
         token.map(Some).ok_or_else(|| {
             let message = "the token file is damaged; restore it, or set a token above all before";
-            Error::new(Kind::Unusable, "fence", message).with("file", self.token.display())
+            Error::new(ErrorKind::Unusable, "fence", message).with("file", self.token.display())
         })
     }
 
@@ -223,7 +224,7 @@ impl Files {
         let write = || -> io::Result<()> {
             // A leftover of a crash, or somebody's link.
             if let Err(error) = fs::remove_file(&temporary)
-                && error.kind() != ErrorKind::NotFound
+                && error.kind() != io::ErrorKind::NotFound
             {
                 return Err(error);
             }
@@ -262,7 +263,7 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let mut content = Vec::new();
     match file.and_then(|mut file| file.read_to_end(&mut content)) {
         Ok(_) => Ok(Some(content)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -270,8 +271,10 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
 fn broken(what: &'static str) -> impl Fn(io::Error) -> Error {
     move |error| {
         let kind = match error.kind() {
-            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => Kind::Denied,
-            _ => Kind::Unusable,
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                ErrorKind::Denied
+            }
+            _ => ErrorKind::Unusable,
         };
         Error::new(
             kind,

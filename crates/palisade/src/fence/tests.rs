@@ -1,7 +1,7 @@
 //! Both stores against the same behaviours, and what only files can suffer.
 
 use super::*;
-use crate::core::error::Kind;
+use crate::core::error::ErrorKind;
 
 fn name() -> Name {
     Name::new("a/b c").unwrap()
@@ -90,10 +90,10 @@ async fn a_token_is_remembered_without_data_and_leaves_data_alone() {
 async fn the_fence_of_a_store_is_kept_beside_it_for_each_namespace() {
     let dir = tempfile::tempdir().unwrap();
     let url = |more: &str| format!("file:{}/store{more}", dir.path().display());
-    let fence = crate::open_fence(&url("")).unwrap();
+    let fence = crate::connect::open_fence(&url("")).unwrap();
     fence.accept(&name(), Token(5)).await.unwrap();
     let check = async |url: &str| {
-        let fence = crate::open_fence(url).unwrap();
+        let fence = crate::connect::open_fence(url).unwrap();
         fence.check(&name(), Token(4)).await.unwrap()
     };
     let stale = Verdict::Stale { highest: Token(5) };
@@ -103,10 +103,10 @@ async fn the_fence_of_a_store_is_kept_beside_it_for_each_namespace() {
     // The store is as good as before.
     crate::connect(&url("")).await.unwrap();
 
-    let kind = |url: &str| crate::open_fence(url).unwrap_err().kind();
-    assert_eq!(kind("memory:"), Kind::Unsupported);
-    assert_eq!(kind("bananas:"), Kind::Config);
-    assert_eq!(kind(&url("?tll=5s")), Kind::Config);
+    let kind = |url: &str| crate::connect::open_fence(url).unwrap_err().kind();
+    assert_eq!(kind("memory:"), ErrorKind::Unsupported);
+    assert_eq!(kind("bananas:"), ErrorKind::Config);
+    assert_eq!(kind(&url("?tll=5s")), ErrorKind::Config);
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn a_crash_between_token_and_data_lets_nothing_stale_in() {
         .write(&name(), Token(8), b"eight".into())
         .await
         .unwrap_err();
-    assert_eq!(failed.kind(), Kind::Unusable);
+    assert_eq!(failed.kind(), ErrorKind::Unusable);
     let late = fence
         .write(&name(), Token(7), b"seven".into())
         .await
@@ -151,7 +151,7 @@ async fn a_damaged_token_is_an_error_and_never_free() {
             .write(&name(), Token(9), Vec::new())
             .await
             .unwrap_err();
-        assert_eq!(error.kind(), Kind::Unusable, "{damage:?}");
+        assert_eq!(error.kind(), ErrorKind::Unusable, "{damage:?}");
     }
 }
 
@@ -177,12 +177,12 @@ async fn an_unusable_directory_is_a_clear_error() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("file"), "").unwrap();
     let error = FileFence::open(dir.path().join("file/below")).unwrap_err();
-    assert_eq!(error.kind(), Kind::Config);
+    assert_eq!(error.kind(), ErrorKind::Config);
     let (_dir, fence) = files();
     let long = Name::new("/".repeat(100)).unwrap();
     assert_eq!(
         fence.data_path(&long).unwrap_err().kind(),
-        Kind::InvalidName
+        ErrorKind::InvalidName
     );
 }
 
@@ -199,10 +199,10 @@ async fn no_link_is_followed_and_no_directory_of_others_is_used() {
     std::fs::remove_file(data.with_extension("lock")).unwrap();
     symlink(&victim, data.with_extension("lock")).unwrap();
     let written = fence.write(&name(), Token(6), b"six".into()).await;
-    assert_eq!(written.unwrap_err().kind(), Kind::Unusable);
+    assert_eq!(written.unwrap_err().kind(), ErrorKind::Unusable);
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
     let open = std::fs::Permissions::from_mode(0o777);
     std::fs::set_permissions(dir.path(), open).unwrap();
     let error = FileFence::open(dir.path()).unwrap_err();
-    assert_eq!(error.kind(), Kind::Config, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }

@@ -10,7 +10,7 @@ use super::{forever, now, within};
 use crate::client::Client;
 use crate::core::acquire::Request;
 use crate::core::engine::{Amended, Amendment, BoxStream};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::hold::Hold;
 use crate::core::owner::Owner;
 use crate::core::report::Scope;
@@ -90,7 +90,7 @@ impl Election {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Request::acquire`]; [`Kind::Lost`] when the leadership was lost before the work
+    /// Those of [`Request::acquire`]; [`ErrorKind::Lost`] when the leadership was lost before the work
     /// was done.
     pub async fn lead<F: Future>(
         &self,
@@ -203,7 +203,7 @@ impl Elected {
     /// Stands for something else, without a new election: the token stays.
     ///
     /// # Errors
-    /// [`Kind::Lost`] when the leadership is over; those of the engine.
+    /// [`ErrorKind::Lost`] when the leadership is over; those of the engine.
     pub async fn proclaim(&self, value: impl Into<String>) -> Result<()> {
         proclaim(&self.0, value.into()).await
     }
@@ -238,11 +238,15 @@ impl Leadership {
     /// Stands for something else, without a new election.
     ///
     /// # Errors
-    /// [`Kind::Lost`] when the leadership is over; those of the engine.
+    /// [`ErrorKind::Lost`] when the leadership is over; those of the engine.
     pub async fn proclaim(&self, value: impl Into<String>) -> Result<()> {
         match self.hold.upgrade() {
             Some(hold) => proclaim(&hold, value.into()).await,
-            None => Err(Error::new(Kind::Lost, "proclaim", "the leadership is over")),
+            None => Err(Error::new(
+                ErrorKind::Lost,
+                "proclaim",
+                "the leadership is over",
+            )),
         }
     }
 }
@@ -255,7 +259,7 @@ async fn proclaim(hold: &Hold, value: String) -> Result<()> {
         Amended::Done => Ok(()),
         Amended::Gone => Err(hold.lost_error("proclaim")),
         Amended::Busy => Err(Error::new(
-            Kind::Internal,
+            ErrorKind::Internal,
             "proclaim",
             "unexpected `Busy` from a value update (bug)",
         )),

@@ -19,7 +19,7 @@ pub use semaphore::Semaphore;
 use std::time::Duration;
 
 use crate::core::acquire::Request;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::hold::Hold;
 use crate::core::wait::{Patience, Retry};
 
@@ -79,7 +79,7 @@ async fn forever(request: &Request) -> Result<Hold> {
     let hold = request.acquire(Patience::Forever).await?;
     hold.ok_or_else(|| {
         Error::new(
-            Kind::Internal,
+            ErrorKind::Internal,
             "acquire",
             "acquire without a deadline returned no hold (bug)",
         )

@@ -11,7 +11,7 @@ use futures_util::stream::FuturesUnordered;
 
 use crate::core::acquire::Request;
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::hold::Hold;
 use crate::core::validity::Loss;
 use crate::core::wait::Patience;
@@ -49,7 +49,7 @@ impl MultiLock {
         let holds = self.acquire(Patience::Forever).await?;
         holds.ok_or_else(|| {
             Error::new(
-                Kind::Internal,
+                ErrorKind::Internal,
                 "lock",
                 "acquire without a deadline returned no hold (bug)",
             )
@@ -76,7 +76,7 @@ impl MultiLock {
     async fn acquire(&self, patience: Patience) -> Result<Option<MultiHold>> {
         if self.0.is_empty() {
             let message = "give at least one name";
-            return Err(Error::new(Kind::InvalidArgument, "lock", message));
+            return Err(Error::new(ErrorKind::InvalidArgument, "lock", message));
         }
         if let Some(refused) = self.0.iter().find_map(|request| request.refused.as_ref()) {
             return Err(refused.clone());
@@ -101,7 +101,7 @@ impl MultiLock {
             return Ok(Some(holds));
         }
         let message = "a lock was lost while waiting for another";
-        Err(Error::new(Kind::Lost, "lock", message))
+        Err(Error::new(ErrorKind::Lost, "lock", message))
     }
 }
 
@@ -143,15 +143,20 @@ impl MultiHold {
     /// Does `work` while all are held, and drops it unfinished when one is lost.
     ///
     /// # Errors
-    /// [`Kind::Lost`] when one was lost before the work was done.
+    /// [`ErrorKind::Lost`] when one was lost before the work was done.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         let done = tokio::select! {
             biased;
             _ = self.lost() => None,
             done = work => Some(done),
         };
-        done.filter(|_| self.is_valid())
-            .ok_or_else(|| Error::new(Kind::Lost, "run", "one of the locks was lost while held"))
+        done.filter(|_| self.is_valid()).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Lost,
+                "run",
+                "one of the locks was lost while held",
+            )
+        })
     }
 
     /// Gives all of them up, last taken first.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::core::acquire::Request;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::hold::Hold;
 use crate::core::wait::Patience;
 
@@ -44,13 +44,13 @@ impl ReentrantMutex {
     /// Takes the lock, at once when this handle holds it.
     ///
     /// # Errors
-    /// [`Kind::Lost`] when this handle's hold was lost and is not given back yet; those of
+    /// [`ErrorKind::Lost`] when this handle's hold was lost and is not given back yet; those of
     /// [`Request::acquire`].
     pub async fn lock(&self) -> Result<ReentrantHold> {
         let hold = self.acquire(Patience::Forever).await?;
         hold.ok_or_else(|| {
             Error::new(
-                Kind::Internal,
+                ErrorKind::Internal,
                 "lock",
                 "acquire without a deadline returned no hold (bug)",
             )

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{forever, now, within};
 use crate::core::acquire::Request;
 use crate::core::claim::Ask;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::hold::Hold;
 
 /// A lock that many may read at once, or one write.
@@ -37,7 +37,7 @@ impl RwLock {
     /// Waits to read. Errors and cancellation as in [`Request::acquire`].
     ///
     /// # Errors
-    /// [`Kind::Unsupported`](crate::Kind::Unsupported) where the engine has no readers.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the engine has no readers.
     pub async fn read(&self) -> Result<RwHold> {
         forever(&self.read).await.map(RwHold)
     }
@@ -96,14 +96,18 @@ impl RwHold {
     /// The hold stays a hold; whether it was downgraded is not known.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`] where the engine has no readers; [`Kind::CapacityMismatch`] when
-    /// permits wait in the line; [`Kind::Lost`]; those of the engine. The hold is kept.
+    /// [`ErrorKind::Unsupported`] where the engine has no readers; [`ErrorKind::CapacityMismatch`] when
+    /// permits wait in the line; [`ErrorKind::Lost`]; those of the engine. The hold is kept.
     pub async fn downgrade(&mut self) -> Result<()> {
         if self.0.reweigh(Ask::READ, "downgrade").await? {
             return Ok(());
         }
         let message = "permits wait for this name, so it can't become a line of readers";
-        Err(Error::new(Kind::CapacityMismatch, "downgrade", message))
+        Err(Error::new(
+            ErrorKind::CapacityMismatch,
+            "downgrade",
+            message,
+        ))
     }
 
     /// Makes a reader the one writer, if nobody else reads: `false` otherwise, and the hold goes
@@ -114,7 +118,7 @@ impl RwHold {
     /// The hold stays a hold; whether it was upgraded is not known.
     ///
     /// # Errors
-    /// [`Kind::Lost`]; those of the engine. The hold is kept.
+    /// [`ErrorKind::Lost`]; those of the engine. The hold is kept.
     pub async fn try_upgrade(&mut self) -> Result<bool> {
         self.0.reweigh(Ask::Whole, "upgrade").await
     }

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use palisade::Kind;
-use palisade::core::capability::Class;
-use palisade::core::report::{Finding, Severity};
+use palisade::report::{Finding, Severity};
+use palisade::{ErrorKind, Guarantee};
 
 use crate::support::Faulty;
 
@@ -21,9 +20,9 @@ fn finding(severity: Severity, message: &str) -> Finding {
 async fn settings_that_endanger_tokens_are_refused_with_their_remedy() {
     let (engine, client) = Faulty::client(Duration::from_secs(5)).await;
     let refused = client.for_correctness().await.unwrap_err();
-    assert_eq!(refused.kind(), Kind::NotForCorrectness, "class C");
+    assert_eq!(refused.kind(), ErrorKind::NotForCorrectness, "class C");
 
-    *engine.class.lock() = Some(Class::B);
+    *engine.class.lock() = Some(Guarantee::Durable);
     client.for_correctness().await.unwrap();
     engine.findings.lock().extend([
         finding(Severity::Info, "a note"),
@@ -36,7 +35,7 @@ async fn settings_that_endanger_tokens_are_refused_with_their_remedy() {
         finding(Severity::Danger, "writes are lost"),
     ]);
     let refused = client.for_correctness().await.unwrap_err();
-    assert_eq!(refused.kind(), Kind::NotForCorrectness);
+    assert_eq!(refused.kind(), ErrorKind::NotForCorrectness);
     for said in ["fsync is off", "mend fsync is off", "writes are lost"] {
         assert!(refused.message().contains(said), "{refused}");
     }

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::{Fault, Faulty, within};
-use palisade::core::claim::Claim;
-use palisade::core::engine::{Engine, Entered, Eviction, Left, Place, Renewal};
-use palisade::core::ticket::{Lease, Ticket};
-use palisade::{Ask, ClaimId, Kind, Name, Owner};
+use palisade::engine::{Ask, Claim, ClaimId, Engine, Entered, Lease, Left, Place, Renewal, Ticket};
+use palisade::report::Owner;
+use palisade::{ErrorKind, Eviction, Name};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -107,7 +106,7 @@ async fn a_late_release_leaves_the_next_hold_alone() {
     within(SOON, hold.lost()).await;
     engine.renew.set([], Fault::Pass);
     let next = within(SOON, mutex.lock()).await.unwrap();
-    assert_eq!(hold.release().await.unwrap_err().kind(), Kind::Lost);
+    assert_eq!(hold.release().await.unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(engine.in_line("x").await, 1);
     let renewed = next.deadline();
     within(SOON, async {

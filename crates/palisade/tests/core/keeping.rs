@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use crate::support::{Fault, Faulty, within};
 use futures_util::FutureExt;
-use palisade::core::events::{Event, Observer};
-use palisade::{Ask, BootTime, Hold, Kind, LossReason, Patience};
+use palisade::engine::Ask;
+use palisade::events::{Event, Observer};
+use palisade::{BootTime, ErrorKind, Hold, LossReason, Patience};
 use parking_lot::Mutex;
 
 const SOON: Duration = Duration::from_secs(5);
@@ -70,7 +71,7 @@ async fn a_hung_renewal_is_told_before_anyone_else_is_granted() {
     let (granted, next) = within(SOON, next).await.unwrap();
     assert!(told < granted, "told {told:?}, granted {granted:?}");
     assert!(next.token() > hold.token());
-    assert_eq!(hold.release().await.unwrap_err().kind(), Kind::Lost);
+    assert_eq!(hold.release().await.unwrap_err().kind(), ErrorKind::Lost);
     assert!(
         next.is_valid(),
         "the late release of a lost hold left another's place alone"
@@ -114,7 +115,7 @@ async fn an_unknown_enter_that_is_given_up_is_left_in_the_background() {
     let (engine, client) = Faulty::client(ms(20_000)).await;
     engine.enter.set([], Fault::EatReply);
     let error = client.mutex("x").try_lock().await.unwrap_err();
-    assert_eq!(error.kind(), Kind::Unreachable);
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
     engine.until_in_line("x", 0).await;
 }
 
@@ -134,11 +135,11 @@ async fn an_unreachable_engine_is_retried_until_patience_ends() {
 
     engine.enter.set([], Fault::Refuse);
     let error = within(SOON, mutex.lock_timeout(ms(100))).await.unwrap_err();
-    assert_eq!(error.kind(), Kind::Unreachable);
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
     let calls = engine.enter.calls();
     assert_eq!(
         mutex.try_lock().await.unwrap_err().kind(),
-        Kind::Unreachable
+        ErrorKind::Unreachable
     );
     assert_eq!(engine.enter.calls(), calls + 1, "no patience, one try");
 }
@@ -263,7 +264,7 @@ async fn work_is_dropped_at_the_moment_of_a_loss() {
     engine.renew.set([], Fault::Refuse);
     let hold = client.mutex("x").lock().await.unwrap();
     let worked = within(SOON, hold.run(std::future::pending::<()>())).await;
-    assert_eq!(worked.unwrap_err().kind(), Kind::Lost);
+    assert_eq!(worked.unwrap_err().kind(), ErrorKind::Lost);
 }
 
 #[tokio::test]
@@ -273,7 +274,7 @@ async fn work_that_ends_after_the_loss_is_not_called_done() {
     let hold = client.mutex("x").lock().await.unwrap();
     // Blocks the runtime, as a paused process would: nothing can be told meanwhile.
     let worked = hold.run(async { std::thread::sleep(ms(300)) }).await;
-    assert_eq!(worked.unwrap_err().kind(), Kind::Lost);
+    assert_eq!(worked.unwrap_err().kind(), ErrorKind::Lost);
 }
 
 #[tokio::test]
@@ -333,7 +334,7 @@ async fn an_evicted_waiter_is_told_and_does_not_come_back() {
     engine.until_in_line("x", 2).await;
     let name = palisade::Name::new("x").unwrap();
     let lines = client
-        .survey(palisade::Scope::Line(name.clone()))
+        .survey(palisade::report::Scope::Line(name.clone()))
         .await
         .unwrap();
     let id = lines[0].waiters[0].id.clone();
@@ -347,7 +348,7 @@ async fn an_evicted_waiter_is_told_and_does_not_come_back() {
     );
     assert_eq!(
         within(SOON, waiter).await.unwrap().unwrap_err().kind(),
-        Kind::Lost
+        ErrorKind::Lost
     );
     assert_eq!(engine.in_line("x").await, 1);
 }
@@ -409,7 +410,7 @@ async fn patience_is_a_bound_on_a_frozen_engine_too() {
     engine.wait.set([], Fault::Hang);
     let began = BootTime::now();
     let error = within(SOON, mutex.lock_timeout(ms(100))).await.unwrap_err();
-    assert_eq!(error.kind(), Kind::Unreachable);
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
     punctual(began);
     engine.until_in_line("x", 1).await;
     hold.release().await.unwrap();
@@ -419,7 +420,7 @@ async fn patience_is_a_bound_on_a_frozen_engine_too() {
         engine.enter.set([frozen], Fault::Hang);
         let began = BootTime::now();
         let error = within(SOON, mutex.lock_timeout(ms(100))).await.unwrap_err();
-        assert_eq!(error.kind(), Kind::Unreachable);
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
         punctual(began);
         within(SOON, client.flush()).await;
         engine.enter.arrive().await;
@@ -432,7 +433,7 @@ async fn patience_is_a_bound_on_a_frozen_engine_too() {
     let began = BootTime::now();
     let both = client.multi_lock(["x", "y"]);
     let error = within(SOON, both.lock_timeout(ms(100))).await.unwrap_err();
-    assert_eq!(error.kind(), Kind::Unreachable);
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
     punctual(began);
     engine.until_in_line("x", 0).await;
 }
@@ -508,7 +509,7 @@ async fn a_loss_says_why_the_renewals_failed() {
     engine.renew.set([], Fault::Refuse);
     let hold = client.mutex("x").lock().await.unwrap();
     let loss = within(SOON, hold.lost()).await;
-    assert_eq!(loss.why().unwrap().kind(), Kind::Unreachable);
+    assert_eq!(loss.why().unwrap().kind(), ErrorKind::Unreachable);
     let said = "its lease was not renewed in time: renew: cut off";
     assert_eq!(loss.to_string(), said);
     let error = hold.release().await.unwrap_err();

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::support::{Fault, Faulty, within};
-use palisade::{BootTime, Client, Hold, Kind, Name, Patience, Retry, Scope};
+use palisade::report::Scope;
+use palisade::{BootTime, Client, ErrorKind, Hold, Name, Patience, Retry};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -81,7 +82,7 @@ async fn a_permit_can_not_become_a_reader_beside_other_permits() {
     .await;
     assert_eq!(
         whole.downgrade().await.unwrap_err().kind(),
-        Kind::CapacityMismatch
+        ErrorKind::CapacityMismatch
     );
     assert!(whole.is_valid());
     whole.release().await.unwrap();
@@ -138,7 +139,7 @@ async fn a_claim_with_another_capacity_waits_as_its_patience_allows() {
     let (three, five) = (client.semaphore("x", 3), client.semaphore("x", 5));
     let permit = three.acquire().await.unwrap();
     let mismatch = |answer: palisade::Result<Option<Hold>>| {
-        assert_eq!(answer.unwrap_err().kind(), Kind::CapacityMismatch);
+        assert_eq!(answer.unwrap_err().kind(), ErrorKind::CapacityMismatch);
     };
     mismatch(five.try_acquire().await);
     let began = BootTime::now();
@@ -193,7 +194,10 @@ async fn a_multi_hold_is_lost_when_one_of_it_is() {
     engine.renew.set([], Fault::Refuse);
     within(SOON, holds.lost()).await;
     assert!(!holds.is_valid());
-    assert_eq!(holds.run(async {}).await.unwrap_err().kind(), Kind::Lost);
+    assert_eq!(
+        holds.run(async {}).await.unwrap_err().kind(),
+        ErrorKind::Lost
+    );
 }
 
 #[tokio::test]
@@ -272,7 +276,7 @@ async fn re_entry_into_a_lost_hold_is_refused() {
     let mine = client.reentrant("x");
     let outer = mine.lock().await.unwrap();
     within(SOON, outer.lost()).await;
-    assert_eq!(mine.lock().await.unwrap_err().kind(), Kind::Lost);
+    assert_eq!(mine.lock().await.unwrap_err().kind(), ErrorKind::Lost);
     drop(outer);
     assert!(within(SOON, mine.lock()).await.unwrap().is_valid());
 }
@@ -318,7 +322,7 @@ async fn work_of_a_lost_leader_is_dropped_before_the_next_leads() {
     engine.renew.set([], Fault::Refuse);
     let election = client.election("x");
     let led = within(SOON, election.lead("one", |_| std::future::pending::<()>())).await;
-    assert_eq!(led.unwrap_err().kind(), Kind::Lost);
+    assert_eq!(led.unwrap_err().kind(), ErrorKind::Lost);
 }
 
 #[tokio::test]
@@ -346,7 +350,9 @@ async fn a_panic_in_the_work_resigns() {
 #[tokio::test]
 async fn at_least_keeps_a_released_and_a_dropped_hold() {
     let client = client().await;
-    let request = client.line("x", palisade::Ask::Whole).at_least(ms(120));
+    let request = client
+        .line("x", palisade::engine::Ask::Whole)
+        .at_least(ms(120));
     let mutex = client.mutex("x");
 
     let before = BootTime::now();
@@ -372,7 +378,9 @@ async fn at_least_keeps_a_released_and_a_dropped_hold() {
 #[tokio::test]
 async fn a_dropped_hold_that_is_kept_longer_than_its_ttl_is_renewed() {
     let (engine, client) = Faulty::client(ms(900)).await;
-    let request = client.line("x", palisade::Ask::Whole).at_least(ms(2_000));
+    let request = client
+        .line("x", palisade::engine::Ask::Whole)
+        .at_least(ms(2_000));
     drop(request.acquire(Patience::NoWait).await.unwrap().unwrap());
     let before = BootTime::now();
     within(SOON, client.flush()).await;
@@ -385,11 +393,11 @@ async fn a_dropped_hold_that_is_kept_longer_than_its_ttl_is_renewed() {
 async fn retry_policies_decide_how_often_an_unreachable_engine_is_asked() {
     let (engine, client) = Faulty::client(ms(5_000)).await;
     engine.enter.set([], Fault::Refuse);
-    let request = client.line("x", palisade::Ask::Whole);
+    let request = client.line("x", palisade::engine::Ask::Whole);
     let none = request.clone().retry(Retry::None);
     assert_eq!(
         none.acquire(Patience::Forever).await.unwrap_err().kind(),
-        Kind::Unreachable
+        ErrorKind::Unreachable
     );
     assert_eq!(engine.enter.calls(), 1);
     let fixed = request.retry(Retry::Fixed(ms(20)));

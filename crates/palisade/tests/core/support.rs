@@ -7,15 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use palisade::core::capability::Class;
-use palisade::core::claim::Claim;
-use palisade::core::dyn_engine::{Layer, SharedEngine};
-use palisade::core::engine::{BoxFuture, Entered, Left, Place, Renewal};
-use palisade::core::report::Finding;
-use palisade::core::ticket::{Lease, Ticket};
-use palisade::{
-    BootTime, Capability, Checkup, Client, Error, Kind, Name, Result, Scope, Settings, Url,
+use palisade::engine::{
+    BoxFuture, Claim, Entered, Layer, Lease, Left, Place, Renewal, Settings, SharedEngine, Ticket,
+    Url,
 };
+use palisade::report::{Checkup, Finding, Scope};
+use palisade::{BootTime, Capability, Client, Error, ErrorKind, Guarantee, Name, Result};
 use parking_lot::Mutex;
 
 /// What to do with one call.
@@ -85,7 +82,7 @@ impl Script {
         verb: &'static str,
         call: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let gone = || Error::new(Kind::Unreachable, verb, "cut off by the test");
+        let gone = || Error::new(ErrorKind::Unreachable, verb, "cut off by the test");
         match self.next() {
             Fault::Pass => call.await,
             Fault::Refuse => Err(gone()),
@@ -117,7 +114,7 @@ pub(crate) struct Faulty {
     pub(crate) renew: Arc<Script>,
     pub(crate) leave: Arc<Script>,
     /// What it says of its class instead of the truth.
-    pub(crate) class: Mutex<Option<Class>>,
+    pub(crate) class: Mutex<Option<Guarantee>>,
     /// What it finds wrong with itself.
     pub(crate) findings: Mutex<Vec<Finding>>,
 }
@@ -207,7 +204,7 @@ impl Layer for Faulty {
     async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
         let (inner, count) = (Arc::clone(&self.inner), leases.len());
         let call = async move { Ok(inner.renew(leases, within).await) };
-        let unknown = |_| Renewal::Unknown(Error::new(Kind::Unreachable, "renew", "cut off"));
+        let unknown = |_| Renewal::Unknown(Error::new(ErrorKind::Unreachable, "renew", "cut off"));
         let answer = self.renew.apply("renew", call).await;
         answer.unwrap_or_else(|_| (0..count).map(unknown).collect())
     }

@@ -5,10 +5,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc;
 
-use palisade::core::claim::Ask;
-use palisade::core::dyn_engine::SharedEngine;
-use palisade::core::engine::{Engine, Left, Place, Renewal};
-use palisade::core::ticket::Lease;
+use palisade::engine::{Ask, Engine, Lease, Left, Place, Renewal, SharedEngine};
 
 use super::*;
 
@@ -175,7 +172,7 @@ async fn act() {
         "guarded" => guarded(dir).await,
         // What the command does, but for the guardian.
         "run" => {
-            let prepared = match palisade::prepare(&format!("file:{}", dir.display())) {
+            let prepared = match palisade::command::prepare(&format!("file:{}", dir.display())) {
                 Ok(prepared) => prepared,
                 Err(error) => return say(&error.to_string()),
             };
@@ -260,7 +257,7 @@ async fn wait(dir: &Path) {
 /// Holds with a sign of life that another process shares, as a fork would.
 async fn guarded(dir: &Path) {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-    let prepared = palisade::prepare(&format!("file:{}", dir.display())).unwrap();
+    let prepared = palisade::command::prepare(&format!("file:{}", dir.display())).unwrap();
     let procs = dir.canonicalize().unwrap().join("procs");
     let is_fifo = |fd: &i32| {
         let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));

@@ -2,11 +2,9 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use palisade::core::dyn_engine::SharedEngine;
-use palisade::core::engine::{Left, Renewal};
-use palisade::core::error::{Error, Kind};
-use palisade::core::report::Scope;
-use palisade::core::ticket::Lease;
+use palisade::engine::{Lease, Left, Renewal, SharedEngine};
+use palisade::report::Scope;
+use palisade::{Error, ErrorKind};
 
 use super::child::Second;
 use super::*;
@@ -130,7 +128,7 @@ async fn a_store_of_live_processes_of_another_boot_is_refused() {
     let second = Second::start(dir.path(), "hold");
     second.says();
     reboot(dir.path());
-    assert_eq!(refused(dir.path()).await.kind(), Kind::Config);
+    assert_eq!(refused(dir.path()).await.kind(), ErrorKind::Config);
     drop(second);
     hold(&open(dir.path()).await, "door").await;
 }
@@ -144,22 +142,22 @@ async fn another_layout_is_refused_and_a_bad_ceiling_is_never_reset() {
         boot.replace("store 2", "store 3")
     });
     let error = refused(dir.path()).await;
-    assert_eq!(error.kind(), Kind::Config);
+    assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("layout 3"), "{error}");
     edit(dir.path(), "boot", |boot| {
         boot.replace("store 3", "store 1")
     });
     let error = refused(dir.path()).await;
-    assert_eq!(error.kind(), Kind::Config);
+    assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("older palisade"), "{error}");
     edit(dir.path(), "boot", |_| "garbage".into());
-    assert_eq!(refused(dir.path()).await.kind(), Kind::Unusable);
+    assert_eq!(refused(dir.path()).await.kind(), ErrorKind::Unusable);
     edit(dir.path(), "boot", |_| good);
     reboot(dir.path());
     edit(dir.path(), "ceiling", |ceiling| ceiling.replace(' ', "9 "));
-    assert_eq!(refused(dir.path()).await.kind(), Kind::Unusable);
+    assert_eq!(refused(dir.path()).await.kind(), ErrorKind::Unusable);
     std::fs::remove_file(dir.path().join("ceiling")).unwrap();
-    assert_eq!(refused(dir.path()).await.kind(), Kind::Unusable);
+    assert_eq!(refused(dir.path()).await.kind(), ErrorKind::Unusable);
 }
 
 /// Whatever becomes of a file beside a live holder, it is never read as a free line.
@@ -198,13 +196,13 @@ async fn a_damaged_line_is_unusable_and_never_free() {
             // Nothing of what counts was hit.
             Ok(Entered::Busy) => {}
             Ok(other) => panic!("{other:?} in round {round}"),
-            Err(error) => assert_eq!(error.kind(), Kind::Unusable, "{error}"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unusable, "{error}"),
         }
         // A survey reads all of it.
         match engine.survey(Scope::Line(waiter.name.clone())).await {
             Ok(lines) => assert_eq!(lines[0].holders.len(), 1),
             Err(error) => {
-                assert_eq!(error.kind(), Kind::Unusable, "{error}");
+                assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
                 assert!(error.to_string().contains("palisade,door"), "{error}");
                 seen += 1;
             }
@@ -270,7 +268,7 @@ async fn a_holder_is_told_when_its_file_is_emptied_replaced_or_deleted() {
         let entered = engine.enter(Arc::new(claim("a", Ask::Whole))).await;
         assert_eq!(entered.is_err(), what == "emptied", "{what}: {entered:?}");
         if what == "emptied" {
-            assert_eq!(entered.unwrap_err().kind(), Kind::Unusable);
+            assert_eq!(entered.unwrap_err().kind(), ErrorKind::Unusable);
         }
         std::fs::remove_file(&path).ok();
     }
@@ -300,7 +298,7 @@ async fn a_store_moved_deleted_or_made_again_in_use_is_lost() {
         for name in ["a", "b"] {
             let entered = engine.enter(Arc::new(claim(name, Ask::Whole))).await;
             let error = entered.unwrap_err();
-            assert_eq!(error.kind(), Kind::Unusable, "{what}: {error}");
+            assert_eq!(error.kind(), ErrorKind::Unusable, "{what}: {error}");
         }
         // A new client of this process is in the new place.
         drop(engine);
@@ -359,18 +357,18 @@ async fn a_place_where_no_store_can_be_is_a_matter_of_configuration() {
     std::fs::write(dir.path().join("file"), "").unwrap();
     for path in [dir.path().join("file"), dir.path().join("file/below")] {
         let error = refused(&path).await;
-        assert_eq!(error.kind(), Kind::Config, "{error:?}");
+        assert_eq!(error.kind(), ErrorKind::Config, "{error:?}");
     }
     // Even root can't write there.
     assert_eq!(
         refused(Path::new("/proc/palisade")).await.kind(),
-        Kind::Config
+        ErrorKind::Config
     );
     for url in ["file://host/x", "file:/x?bogus=1"] {
         let mut url = Url::parse(url).unwrap();
         let settings = url.take_settings().unwrap();
         let refused = palisade::engines::file::open(url, &settings).await;
-        assert_eq!(refused.err().unwrap().kind(), Kind::Config);
+        assert_eq!(refused.err().unwrap().kind(), ErrorKind::Config);
     }
 }
 

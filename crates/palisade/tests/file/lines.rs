@@ -1,10 +1,9 @@
 //! Lines, within one process.
 
 use futures_util::StreamExt;
-use palisade::core::engine::{Alarm, Amended, Amendment, Eviction, Left, Renewal};
-use palisade::core::error::Kind;
-use palisade::core::report::Scope;
-use palisade::core::ticket::Lease;
+use palisade::engine::{Alarm, Amended, Amendment, Lease, Left, Renewal};
+use palisade::report::Scope;
+use palisade::{ErrorKind, Eviction};
 
 use super::*;
 
@@ -95,7 +94,7 @@ async fn readers_and_permits_share_but_not_one_line() {
         .enter(Arc::new(claim("r", permit(1))))
         .await
         .unwrap_err();
-    assert_eq!(error.kind(), Kind::CapacityMismatch);
+    assert_eq!(error.kind(), ErrorKind::CapacityMismatch);
     assert!(enter(&engine, claim("p", permit(2))).await.1.is_some());
     assert!(enter(&engine, claim("p", permit(2))).await.1.is_none());
     assert!(enter(&engine, claim("p", permit(1))).await.1.is_none());
@@ -235,7 +234,7 @@ async fn a_survey_shows_its_namespace_and_prefix_only() {
         hold(&engine, name).await;
     }
     hold(&bare, "jobs/a").await;
-    let names = |lines: Vec<palisade::core::report::LineReport>| {
+    let names = |lines: Vec<palisade::report::LineReport>| {
         lines.into_iter().map(|line| line.name).collect::<Vec<_>>()
     };
     let scope = Scope::Prefix("jobs/".into());

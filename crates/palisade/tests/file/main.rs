@@ -12,15 +12,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::core::claim::{Ask, Claim, ClaimId};
-use palisade::core::clock::BootTime;
-use palisade::core::dyn_engine::SharedEngine;
-use palisade::core::engine::{Engine, Entered, Place};
-use palisade::core::error::Result;
-use palisade::core::name::Name;
-use palisade::core::owner::Owner;
-use palisade::core::ticket::Ticket;
-use palisade::core::url::Url;
+use palisade::engine::{Ask, Claim, ClaimId, Engine, Entered, Place, SharedEngine, Ticket, Url};
+use palisade::report::Owner;
+use palisade::{BootTime, Name, Result};
 
 /// Longer than anything here takes, shorter than a person's patience.
 const PATIENCE: Duration = Duration::from_secs(30);

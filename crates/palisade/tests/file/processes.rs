@@ -1,9 +1,8 @@
 //! Several processes: exclusion, death, and one that is stopped.
 
-use palisade::core::engine::{Eviction, Left, Renewal};
-use palisade::core::error::{Kind, Outcome};
-use palisade::core::report::Scope;
-use palisade::core::ticket::Lease;
+use palisade::engine::{Lease, Left, Renewal};
+use palisade::report::Scope;
+use palisade::{ErrorKind, Eviction, Outcome};
 use rustix::process::Signal;
 use tokio::task::JoinHandle;
 
@@ -206,7 +205,7 @@ async fn a_process_stopped_in_a_line_makes_that_one_unreachable_and_nothing_is_a
     let (entered, left) = tokio::join!(entering, leaving);
     let took = BootTime::now().saturating_since(before);
     for error in [entered.unwrap_err(), left.unwrap_err()] {
-        assert_eq!(error.kind(), Kind::Unreachable);
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
         assert_eq!(error.outcome(), Outcome::NotApplied);
     }
     assert!(took >= Duration::from_millis(200) && took < Duration::from_secs(2));
@@ -257,7 +256,7 @@ async fn a_new_process_does_not_hang_behind_a_stopped_one() {
         Ok(_) => panic!("the lock is taken"),
         Err(error) => error,
     };
-    assert_eq!(error.kind(), Kind::Unreachable);
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
 }
 
 #[tokio::test]

@@ -3,10 +3,9 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::Command;
 
-use palisade::core::engine::{Left, Renewal};
-use palisade::core::error::{Error, Kind};
-use palisade::core::report::Severity;
-use palisade::core::ticket::Lease;
+use palisade::engine::{Lease, Left, Renewal};
+use palisade::report::Severity;
+use palisade::{Error, ErrorKind};
 
 use super::child::Second;
 use super::*;
@@ -52,7 +51,7 @@ async fn no_link_is_followed_and_nothing_but_files_is_opened() {
         match try_open(&dir, "").await {
             // A leftover of that name is removed, not written through.
             Ok(_) => assert_eq!(name, "boot.new"),
-            Err(error) => assert_eq!(error.kind(), Kind::Config, "{name}: {error}"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Config, "{name}: {error}"),
         }
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
     }
@@ -63,14 +62,14 @@ async fn no_link_is_followed_and_nothing_but_files_is_opened() {
         mode(&dir, 0o700);
         let made = Command::new("mkfifo").arg(dir.join(name)).status();
         assert!(made.unwrap().success());
-        assert_eq!(refused(&dir, "").await.kind(), Kind::Config, "{name}");
+        assert_eq!(refused(&dir, "").await.kind(), ErrorKind::Config, "{name}");
     }
     let dir = outer.path().join("line");
     let engine = open(&dir).await;
     let line = dir.join("lines/palisade,door");
     symlink(&victim, &line).unwrap();
     let entered = engine.enter(Arc::new(claim("door", Ask::Whole))).await;
-    assert_eq!(entered.unwrap_err().kind(), Kind::Unusable);
+    assert_eq!(entered.unwrap_err().kind(), ErrorKind::Unusable);
     std::fs::remove_file(&line).unwrap();
     assert!(
         Command::new("mkfifo")
@@ -80,7 +79,7 @@ async fn no_link_is_followed_and_nothing_but_files_is_opened() {
             .success()
     );
     let entered = engine.enter(Arc::new(claim("door", Ask::Whole))).await;
-    assert_eq!(entered.unwrap_err().kind(), Kind::Unusable);
+    assert_eq!(entered.unwrap_err().kind(), ErrorKind::Unusable);
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
 }
 
@@ -93,7 +92,7 @@ async fn a_folder_of_somebody_elses_files_is_left_alone() {
         std::fs::write(&file, "precious").unwrap();
         let before = std::fs::read_dir(dir.path()).unwrap().count();
         let error = refused(dir.path(), "").await;
-        assert_eq!(error.kind(), Kind::Config, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), before);
     }
@@ -105,7 +104,7 @@ async fn a_directory_that_others_can_write_to_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         mode(dir.path(), bits);
         let error = refused(dir.path(), "").await;
-        assert_eq!(error.kind(), Kind::Config, "{bits:o}: {error}");
+        assert_eq!(error.kind(), ErrorKind::Config, "{bits:o}: {error}");
         let told = error.to_string();
         let hint = bits & 0o2000 != 0;
         assert_eq!(told.contains("shared=group"), hint, "{bits:o}: {told}");
@@ -114,11 +113,11 @@ async fn a_directory_that_others_can_write_to_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         mode(dir.path(), bits);
         let error = refused(dir.path(), "shared=group").await;
-        assert_eq!(error.kind(), Kind::Config, "{bits:o}: {error}");
+        assert_eq!(error.kind(), ErrorKind::Config, "{bits:o}: {error}");
     }
     let dir = tempfile::tempdir().unwrap();
     let error = refused(dir.path(), "shared=everyone").await;
-    assert_eq!(error.kind(), Kind::Config);
+    assert_eq!(error.kind(), ErrorKind::Config);
 }
 
 #[tokio::test]
@@ -129,7 +128,7 @@ async fn a_directory_of_another_user_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     std::os::unix::fs::chown(dir.path(), Some(OTHER), Some(OTHER)).unwrap();
     let error = refused(dir.path(), "").await;
-    assert_eq!(error.kind(), Kind::Config);
+    assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("another user"), "{error}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
@@ -258,7 +257,7 @@ async fn a_full_disk_ends_nobody_and_grants_nobody() {
     for name in 0..3 {
         let entered = engine.enter(Arc::new(claim(&format!("new-{name}"), Ask::Whole)));
         let error = entered.await.unwrap_err();
-        assert_eq!(error.kind(), Kind::Unusable, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
         assert!(error.to_string().contains("full"), "{error}");
     }
     let leases = held.iter().map(Lease::in_a_test);

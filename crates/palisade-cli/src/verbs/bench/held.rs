@@ -6,7 +6,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use palisade::{Client, Event, Hold, Observer, Renewed};
+use palisade::events::{Event, Observer, Renewed};
+use palisade::{Client, Hold};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinSet;
 

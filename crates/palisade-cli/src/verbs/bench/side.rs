@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use palisade::core::baseline::Baseline;
-use palisade::{Client, Error, Hold, Kind};
+use palisade::command::Baseline;
+use palisade::{Client, Error, ErrorKind, Hold};
 
 use crate::exit::Failure;
 
@@ -92,9 +92,9 @@ impl Taken {
 
 /// The engine's raw operations.
 pub(super) async fn raw(url: &str) -> Result<Arc<dyn Baseline>, Failure> {
-    palisade::baseline(url).await?.ok_or_else(|| {
+    palisade::command::baseline(url).await?.ok_or_else(|| {
         let message = "this engine has no raw operations to compare with; omit --baseline";
-        Error::new(Kind::Unsupported, "bench", message).into()
+        Error::new(ErrorKind::Unsupported, "bench", message).into()
     })
 }
 
@@ -105,7 +105,7 @@ async fn within<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
 
 /// What the engine did not do.
 pub(super) fn stuck(message: &str) -> Failure {
-    Error::new(Kind::Unreachable, "bench", message).into()
+    Error::new(ErrorKind::Unreachable, "bench", message).into()
 }
 
 /// What a measurement leaves in the engine while it runs, and takes away at its end, be that its

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use palisade::fence::{Fence, FileFence, Verdict as Judged};
-use palisade::{Kind, Name, Token};
+use palisade::{ErrorKind, Name, Token};
 
 use crate::exit::{Failure, Outcome, Verdict, refused};
 use crate::worker::tie_to_parent;
@@ -89,7 +89,7 @@ pub(super) async fn deposit(told: &str) -> Verdict {
         say("valid false")?;
     }
     match hold.release().await {
-        Err(error) if error.kind() != Kind::Lost => Err(error.into()),
+        Err(error) if error.kind() != ErrorKind::Lost => Err(error.into()),
         _ => Ok(Outcome::Done),
     }
 }

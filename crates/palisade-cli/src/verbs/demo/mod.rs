@@ -10,7 +10,8 @@ mod account;
 
 use std::time::{Duration, Instant};
 
-use palisade::{Kind, Name, Scope};
+use palisade::report::Scope;
+use palisade::{ErrorKind, Name};
 use rustix::process::Signal;
 use serde::Serialize;
 
@@ -177,7 +178,7 @@ async fn play(ttl: Duration, mut story: Story) -> Result<End, Failure> {
         first.signal(Signal::STOP)?;
         match client.survey(Scope::Line(name.clone())).await {
             Ok(_) => break,
-            Err(error) if error.kind() == Kind::Unreachable => {
+            Err(error) if error.kind() == ErrorKind::Unreachable => {
                 first.signal(Signal::CONT)?;
                 tokio::time::sleep(ttl / 10).await;
             }

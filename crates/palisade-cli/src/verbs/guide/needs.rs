@@ -1,7 +1,8 @@
 //! The needs that `guide` knows, each with its test of an engine's entry in the registry and what
 //! that says about it. A need that the data can't decide has no place here.
 
-use palisade::{Class, EngineInfo, Permits, Tokens};
+use palisade::Guarantee;
+use palisade::engine::{EngineInfo, Permits, Tokens};
 
 /// Something that a lock is needed for.
 #[derive(Debug)]
@@ -25,10 +26,12 @@ pub(super) const NEEDS: &[Need] = &[
     Need {
         word: "correctness",
         means: "data breaks if two are at it: fencing tokens that can't go back",
-        fits: |info| info.capability.class < Class::C && info.capability.tokens != Tokens::None,
+        fits: |info| {
+            info.capability.class < Guarantee::Timed && info.capability.tokens != Tokens::None
+        },
         why: |info| match (info.capability.class, info.capability.tokens) {
             (_, Tokens::None) => "it has no tokens".to_owned(),
-            (Class::C, _) => {
+            (Guarantee::Timed, _) => {
                 "it is of class C, whose tokens and exclusion assume sane clocks and kept data"
                     .to_owned()
             }

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use palisade::{Capability, Class, Permits, TtlRange};
+use palisade::engine::{Permits, TtlRange};
+use palisade::{Capability, Guarantee};
 
 use super::*;
 
 const SERVER: Capability = Capability {
-    class: Class::A,
+    class: Guarantee::Consensus,
     shared: false,
     permits: Permits::Slots,
     resize: false,
@@ -37,14 +38,14 @@ fn info(name: &'static str, example: &'static str, capability: Capability) -> En
 
 fn registry() -> Vec<EngineInfo> {
     let local = Capability {
-        class: Class::B,
+        class: Guarantee::Durable,
         shared: true,
         permits: Permits::Weighted,
         resize: false,
         ..SERVER
     };
     let timed = Capability {
-        class: Class::C,
+        class: Guarantee::Timed,
         ..SERVER
     };
     vec![
@@ -107,7 +108,7 @@ fn others_are_told_why() {
 
 #[test]
 fn every_engine_of_this_build_is_known() {
-    for info in palisade::registry() {
+    for info in palisade::command::registry() {
         assert_eq!(parse_have(info.name), Ok(info.name));
     }
 }

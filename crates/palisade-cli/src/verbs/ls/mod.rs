@@ -4,7 +4,7 @@ mod watch;
 
 use std::io::{self, IsTerminal};
 
-use palisade::Scope;
+use palisade::report::Scope;
 
 use crate::args::Global;
 use crate::connect::Target;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
 
 use anstream::ColorChoice;
-use palisade::Scope;
+use palisade::report::Scope;
 
 use crate::connect::Target;
 use crate::exit::{Outcome, Verdict};

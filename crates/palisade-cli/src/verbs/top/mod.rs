@@ -11,7 +11,7 @@ mod tty;
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-use palisade::Scope;
+use palisade::report::Scope;
 
 use self::model::{Model, Next};
 use self::tty::{Tty, keys};

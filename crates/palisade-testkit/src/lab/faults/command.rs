@@ -44,7 +44,7 @@ async fn faults(arguments: &[String], table: &[EngineUnderTest]) -> Result<ExitC
             }
             "--fault" => fault = Some(*find(Fault::ALL, |f| f.name() == value).ok_or_else(wrong)?),
             "--seconds" => seconds = value.parse::<f64>().map_err(|_| wrong())?,
-            "--ttl" => ttl = palisade::parse_duration(value)?,
+            "--ttl" => ttl = palisade::command::parse_duration(value)?,
             "--workers" => workers = value.parse().map_err(|_| wrong())?,
             "--seed" => seed = value.parse().map_err(|_| wrong())?,
             "--keep" => kept = Some(PathBuf::from(value)),

@@ -21,7 +21,7 @@ pub use runner::{Report, Run, run};
 use std::fmt;
 
 use palisade::Capability;
-use palisade::core::capability::{Permits, Tokens};
+use palisade::engine::{Permits, Tokens};
 
 use crate::engine::{Outage, Site};
 use crate::lab::check::Invariant;

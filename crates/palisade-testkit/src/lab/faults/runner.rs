@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use palisade::engine::TtlRange;
 use palisade::fence::Fence;
-use palisade::{BootTime, Capability, Client, Name, Scope, TtlRange};
+use palisade::report::Scope;
+use palisade::{BootTime, Capability, Client, Name};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use palisade::core::claim::READERS;
+use palisade::engine::READERS;
 use palisade::fence::{Fence, Verdict};
 use palisade::{Client, Elected, Hold, Outcome, Patience, Result, Token};
 use rand::RngExt;
@@ -80,7 +80,7 @@ impl Worker {
             },
             Workload::Semaphore => Grip::Part {
                 weight: match self.client.capability().permits {
-                    palisade::Permits::Weighted => self.rng.random_range(1..PERMITS),
+                    palisade::engine::Permits::Weighted => self.rng.random_range(1..PERMITS),
                     _ => 1,
                 },
                 capacity: PERMITS,
@@ -105,7 +105,7 @@ impl Worker {
         } else {
             let answer = match grasp.release().await {
                 Ok(()) => Released::Done,
-                Err(error) if error.kind() == palisade::Kind::Lost => Released::Lost,
+                Err(error) if error.kind() == palisade::ErrorKind::Lost => Released::Lost,
                 Err(error) => Released::Error {
                     kind: error.kind().code().to_owned(),
                 },

@@ -14,7 +14,7 @@ pub use recorder::Recorder;
 
 use std::fmt;
 
-use palisade::core::claim::{Ask, READERS};
+use palisade::engine::{Ask, READERS};
 use serde::{Deserialize, Serialize};
 
 /// Something that happened, in one process.

@@ -28,9 +28,9 @@ struct Data {
 #[derive(Serialize)]
 struct Lane {
     name: String,
-    /// Kind, begin, end, rank of the token (0: none), words.
+    /// ErrorKind, begin, end, rank of the token (0: none), words.
     spans: Vec<(&'static str, u64, u64, usize, String)>,
-    /// Kind, time, words.
+    /// ErrorKind, time, words.
     marks: Vec<(&'static str, u64, String)>,
 }
 

@@ -1,7 +1,7 @@
 //! Names that an engine may stumble over, and that it must keep apart all the same.
 
 use palisade::Client;
-use palisade::core::report::Scope;
+use palisade::report::Scope;
 
 /// Names with everything that a path, a URL, JSON or Go's idea of a printable character could
 /// stumble over.

@@ -14,7 +14,7 @@ use super::RenewalPermit;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Audited, Renewal};
-use crate::core::error::{Error, Kind};
+use crate::core::error::{Error, ErrorKind};
 use crate::core::known_bad::{self, Bad};
 use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 use crate::core::validity::{LossReason, Validity};
@@ -126,7 +126,7 @@ impl Kept {
 /// Why a renewal that was given up failed.
 fn no_answer() -> Error {
     let message = "the engine did not answer in time; is it overloaded, frozen or cut off?";
-    Error::new(Kind::Unreachable, "renew", message).maybe_applied()
+    Error::new(ErrorKind::Unreachable, "renew", message).maybe_applied()
 }
 
 /// A third of the ttl: two renewals may fail before the lease is in danger.

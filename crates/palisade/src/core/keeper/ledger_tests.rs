@@ -43,7 +43,7 @@ fn listed(ticket: Ticket) -> Audited {
 
 fn unknown() -> Renewal {
     Renewal::Unknown(Error::new(
-        Kind::Unreachable,
+        ErrorKind::Unreachable,
         "renew",
         "cut off by the test",
     ))
@@ -306,7 +306,7 @@ fn a_revoked_lease_may_be_held_by_another_and_says_why() {
     let (validity, _) = ledger.watch_over(&own(1), armed, now);
     let due = now + ms(10_000);
     let batch = ledger.take_due(due).pop().unwrap();
-    let moved = Error::new(Kind::Unusable, "renew", "the store was moved away");
+    let moved = Error::new(ErrorKind::Unusable, "renew", "the store was moved away");
     let answers = vec![Renewal::Revoked(moved)];
     ledger.renewed(batch.limit, &[LeaseId(1)], due, answers, due, &mut lost);
     let loss = validity.loss().unwrap();

@@ -18,7 +18,7 @@ use super::claim::ClaimId;
 use super::clock::BootTime;
 use super::dyn_engine::SharedEngine;
 use super::engine::Engine;
-use super::error::{Error, Kind, Result};
+use super::error::{Error, ErrorKind, Result};
 use super::events::{Event, Observers};
 use super::sync::{Mutex, Runtime};
 use super::ticket::{Lease, LeaseStart, Ticket};
@@ -117,7 +117,7 @@ impl Keeper {
         let failed = |error: std::io::Error| {
             let message =
                 "the keeper's thread can't be started; are limits on threads or memory reached?";
-            Error::new(Kind::Denied, "keeper", message).because(error)
+            Error::new(ErrorKind::Denied, "keeper", message).because(error)
         };
         let runtime = Runtime::new().map_err(failed)?;
         let shared = Arc::clone(&self.0);
@@ -273,5 +273,5 @@ impl Drop for Ended {
 
 fn thread_ended() -> Error {
     let message = "the thread that renews has ended, with its client or by a defect";
-    Error::new(Kind::Internal, "renew", message)
+    Error::new(ErrorKind::Internal, "renew", message)
 }

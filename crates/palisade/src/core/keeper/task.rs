@@ -15,7 +15,7 @@ use super::ledger::{Batch, Departure, Lost};
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Audited, BoxStream, Renewal};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::events::{Event, Renewed};
 use crate::core::sync::{sleep_until, timeout};
 use crate::core::ticket::LeaseId;
@@ -117,7 +117,11 @@ impl Shared {
         Box::pin(async move {
             let answer = timeout(limit, engine.audit(lease)).await;
             let answer = answer.unwrap_or_else(|_| {
-                Err(Error::new(Kind::Unreachable, "audit", "no answer in time"))
+                Err(Error::new(
+                    ErrorKind::Unreachable,
+                    "audit",
+                    "no answer in time",
+                ))
             });
             Answer::Audited {
                 sent,

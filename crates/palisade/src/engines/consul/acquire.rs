@@ -17,7 +17,7 @@ use super::snapshot::{Decision, Snapshot, Spot, Watch};
 use crate::core::claim::{Ask, Claim, Mode};
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
-use crate::core::error::{Error, Kind, Outcome, Result};
+use crate::core::error::{Error, ErrorKind, Outcome, Result};
 use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::kit::cas::Retry;
 use crate::engines::kit::finish::finish;
@@ -89,7 +89,7 @@ pub(super) async fn enter(engine: &Arc<Consul>, claim: Arc<Claim>) -> Result<Ent
             sessions.ended(member.session);
             sessions.forget(claim.id);
             let message = "the session ended before it was used; try again";
-            Err(Error::new(Kind::Unreachable, "enter", message))
+            Err(Error::new(ErrorKind::Unreachable, "enter", message))
         }
         Err(error) => {
             let known = sessions.member(claim.id);

@@ -11,7 +11,7 @@ use super::config::Options;
 use super::kv::session_text;
 use crate::core::baseline::Baseline;
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::{Settings, Url};
 
 /// Opens the raw operations beside the locks of `url`.
@@ -45,7 +45,7 @@ impl Inner {
             return Ok(());
         }
         let message = "a raw key is in use";
-        Err(Error::new(Kind::Internal, "baseline", message))
+        Err(Error::new(ErrorKind::Internal, "baseline", message))
     }
 }
 

@@ -22,7 +22,7 @@ use super::error::{
 };
 use super::kv::{MOST_OPS, Op, Pair, TxnAnswer, TxnError, session_id};
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::{Asked, Host, Link, Links, SecretFile, Tls, refuses_ours, timed};
 
 /// What the URL says about requests.
@@ -53,7 +53,7 @@ impl Token {
     /// The token as it is now: files are rotated.
     ///
     /// # Errors
-    /// [`Kind::Config`] when its file can't be read.
+    /// [`ErrorKind::Config`] when its file can't be read.
     pub(super) fn read(&self) -> Result<Option<String>> {
         match self {
             Self::None => Ok(None),
@@ -62,7 +62,7 @@ impl Token {
             Self::EnvironmentFile(path) => {
                 let read = std::fs::read_to_string(path).map_err(|error| {
                     let message = "the file that CONSUL_HTTP_TOKEN_FILE names can't be read";
-                    Error::new(Kind::Config, "connect", message).because(error)
+                    Error::new(ErrorKind::Config, "connect", message).because(error)
                 })?;
                 Ok(Some(read.trim().to_owned()))
             }
@@ -82,7 +82,7 @@ struct Connection {
 impl Access {
     /// An HTTP client of this runtime, with token and certificates as their files have them now.
     fn http(&self, token: Option<&str>) -> Result<reqwest::Client> {
-        let config = |message| Error::new(Kind::Config, "connect", message);
+        let config = |message| Error::new(ErrorKind::Config, "connect", message);
         let mut headers = HeaderMap::new();
         if let Some(token) = token {
             let value = HeaderValue::from_str(token);
@@ -164,8 +164,8 @@ impl Access {
         let failed = |error: reqwest::Error| {
             let error = broken("connect", base, &error);
             match error.kind() {
-                Kind::Unreachable if self.asked.in_vain() => {
-                    Error::new(Kind::Config, "connect", refuses_ours(WHO))
+                ErrorKind::Unreachable if self.asked.in_vain() => {
+                    Error::new(ErrorKind::Config, "connect", refuses_ours(WHO))
                 }
                 _ => not_applied(error),
             }
@@ -177,12 +177,12 @@ impl Access {
         let leader = response.text().await.map_err(failed)?;
         if status != StatusCode::OK {
             let (error, _) = refused("connect", status, &leader, true);
-            if error.kind() == Kind::Config {
+            if error.kind() == ErrorKind::Config {
                 return Err(error);
             }
             let status = status.as_u16();
             let message = format!("{base} answers with status {status}; is it Consul's HTTP port?");
-            return Err(Error::new(Kind::Unusable, "connect", message));
+            return Err(Error::new(ErrorKind::Unusable, "connect", message));
         }
         if matches!(leader.trim(), "" | "\"\"") {
             let message = format!("the Consul cluster of {base} has no leader");

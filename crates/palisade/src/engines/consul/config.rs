@@ -9,10 +9,10 @@ use super::client::{Access, Client, Read, Token};
 use super::inspect::{Agent, TTL_MIN};
 use super::keys::Keys;
 use super::{Consul, ConsulEngine};
-use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
+use crate::core::capability::{Capability, Guarantee, Permits, Tokens, TtlRange};
 use crate::core::duration::parse_duration;
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Asked, Host, SecretFile, Tls};
@@ -34,7 +34,7 @@ const OPTIONS: &[&str] = &[
 const LOCK_DELAY_MAX: Duration = Duration::from_secs(60);
 
 const CAPABILITY: Capability = Capability {
-    class: Class::A,
+    class: Guarantee::Consensus,
     shared: true,
     permits: Permits::Slots,
     resize: true,
@@ -76,7 +76,7 @@ pub(super) struct Options {
 }
 
 fn config(message: impl Into<String>) -> Error {
-    Error::new(Kind::Config, "connect", message)
+    Error::new(ErrorKind::Config, "connect", message)
 }
 
 impl Options {
@@ -163,7 +163,7 @@ async fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
     };
     if let Some(ttl) = settings.ttl.filter(|ttl| *ttl < capability.ttl.min) {
         return Err(Error::new(
-            Kind::InvalidArgument,
+            ErrorKind::InvalidArgument,
             "ttl",
             format!(
                 "a ttl of {ttl:?} is below the session_ttl_min of this Consul, {:?}; take a longer one, or lower session_ttl_min on its servers",
@@ -226,7 +226,7 @@ mod tests {
             "consul://",
         ] {
             let error = options(bad).err().unwrap();
-            assert_eq!(error.kind(), Kind::Config, "{bad}");
+            assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }
     }

@@ -8,7 +8,7 @@ use std::io;
 
 use reqwest::StatusCode;
 
-use crate::core::error::{Error, Kind};
+use crate::core::error::{Error, ErrorKind};
 use crate::engines::kit::{about_tls, cause};
 
 /// How we call the other side.
@@ -29,50 +29,50 @@ pub(super) fn refused(
     let failed = status == StatusCode::INTERNAL_SERVER_ERROR;
     let bad = status == StatusCode::BAD_REQUEST;
     let (kind, message) = match status {
-        _ if says("ACL not found") => (Kind::Denied, UNKNOWN_TOKEN),
+        _ if says("ACL not found") => (ErrorKind::Denied, UNKNOWN_TOKEN),
         StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => {
             return (denied(operation, has_token), true);
         }
         _ if failed && says("ermission denied") => return (denied(operation, has_token), true),
         StatusCode::TOO_MANY_REQUESTS => (
-            Kind::Unreachable,
+            ErrorKind::Unreachable,
             "Consul refuses more requests or connections from here; raise limits.http_max_conns_per_client",
         ),
         _ if bad && says("Consul Enterprise feature") => (
-            Kind::Config,
+            ErrorKind::Config,
             "this Consul is the open edition, which has no namespaces; omit consul_namespace (namespace= is palisade's own)",
         ),
         _ if bad && text.is_empty() => (
-            Kind::InvalidName,
+            ErrorKind::InvalidName,
             "Consul's HTTP server refuses a character in this name; use another name",
         ),
         _ if bad && says("HTTPS server") => (
-            Kind::Config,
+            ErrorKind::Config,
             "this port of Consul speaks TLS; use consuls: in place of consul:",
         ),
         _ if failed && says("Invalid Session TTL") => (
-            Kind::InvalidArgument,
+            ErrorKind::InvalidArgument,
             "the servers refuse this ttl: it is below their session_ttl_min (10s by default) or above 24h",
         ),
         _ if failed && says("Missing check") => (
-            Kind::Config,
+            ErrorKind::Config,
             "option node_checks names a check that the agent's node does not have; see `consul members` and /v1/health/node",
         ),
         _ if failed && says("Check '") && says("state") => (
-            Kind::Unreachable,
+            ErrorKind::Unreachable,
             "a check that node_checks names is critical, and Consul gives no session until it passes",
         ),
         _ if failed && says("No path to datacenter") => (
             // One that answered before is away now.
             if operation == "connect" {
-                Kind::Config
+                ErrorKind::Config
             } else {
-                Kind::Unreachable
+                ErrorKind::Unreachable
             },
             "the agent knows no way to the datacenter that option datacenter names; see `consul catalog datacenters`",
         ),
         _ if failed && says("Missing node registration") => (
-            Kind::Unreachable,
+            ErrorKind::Unreachable,
             "the agent has not registered its node yet (it has just started, or may not: give it an agent token)",
         ),
         _ if failed && says("No cluster leader") => {
@@ -89,19 +89,19 @@ pub(super) fn refused(
                 "Consul refuses the request with status {}; is it Consul at this address, and 1.4 or newer?",
                 status.as_u16()
             );
-            return (Error::new(Kind::Unusable, operation, message), true);
+            return (Error::new(ErrorKind::Unusable, operation, message), true);
         }
     };
     (Error::new(kind, operation, message), true)
 }
 
 pub(super) fn unreachable(operation: &'static str, message: impl Into<String>) -> Error {
-    Error::new(Kind::Unreachable, operation, message)
+    Error::new(ErrorKind::Unreachable, operation, message)
 }
 
 pub(super) fn not_consul(operation: &'static str) -> Error {
     let message = "the answer is none of Consul's; is it Consul at this address?";
-    Error::new(Kind::Unusable, operation, message)
+    Error::new(ErrorKind::Unusable, operation, message)
 }
 
 /// A question changes nothing, whatever became of its answer.
@@ -119,13 +119,13 @@ pub(super) fn denied(operation: &'static str, has_token: bool) -> Error {
             "Consul denies it without an ACL token; pass one with token_file= or CONSUL_HTTP_TOKEN that has {RIGHTS}"
         )
     };
-    Error::new(Kind::Denied, operation, message)
+    Error::new(ErrorKind::Denied, operation, message)
 }
 
 /// What a connection to `base` that failed means.
 pub(super) fn broken(operation: &'static str, base: &str, error: &reqwest::Error) -> Error {
     if let Some(tls) = cause::<rustls::Error>(error) {
-        return Error::new(Kind::Config, operation, about_tls(WHO, "consul", tls));
+        return Error::new(ErrorKind::Config, operation, about_tls(WHO, "consul", tls));
     }
     let why = cause::<io::Error>(error).map_or("", |io| match io.kind() {
         io::ErrorKind::ConnectionRefused => ": the connection is refused",

@@ -17,7 +17,7 @@ use super::kv::{Op, Pair, Record, SEMAPHORE, session_id, session_text};
 use super::snapshot::{Snapshot, Spot};
 use crate::core::claim::{Ask, Mode, READERS};
 use crate::core::duration::parse_duration;
-use crate::core::error::{Kind, Result};
+use crate::core::error::{ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::kit::plain_text;
@@ -206,7 +206,7 @@ impl Agent {
             Ok(reply) if reply.status == StatusCode::OK => reply,
             Ok(_) => return Ok(Self::default()),
             Err(error) if error.message() == UNKNOWN_TOKEN => return Err(error),
-            Err(error) if error.kind() == Kind::Denied => return Ok(Self::default()),
+            Err(error) if error.kind() == ErrorKind::Denied => return Ok(Self::default()),
             Err(error) => return Err(error),
         };
         let says: Value = serde_json::from_slice(&reply.body).unwrap_or_default();
@@ -282,14 +282,14 @@ async fn rights(engine: &Consul) -> Result<Vec<Finding>> {
     let settings = engine.session_settings(engine.default_ttl);
     let session = match client.create_session(&settings).await {
         Ok(session) => Some(session_text(session)),
-        Err(error) if error.kind() == Kind::Denied => {
+        Err(error) if error.kind() == ErrorKind::Denied => {
             findings.push(denied(
                 "create sessions: it lacks session:write",
                 "node_prefix \"\" { policy = \"read\" } session_prefix \"\" { policy = \"write\" }",
             ));
             None
         }
-        Err(error) if error.kind() == Kind::Config => {
+        Err(error) if error.kind() == ErrorKind::Config => {
             let remedy = "name checks of the agent's node, such as serfHealth, or omit node_checks";
             let message = error.message();
             findings.push(finding(Severity::Warning, "node_check", message, remedy));
@@ -313,7 +313,7 @@ async fn rights(engine: &Consul) -> Result<Vec<Finding>> {
     }
     match tried {
         Ok(Committed::Done(_)) => {}
-        Err(error) if error.kind() != Kind::Denied => return Err(error),
+        Err(error) if error.kind() != ErrorKind::Denied => return Err(error),
         Ok(Committed::Refused(_)) | Err(_) => findings.push(denied(
             "write keys of this namespace: it lacks key:write",
             &format!(

@@ -17,7 +17,7 @@
 use percent_encoding::{AsciiSet, percent_decode_str, utf8_percent_encode};
 
 use crate::core::claim::ClaimId;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 
 /// Where marks are kept with `namespace=`.
@@ -67,7 +67,7 @@ impl Line {
 
 impl Keys {
     /// # Errors
-    /// [`Kind::Config`] for a namespace that can't be the beginning of a key.
+    /// [`ErrorKind::Config`] for a namespace that can't be the beginning of a key.
     pub(super) fn new(namespace: &str) -> Result<Self> {
         if namespace.is_empty() {
             let prefix = String::new();
@@ -75,7 +75,7 @@ impl Keys {
         }
         if !is_path(namespace) || namespace.starts_with(BARE) {
             let message = "namespace: on Consul, printable words joined by single slashes, none of them . or ..";
-            return Err(Error::new(Kind::Config, "connect", message));
+            return Err(Error::new(ErrorKind::Config, "connect", message));
         }
         let prefix = format!("{namespace}/");
         Ok(Self { prefix })
@@ -87,12 +87,12 @@ impl Keys {
     }
 
     /// # Errors
-    /// [`Kind::InvalidName`] for a name that can't be a key as it is.
+    /// [`ErrorKind::InvalidName`] for a name that can't be a key as it is.
     pub(super) fn line(&self, name: &Name) -> Result<Line> {
         let name = name.as_str();
         if self.is_bare() && (!is_path(name) || name.starts_with(BARE)) {
             let message = "with namespace= a name is a key of Consul: printable words joined by single slashes, none of them . or .., and not below .palisade; omit namespace= for other names";
-            return Err(Error::new(Kind::InvalidName, "name", message));
+            return Err(Error::new(ErrorKind::InvalidName, "name", message));
         }
         let lock = self.beginning(name);
         Ok(Line { lock })
@@ -231,7 +231,11 @@ mod tests {
             "private\u{e000}",
             "not\u{378}assigned",
         ] {
-            assert_eq!(line(bad).unwrap_err().kind(), Kind::InvalidName, "{bad}");
+            assert_eq!(
+                line(bad).unwrap_err().kind(),
+                ErrorKind::InvalidName,
+                "{bad}"
+            );
         }
         assert_eq!(keys.split("web/.lock"), Some(("web/.lock".to_owned(), "")));
         assert_eq!(

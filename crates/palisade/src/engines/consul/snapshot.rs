@@ -16,7 +16,7 @@ use super::keys::Line;
 use super::kv::{Holders, LOCK, Op, Pair, READERS, Record, SEMAPHORE, session_id};
 use super::sessions::Member;
 use crate::core::claim::{Ask, ClaimId, Mode, READERS as ALL_READERS};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::line::capacity_mismatch;
 use crate::engines::kit::cas::Retry;
 
@@ -116,7 +116,7 @@ impl Snapshot {
     /// or the other way round. Beside permits there is none.
     ///
     /// # Errors
-    /// Those of [`Client::transact`], [`Kind::Unreachable`] when the lock comes and goes all the
+    /// Those of [`Client::transact`], [`ErrorKind::Unreachable`] when the lock comes and goes all the
     /// time.
     pub(super) async fn read(client: &Client, line: &Line, mode: Mode) -> Result<Self> {
         let (mut exists, mut retry) = (mode != Mode::Permits, Retry::many());
@@ -234,15 +234,16 @@ impl Snapshot {
     /// ask for the same.
     ///
     /// # Errors
-    /// [`Kind::CapacityMismatch`] beside another kind, [`Kind::Unusable`] for a key that is no
+    /// [`ErrorKind::CapacityMismatch`] beside another kind, [`ErrorKind::Unusable`] for a key that is no
     /// lock.
     pub(super) fn decide(&self, members: &[Member]) -> Result<Decision> {
         let Some(first) = members.first() else {
             let message = "nobody asks (bug)";
-            return Err(Error::new(Kind::Internal, "enter", message));
+            return Err(Error::new(ErrorKind::Internal, "enter", message));
         };
         let ask = first.claim.ask;
-        let mismatch = |message: &str| Err(Error::new(Kind::CapacityMismatch, "enter", message));
+        let mismatch =
+            |message: &str| Err(Error::new(ErrorKind::CapacityMismatch, "enter", message));
         match &self.lock {
             Some(lock) if lock.flags == SEMAPHORE => {
                 return mismatch(
@@ -251,7 +252,7 @@ impl Snapshot {
             }
             Some(lock) if lock.flags != LOCK && lock.flags != READERS => {
                 let message = "the key of this lock holds something that is no lock; use another name, or remove the key";
-                return Err(Error::new(Kind::Unusable, "enter", message));
+                return Err(Error::new(ErrorKind::Unusable, "enter", message));
             }
             _ => {}
         }

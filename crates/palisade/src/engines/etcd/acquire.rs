@@ -18,7 +18,7 @@ use super::watch::Range;
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Entered, Place};
-use crate::core::error::{Error, Kind, Outcome, Result};
+use crate::core::error::{Error, ErrorKind, Outcome, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::sync::sleep_until;
 use crate::core::ticket::Ticket;
@@ -85,7 +85,7 @@ pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
         let entered = entry.enter().await;
         let taken = match &entered {
             // Nothing hangs on a lease that has ended: it was revoked, or forgotten.
-            Err(error) if error.kind() == Kind::Lost => {
+            Err(error) if error.kind() == ErrorKind::Lost => {
                 engine.leases.retire(lease.id);
                 engine.alarm(Alarm::Lease(lease_id(lease.id)));
                 // An own lease took its place with it, and is not used again.
@@ -111,7 +111,7 @@ pub(super) async fn enter(engine: &Inner, claim: &Claim) -> Result<Entered> {
         return entered;
     }
     let message = "leases end as soon as they are granted; does somebody revoke them?";
-    Err(Error::new(Kind::Unreachable, "enter", message))
+    Err(Error::new(ErrorKind::Unreachable, "enter", message))
 }
 
 /// Sees, once, that the user may write where the engine keeps its own records: without that
@@ -137,7 +137,7 @@ async fn check_rights(engine: &Inner) -> Result<()> {
             let message = "etcd denies this user the prefix .palisade/, without which locks can \
                            be neither kept nor released; grant its role readwrite on it: etcdctl \
                            role grant-permission ROLE readwrite .palisade/ --prefix=true";
-            Err(Error::new(Kind::Denied, "enter", message))
+            Err(Error::new(ErrorKind::Denied, "enter", message))
         }
         // Nothing was to be changed.
         Err(error) => Err(Error::new(error.kind(), "enter", error.message())),
@@ -230,7 +230,7 @@ impl Entry<'_> {
         let Some(at) = line.find(self.key.as_bytes()) else {
             // Its lease ended, or it was taken away.
             let message = "the place was taken away while it was asked for";
-            return Err(Error::new(Kind::Unreachable, "enter", message).maybe_applied());
+            return Err(Error::new(ErrorKind::Unreachable, "enter", message).maybe_applied());
         };
         let place = &line.line.seats[at].extra;
         // As its key says: an operator may have given the line another capacity since it came.

@@ -13,7 +13,7 @@ use super::txn;
 use super::watch::Range;
 use crate::core::baseline::Baseline;
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::{Settings, Url};
 
 /// The raw operations on one cluster.
@@ -80,7 +80,7 @@ impl Raw {
         let locked = client.call("raw", lock).await?;
         if !locked.succeeded {
             let message = "the key is in use; give every task its own";
-            return Err(Error::new(Kind::InvalidArgument, "raw", message));
+            return Err(Error::new(ErrorKind::InvalidArgument, "raw", message));
         }
         let created = txn::created_at(key.as_bytes(), revision(&locked.header));
         let unlock = txn::only_if(vec![created], vec![txn::delete(key)]);
@@ -108,7 +108,7 @@ impl Raw {
             };
             if watch.changed_since(revision(&taken.header)).await.is_none() {
                 let message = "etcd has ended the watch";
-                return Err(Error::new(Kind::Unreachable, "raw", message));
+                return Err(Error::new(ErrorKind::Unreachable, "raw", message));
             }
         }
     }

@@ -19,7 +19,7 @@ use super::keys;
 use super::proto::{Call, Header, LeaseKeepAliveRequest, LeaseResponse};
 use super::txn;
 use super::watch::{Range, Watch, Watcher};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::{Link, PerRuntime, timed};
 
 /// The largest answer that is taken: a survey of very many lines.
@@ -157,7 +157,7 @@ impl Client {
             Err(_) => "the watch was not begun in time",
         };
         self.links.broken(&link).await;
-        Err(Error::new(Kind::Unreachable, operation, why))
+        Err(Error::new(ErrorKind::Unreachable, operation, why))
     }
 
     /// Waits for the answer to a call over `link`, and judges the link by it.

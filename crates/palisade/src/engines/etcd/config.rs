@@ -12,15 +12,15 @@ use super::keys::Keys;
 use super::leases::Leases;
 use super::transport::{Endpoints, PORT};
 use super::{EtcdEngine, Inner};
-use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
+use crate::core::capability::{Capability, Guarantee, Permits, Tokens, TtlRange};
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{self, Host, Login, PerRuntime, Tls};
 
 pub(super) const CAPABILITY: Capability = Capability {
-    class: Class::A,
+    class: Guarantee::Consensus,
     shared: true,
     permits: Permits::Weighted,
     resize: true,
@@ -65,8 +65,8 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 /// Opens what the URL names, and sees that a member of it answers.
 ///
 /// # Errors
-/// [`Kind::Config`] for hosts, options or certificates that can't be used; [`Kind::Unreachable`]
-/// when no member answers; [`Kind::Denied`] when the login is refused.
+/// [`ErrorKind::Config`] for hosts, options or certificates that can't be used; [`ErrorKind::Unreachable`]
+/// when no member answers; [`ErrorKind::Denied`] when the login is refused.
 pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
     let encrypted = url.scheme == "etcds";
     let login = Login::take(&mut url)?;
@@ -77,7 +77,7 @@ pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
         let scheme = &url.scheme;
         let message =
             format!("{scheme}: takes no path; choose where keys are kept with namespace=");
-        return Err(Error::new(Kind::Config, "connect", message));
+        return Err(Error::new(ErrorKind::Config, "connect", message));
     }
     let hosts = Host::all(&url, PORT)?;
     let (several, logs_in) = (hosts.len() > 1, login.user.is_some());

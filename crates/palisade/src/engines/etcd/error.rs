@@ -3,7 +3,7 @@
 
 use tonic::{Code, Status};
 
-use crate::core::error::{Error, Kind};
+use crate::core::error::{Error, ErrorKind};
 
 /// The message for a user whose role lacks a right.
 pub(super) const NO_RIGHT: &str = "etcd denies this user the keys; grant its role readwrite on \
@@ -22,30 +22,33 @@ pub(super) fn not_sent(_: tonic::transport::Error) -> Status {
 pub(super) fn of(operation: &'static str, status: &Status, logs_in: bool) -> Error {
     let said = status.message();
     let (kind, message) = match status.code() {
-        Code::PermissionDenied => (Kind::Denied, NO_RIGHT),
+        Code::PermissionDenied => (ErrorKind::Denied, NO_RIGHT),
         Code::InvalidArgument if said.contains("user name is empty") => (
-            Kind::Denied,
+            ErrorKind::Denied,
             "etcd asks for a login; give user and password_file, or a client certificate",
         ),
         Code::InvalidArgument if said.contains("authentication failed") => {
-            (Kind::Denied, "etcd refuses the user or the password")
+            (ErrorKind::Denied, "etcd refuses the user or the password")
         }
         // The login ended, or a member that was restarted has forgotten it: the next connection
         // logs in again. etcd checks it before it does anything.
-        Code::Unauthenticated if logs_in => {
-            (Kind::Unreachable, "the login has ended; logging in again")
+        Code::Unauthenticated if logs_in => (
+            ErrorKind::Unreachable,
+            "the login has ended; logging in again",
+        ),
+        Code::Unauthenticated => (ErrorKind::Denied, "etcd refuses the login"),
+        Code::NotFound if said.contains("lease not found") => {
+            (ErrorKind::Lost, "the lease has ended")
         }
-        Code::Unauthenticated => (Kind::Denied, "etcd refuses the login"),
-        Code::NotFound if said.contains("lease not found") => (Kind::Lost, "the lease has ended"),
         Code::ResourceExhausted if said.contains("space exceeded") => (
-            Kind::Unusable,
+            ErrorKind::Unusable,
             "etcd has used up its quota and takes no writes; compact, defragment, and disarm the \
              alarm",
         ),
-        Code::ResourceExhausted => (Kind::Unreachable, "etcd is too busy to take requests"),
-        Code::Unavailable if said == NOT_SENT => (Kind::Unreachable, "the connection is down"),
+        Code::ResourceExhausted => (ErrorKind::Unreachable, "etcd is too busy to take requests"),
+        Code::Unavailable if said == NOT_SENT => (ErrorKind::Unreachable, "the connection is down"),
         Code::Unavailable if said.contains("no leader") => {
-            (Kind::Unreachable, "the cluster has no leader")
+            (ErrorKind::Unreachable, "the cluster has no leader")
         }
         Code::Unavailable
         | Code::Unknown
@@ -53,18 +56,18 @@ pub(super) fn of(operation: &'static str, status: &Status, logs_in: bool) -> Err
         | Code::Cancelled
         | Code::DeadlineExceeded => {
             let message = "the connection broke, or the cluster could not agree in time";
-            return Error::new(Kind::Unreachable, operation, message).maybe_applied();
+            return Error::new(ErrorKind::Unreachable, operation, message).maybe_applied();
         }
         Code::FailedPrecondition if said.contains("space") || said.contains("corrupt") => {
-            (Kind::Unusable, "etcd has raised an alarm and refuses")
+            (ErrorKind::Unusable, "etcd has raised an alarm and refuses")
         }
         Code::Unimplemented => (
-            Kind::Unusable,
+            ErrorKind::Unusable,
             "the server does not know this request; etcd 3.4 or newer is needed",
         ),
         code => {
             let message = "etcd refuses a request of the engine";
-            return Error::new(Kind::Internal, operation, message)
+            return Error::new(ErrorKind::Internal, operation, message)
                 .maybe_applied()
                 .with("code", code as i32);
         }

@@ -14,7 +14,7 @@ use super::proto::{
 };
 use super::snapshot::{self, Place, Snapshot};
 use super::txn;
-use crate::core::error::{Kind, Result};
+use crate::core::error::{ErrorKind, Result};
 use crate::core::line::Seat;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::kit;
@@ -162,7 +162,7 @@ async fn alarms_raised(engine: &Inner) -> Result<Vec<Finding>> {
     let answer = match engine.client.call("check", AlarmRequest {}).await {
         Ok(answer) => answer,
         // Only an operator's role may ask; then an operator has to look.
-        Err(error) if error.kind() == Kind::Denied => return Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::Denied => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
     let raised = |alarm| answer.alarms.iter().any(|raised| raised.alarm == alarm);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::core::claim::{Ask, Claim, ClaimId};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 
@@ -37,11 +37,11 @@ pub(super) struct Keys {
 
 impl Keys {
     /// # Errors
-    /// [`Kind::Config`] for a namespace that the engine keeps its own records in.
+    /// [`ErrorKind::Config`] for a namespace that the engine keeps its own records in.
     pub(super) fn new(namespace: &str) -> Result<Self> {
         if format!("{namespace}/").starts_with(RESERVED) {
             let message = "namespace: .palisade is where the engine keeps its own records";
-            return Err(Error::new(Kind::Config, "connect", message));
+            return Err(Error::new(ErrorKind::Config, "connect", message));
         }
         let base = match namespace {
             "" => String::new(),
@@ -67,12 +67,12 @@ impl Keys {
     /// What the keys of the line begin with.
     ///
     /// # Errors
-    /// [`Kind::InvalidName`] for a name that can't be used as it is.
+    /// [`ErrorKind::InvalidName`] for a name that can't be used as it is.
     pub(super) fn line(&self, name: &Name) -> Result<String> {
         if self.shared_with_others() && format!("{name}/").starts_with(RESERVED) {
             let message = "with an empty namespace a name can't begin with .palisade/, where the \
                            engine keeps its own records";
-            return Err(Error::new(Kind::InvalidName, "name", message));
+            return Err(Error::new(ErrorKind::InvalidName, "name", message));
         }
         Ok(self.scope(name.as_str()) + "/")
     }
@@ -184,7 +184,7 @@ impl Record {
     /// The value of the place's key.
     ///
     /// # Errors
-    /// [`Kind::InvalidArgument`] for a proposal that would be read as something else.
+    /// [`ErrorKind::InvalidArgument`] for a proposal that would be read as something else.
     pub(super) fn value(&self, keys: &Keys) -> Result<Vec<u8>> {
         if !keys.shared_with_others() {
             return Ok(self.json());
@@ -195,7 +195,7 @@ impl Record {
         let value = self.value.clone().unwrap_or_default();
         if value.starts_with(PART) {
             let message = "a value can't begin as the engine's own records do";
-            return Err(Error::new(Kind::InvalidArgument, "value", message));
+            return Err(Error::new(ErrorKind::InvalidArgument, "value", message));
         }
         Ok(value.into_bytes())
     }
@@ -252,9 +252,9 @@ mod tests {
             assert_eq!(ours(odd), None, "{odd}");
         }
         let kind = Keys::new(".palisade").err().map(|error| error.kind());
-        assert_eq!(kind, Some(Kind::Config));
+        assert_eq!(kind, Some(ErrorKind::Config));
         let reserved = keys.line(&Name::new(".palisade/evict").unwrap());
-        assert_eq!(reserved.err().unwrap().kind(), Kind::InvalidName);
+        assert_eq!(reserved.err().unwrap().kind(), ErrorKind::InvalidName);
     }
 
     #[test]
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(record.value(&keys).unwrap(), b"");
         record.value = Some(as_a_part);
         let refused = record.value(&keys).err().unwrap();
-        assert_eq!(refused.kind(), Kind::InvalidArgument);
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
         record.part = Some((4, 3));
         for unsound in [&record.json()[..], b"", b"x", b"{}", br#"{"owner":1}"#] {
             assert_eq!(Record::parse(unsound), None);

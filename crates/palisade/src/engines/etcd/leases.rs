@@ -23,7 +23,7 @@ use super::keys;
 use super::proto::{Header, LeaseGrantRequest, LeaseRevokeRequest};
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::ticket::{LeaseId, LeaseStart, Ticket};
 use crate::engines::kit::shared_sessions::Maker;
 
@@ -227,7 +227,7 @@ impl Leases {
 /// Gives a lease back, with whatever hangs on it. One that has ended is no error.
 pub(super) async fn revoke(client: &Client, operation: &'static str, id: i64) -> Result<()> {
     match client.call(operation, LeaseRevokeRequest { id }).await {
-        Err(error) if error.kind() == Kind::Lost => Ok(()),
+        Err(error) if error.kind() == ErrorKind::Lost => Ok(()),
         answer => answer.map(drop),
     }
 }

@@ -11,7 +11,7 @@ use super::snapshot::{self, Place, Snapshot};
 use super::txn;
 use crate::core::claim::Ask;
 use crate::core::engine::{Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, Kind, Outcome, Result};
+use crate::core::error::{Error, ErrorKind, Outcome, Result};
 use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 use crate::engines::kit::cas::Retry;
@@ -116,7 +116,7 @@ async fn change<T>(
             Ok(done) if done.succeeded => return Ok(answer),
             Ok(_) => {}
             // A lease ended meanwhile, and the keys on it.
-            Err(error) if error.kind() == Kind::Lost => {}
+            Err(error) if error.kind() == ErrorKind::Lost => {}
             Err(error) => return Err(error),
         }
         retry.or_busy(operation).await?;
@@ -143,7 +143,7 @@ pub(super) async fn amend(
         let (id, place) = (seat.id, seat.extra.clone());
         let Some(mut record) = place.record.clone() else {
             let message = "the record of this place can't be read; was it changed by hand?";
-            return Err(Error::new(Kind::Unusable, "amend", message));
+            return Err(Error::new(ErrorKind::Unusable, "amend", message));
         };
         let mut compare = vec![
             txn::created_at(&place.key, place.created),
@@ -206,7 +206,7 @@ pub(super) async fn evict(
             Eviction::Mark if !place.ours => {
                 let message = "a ticket of another tool can't be asked to let go; take it away by \
                                force";
-                return Err(Error::new(Kind::Unsupported, "evict", message));
+                return Err(Error::new(ErrorKind::Unsupported, "evict", message));
             }
             Eviction::Mark => Vec::new(),
             Eviction::Remove => engine.deletes(&place.key),
@@ -242,7 +242,7 @@ pub(super) async fn resize(engine: &Inner, name: &Name, capacity: u32) -> Result
         if compare.len().max(writes.len()) > MOST_OPS {
             let message = "too many claims are in this line for one transaction of etcd; try \
                            again when there are fewer";
-            return Err(Error::new(Kind::Unsupported, "resize", message));
+            return Err(Error::new(ErrorKind::Unsupported, "resize", message));
         }
         Ok(Step::Write(compare, writes, true))
     };

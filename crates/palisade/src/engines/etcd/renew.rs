@@ -15,7 +15,7 @@ use super::txn;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Audited, Renewal};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 use crate::engines::kit::timed;
@@ -142,7 +142,7 @@ fn replaced() -> Error {
     let message = "the etcd cluster is not the one in which this lock was taken: it was restored \
                    from a snapshot, or another has its address; tokens can repeat, so raise era= \
                    before locks are taken again";
-    Error::new(Kind::Lost, "renew", message)
+    Error::new(ErrorKind::Lost, "renew", message)
 }
 
 fn unknown(error: &Error) -> Renewal {
@@ -151,7 +151,7 @@ fn unknown(error: &Error) -> Renewal {
 
 fn unconfirmed() -> Renewal {
     let message = "the cluster changed its leader while the lease was renewed";
-    Renewal::Unknown(Error::new(Kind::Unreachable, "renew", message).maybe_applied())
+    Renewal::Unknown(Error::new(ErrorKind::Unreachable, "renew", message).maybe_applied())
 }
 
 /// What a lease owns. etcd answers this from one member, which may lag after a change of leaders:
@@ -165,7 +165,7 @@ pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>
     let answer = engine.client.call("audit", request).await?;
     if answer.ttl < 0 {
         let message = "the lease has ended; its renewal will say so";
-        return Err(Error::new(Kind::Lost, "audit", message));
+        return Err(Error::new(ErrorKind::Lost, "audit", message));
     }
     let is_mark = |key: &Vec<u8>| key.starts_with(keys::MARKS.as_bytes());
     let (mut marks, mut listed): (HashSet<Vec<u8>>, HashSet<Vec<u8>>) =

@@ -28,7 +28,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::client::Connection;
 use super::proto::{AuthenticateRequest, AuthenticateResponse, StatusRequest, StatusResponse};
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours};
 
 /// How long the next member waits for the one before it: longer than an answer takes on a local
@@ -55,7 +55,7 @@ pub(super) struct Endpoints {
 
 impl Endpoints {
     /// # Errors
-    /// [`Kind::Config`] for a host or certificate that can't be used.
+    /// [`ErrorKind::Config`] for a host or certificate that can't be used.
     pub(super) fn new(
         hosts: Vec<Host>,
         tls: Option<Tls>,
@@ -107,7 +107,7 @@ impl Endpoints {
     /// Connects to the first member that answers.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`] when none does, [`Kind::Denied`] when the login is refused.
+    /// [`ErrorKind::Unreachable`] when none does, [`ErrorKind::Denied`] when the login is refused.
     pub(super) async fn connect(self: Arc<Self>) -> Result<Connection> {
         // A little earlier than the caller gives up, who does not know whom it waits for.
         let limit = self.connect_timeout - self.connect_timeout / 20;
@@ -168,7 +168,7 @@ impl Endpoints {
         })?;
         let first = self.first_calls(channel, host).await;
         match first {
-            Err(error) if error.kind() == Kind::Unreachable && self.asked.in_vain() => {
+            Err(error) if error.kind() == ErrorKind::Unreachable && self.asked.in_vain() => {
                 Err(config(refuses_ours("etcd")))
             }
             Ok(connection) => {
@@ -196,7 +196,7 @@ impl Endpoints {
             Code::PermissionDenied => Ok(connection),
             Code::Unimplemented => {
                 let message = format!("{host} is no etcd 3.4 or newer");
-                Err(Error::new(Kind::Unusable, "connect", message))
+                Err(Error::new(ErrorKind::Unusable, "connect", message))
             }
             _ => {
                 let hint = "; if it speaks TLS, use etcds: in place of etcd:";
@@ -237,16 +237,16 @@ impl Endpoints {
             _ => "the user is not known, or the password is wrong; etcd does not say which",
         };
         let message = format!("{host} refuses the login: {why}");
-        Err(Error::new(Kind::Denied, "connect", message))
+        Err(Error::new(ErrorKind::Denied, "connect", message))
     }
 }
 
 fn config(message: impl Into<String>) -> Error {
-    Error::new(Kind::Config, "connect", message)
+    Error::new(ErrorKind::Config, "connect", message)
 }
 
 fn unreachable(message: impl Into<String>) -> Error {
-    Error::new(Kind::Unreachable, "connect", message)
+    Error::new(ErrorKind::Unreachable, "connect", message)
 }
 
 /// Why a connection failed, as far as the system says.

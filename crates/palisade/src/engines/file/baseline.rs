@@ -17,7 +17,7 @@ use super::dir::Dir;
 use super::error::unusable_dir;
 use crate::core::baseline::Baseline;
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::Url;
 
 /// Opens the raw operations beside the store that `url` names.
@@ -94,7 +94,7 @@ impl Baseline for Flock {
             });
             taken.await.unwrap_or_else(|error| {
                 let message = "the thread that waits for the file ended";
-                Err(Error::new(Kind::Internal, "baseline", message).because(error))
+                Err(Error::new(ErrorKind::Internal, "baseline", message).because(error))
             })
         })
     }

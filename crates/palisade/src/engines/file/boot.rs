@@ -18,7 +18,7 @@ use super::error::{config, unusable_dir};
 use super::line_file::LineFile;
 use super::liveness::{self, Liveness};
 use super::tokens::{self, CEILING, Tokens};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 
 /// Layout 1 was a database in one file.
 const LAYOUT: u32 = 2;
@@ -56,9 +56,9 @@ impl Home {
 /// the longest.
 ///
 /// # Errors
-/// [`Kind::Config`] for a directory with foreign files or another layout, or one that processes of
-/// another time namespace use; [`Kind::Unusable`] for files that can't be read;
-/// [`Kind::Unreachable`] when a process that is stopped in it keeps its lock.
+/// [`ErrorKind::Config`] for a directory with foreign files or another layout, or one that processes of
+/// another time namespace use; [`ErrorKind::Unusable`] for files that can't be read;
+/// [`ErrorKind::Unreachable`] when a process that is stopped in it keeps its lock.
 pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
     if read(&dir, BOOT)?.is_none() {
         refuse_foreign(&dir)?;
@@ -230,7 +230,7 @@ fn garbled(dir: &Dir) -> Error {
          on above `ceiling`",
         dir.path.join(BOOT).display()
     );
-    Error::new(Kind::Unusable, "connect", message)
+    Error::new(ErrorKind::Unusable, "connect", message)
 }
 
 fn read(dir: &Dir, name: &str) -> Result<Option<String>> {

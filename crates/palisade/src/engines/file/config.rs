@@ -53,7 +53,7 @@ impl Config {
     /// Takes everything out of a URL.
     ///
     /// # Errors
-    /// [`Kind::Config`](crate::Kind::Config) for what can't be used.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for what can't be used.
     pub(super) fn from_url(mut url: Url) -> Result<Self> {
         let allow_network_fs = url.take_flag("allow_network_fs")?;
         let audience = match url.take("shared").as_deref() {

@@ -67,7 +67,7 @@ impl Dir {
     /// Makes the directory where it is missing, and checks whom it belongs to and what it is on.
     ///
     /// # Errors
-    /// [`Kind::Config`](crate::Kind::Config) when it can't be used.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) when it can't be used.
     pub(super) fn open(with: &Config) -> Result<Self> {
         let path = &with.path;
         let path = std::path::absolute(path).map_err(|error| unusable_dir(path, error))?;
@@ -96,7 +96,7 @@ impl Dir {
     /// the longest. Closing the file lets go of it.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`](crate::Kind::Unreachable) when it can't be had in time.
+    /// [`ErrorKind::Unreachable`](crate::ErrorKind::Unreachable) when it can't be had in time.
     pub(super) fn lock(&self, timeout: Duration) -> Result<OwnedFd> {
         let fail = |errno: Errno| unusable_dir(&self.path, errno);
         let deadline = BootTime::now() + timeout;

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::core::error::{Error, Kind};
+use crate::core::error::{Error, ErrorKind};
 
 /// The error for a URL or a directory that can't be used.
 pub(super) fn config(message: impl Into<String>) -> Error {
-    Error::new(Kind::Config, "connect", message)
+    Error::new(ErrorKind::Config, "connect", message)
 }
 
 /// The error for a directory that can't be made or used.
@@ -17,22 +17,22 @@ pub(super) fn unusable_dir(path: &Path, cause: impl Into<std::io::Error>) -> Err
     let cause = cause.into();
     let errno = cause.raw_os_error().map(Errno::from_raw_os_error);
     let (kind, what) = match errno {
-        Some(Errno::NOSPC | Errno::DQUOT) => (Kind::Unusable, FULL),
-        Some(Errno::FBIG) => (Kind::Unusable, FILE_LIMIT),
-        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => (Kind::Unreachable, SHORT),
+        Some(Errno::NOSPC | Errno::DQUOT) => (ErrorKind::Unusable, FULL),
+        Some(Errno::FBIG) => (ErrorKind::Unusable, FILE_LIMIT),
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => (ErrorKind::Unreachable, SHORT),
         Some(Errno::ACCESS | Errno::PERM) => (
-            Kind::Config,
+            ErrorKind::Config,
             "permission denied; use a directory of your own, as in file:/path/to/dir",
         ),
         Some(Errno::ROFS) => (
-            Kind::Config,
+            ErrorKind::Config,
             "it is read-only; use another directory, as in file:/path/to/dir",
         ),
         Some(Errno::NOTDIR | Errno::EXIST | Errno::LOOP | Errno::NXIO) => (
-            Kind::Config,
+            ErrorKind::Config,
             "something else than palisade's own files is in the way; use another directory",
         ),
-        _ => (Kind::Config, "it can't be created or opened"),
+        _ => (ErrorKind::Config, "it can't be created or opened"),
     };
     Error::new(
         kind,
@@ -49,17 +49,17 @@ const SHORT: &str = "out of file descriptors or memory (ulimit -n)";
 /// The error for a file of an open store that can't be read or written. Nothing was changed.
 pub(super) fn file_failed(operation: &'static str, path: &Path, errno: Errno) -> Error {
     let (kind, what) = match errno {
-        Errno::NOSPC | Errno::DQUOT => (Kind::Unusable, FULL),
-        Errno::FBIG => (Kind::Unusable, FILE_LIMIT),
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM => (Kind::Unreachable, SHORT),
+        Errno::NOSPC | Errno::DQUOT => (ErrorKind::Unusable, FULL),
+        Errno::FBIG => (ErrorKind::Unusable, FILE_LIMIT),
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM => (ErrorKind::Unreachable, SHORT),
         Errno::ACCESS | Errno::PERM | Errno::ROFS => {
-            (Kind::Denied, "the store can't be written to any more")
+            (ErrorKind::Denied, "the store can't be written to any more")
         }
         Errno::LOOP | Errno::NXIO | Errno::ISDIR => (
-            Kind::Unusable,
+            ErrorKind::Unusable,
             "something else than a plain file is in its place",
         ),
-        _ => (Kind::Unusable, "it can't be read or written"),
+        _ => (ErrorKind::Unusable, "it can't be read or written"),
     };
     Error::new(kind, operation, what)
         .with("file", path.display())
@@ -72,26 +72,26 @@ pub(super) fn busy(operation: &'static str, timeout: Duration, path: &Path) -> E
         "the store did not answer within {timeout:?}: another process is stopped or hangs in it; \
          `fuser` on this file shows which"
     );
-    Error::new(Kind::Unreachable, operation, message).with("file", path.display())
+    Error::new(ErrorKind::Unreachable, operation, message).with("file", path.display())
 }
 
 /// The error for a file whose content is not what palisade wrote.
 pub(super) fn damaged(operation: &'static str, path: &Path) -> Error {
     let message = "the file of this lock is damaged and nobody can be granted; stop who uses the \
                    lock, then remove the file: tokens go on above those before";
-    Error::new(Kind::Unusable, operation, message).with("file", path.display())
+    Error::new(ErrorKind::Unusable, operation, message).with("file", path.display())
 }
 
 /// The error for a directory that is no longer the one that was opened.
 pub(super) fn moved(operation: &'static str, path: &Path) -> Error {
     let message = "the store's directory was moved, deleted or replaced while in use, so that its \
                    locks exclude nobody any more; connect again";
-    Error::new(Kind::Unusable, operation, message).with("dir", path.display())
+    Error::new(ErrorKind::Unusable, operation, message).with("dir", path.display())
 }
 
 /// The error for a lock whose file is no longer the one that it was granted in.
 pub(super) fn file_gone(operation: &'static str, path: &Path) -> Error {
     let message = "the file of this lock was deleted, replaced or emptied by something else than \
                    palisade; another may have been granted";
-    Error::new(Kind::Unusable, operation, message).with("file", path.display())
+    Error::new(ErrorKind::Unusable, operation, message).with("file", path.display())
 }

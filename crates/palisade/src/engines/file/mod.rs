@@ -45,7 +45,7 @@ use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
 };
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
@@ -57,7 +57,7 @@ const FENCES: &str = "fences";
 /// Whether there is a store where `url` says. Makes nothing.
 ///
 /// # Errors
-/// [`Kind::Config`] for a URL or a directory that can't be used.
+/// [`ErrorKind::Config`] for a URL or a directory that can't be used.
 pub fn exists(url: Url) -> Result<bool> {
     let path = Config::from_url(url)?.path;
     match path.join(boot::BOOT).symlink_metadata() {
@@ -70,8 +70,8 @@ pub fn exists(url: Url) -> Result<bool> {
 /// Opens, and creates where it is missing, the store that `url` names.
 ///
 /// # Errors
-/// [`Kind::Config`] for a directory that can't be used, [`Kind::Unusable`] for a damaged store or
-/// a full disk, [`Kind::Unreachable`] when a process that is stopped in the store keeps it.
+/// [`ErrorKind::Config`] for a directory that can't be used, [`ErrorKind::Unusable`] for a damaged store or
+/// a full disk, [`ErrorKind::Unreachable`] when a process that is stopped in the store keeps it.
 pub async fn open(url: Url, settings: &Settings) -> Result<SharedEngine> {
     open_with(url, settings, None).await
 }
@@ -100,11 +100,16 @@ pub async fn open_with(
             let _ = done.send(store);
         })
         .map_err(|error| {
-            Error::new(Kind::Unreachable, "connect", "no thread can be started").because(error)
+            Error::new(
+                ErrorKind::Unreachable,
+                "connect",
+                "no thread can be started",
+            )
+            .because(error)
         })?;
     let store = opened
         .await
-        .map_err(|_| Error::new(Kind::Internal, "connect", "opening the store panicked"))??;
+        .map_err(|_| Error::new(ErrorKind::Internal, "connect", "opening the store panicked"))??;
     Ok(Arc::new(FileEngine {
         store,
         namespace: settings.namespace.as_str().into(),
@@ -128,7 +133,7 @@ pub fn sign_of_life(url: Url, settings: &Settings) -> Result<Liveness> {
 /// missing.
 ///
 /// # Errors
-/// [`Kind::Config`] for a directory that can't be used.
+/// [`ErrorKind::Config`] for a directory that can't be used.
 pub fn fences(url: Url) -> Result<PathBuf> {
     let dir = Dir::open(&Config::from_url(url)?)?;
     Ok(dir.path.join(FENCES))

@@ -24,7 +24,7 @@ use super::notify::Watcher;
 use super::tx::{Hints, Tx};
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 
 /// Some changes of others: longer would only burn what the holder needs to run.
@@ -168,7 +168,7 @@ impl Store {
             return Ok(());
         }
         Err(Error::new(
-            Kind::Config,
+            ErrorKind::Config,
             operation,
             "the store was opened before a fork; connect again in the child",
         ))
@@ -181,7 +181,7 @@ impl Store {
     /// Dropped before the change began, it never begins.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`] when the line's lock can't be had within `timeout`; nothing was
+    /// [`ErrorKind::Unreachable`] when the line's lock can't be had within `timeout`; nothing was
     /// changed then.
     pub(super) async fn change<T>(
         &self,

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use super::dir::Dir;
 use super::error::{busy, file_failed, unusable_dir};
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 
 pub(super) const CEILING: &str = "ceiling";
 
@@ -39,7 +39,7 @@ pub(super) struct Tokens {
 /// Makes the ceiling of a new store; returns the ceiling of one that was there.
 ///
 /// # Errors
-/// [`Kind::Unusable`] when a store that was there has none that can be read.
+/// [`ErrorKind::Unusable`] when a store that was there has none that can be read.
 pub(super) fn prepare(dir: &Dir, existed: bool) -> Result<u64> {
     match dir.open_file(&dir.fd, CEILING, OFlags::RDWR) {
         Ok(file) => read(&file).ok_or_else(|| unreadable(dir)),
@@ -92,7 +92,7 @@ impl Tokens {
     /// Makes sure that the next grants stay below the ceiling.
     ///
     /// # Errors
-    /// [`Kind::Unusable`] when it can't be raised: nobody can be granted then.
+    /// [`ErrorKind::Unusable`] when it can't be raised: nobody can be granted then.
     pub(super) fn prepare_grant(&self, operation: &'static str, dir: &Dir) -> Result<()> {
         if self.now() + NEAR <= self.ceiling.load(Ordering::Acquire) {
             return Ok(());
@@ -176,5 +176,5 @@ fn unreadable(dir: &Dir) -> Error {
         "{} is missing or garbled: tokens could go back; restore it, or use another directory",
         dir.path.join(CEILING).display()
     );
-    Error::new(Kind::Unusable, "connect", message)
+    Error::new(ErrorKind::Unusable, "connect", message)
 }

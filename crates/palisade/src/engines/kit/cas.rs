@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::core::clock::BootTime;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 
 /// The first pause, and the longest: more than a round trip, less than a caller notices.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -65,13 +65,13 @@ impl Retry {
     /// Pauses before a further try.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`] when there is none.
+    /// [`ErrorKind::Unreachable`] when there is none.
     pub(crate) async fn or_busy(&mut self, operation: &'static str) -> Result<()> {
         if self.again().await {
             return Ok(());
         }
         let message = "others change this line faster than it can be read; try again";
-        Err(Error::new(Kind::Unreachable, operation, message))
+        Err(Error::new(ErrorKind::Unreachable, operation, message))
     }
 }
 
@@ -85,7 +85,7 @@ mod tests {
         assert!(retry.again().await && retry.again().await);
         assert_eq!(
             retry.or_busy("leave").await.unwrap_err().kind(),
-            Kind::Unreachable
+            ErrorKind::Unreachable
         );
         assert!(!Retry::until(BootTime::now()).again().await);
         let mut retry = Retry::until(BootTime::now() + Duration::from_secs(60));

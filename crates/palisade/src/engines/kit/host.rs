@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::Url;
 
 /// A server's name or address, and its port.
@@ -18,11 +18,11 @@ impl Host {
     /// The hosts of a URL, with `port` where they name none.
     ///
     /// # Errors
-    /// [`Kind::Config`] when there is none, or a port is no port.
+    /// [`ErrorKind::Config`] when there is none, or a port is no port.
     pub(crate) fn all(url: &Url, port: u16) -> Result<Vec<Self>> {
         if url.hosts.is_empty() {
             let message = format!("{0}: needs a host, as in {0}://localhost", url.scheme);
-            return Err(Error::new(Kind::Config, "connect", message));
+            return Err(Error::new(ErrorKind::Config, "connect", message));
         }
         url.hosts
             .iter()
@@ -33,7 +33,7 @@ impl Host {
     fn parse(text: &str, default: u16) -> Result<Self> {
         let bad = || {
             let message = "a host is written name, name:port or [address]:port";
-            Error::new(Kind::Config, "connect", message)
+            Error::new(ErrorKind::Config, "connect", message)
         };
         let (name, port) = match text.strip_prefix('[') {
             Some(rest) => {
@@ -44,7 +44,7 @@ impl Host {
                 // Which of the colons is before the port nobody can tell.
                 Some((_, port)) if port.contains(':') => {
                     let message = "an IPv6 address is written in brackets, as in [::1]:6379";
-                    return Err(Error::new(Kind::Config, "connect", message));
+                    return Err(Error::new(ErrorKind::Config, "connect", message));
                 }
                 Some((name, port)) => (name, Some(port)),
                 None => (text, None),
@@ -107,7 +107,7 @@ mod tests {
         ] {
             assert_eq!(
                 Host::parse(bad, 7).unwrap_err().kind(),
-                Kind::Config,
+                ErrorKind::Config,
                 "{bad}"
             );
         }

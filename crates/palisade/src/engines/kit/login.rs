@@ -4,7 +4,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::Url;
 
 /// A user and a password, as far as they are given.
@@ -21,11 +21,11 @@ impl Login {
     /// Takes the login out of a URL: `user:password@`, or the options `user` and `password_file`.
     ///
     /// # Errors
-    /// [`Kind::Config`] when one is given twice, or the file can't be read.
+    /// [`ErrorKind::Config`] when one is given twice, or the file can't be read.
     pub(crate) fn take(url: &mut Url) -> Result<Self> {
         let twice = |what| {
             let message = format!("the URL gives the {what} twice; give it once");
-            Error::new(Kind::Config, "connect", message)
+            Error::new(ErrorKind::Config, "connect", message)
         };
         let user = match (url.user.take(), url.take("user")) {
             (Some(_), Some(_)) => return Err(twice("user")),
@@ -48,7 +48,7 @@ impl Login {
     /// each connect asks.
     ///
     /// # Errors
-    /// [`Kind::Config`] when the file can't be read or is empty.
+    /// [`ErrorKind::Config`] when the file can't be read or is empty.
     pub(crate) fn fresh(&self) -> Result<Self> {
         let mut login = self.clone();
         if let Some(file) = &self.file {
@@ -81,17 +81,17 @@ impl SecretFile {
     /// Reads the secret, without the end of its line.
     ///
     /// # Errors
-    /// [`Kind::Config`] when the file can't be read or is empty.
+    /// [`ErrorKind::Config`] when the file can't be read or is empty.
     pub(crate) fn read(&self) -> Result<String> {
         let option = self.option;
         let secret = std::fs::read_to_string(&self.path).map_err(|error| {
             let message = format!("the file that option {option} names can't be read");
-            Error::new(Kind::Config, "connect", message).because(error)
+            Error::new(ErrorKind::Config, "connect", message).because(error)
         })?;
         let secret = secret.trim_end_matches(['\r', '\n']);
         if secret.is_empty() {
             let message = format!("the file that option {option} names is empty");
-            return Err(Error::new(Kind::Config, "connect", message));
+            return Err(Error::new(ErrorKind::Config, "connect", message));
         }
         Ok(secret.to_owned())
     }
@@ -112,13 +112,13 @@ mod tests {
         assert_eq!(login.password.as_deref(), Some("hunter2"));
         assert!(!format!("{login:?}").contains("hunter2"));
         let twice = take(format!("x://me:secret@h?password_file={shown}")).unwrap_err();
-        assert_eq!(twice.kind(), Kind::Config);
+        assert_eq!(twice.kind(), ErrorKind::Config);
         std::fs::write(&file, "hunter3\n").unwrap();
         assert_eq!(login.fresh().unwrap().password.as_deref(), Some("hunter3"));
         std::fs::write(&file, "\n").unwrap();
-        assert_eq!(login.fresh().unwrap_err().kind(), Kind::Config);
+        assert_eq!(login.fresh().unwrap_err().kind(), ErrorKind::Config);
         std::fs::remove_file(&file).unwrap();
         let absent = take(format!("x://h?password_file={shown}")).unwrap_err();
-        assert_eq!(absent.kind(), Kind::Config);
+        assert_eq!(absent.kind(), ErrorKind::Config);
     }
 }

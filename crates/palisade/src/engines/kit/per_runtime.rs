@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 
 /// The pause after the first failed attempt, and the longest one.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -194,7 +194,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
             let connected = tokio::time::timeout(limit, connecting).await;
             let connected = connected.unwrap_or_else(|_| {
                 let message = format!("no connection to {server} within {limit:?}");
-                Err(Error::new(Kind::Unreachable, "connect", message))
+                Err(Error::new(ErrorKind::Unreachable, "connect", message))
             });
             let linked = connected.map(|connection| Link {
                 connection,
@@ -219,7 +219,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
         });
         let ended = |_| {
             let message = "the attempt to connect was given up";
-            Err(Error::new(Kind::Unreachable, "connect", message))
+            Err(Error::new(ErrorKind::Unreachable, "connect", message))
         };
         told.map(move |told| told.unwrap_or_else(ended))
             .boxed()
@@ -271,7 +271,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
 /// Waits for the answer to a request that may be applied even if it does not come in time.
 ///
 /// # Errors
-/// [`Kind::Unreachable`], maybe applied.
+/// [`ErrorKind::Unreachable`], maybe applied.
 pub(crate) async fn timed<T>(
     operation: &'static str,
     timeout: Duration,
@@ -279,7 +279,7 @@ pub(crate) async fn timed<T>(
 ) -> Result<T> {
     tokio::time::timeout(timeout, request).await.map_err(|_| {
         let message = format!("no answer within {timeout:?}");
-        Error::new(Kind::Unreachable, operation, message).maybe_applied()
+        Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
     })
 }
 
@@ -395,7 +395,10 @@ mod tests {
                 Ok(number)
             })
         });
-        assert_eq!(links.get().await.err().unwrap().kind(), Kind::Unreachable);
+        assert_eq!(
+            links.get().await.err().unwrap().kind(),
+            ErrorKind::Unreachable
+        );
         assert_eq!(links.get().await.unwrap().connection, 1);
     }
 
@@ -408,9 +411,15 @@ mod tests {
             Box::pin(std::future::pending())
         });
         let start = Instant::now();
-        assert_eq!(links.get().await.err().unwrap().kind(), Kind::Unreachable);
+        assert_eq!(
+            links.get().await.err().unwrap().kind(),
+            ErrorKind::Unreachable
+        );
         for _ in 0..100 {
-            assert_eq!(links.get().await.err().unwrap().kind(), Kind::Unreachable);
+            assert_eq!(
+                links.get().await.err().unwrap().kind(),
+                ErrorKind::Unreachable
+            );
         }
         assert_eq!(start.elapsed(), Duration::from_millis(50));
         assert_eq!(made.load(Ordering::Relaxed), 1);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::Mutex;
 
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -18,7 +18,7 @@ impl Maker {
     /// What `find` finds, or what `make` makes while nobody else makes one.
     ///
     /// # Errors
-    /// Those of `make`; [`Kind::Unreachable`] when another is still at it after `timeout`.
+    /// Those of `make`; [`ErrorKind::Unreachable`] when another is still at it after `timeout`.
     pub(crate) async fn find_or_make<T>(
         &self,
         timeout: Duration,
@@ -31,7 +31,7 @@ impl Maker {
         let turn = tokio::time::timeout(timeout, self.0.lock()).await;
         let _turn = turn.map_err(|_| {
             let message = format!("no session was made within {timeout:?}");
-            Error::new(Kind::Unreachable, "session", message)
+            Error::new(ErrorKind::Unreachable, "session", message)
         })?;
         match find() {
             Some(found) => Ok(found),
@@ -57,6 +57,6 @@ mod tests {
         let share = |seconds| maker.find_or_make(Duration::from_secs(seconds), find, make());
         let (one, two, three) = tokio::join!(share(3), share(3), share(1));
         assert_eq!((one.unwrap(), two.unwrap()), (1, 1));
-        assert_eq!(three.unwrap_err().kind(), Kind::Unreachable);
+        assert_eq!(three.unwrap_err().kind(), ErrorKind::Unreachable);
     }
 }

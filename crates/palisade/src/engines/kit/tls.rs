@@ -8,7 +8,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::Url;
 
 /// The contents of the PEM files that a URL names.
@@ -29,14 +29,14 @@ struct Files {
 }
 
 fn config(message: impl Into<String>) -> Error {
-    Error::new(Kind::Config, "connect", message)
+    Error::new(ErrorKind::Config, "connect", message)
 }
 
 impl Tls {
     /// Takes the options out; `None` when the scheme is one without TLS.
     ///
     /// # Errors
-    /// [`Kind::Config`] for a file that can't be read, half an identity, or options without TLS.
+    /// [`ErrorKind::Config`] for a file that can't be read, half an identity, or options without TLS.
     pub(crate) fn take(url: &mut Url, encrypted: bool) -> Result<Option<Self>> {
         let files = Files {
             ca: url.take("tls_ca"),
@@ -59,7 +59,7 @@ impl Tls {
     /// each connect asks.
     ///
     /// # Errors
-    /// [`Kind::Config`] for a file that can't be read.
+    /// [`ErrorKind::Config`] for a file that can't be read.
     pub(crate) fn fresh(&self) -> Result<Self> {
         self.files.read()
     }
@@ -67,7 +67,7 @@ impl Tls {
     /// A configuration for rustls.
     ///
     /// # Errors
-    /// [`Kind::Config`] when a file is no PEM of the right kind.
+    /// [`ErrorKind::Config`] when a file is no PEM of the right kind.
     pub(crate) fn client_config(&self) -> Result<ClientConfig> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
@@ -158,16 +158,16 @@ mod tests {
         let mut plain = Url::parse(&format!("x://h?tls_ca={shown}")).unwrap();
         assert_eq!(
             Tls::take(&mut plain, false).err().unwrap().kind(),
-            Kind::Config
+            ErrorKind::Config
         );
         let mut half = Url::parse(&format!("x://h?tls_cert={shown}")).unwrap();
         assert_eq!(
             Tls::take(&mut half, true).err().unwrap().kind(),
-            Kind::Config
+            ErrorKind::Config
         );
         let mut bad = Url::parse(&format!("x://h?tls_ca={shown}")).unwrap();
         let tls = Tls::take(&mut bad, true).unwrap().unwrap();
-        assert_eq!(tls.client_config().err().unwrap().kind(), Kind::Config);
+        assert_eq!(tls.client_config().err().unwrap().kind(), ErrorKind::Config);
         std::fs::remove_file(&file).unwrap();
     }
 }

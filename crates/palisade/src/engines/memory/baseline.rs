@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 
 use crate::core::baseline::Baseline;
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 
 static BATONS: LazyLock<Mutex<HashMap<String, Arc<Semaphore>>>> = LazyLock::new(Default::default);
 
@@ -40,7 +40,7 @@ impl Baseline for Keys {
         let baton = baton(key);
         Box::pin(async move {
             let taken = baton.acquire().await.map_err(|error| {
-                Error::new(Kind::Internal, "baseline", "the baton is gone").because(error)
+                Error::new(ErrorKind::Internal, "baseline", "the baton is gone").because(error)
             })?;
             taken.forget();
             Ok(())

@@ -16,7 +16,7 @@ use super::connection::{Connection, Listener, Notice};
 use super::error;
 use crate::core::baseline::Baseline;
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::PerRuntime;
 
@@ -204,7 +204,11 @@ impl Baseline for Locks {
             if lock.ask(&lock.attempt, &key).await? && lock.ask(&lock.unlock, &key).await? {
                 return Ok(());
             }
-            Err(Error::new(Kind::Unusable, "baseline", "the key is in use"))
+            Err(Error::new(
+                ErrorKind::Unusable,
+                "baseline",
+                "the key is in use",
+            ))
         })
     }
 

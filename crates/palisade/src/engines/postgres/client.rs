@@ -17,7 +17,7 @@ use super::notify;
 use super::pooler::{self, Between};
 use super::schema::Schema;
 use super::statements::{Blanks, Parameters, Session, Verb};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::Settings;
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Link, PerRuntime, timed};
@@ -72,7 +72,7 @@ impl Connector {
                 .await?;
         } else if found == Between::Pooler {
             return Err(Error::new(
-                Kind::Config,
+                ErrorKind::Config,
                 "connect",
                 "listen_url leads to a transaction pooler too; name the server itself",
             ));
@@ -145,7 +145,7 @@ impl Client {
     /// Asks for a verb.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`], maybe applied when the answer was lost; what the server refuses.
+    /// [`ErrorKind::Unreachable`], maybe applied when the answer was lost; what the server refuses.
     pub(super) async fn ask(
         &self,
         operation: &'static str,
@@ -208,7 +208,7 @@ impl Client {
             }
         }
         let message = "the server rolled the statement back again and again; is it overloaded?";
-        Err(Error::new(Kind::Unreachable, operation, message))
+        Err(Error::new(ErrorKind::Unreachable, operation, message))
     }
 
     /// Asks for a verb that answers with numbers.

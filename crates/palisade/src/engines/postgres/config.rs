@@ -8,9 +8,9 @@ use super::connect::Server;
 use super::pooler::Between;
 use super::schema::Schema;
 use super::{PostgresEngine, shedlock};
-use crate::core::capability::{Capability, Class, Permits, Tokens, TtlRange};
+use crate::core::capability::{Capability, Guarantee, Permits, Tokens, TtlRange};
 use crate::core::dyn_engine::SharedEngine;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
 
@@ -29,7 +29,7 @@ pub(super) const OPTIONS: &[&str] = &[
 ];
 
 pub(super) const CAPABILITY: Capability = Capability {
-    class: Class::B,
+    class: Guarantee::Durable,
     shared: true,
     permits: Permits::Weighted,
     resize: true,
@@ -73,7 +73,7 @@ pub(super) struct Config {
 /// Opens the lease table; nothing is asked of the server before the first verb.
 ///
 /// # Errors
-/// [`Kind::Config`] for a URL or option that can't be used.
+/// [`ErrorKind::Config`] for a URL or option that can't be used.
 pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
     let layout = url.take("layout");
     let config = Config::take(&mut url, settings)?;
@@ -84,7 +84,7 @@ pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
         None | Some("palisade") => Ok(Arc::new(PostgresEngine { client, shown })),
         Some("shedlock") => Ok(Arc::new(shedlock::ShedlockEngine::new(client, shown))),
         Some(_) => Err(Error::new(
-            Kind::Config,
+            ErrorKind::Config,
             "connect",
             "option layout must be palisade or shedlock",
         )),
@@ -96,7 +96,7 @@ impl Config {
         let listen = url.take("listen_url").map(|text| {
             listener(&text, settings).map_err(|error| {
                 let message = format!("option listen_url: {}", error.message());
-                Error::new(Kind::Config, "connect", message)
+                Error::new(ErrorKind::Config, "connect", message)
             })
         });
         Ok(Self {
@@ -112,7 +112,7 @@ fn listener(text: &str, settings: &Settings) -> Result<Server> {
     let mut url = Url::parse(text)?;
     if !FACTORY.info.schemes.contains(&url.scheme.as_str()) {
         let message = "it is a postgres:// URL of the server itself, %-encoded";
-        return Err(Error::new(Kind::Config, "connect", message));
+        return Err(Error::new(ErrorKind::Config, "connect", message));
     }
     let server = Server::take(&mut url, settings)?;
     url.finish(&[])?;
@@ -133,7 +133,7 @@ mod tests {
             let mut url = Url::parse(&format!("postgres://h/d?listen_url={bad}")).unwrap();
             let settings = url.take_settings().unwrap();
             let error = Config::take(&mut url, &settings).err().unwrap();
-            assert_eq!(error.kind(), Kind::Config);
+            assert_eq!(error.kind(), ErrorKind::Config);
             let said = error.message();
             assert!(said.starts_with("option listen_url: "), "{said}");
             assert!(!said.contains("secret"), "{said}");

@@ -18,7 +18,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::connection::{Connection, Listener, Protocol, Socket};
 use super::error;
 use super::schema::first_cell;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::{Host, Login, Tls};
 
@@ -30,7 +30,7 @@ const PROBES: u32 = 3;
 const UNACKNOWLEDGED: Duration = Duration::from_secs(9);
 
 fn config_error(message: impl Into<String>) -> Error {
-    Error::new(Kind::Config, "connect", message)
+    Error::new(ErrorKind::Config, "connect", message)
 }
 
 /// How to connect.
@@ -59,7 +59,7 @@ impl Server {
     /// Takes what it needs out of a URL.
     ///
     /// # Errors
-    /// [`Kind::Config`] for hosts, logins, files or options that can't be used.
+    /// [`ErrorKind::Config`] for hosts, logins, files or options that can't be used.
     pub(super) fn take(url: &mut Url, settings: &Settings) -> Result<Self> {
         let hosts = Host::all(url, 5432)?;
         let login = Login::take(url)?;
@@ -122,7 +122,7 @@ impl Server {
     /// for the session, as `-c name=value`.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`], [`Kind::Denied`] or [`Kind::Config`], as the server answers.
+    /// [`ErrorKind::Unreachable`], [`ErrorKind::Denied`] or [`ErrorKind::Config`], as the server answers.
     pub(super) async fn connect(
         &self,
         options: Option<&str>,
@@ -157,7 +157,7 @@ impl Server {
             "{} does not answer within {:?}",
             self.hosts[at], self.patience
         );
-        Error::new(Kind::Unreachable, "connect", message)
+        Error::new(ErrorKind::Unreachable, "connect", message)
     }
 
     async fn dial(
@@ -185,7 +185,7 @@ impl Server {
         };
         if self.hosts.len() > 1 && !takes_writes(&client, &mut *protocol).await? {
             let message = format!("{host} takes no writes: it is a standby");
-            return Err(Error::new(Kind::Unreachable, "connect", message));
+            return Err(Error::new(ErrorKind::Unreachable, "connect", message));
         }
         Ok((client, protocol, socket))
     }
@@ -269,7 +269,7 @@ async fn takes_writes(client: &Client, protocol: &mut dyn Protocol) -> Result<bo
         rows = asked => rows.map_err(|error| error::failed("connect", &error))?,
         () = ended => {
             let message = "the server ended the connection at once";
-            return Err(Error::new(Kind::Unreachable, "connect", message));
+            return Err(Error::new(ErrorKind::Unreachable, "connect", message));
         }
     };
     Ok(first_cell(&rows) == Some("off"))

@@ -7,7 +7,7 @@ use std::io;
 use tokio_postgres::error::{DbError, SqlState};
 
 use super::pooler;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::{Host, about_tls, cause};
 
 /// Said of a server that follows another one.
@@ -37,12 +37,12 @@ pub(super) fn remedy(operation: &'static str, error: &tokio_postgres::Error) -> 
     let Some(db) = error.as_db_error() else {
         if error.is_closed() || cause::<io::Error>(error).is_some() {
             let message = "the connection was lost before the answer came";
-            let lost = Error::new(Kind::Unreachable, operation, message);
+            let lost = Error::new(ErrorKind::Unreachable, operation, message);
             return Remedy::Reconnect(lost.maybe_applied());
         }
         let message =
             "the server's answer can't be read; is another schema of the same name in use?";
-        return Remedy::Fail(Error::new(Kind::Unusable, operation, message).maybe_applied());
+        return Remedy::Fail(Error::new(ErrorKind::Unusable, operation, message).maybe_applied());
     };
     let state = db.code().code();
     let fail = |kind, text: &str| Error::new(kind, operation, format!("{text} (SQLSTATE {state})"));
@@ -50,38 +50,38 @@ pub(super) fn remedy(operation: &'static str, error: &tokio_postgres::Error) -> 
         "40001" | "40P01" => return Remedy::Retry,
         "26000" | "42P05" => return Remedy::Unprepared,
         // Another of the hosts may take writes.
-        "25006" => return Remedy::Reconnect(fail(Kind::Unreachable, STANDBY)),
+        "25006" => return Remedy::Reconnect(fail(ErrorKind::Unreachable, STANDBY)),
         _ if state.starts_with("57P") || state.starts_with("08") => {
-            let ended = fail(Kind::Unreachable, "the server ended the connection");
+            let ended = fail(ErrorKind::Unreachable, "the server ended the connection");
             return Remedy::Reconnect(ended.maybe_applied());
         }
         "57014" | "55P03" => (
-            Kind::Unreachable,
+            ErrorKind::Unreachable,
             "the server gave the statement up: something keeps the line's row locked, or a timeout of the server is too short",
         ),
         "42501" => (
-            Kind::Denied,
+            ErrorKind::Denied,
             "this user lacks rights; run the grants that `palisade schema postgres` prints",
         ),
         "3F000" | "42883" | "42P01" | "42703" | "42704" => (
-            Kind::Unusable,
+            ErrorKind::Unusable,
             "palisade's tables and functions are missing, or others of the same name are there; run what `palisade schema postgres` prints",
         ),
         "22021" | "22P05" => (
-            Kind::InvalidName,
+            ErrorKind::InvalidName,
             "the database can't store this name; it should be encoded in UTF8",
         ),
-        "53100" => (Kind::Unusable, "the server's disk is full"),
+        "53100" => (ErrorKind::Unusable, "the server's disk is full"),
         "53200" => (
-            Kind::Unusable,
+            ErrorKind::Unusable,
             "the server is out of shared memory; raise max_locks_per_transaction",
         ),
         "54000" => (
-            Kind::Unusable,
+            ErrorKind::Unusable,
             "the line is longer than the server can store",
         ),
-        _ if state.starts_with("53") => (Kind::Unreachable, "the server lacks resources"),
-        _ => (Kind::Unusable, "the server refuses the statement"),
+        _ if state.starts_with("53") => (ErrorKind::Unreachable, "the server lacks resources"),
+        _ => (ErrorKind::Unusable, "the server refuses the statement"),
     };
     Remedy::Fail(fail(kind, text))
 }
@@ -91,7 +91,7 @@ pub(super) fn failed(operation: &'static str, error: &tokio_postgres::Error) -> 
     match remedy(operation, error) {
         Remedy::Reconnect(error) | Remedy::Fail(error) => error,
         Remedy::Retry | Remedy::Unprepared => Error::new(
-            Kind::Unreachable,
+            ErrorKind::Unreachable,
             operation,
             "the server could not finish the statement because of others",
         ),
@@ -101,7 +101,7 @@ pub(super) fn failed(operation: &'static str, error: &tokio_postgres::Error) -> 
 /// An answer that no version of our functions gives.
 pub(super) fn unreadable<T>(operation: &'static str) -> Result<T> {
     Err(Error::new(
-        Kind::Unusable,
+        ErrorKind::Unusable,
         operation,
         "unexpected reply from the server; are palisade's functions another version's?",
     ))
@@ -110,7 +110,7 @@ pub(super) fn unreadable<T>(operation: &'static str) -> Result<T> {
 /// The host's name leads nowhere.
 pub(super) fn unknown_host(host: &Host) -> Error {
     let message = format!("the host of {host} can't be found; is its name right?");
-    Error::new(Kind::Unreachable, "connect", message)
+    Error::new(ErrorKind::Unreachable, "connect", message)
 }
 
 /// Nothing answers at all.
@@ -121,7 +121,7 @@ pub(super) fn unreachable(host: &Host, error: &io::Error) -> Error {
         }
         kind => format!("{host} can't be reached: {kind}"),
     };
-    Error::new(Kind::Unreachable, "connect", message)
+    Error::new(ErrorKind::Unreachable, "connect", message)
 }
 
 /// Why an attempt to connect to `host` failed. It names the host, since a URL may have several.
@@ -131,22 +131,25 @@ pub(super) fn connecting(host: &Host, error: &tokio_postgres::Error) -> Error {
     }
     let text = format!("{error}: {:?}", std::error::Error::source(error));
     let (kind, message) = if let Some(tls) = cause::<rustls::Error>(error) {
-        (Kind::Config, about_tls(&host.to_string(), "postgres", tls))
+        (
+            ErrorKind::Config,
+            about_tls(&host.to_string(), "postgres", tls),
+        )
     } else if text.contains("does not support TLS") {
         let message = format!(
             "{host} does not speak TLS; switch it on there, or use tls=disable inside a network you trust"
         );
-        (Kind::Config, message)
+        (ErrorKind::Config, message)
     } else if text.contains("password missing") {
         let message =
             format!("{host} asks for a password; pass it with password_file=FILE or in the URL");
-        (Kind::Denied, message)
+        (ErrorKind::Denied, message)
     } else if let Some(error) = cause::<io::Error>(error) {
         return unreachable(host, error);
     } else {
         let message =
             format!("{host} does not answer as PostgreSQL does; is it another service's port?");
-        (Kind::Unreachable, message)
+        (ErrorKind::Unreachable, message)
     };
     Error::new(kind, "connect", message)
 }
@@ -164,37 +167,37 @@ fn refused(host: &Host, db: &DbError) -> Error {
             && db.routine() == Some("InitializeSessionUserId"));
     let (kind, text) = if no_such_user {
         (
-            Kind::Denied,
+            ErrorKind::Denied,
             "has no such user that may log in; name another with user=, or CREATE ROLE … LOGIN",
         )
     } else if *code == SqlState::INVALID_CATALOG_NAME || says("no such database") {
         (
-            Kind::Config,
+            ErrorKind::Config,
             "has no such database; name it in the URL's path",
         )
     } else if *code == SqlState::INVALID_PASSWORD {
         (
-            Kind::Denied,
+            ErrorKind::Denied,
             "refuses this user or this password, and does not say which; is the password in password_file= or in the URL this user's?",
         )
     } else if *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION {
         (
-            Kind::Denied,
+            ErrorKind::Denied,
             "lets nobody in from here as this user, to this database and with this encryption; see its pg_hba.conf, or try tls=require",
         )
     } else if *code == SqlState::INSUFFICIENT_PRIVILEGE {
         (
-            Kind::Denied,
+            ErrorKind::Denied,
             "does not let this user connect to the database",
         )
     } else if *code == SqlState::TOO_MANY_CONNECTIONS {
         (
-            Kind::Unreachable,
+            ErrorKind::Unreachable,
             "has no connection left; raise max_connections there, or put a pooler in front",
         )
     } else {
         let message = format!("{host} refuses connections (SQLSTATE {})", code.code());
-        return Error::new(Kind::Unreachable, "connect", message);
+        return Error::new(ErrorKind::Unreachable, "connect", message);
     };
     Error::new(kind, "connect", format!("{host} {text}"))
 }

@@ -21,7 +21,7 @@ use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
 use super::error;
 use super::schema::first_cell;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::Url;
 
 /// What stands between us and the server.
@@ -37,14 +37,14 @@ impl Between {
     /// Takes option `pooler` out; `None` is to find out.
     ///
     /// # Errors
-    /// [`Kind::Config`] for another value.
+    /// [`ErrorKind::Config`] for another value.
     pub(super) fn take(url: &mut Url) -> Result<Option<Self>> {
         match url.take("pooler").as_deref() {
             None | Some("auto") => Ok(None),
             Some("none" | "session") => Ok(Some(Self::Nothing)),
             Some("transaction") => Ok(Some(Self::Pooler)),
             Some(_) => Err(Error::new(
-                Kind::Config,
+                ErrorKind::Config,
                 "connect",
                 "option pooler must be auto, none, session or transaction",
             )),
@@ -55,7 +55,7 @@ impl Between {
 /// Session locks can't work where sessions are taken apart.
 pub(super) fn no_session_locks(operation: &'static str) -> Error {
     let message = "a pooler stands in between, and advisory locks belong to sessions; name the server itself, or use postgres://; say pooler=session only if the pooler is in session mode";
-    Error::new(Kind::Unsupported, operation, message)
+    Error::new(ErrorKind::Unsupported, operation, message)
 }
 
 /// Finds out what `client` talks through.

@@ -6,7 +6,7 @@ use super::statements::{Parameters, Verb};
 use super::{error, from_ask, signed};
 use crate::core::claim::{ClaimId, READERS};
 use crate::core::engine::{Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::name::Name;
 use crate::core::ticket::Ticket;
@@ -98,7 +98,7 @@ pub(super) async fn resize(client: &Client, name: &Name, capacity: u32) -> Resul
         [3, weight] => {
             let message =
                 format!("a claim in this line takes {weight} permits, more than {capacity}");
-            Err(Error::new(Kind::InvalidArgument, "resize", message))
+            Err(Error::new(ErrorKind::InvalidArgument, "resize", message))
         }
         _ => error::unreadable("resize"),
     }

@@ -10,7 +10,7 @@ use super::statements::{Parameters, Verb};
 use super::{from_micros, signed};
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::ticket::{Lease, LeaseStart, Ticket};
 
 /// What the functions answer beside a ttl in µs.
@@ -107,7 +107,7 @@ impl<'a> Round<'a> {
         }
         let unknown = || {
             let message = "the line's row came and went";
-            Renewal::Unknown(Error::new(Kind::Unreachable, "renew", message))
+            Renewal::Unknown(Error::new(ErrorKind::Unreachable, "renew", message))
         };
         let answers = self.answers.into_iter();
         answers

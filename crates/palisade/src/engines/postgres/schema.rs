@@ -4,7 +4,7 @@
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::error;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::Url;
 
 /// What the tables mean. A client refuses another one than its own.
@@ -39,7 +39,7 @@ impl Schema {
     /// Checks a name.
     ///
     /// # Errors
-    /// [`Kind::Config`] for anything but lower-case letters, digits and `_`.
+    /// [`ErrorKind::Config`] for anything but lower-case letters, digits and `_`.
     pub fn new(name: &str) -> Result<Self> {
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         let good = (1..=60).contains(&name.len())
@@ -48,7 +48,7 @@ impl Schema {
             && !name.starts_with("pg_");
         if !good {
             return Err(Error::new(
-                Kind::Config,
+                ErrorKind::Config,
                 "connect",
                 "a schema is named with at most 60 lower-case letters, digits and _, as in palisade",
             ));
@@ -98,10 +98,10 @@ impl Schema {
     /// never changed: others use it.
     ///
     /// # Errors
-    /// [`Kind::Denied`] when it is missing and may not be made; [`Kind::Config`] when it does not
+    /// [`ErrorKind::Denied`] when it is missing and may not be made; [`ErrorKind::Config`] when it does not
     /// fit.
     pub(super) async fn ensure(&self, client: &Client) -> Result<()> {
-        let misfit = |message| Err(Error::new(Kind::Config, "connect", message));
+        let misfit = |message| Err(Error::new(ErrorKind::Config, "connect", message));
         let mut version = self.found(client, "version").await?;
         if version.is_none() && !self.is_ours_to_make(client).await? {
             version = self.found(client, "version").await?;
@@ -133,7 +133,7 @@ impl Schema {
         let _ = client.batch_execute("ROLLBACK").await;
         match error.code().map(tokio_postgres::error::SqlState::code) {
             Some("42501") => Err(Error::new(
-                Kind::Denied,
+                ErrorKind::Denied,
                 "connect",
                 "palisade's tables are not there and this user may not make them; let an owner run what `palisade schema postgres` prints",
             )),
@@ -189,7 +189,11 @@ mod tests {
     #[test]
     fn odd_schemas_are_refused() {
         for bad in ["", "a b", "A", "1a", "a\"b", "pg_x", "a;b", &"x".repeat(61)] {
-            assert_eq!(Schema::new(bad).unwrap_err().kind(), Kind::Config, "{bad}");
+            assert_eq!(
+                Schema::new(bad).unwrap_err().kind(),
+                ErrorKind::Config,
+                "{bad}"
+            );
         }
         let sql = Schema::new("locks_2").unwrap().sql();
         assert!(sql.contains("CREATE TABLE IF NOT EXISTS \"locks_2\".line"));

@@ -25,7 +25,7 @@ use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
     cannot_resize,
 };
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
@@ -68,7 +68,7 @@ impl Table {
         };
         if key.chars().count() > LONGEST {
             return Err(Error::new(
-                Kind::InvalidName,
+                ErrorKind::InvalidName,
                 "name",
                 "ShedLock's table takes names of 64 characters, with the namespace; shorten it",
             ));
@@ -203,7 +203,7 @@ impl Engine for ShedlockEngine {
 
     async fn amend(&self, _: Ticket, _: Amendment) -> Result<Amended> {
         let message = "ShedLock's table has no place for values, and no other weight";
-        Err(Error::new(Kind::Unsupported, "amend", message))
+        Err(Error::new(ErrorKind::Unsupported, "amend", message))
     }
 
     async fn leave(&self, ticket: Ticket) -> Result<Left> {

@@ -10,7 +10,7 @@ use super::keys::LineKeys;
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::sync;
 use crate::core::ticket::{LeaseStart, Ticket};
@@ -181,10 +181,10 @@ impl Client {
             Ok(Err(error)) => error,
             Err(_) => {
                 let message = format!("no answer within {:?}", self.timeout);
-                Error::new(Kind::Unreachable, "subscribe", message)
+                Error::new(ErrorKind::Unreachable, "subscribe", message)
             }
         };
-        if error.kind() == Kind::Unreachable {
+        if error.kind() == ErrorKind::Unreachable {
             self.links.broken(link).await;
         }
         // Nothing was asked for yet.

@@ -11,7 +11,7 @@ use super::connection::Server;
 use super::error::fault;
 use crate::core::baseline::Baseline;
 use crate::core::engine::BoxFuture;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::PerRuntime;
 
@@ -68,7 +68,7 @@ impl Baseline for RedisBaseline {
             set.arg(&key).arg(&id).arg("NX").arg("PX").arg(TTL_MS);
             if ask(&mut connection, &set).await? == Value::Nil {
                 let message = "the key is in use";
-                return Err(Error::new(Kind::Unusable, "baseline", message));
+                return Err(Error::new(ErrorKind::Unusable, "baseline", message));
             }
             let mut release = redis::cmd("EVALSHA");
             release.arg(&hash).arg(1).arg(&key).arg(&id);

@@ -14,7 +14,7 @@ use super::connection::Connection;
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::{Keys, LineKeys};
 use crate::core::claim::ClaimId;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Link, PerRuntime, timed};
 
@@ -168,13 +168,13 @@ impl Client {
     pub(super) async fn misled(&self, operation: &'static str, link: &Link<Connection>) -> Error {
         self.links.broken(link).await;
         let message = "an answer for another request came";
-        Error::new(Kind::Unreachable, operation, message).maybe_applied()
+        Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
     }
 
     /// Waits until enough replicas have what was written on this connection.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`] when they have not, in half the time that a request may take.
+    /// [`ErrorKind::Unreachable`] when they have not, in half the time that a request may take.
     pub(super) async fn replicated(
         &self,
         operation: &'static str,
@@ -192,7 +192,7 @@ impl Client {
             Ok(have) if have >= wanted => Ok(()),
             Ok(have) => {
                 let message = format!("only {have} of {wanted} replicas have it");
-                Err(Error::new(Kind::Unreachable, operation, message).maybe_applied())
+                Err(Error::new(ErrorKind::Unreachable, operation, message).maybe_applied())
             }
             Err(error) => Err(fault(operation, &error).maybe_applied()),
         }
@@ -208,7 +208,7 @@ pub(super) fn addressed(id: ClaimId, answer: &str) -> Option<&str> {
 /// An answer that nobody could have given.
 pub(super) fn nonsense(operation: &'static str) -> Error {
     let message = "unexpected reply from the server";
-    Error::new(Kind::Unusable, operation, message).maybe_applied()
+    Error::new(ErrorKind::Unusable, operation, message).maybe_applied()
 }
 
 /// The answer of a script that is not as it should be.
@@ -218,5 +218,5 @@ pub(super) fn garbled(operation: &'static str, answer: &Value) -> Error {
         _ => "something else".to_owned(),
     };
     let message = format!("unexpected reply from the server ({kind})");
-    Error::new(Kind::Unusable, operation, message).maybe_applied()
+    Error::new(ErrorKind::Unusable, operation, message).maybe_applied()
 }

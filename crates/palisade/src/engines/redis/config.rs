@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::connection::Server;
-use crate::core::capability::{Capability, Class, Tokens};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::capability::{Capability, Guarantee, Tokens};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::Url;
 use crate::engines::kit::{Host, Login, Tls};
@@ -20,7 +20,7 @@ pub(super) const OPTIONS: &[&str] = &[
 ];
 
 pub(super) const CAPABILITY: Capability = Capability {
-    class: Class::C,
+    class: Guarantee::Timed,
     tokens: Tokens::Floored,
     ..Capability::FULL
 };
@@ -49,9 +49,9 @@ pub(super) struct Target {
 
 impl Target {
     /// # Errors
-    /// [`Kind::Config`] for what can't be used.
+    /// [`ErrorKind::Config`] for what can't be used.
     pub(super) fn take(mut url: Url, connect_timeout: Duration) -> Result<Self> {
-        let config = |message| Error::new(Kind::Config, "connect", message);
+        let config = |message| Error::new(ErrorKind::Config, "connect", message);
         let encrypted = url.scheme == "rediss";
         let login = Login::take(&mut url)?;
         let tls = Tls::take(&mut url, encrypted)?;

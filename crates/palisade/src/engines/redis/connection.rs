@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 use super::client::{SOURCES, Script};
 use super::error::{fault, no_connection, no_login, no_tcp, no_tls};
 use super::notify::{Ear, alarm_channel, wake_channel};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Asked, Host, Login, Tls, refuses_ours};
 
@@ -60,7 +60,7 @@ impl Server {
         asked.watch(&mut config);
         let whom = ServerName::try_from(host.name.clone()).map_err(|_| {
             let message = format!("{host}: no certificate can name this host");
-            Error::new(Kind::Config, "connect", message)
+            Error::new(ErrorKind::Config, "connect", message)
         })?;
         let handshake = TlsConnector::from(Arc::new(config)).connect(whom, stream);
         let limit = self.connect_timeout * HANDSHAKE.0 / HANDSHAKE.1;
@@ -70,9 +70,9 @@ impl Server {
         };
         let greeted = self.greet(stream, &login, hear).await;
         greeted.map_err(|error| match error.kind() {
-            Kind::Unreachable if asked.in_vain() => {
+            ErrorKind::Unreachable if asked.in_vain() => {
                 let message = refuses_ours(&format!("Redis at {host}"));
-                Error::new(Kind::Config, "connect", message)
+                Error::new(ErrorKind::Config, "connect", message)
             }
             _ => error,
         })
@@ -129,13 +129,13 @@ impl Server {
                 let message = format!(
                     "{host} does not speak TLS; use redis: in place of rediss:, or the port for TLS"
                 );
-                Error::new(Kind::Config, "connect", message)
+                Error::new(ErrorKind::Config, "connect", message)
             }
             _ => {
                 let message = format!(
                     "{host} did not answer to TLS within {waited:?}; is it a port for TLS?"
                 );
-                Error::new(Kind::Unreachable, "connect", message)
+                Error::new(ErrorKind::Unreachable, "connect", message)
             }
         }
     }
@@ -257,5 +257,5 @@ fn one_node(host: &Host, info: &str) -> Result<()> {
         ),
         _ => return Ok(()),
     };
-    Err(Error::new(Kind::Config, "connect", message))
+    Err(Error::new(ErrorKind::Config, "connect", message))
 }

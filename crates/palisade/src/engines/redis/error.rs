@@ -3,99 +3,103 @@
 
 use std::io;
 
-use redis::{ErrorKind, RedisError};
+use redis::RedisError;
 
 use super::connection::Server;
-use crate::core::error::{Error, Kind};
+use crate::core::error::{Error, ErrorKind};
 use crate::engines::kit::{Host, Login, about_tls, cause};
 
 /// What the server's first word, or the word inside the report of a script, stands for.
 /// All of these are said before anything is written, except what a script met half way.
-const WORDS: &[(&str, Kind, &str)] = &[
+const WORDS: &[(&str, ErrorKind, &str)] = &[
     (
         "WRONGTYPE",
-        Kind::Unusable,
+        ErrorKind::Unusable,
         "a key of this line holds something that is no lock (another type); remove it or use another name",
     ),
     (
         "CORRUPT",
-        Kind::Unusable,
+        ErrorKind::Unusable,
         "the records of this line can't be read; delete its key ending in :palisade when nobody holds it",
     ),
     (
         "NEWER",
-        Kind::Unusable,
+        ErrorKind::Unusable,
         "the records of this line were written by a newer palisade; update this one, or use another namespace",
     ),
     (
         "NOSCRIPT",
-        Kind::Unreachable,
+        ErrorKind::Unreachable,
         "the server forgot its scripts again and again",
     ),
     (
         "OOM",
-        Kind::Unusable,
+        ErrorKind::Unusable,
         "the server is out of memory (maxmemory); give it more",
     ),
     (
         "MISCONF",
-        Kind::Unusable,
+        ErrorKind::Unusable,
         "the server can't save to its disk and takes no writes",
     ),
     (
         "READONLY",
-        Kind::Unreachable,
+        ErrorKind::Unreachable,
         "this server is a read-only replica; the URL must name the primary",
     ),
     (
         "LOADING",
-        Kind::Unreachable,
+        ErrorKind::Unreachable,
         "the server is still loading its data",
     ),
     (
         "MASTERDOWN",
-        Kind::Unreachable,
+        ErrorKind::Unreachable,
         "this server is a replica that has lost its primary",
     ),
     (
         "NOREPLICAS",
-        Kind::Unreachable,
+        ErrorKind::Unreachable,
         "the server has too few good replicas to take writes (min-replicas-to-write)",
     ),
     (
         "BUSY",
-        Kind::Unreachable,
+        ErrorKind::Unreachable,
         "the server is busy with a long script",
     ),
     (
         "NOPERM",
-        Kind::Denied,
+        ErrorKind::Denied,
         "the user may not do this; see the rights that the docs of this engine list",
     ),
-    ("NOAUTH", Kind::Denied, "the server asks for a password"),
+    (
+        "NOAUTH",
+        ErrorKind::Denied,
+        "the server asks for a password",
+    ),
     (
         "WRONGPASS",
-        Kind::Denied,
+        ErrorKind::Denied,
         "the server refuses this user and password",
     ),
     (
         "MOVED",
-        Kind::Unsupported,
+        ErrorKind::Unsupported,
         "this server is part of a Redis Cluster, which redis: does not speak; use a server outside of it",
     ),
     (
         "ASK",
-        Kind::Unsupported,
+        ErrorKind::Unsupported,
         "this server is part of a Redis Cluster, which redis: does not speak; use a server outside of it",
     ),
     (
         "CLUSTERDOWN",
-        Kind::Unsupported,
+        ErrorKind::Unsupported,
         "this server is part of a Redis Cluster, which redis: does not speak; use a server outside of it",
     ),
 ];
 
-fn word_in(text: &str) -> Option<&'static (&'static str, Kind, &'static str)> {
+fn word_in(text: &str) -> Option<&'static (&'static str, ErrorKind, &'static str)> {
     let has = |word: &str| {
         text.split(|c: char| !c.is_ascii_uppercase())
             .any(|found| found == word)
@@ -107,7 +111,7 @@ fn word_in(text: &str) -> Option<&'static (&'static str, Kind, &'static str)> {
 pub(super) fn is_broken(error: &RedisError) -> bool {
     error.is_connection_dropped()
         || error.is_unrecoverable_error()
-        || matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse)
+        || matches!(error.kind(), redis::ErrorKind::Io | redis::ErrorKind::Parse)
         // The primary may be elsewhere by now.
         || error.code() == Some("READONLY")
 }
@@ -126,21 +130,24 @@ pub(super) fn fault(operation: &'static str, error: &RedisError) -> Error {
         return plain(*kind, message);
     }
     match error.kind() {
-        ErrorKind::AuthenticationFailed => {
-            plain(Kind::Denied, "the server refuses this user and password")
+        redis::ErrorKind::AuthenticationFailed => plain(
+            ErrorKind::Denied,
+            "the server refuses this user and password",
+        ),
+        redis::ErrorKind::InvalidClientConfig => {
+            plain(ErrorKind::Config, "the connection can't be set up so")
         }
-        ErrorKind::InvalidClientConfig => plain(Kind::Config, "the connection can't be set up so"),
-        ErrorKind::RESP3NotSupported => plain(
-            Kind::Unusable,
+        redis::ErrorKind::RESP3NotSupported => plain(
+            ErrorKind::Unusable,
             "this server is too old; Redis 6.2 or Valkey is needed",
         ),
-        ErrorKind::Server(_) | ErrorKind::Extension => {
+        redis::ErrorKind::Server(_) | redis::ErrorKind::Extension => {
             let code = error.code().unwrap_or("ERR").to_owned();
-            plain(Kind::Unusable, "the server refuses the request")
+            plain(ErrorKind::Unusable, "the server refuses the request")
                 .with("code", code)
                 .maybe_applied()
         }
-        _ => plain(Kind::Unreachable, "the connection broke").maybe_applied(),
+        _ => plain(ErrorKind::Unreachable, "the connection broke").maybe_applied(),
     }
 }
 
@@ -156,7 +163,7 @@ pub(super) fn no_tcp(host: &Host, error: &io::Error) -> Error {
         }
         _ => format!("{host} can't be reached"),
     };
-    Error::new(Kind::Unreachable, "connect", message).because(error.to_string())
+    Error::new(ErrorKind::Unreachable, "connect", message).because(error.to_string())
 }
 
 /// TLS did not come about.
@@ -164,11 +171,11 @@ pub(super) fn no_tls(host: &Host, error: &io::Error) -> Error {
     match cause::<rustls::Error>(error) {
         Some(tls) => {
             let message = about_tls(&format!("Redis at {host}"), "redis", tls);
-            Error::new(Kind::Config, "connect", message)
+            Error::new(ErrorKind::Config, "connect", message)
         }
         None => {
             let message = format!("{host} broke off the TLS handshake; is it a port for TLS?");
-            Error::new(Kind::Unreachable, "connect", message).because(error.to_string())
+            Error::new(ErrorKind::Unreachable, "connect", message).because(error.to_string())
         }
     }
 }
@@ -176,8 +183,8 @@ pub(super) fn no_tls(host: &Host, error: &io::Error) -> Error {
 /// The server did not let us in.
 pub(super) fn no_login(server: &Server, login: &Login, error: &RedisError) -> Error {
     let host = &server.host;
-    let config = |message| Error::new(Kind::Config, "connect", message);
-    let denied = |what: &str| Error::new(Kind::Denied, "connect", format!("{host} {what}"));
+    let config = |message| Error::new(ErrorKind::Config, "connect", message);
+    let denied = |what: &str| Error::new(ErrorKind::Denied, "connect", format!("{host} {what}"));
     let said = error.detail().unwrap_or_default();
     match error.code() {
         Some("WRONGPASS") => denied(match (&login.user, &login.password) {
@@ -205,11 +212,11 @@ pub(super) fn no_login(server: &Server, login: &Login, error: &RedisError) -> Er
 pub(super) fn no_connection(host: &Host, error: &RedisError) -> Error {
     if let Some(tls) = cause::<rustls::Error>(error) {
         let message = about_tls(&format!("Redis at {host}"), "redis", tls);
-        return Error::new(Kind::Config, "connect", message);
+        return Error::new(ErrorKind::Config, "connect", message);
     }
     let fault = fault("connect", error);
     let message = match error.kind() {
-        ErrorKind::Io | ErrorKind::Parse => {
+        redis::ErrorKind::Io | redis::ErrorKind::Parse => {
             "does not answer as Redis does; if it is a port for TLS, use rediss:"
         }
         _ => fault.message(),

@@ -9,7 +9,7 @@
 
 use std::borrow::Cow;
 
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 
 /// Ends the name of the key beside a key.
@@ -38,7 +38,7 @@ impl Keys {
     /// Keys of `namespace`, which may be empty.
     ///
     /// # Errors
-    /// [`Kind::Config`] for braces that would tear the keys of a line apart.
+    /// [`ErrorKind::Config`] for braces that would tear the keys of a line apart.
     pub(super) fn new(namespace: &str) -> Result<Self> {
         let prefix = match namespace {
             "" => String::new(),
@@ -47,7 +47,7 @@ impl Keys {
         match beside(&prefix) {
             Some(_) => Ok(Self { prefix }),
             None => Err(Error::new(
-                Kind::Config,
+                ErrorKind::Config,
                 "connect",
                 "namespace: a } needs a { before it, with something in between",
             )),
@@ -73,14 +73,14 @@ impl Keys {
     /// The keys of the line `name`.
     ///
     /// # Errors
-    /// [`Kind::InvalidName`] when it is used as it is and its braces can't be, and when its key
+    /// [`ErrorKind::InvalidName`] when it is used as it is and its braces can't be, and when its key
     /// may be what is kept beside another's.
     pub(super) fn line(&self, name: &Name) -> Result<LineKeys> {
         let key = match self.prefix.is_empty() {
             true => name.as_str().to_owned(),
             false => [&self.prefix, &*encode(name.as_str())].concat(),
         };
-        let refuse = |message| Error::new(Kind::InvalidName, "name", message);
+        let refuse = |message| Error::new(ErrorKind::InvalidName, "name", message);
         let state = beside(&key).ok_or_else(|| {
             refuse("with an empty namespace, a } in a name needs a { before it, with something in between")
         })?;
@@ -241,9 +241,9 @@ mod tests {
         }
         for bad in ["a}b", "{}", "a{}b{c}"] {
             let refused = keys.line(&Name::new(bad).unwrap()).unwrap_err();
-            assert_eq!(refused.kind(), Kind::InvalidName, "{bad}");
+            assert_eq!(refused.kind(), ErrorKind::InvalidName, "{bad}");
         }
-        assert_eq!(Keys::new("a}b").unwrap_err().kind(), Kind::Config);
+        assert_eq!(Keys::new("a}b").unwrap_err().kind(), ErrorKind::Config);
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
         let bare = Keys::new("").unwrap();
         for state in ["{job}:palisade", "{job}:palisade:claims", "a{b}c:palisade"] {
             let refused = bare.line(&Name::new(state).unwrap()).unwrap_err();
-            assert_eq!(refused.kind(), Kind::InvalidName, "{state}");
+            assert_eq!(refused.kind(), ErrorKind::InvalidName, "{state}");
         }
         for plain in ["job:palisade", "palisade", "job:palisade:queue"] {
             assert_eq!(bare.line(&Name::new(plain).unwrap()).unwrap().key, plain);

@@ -47,8 +47,8 @@ pub(crate) use config::FACTORY;
 /// Connects.
 ///
 /// # Errors
-/// [`Kind::Config`] for options that can't be used; [`Kind::Unreachable`], [`Kind::Denied`] and
-/// [`Kind::Unusable`] from the server.
+/// [`ErrorKind::Config`] for options that can't be used; [`ErrorKind::Unreachable`], [`ErrorKind::Denied`] and
+/// [`ErrorKind::Unusable`] from the server.
 async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
     let shown = url.shown();
     let keys = Keys::new(&settings.namespace)?;

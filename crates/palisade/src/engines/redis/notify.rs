@@ -16,7 +16,7 @@ use super::client::Client;
 use super::error::fault;
 use crate::core::claim::ClaimId;
 use crate::core::engine::{Alarm, BoxStream};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::report::Scope;
 use crate::engines::kit::push::PushHub;
 
@@ -144,7 +144,7 @@ async fn begin(client: &Client) -> Result<watch::Receiver<bool>> {
         Err(_) => {
             client.links.late(&link).await;
             let message = "no answer in time";
-            Err(Error::new(Kind::Unreachable, "subscribe", message))
+            Err(Error::new(ErrorKind::Unreachable, "subscribe", message))
         }
     }
 }
@@ -179,7 +179,10 @@ pub(super) fn changes(client: Arc<Client>, scope: Scope) -> BoxStream<Result<()>
             false => (Ok(()), Some(now)),
             true => {
                 let message = "the connection broke";
-                (Err(Error::new(Kind::Unreachable, "watch", message)), None)
+                (
+                    Err(Error::new(ErrorKind::Unreachable, "watch", message)),
+                    None,
+                )
             }
         };
         let failed = now.is_none();
@@ -232,7 +235,7 @@ async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
         .await
         .unwrap_or_else(|_| {
             let message = "no answer in time";
-            Err(Error::new(Kind::Unreachable, "watch", message))
+            Err(Error::new(ErrorKind::Unreachable, "watch", message))
         })?;
     Ok(Watching {
         _connection: connection,

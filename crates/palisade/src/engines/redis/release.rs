@@ -7,7 +7,7 @@ use super::client::{Client, Script};
 use super::inspect::foreign_value;
 use crate::core::claim::READERS;
 use crate::core::engine::{Amended, Amendment, Eviction, Left};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::name::Name;
 use crate::core::ticket::Ticket;
@@ -66,7 +66,7 @@ impl Client {
         match answer.as_str() {
             "done" => Ok(true),
             "foreign" => Err(Error::new(
-                Kind::Unsupported,
+                ErrorKind::Unsupported,
                 "evict",
                 "another tool holds this lock and can't be asked to let go; it can only be removed by force",
             )),
@@ -92,7 +92,7 @@ impl Client {
                 let weight = heavy.trim_start_matches("heavy ");
                 let message =
                     format!("a claim in this line takes {weight} permits, more than {capacity}");
-                Err(Error::new(Kind::InvalidArgument, "resize", message))
+                Err(Error::new(ErrorKind::InvalidArgument, "resize", message))
             }
         }
     }

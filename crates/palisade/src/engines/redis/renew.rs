@@ -11,7 +11,7 @@ use super::error::{fault, is_broken, is_no_script};
 use super::keys::LineKeys;
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::ticket::{Lease, LeaseStart, Ticket};
 use crate::engines::kit::{Link, timed};
 
@@ -134,7 +134,7 @@ fn renewal(word: &str, sent: BootTime) -> Renewal {
         }),
         _ => {
             let message = "the records of this line can't be used";
-            Renewal::Unknown(Error::new(Kind::Unusable, "renew", message))
+            Renewal::Unknown(Error::new(ErrorKind::Unusable, "renew", message))
         }
     }
 }

@@ -18,7 +18,7 @@ use super::statements::NAMELESS;
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::BoxStream;
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
@@ -246,7 +246,7 @@ pub(super) async fn until_gone(registry: &Registry, name: &Name, pid: i32) -> Re
     {
         if end.has_passed() {
             let message = "the session does not end; does something hold its backend up?";
-            return Err(Error::new(Kind::Unreachable, "evict", message).maybe_applied());
+            return Err(Error::new(ErrorKind::Unreachable, "evict", message).maybe_applied());
         }
         tokio::time::sleep(RECORDED / 4).await;
     }

@@ -7,7 +7,7 @@
 use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
 use tokio_postgres::types::{ToSql, Type};
 
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 
 /// How the number is made.
@@ -46,14 +46,14 @@ pub(super) struct Keys {
 }
 
 fn config(message: &str) -> Error {
-    Error::new(Kind::Config, "connect", message)
+    Error::new(ErrorKind::Config, "connect", message)
 }
 
 impl Keys {
     /// Reads option `key`.
     ///
     /// # Errors
-    /// [`Kind::Config`] for another value, and for a namespace that it can't have.
+    /// [`ErrorKind::Config`] for another value, and for a namespace that it can't have.
     pub(super) fn new(option: Option<&str>, namespace: &str) -> Result<Self> {
         let derivation = match option {
             None | Some("sqlx") => Derivation::Sqlx,
@@ -78,7 +78,7 @@ impl Keys {
     /// What `name` is locked by, for [`Keys::sql`].
     ///
     /// # Errors
-    /// [`Kind::InvalidName`] when it must be a number and is none.
+    /// [`ErrorKind::InvalidName`] when it must be a number and is none.
     pub(super) fn of(&self, name: &Name) -> Result<Key> {
         let text = match self.namespace.as_str() {
             "" => name.to_string(),
@@ -90,7 +90,7 @@ impl Keys {
             Derivation::Raw => match text.parse::<i64>() {
                 Ok(number) => Ok(Key::Number(number)),
                 Err(_) => Err(Error::new(
-                    Kind::InvalidName,
+                    ErrorKind::InvalidName,
                     "name",
                     "with key=raw a name is a whole number of 64 bits, as in 4711",
                 )),
@@ -151,13 +151,13 @@ mod tests {
     fn odd_keys_are_refused() {
         for (option, namespace) in [(Some("md5"), ""), (Some("raw"), "x"), (None, "a/b")] {
             let error = Keys::new(option, namespace).unwrap_err();
-            assert_eq!(error.kind(), Kind::Config);
+            assert_eq!(error.kind(), ErrorKind::Config);
         }
         let raw = Keys::new(Some("raw"), "").unwrap();
         let key = |keys: &Keys, name| keys.of(&Name::new(name).unwrap());
         assert_eq!(key(&raw, "-7").unwrap(), Key::Number(-7));
         let bad = key(&raw, "x").unwrap_err();
-        assert_eq!(bad.kind(), Kind::InvalidName);
+        assert_eq!(bad.kind(), ErrorKind::InvalidName);
         let spaced = Keys::new(Some("hashtext"), "shop").unwrap();
         assert_eq!(key(&spaced, "x").unwrap(), Key::Text("shop/x".to_owned()));
     }

@@ -28,7 +28,7 @@ use super::statements::Blanks;
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Place};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::Settings;
 use crate::engines::kit::tombstones::Tombstones;
 use crate::engines::kit::{Link, PerRuntime, timed};
@@ -167,7 +167,7 @@ impl Registry {
     /// The right to one more session for a claim.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`], not applied, when none is given back in time.
+    /// [`ErrorKind::Unreachable`], not applied, when none is given back in time.
     pub(super) async fn permit(&self) -> Result<OwnedSemaphorePermit> {
         let permit = Arc::clone(&self.permits).acquire_owned();
         match tokio::time::timeout(self.timeout, permit).await {
@@ -177,7 +177,7 @@ impl Registry {
                     "all {} connections of this client are in use, one for each lock that is held or waited for; raise max_connections=, or use postgres:// for many locks",
                     self.max_connections
                 );
-                Err(Error::new(Kind::Unreachable, "enter", message))
+                Err(Error::new(ErrorKind::Unreachable, "enter", message))
             }
         }
     }
@@ -185,7 +185,7 @@ impl Registry {
     /// A session that no claim has.
     ///
     /// # Errors
-    /// As connecting, not applied; [`Kind::Unsupported`] behind a pooler.
+    /// As connecting, not applied; [`ErrorKind::Unsupported`] behind a pooler.
     pub(super) async fn session(&self) -> Result<Arc<Session>> {
         while let Some((session, since)) = self.spare.lock().free.pop() {
             if !session.is_over() && !session.usable_until(since).has_passed() {
@@ -196,7 +196,7 @@ impl Registry {
         let connected = tokio::time::timeout(limit, self.connector.connect()).await;
         connected.unwrap_or_else(|_| {
             let message = format!("no connection within {limit:?}");
-            Err(Error::new(Kind::Unreachable, "connect", message))
+            Err(Error::new(ErrorKind::Unreachable, "connect", message))
         })
     }
 
@@ -214,7 +214,7 @@ impl Registry {
     /// given up, since another costs little.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`], maybe applied; what the server refuses.
+    /// [`ErrorKind::Unreachable`], maybe applied; what the server refuses.
     pub(super) async fn answer<T>(
         &self,
         operation: &'static str,

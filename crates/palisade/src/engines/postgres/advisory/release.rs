@@ -11,7 +11,7 @@ use super::statements::Verb;
 use super::{inspect, owner_record};
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::engine::{Amended, Amendment, Eviction, Left, Place};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 use crate::engines::kit::timed;
@@ -96,7 +96,7 @@ pub(super) async fn amend(
         (now, asked) if now == asked => return Ok(Amended::Done),
         _ => {
             let message = "session locks are exclusive or shared, and nothing else";
-            return Err(Error::new(Kind::Unsupported, "amend", message));
+            return Err(Error::new(ErrorKind::Unsupported, "amend", message));
         }
     };
     let changed = timed("amend", registry.timeout, session.whether(verb, &local.key)).await?;

@@ -13,7 +13,7 @@ use super::registry::Registry;
 use super::session::Beat;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Place, Renewal};
-use crate::core::error::{Error, Kind, Result};
+use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::ticket::{Lease, LeaseStart};
 use crate::engines::kit::timed;
 
@@ -24,7 +24,7 @@ struct Waiting {
 }
 
 fn unknown(why: &str) -> Renewal {
-    Renewal::Unknown(Error::new(Kind::Unreachable, "renew", why))
+    Renewal::Unknown(Error::new(ErrorKind::Unreachable, "renew", why))
 }
 
 pub(super) async fn renew(registry: &Registry, leases: &[Lease], within: Duration) -> Vec<Renewal> {
@@ -99,7 +99,7 @@ async fn renew_one(
         (Place::Held { .. }, Some(session)) => match timed("renew", limit, session.beat()).await {
             Ok(Ok(Beat::Alive)) => Renewal::Held(LeaseStart { sent, ttl }),
             Ok(Ok(Beat::Moved)) => Renewal::Revoked(Error::new(
-                Kind::Lost,
+                ErrorKind::Lost,
                 "renew",
                 "the server has become a standby or another timeline, where session locks are not known",
             )),

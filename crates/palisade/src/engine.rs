@@ -1,0 +1,15 @@
+//! What authors of engines and of layers need: the [`Engine`] trait, what it is asked and what it
+//! answers, and the rule of admission for engines that decide by themselves.
+//!
+//! `docs/adding-an-engine.md` leads from an empty folder to a green conformance run.
+
+pub use crate::core::admission::*;
+pub use crate::core::capability::{Permits, Tokens, TtlRange};
+pub use crate::core::claim::{Ask, Claim, ClaimId, Mode, READERS};
+pub use crate::core::dyn_engine::{DynEngine, Layer, SharedEngine};
+pub use crate::core::engine::*;
+pub use crate::core::line::*;
+pub use crate::core::registry::*;
+pub use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
+pub use crate::core::token::Era;
+pub use crate::core::url::{Settings, Url};

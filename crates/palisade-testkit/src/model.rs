@@ -6,7 +6,7 @@
 
 use palisade::engine::{Amended, Ask, READERS};
 
-/// How many claims, sequence from the front, hold.
+/// How many claims, counted from the front, hold.
 pub fn holders(asks: &[Ask]) -> usize {
     let capacity = capacity(asks).unwrap_or(1);
     if capacity == READERS {

@@ -46,7 +46,7 @@ const VARIANTS: [(u8, &str, &[&str]); 10] = [
     ),
     (
         5,
-        "deadline sequence from the reply",
+        "deadline counted from the reply",
         &[
             "deadline::the_deadline_counts_from_before_the_request",
             "deadline::the_deadline_of_a_renewal_counts_from_before_the_request",

@@ -85,7 +85,7 @@ pub enum What {
     Lost,
     /// It let go.
     Released,
-    /// It sequence as often as it was told to.
+    /// It counted as often as it was told to.
     Counted,
     /// It could not go on.
     Failed,

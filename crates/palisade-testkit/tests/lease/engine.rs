@@ -17,7 +17,7 @@ pub(crate) struct Engine {
     counter: u64,
     /// The highest count ever granted.
     highest: u64,
-    /// A grant sequence less than one before it.
+    /// A grant counted less than one before it.
     pub(crate) fell_back: bool,
     /// A leave or a renewal changed another incarnation than its own.
     pub(crate) touched_another: bool,

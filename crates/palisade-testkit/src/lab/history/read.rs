@@ -1,6 +1,6 @@
 //! `History`: the files of a run, merged by time.
 //!
-//! A killed process may leave a torn last line, which is sequence; a malformed line anywhere else
+//! A killed process may leave a torn last line, which is counted; a malformed line anywhere else
 //! is an error, because a history with holes in it proves nothing.
 
 use std::fmt;

@@ -217,7 +217,7 @@ impl Node {
         self.answers()
     }
 
-    /// Kills it, removes its data, and starts it again empty. Where members are sequence (etcd,
+    /// Kills it, removes its data, and starts it again empty. Where members are counted (etcd,
     /// Redis Cluster) the others are told that it is a new one. `Running::ready` waits until it
     /// has joined them.
     ///

@@ -1,7 +1,7 @@
 //! Rules: which messages (where and when), and what happens to them.
 //!
 //! A rule is a value: [`to_engine`] or [`to_client`], narrowed by conditions that all must hold,
-//! sequence, and finished by an action. It does nothing until a proxy is given it.
+//! counted, and finished by an action. It does nothing until a proxy is given it.
 
 use std::time::Duration;
 

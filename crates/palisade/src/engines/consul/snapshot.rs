@@ -350,7 +350,7 @@ impl Snapshot {
     }
 
     /// Guarded by the gate being open, not by its index, so that readers don't refuse each other.
-    /// Each writes the gate, so that whoever sequence on an index of it is refused.
+    /// Each writes the gate, so that whoever counted on an index of it is refused.
     fn take_read(&self, members: &[Member]) -> Vec<Op> {
         let lock = &self.line.lock;
         let open = match &self.lock {

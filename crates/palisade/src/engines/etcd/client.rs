@@ -121,7 +121,7 @@ impl Client {
     }
 
     /// Keeps leases alive: all on one stream of their own, so that no late answer to an earlier
-    /// call can be taken for one to this, and sequence from the wrong time. Answers with what
+    /// call can be taken for one to this, and counted from the wrong time. Answers with what
     /// came, and with the header of a write that a majority confirmed afterwards.
     pub(super) async fn keep_alive(&self, leases: &[i64]) -> Result<(Vec<LeaseResponse>, Header)> {
         let link = self.links.get().await?;

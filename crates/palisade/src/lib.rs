@@ -14,8 +14,26 @@
 //! # }
 //! ```
 //!
-//! The main flow, as a reader meets it: [`Mutex`] → [`core::acquire`] → an [`engines`] →
-//! [`core::admission`] → [`core::wait`] → [`core::hold`] → the keeper → leave.
+//! [`connect()`] gives a [`Client`], and that the primitives: [`Client::mutex`],
+//! [`Client::rwlock`], [`Client::semaphore`], [`Client::election`]. Each has the same options and is
+//! checked when it is used:
+//!
+//! ```
+//! # use std::time::Duration;
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+//! let palisade = palisade::connect("memory:").await?;
+//! let nightly = palisade.mutex("nightly-report").ttl(Duration::from_secs(10));
+//! if let Some(hold) = nightly.try_lock().await? {
+//!     // Give hold.token() to the storage with every write.
+//!     hold.release().await?;
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! For code without a runtime there is [`blocking`], for storage that refuses stale holders
+//! [`fence`], for metrics and traces [`layers`], for authors of engines [`engine`].
+//!
+//! It runs on Unix systems: processes, signals and the boot-time clock are theirs.
 
 #[cfg(feature = "blocking")]
 pub mod blocking;

@@ -46,10 +46,18 @@ fn far() -> BootTime {
     BootTime::now() + Duration::from_secs(20)
 }
 
-/// Waits in a task; answers with the place and when it came.
+/// Waits in a task, again when it is woken for nothing (as the core does); answers with the place
+/// and when it came.
 async fn asleep(seat: &Seat) -> JoinHandle<palisade::Result<(Place, BootTime)>> {
     let seat = seat.clone();
-    let waiter = tokio::spawn(async move { Ok((seat.wait(far()).await?, BootTime::now())) });
+    let waiter = tokio::spawn(async move {
+        loop {
+            match seat.wait(far()).await? {
+                Place::Waiting => {}
+                place => return Ok((place, BootTime::now())),
+            }
+        }
+    });
     tokio::task::yield_now().await;
     waiter
 }

@@ -4,6 +4,7 @@
 //! same claim id; a claim whose lease ended while it waited starts over as a new claim. Whatever
 //! happens, a future dropped at any await leaves no place behind: `Occupied` sees to that.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +39,16 @@ pub struct Request {
     pub(crate) renewed: bool,
     /// The first thing that was wrong with what was asked for; told by [`Request::acquire`].
     pub(crate) refused: Option<Error>,
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("name", &self.name)
+            .field("ask", &self.ask)
+            .field("ttl", &self.ttl)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Request {

@@ -44,5 +44,13 @@ pub struct EngineFactory {
     pub baseline: Option<Opener<dyn Baseline>>,
 }
 
+impl std::fmt::Debug for EngineFactory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("EngineFactory")
+            .field(&self.info.name)
+            .finish()
+    }
+}
+
 /// From a URL without its common options, and those, to what is behind it.
 pub type Opener<T> = fn(Url, Settings) -> BoxFuture<Result<Arc<T>>>;

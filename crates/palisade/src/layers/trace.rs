@@ -88,6 +88,12 @@ impl Observer for Trace {
 /// `survey`, `evict`, `resize`, `check`, `close`, each with the target `palisade::engine`.
 pub struct Traced(SharedEngine);
 
+impl std::fmt::Debug for Traced {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Traced").field(&self.0.describe()).finish()
+    }
+}
+
 impl Traced {
     /// Lays spans over `engine`.
     pub fn over(engine: SharedEngine) -> Self {

@@ -28,9 +28,9 @@ struct Data {
 #[derive(Serialize)]
 struct Lane {
     name: String,
-    /// ErrorKind, begin, end, rank of the token (0: none), words.
+    /// Kind, begin, end, rank of the token (0: none), words.
     spans: Vec<(&'static str, u64, u64, usize, String)>,
-    /// ErrorKind, time, words.
+    /// Kind, time, words.
     marks: Vec<(&'static str, u64, String)>,
 }
 

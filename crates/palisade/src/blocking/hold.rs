@@ -22,13 +22,13 @@ macro_rules! held {
 
         impl $name {
             $(
-                #[doc = concat!("As [`", stringify!($look), "`](", stringify!($inner), "::", stringify!($look), ").")]
+                #[doc = concat!("As `", stringify!($look), "` of the async one.")]
                 pub fn $look(&self) -> $seen {
                     self.0.$look()
                 }
             )*
 
-            #[doc = concat!("As [`", stringify!($end), "`](", stringify!($inner), "::", stringify!($end), "), blocking.")]
+            #[doc = concat!("As `", stringify!($end), "` of the async one, blocking.")]
             ///
             /// # Errors
             /// As there, and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock), when it is given up in

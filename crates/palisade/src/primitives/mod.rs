@@ -1,5 +1,5 @@
 //! The verbs that users know. Each is a weight in a line; all that happens is in
-//! [`core::acquire`](crate::core::acquire).
+//! `core/acquire.rs`.
 
 mod election;
 mod multi;

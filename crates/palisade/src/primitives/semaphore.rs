@@ -32,7 +32,7 @@ impl Semaphore {
     /// Waits for one permit. Errors and cancellation as in [`Request::acquire`].
     ///
     /// # Errors
-    /// [`ErrorKind::CapacityMismatch`] when the name is in use with another capacity.
+    /// [`ErrorKind::CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when the name is in use with another capacity.
     pub async fn acquire(&self) -> Result<Hold> {
         forever(&self.0).await
     }
@@ -56,8 +56,8 @@ impl Semaphore {
     /// Waits for `permits` at once.
     ///
     /// # Errors
-    /// As [`Semaphore::acquire`]; [`ErrorKind::InvalidArgument`] for 0 or more than the capacity;
-    /// [`ErrorKind::Unsupported`] above 1 where the engine gives permits one by one.
+    /// As [`Semaphore::acquire`]; [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for 0 or more than the capacity;
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) above 1 where the engine gives permits one by one.
     pub async fn acquire_many(&self, permits: u32) -> Result<Hold> {
         forever(&self.weighing(permits)).await
     }

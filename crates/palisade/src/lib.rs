@@ -35,6 +35,8 @@
 //!
 //! It runs on Unix systems: processes, signals and the boot-time clock are theirs.
 
+#![warn(missing_debug_implementations)]
+
 #[cfg(feature = "blocking")]
 pub mod blocking;
 mod client;

@@ -36,6 +36,14 @@ faults workload="fenced-counter" fault="pause-holder" engine="file" seconds="60"
 bench:
     cargo bench -p palisade --bench file --bench hold
 
+# The public API beside its snapshot; needs a nightly compiler and cargo-public-api.
+api:
+    cargo +nightly public-api -p palisade --all-features -sss | diff crates/palisade/public-api.txt -
+
+# Takes the public API as it is now for the snapshot.
+api-accept:
+    cargo +nightly public-api -p palisade --all-features -sss > crates/palisade/public-api.txt
+
 # Format in place.
 fmt:
     cargo fmt --all

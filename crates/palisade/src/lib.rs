@@ -81,7 +81,7 @@ pub mod report {
 pub mod command {
     #[cfg(feature = "baseline")]
     pub use crate::connect::baseline;
-    pub use crate::connect::{Prepared, open_fence, prepare, registry, schemes};
+    pub use crate::connect::{Prepared, prepare, registry, schemes};
     #[cfg(feature = "baseline")]
     pub use crate::core::baseline::Baseline;
     pub use crate::core::duration::parse_duration;

@@ -76,7 +76,7 @@ impl Check {
     async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
         let target = Target::find(global)?;
-        let fence = palisade::command::open_fence(target.url())?;
+        let fence = palisade::fence::open(target.url())?;
         let (stale, highest) = self.judge(&fence, &name).await?;
         let answer = Answer {
             name: self.name,

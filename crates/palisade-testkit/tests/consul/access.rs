@@ -162,7 +162,11 @@ async fn missing_rights_are_named() {
     }
     let left = format!("/v1/kv/palisade/?keys&token={ROOT}");
     let left = get(&running, &left);
-    assert!(left.is_null(), "left behind: {left}");
+    // Whoever may write keys may have made the one that watches of marks sleep on.
+    assert!(
+        left.is_null() || left == json!(["palisade/.evict/last"]),
+        "left behind: {left}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,6 +10,7 @@
 mod file;
 mod memory;
 
+pub use crate::connect::open_fence as open;
 pub use file::FileFence;
 #[cfg(feature = "file")]
 pub(crate) use file::encode;

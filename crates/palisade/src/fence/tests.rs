@@ -90,10 +90,10 @@ async fn a_token_is_remembered_without_data_and_leaves_data_alone() {
 async fn the_fence_of_a_store_is_kept_beside_it_for_each_namespace() {
     let dir = tempfile::tempdir().unwrap();
     let url = |more: &str| format!("file:{}/store{more}", dir.path().display());
-    let fence = crate::connect::open_fence(&url("")).unwrap();
+    let fence = open(&url("")).unwrap();
     fence.accept(&name(), Token(5)).await.unwrap();
     let check = async |url: &str| {
-        let fence = crate::connect::open_fence(url).unwrap();
+        let fence = open(url).unwrap();
         fence.check(&name(), Token(4)).await.unwrap()
     };
     let stale = Verdict::Stale { highest: Token(5) };
@@ -103,7 +103,7 @@ async fn the_fence_of_a_store_is_kept_beside_it_for_each_namespace() {
     // The store is as good as before.
     crate::connect(&url("")).await.unwrap();
 
-    let kind = |url: &str| crate::connect::open_fence(url).unwrap_err().kind();
+    let kind = |url: &str| open(url).unwrap_err().kind();
     assert_eq!(kind("memory:"), ErrorKind::Unsupported);
     assert_eq!(kind("bananas:"), ErrorKind::Config);
     assert_eq!(kind(&url("?tll=5s")), ErrorKind::Config);

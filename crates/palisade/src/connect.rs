@@ -1,5 +1,6 @@
 //! `connect`: from a URL to a client. The only place that names all engines.
 
+#[cfg(any(feature = "baseline", feature = "file"))]
 use std::sync::Arc;
 
 use crate::client::Client;

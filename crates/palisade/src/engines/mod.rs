@@ -15,8 +15,3 @@ pub mod memory;
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
-
-// The former name of the kit.
-#[cfg(feature = "remote")]
-#[allow(unused_imports)]
-pub(crate) use self::kit as remote;

@@ -23,7 +23,7 @@ use super::error::{
 use super::kv::{MOST_OPS, Op, Pair, TxnAnswer, TxnError, session_id};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
-use crate::engines::kit::{Asked, Host, Link, Links, SecretFile, Tls, refuses_ours, timed};
+use crate::engines::kit::{Asked, Host, Link, PerRuntime, SecretFile, Tls, refuses_ours, timed};
 
 /// What the URL says about requests.
 #[derive(Clone)]
@@ -195,7 +195,7 @@ impl Access {
 /// See the module's text.
 pub(super) struct Client {
     access: Arc<Access>,
-    connections: Links<Connection>,
+    connections: PerRuntime<Connection>,
     /// `&dc=…&ns=…`, for every request.
     scope: String,
     has_token: bool,
@@ -246,7 +246,7 @@ impl Client {
         access.http(token.as_deref())?;
         let access = Arc::new(access);
         let connects = Arc::clone(&access);
-        let connections = Links::new(access.connect_timeout, move || {
+        let connections = PerRuntime::new(access.connect_timeout, move || {
             let access = Arc::clone(&connects);
             Box::pin(async move { access.connect().await })
         });

@@ -12,7 +12,7 @@ use super::keys::Keys;
 use super::leases::Leases;
 use super::transport::{Endpoints, PORT};
 use super::{EtcdEngine, Inner};
-use crate::core::capability::{Capability, Guarantee, Permits, Tokens, TtlRange};
+use crate::core::capability::{Capability, Guarantee, TtlRange};
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
@@ -21,14 +21,6 @@ use crate::engines::kit::{self, Host, Login, PerRuntime, Tls};
 
 pub(super) const CAPABILITY: Capability = Capability {
     class: Guarantee::Consensus,
-    shared: true,
-    permits: Permits::Weighted,
-    resize: true,
-    fair: true,
-    waiters_visible: true,
-    tokens: Tokens::Durable,
-    early_loss: true,
-    detached: true,
     ttl: TtlRange {
         // At the usual election timeout of 1 s etcd grants nothing shorter than 2 s, and whole
         // seconds only.
@@ -37,7 +29,7 @@ pub(super) const CAPABILITY: Capability = Capability {
         max: Duration::from_secs(24 * 60 * 60),
         step: Duration::from_secs(1),
     },
-    reentrant_session: false,
+    ..Capability::FULL
 };
 
 /// What `connect` knows of it.

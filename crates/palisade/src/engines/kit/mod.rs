@@ -28,7 +28,7 @@ pub(crate) use self::{
     findings::{clock_off, plain_text},
     host::Host,
     login::{Login, SecretFile},
-    per_runtime::{Link, PerRuntime, PerRuntime as Links, timed},
+    per_runtime::{Link, PerRuntime, timed},
     tls::Tls,
     tls_error::{Asked, about_tls, cause, refuses_ours},
 };

@@ -1,14 +1,13 @@
 //! The lease table's options, what it can do, and how a URL becomes an engine.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::client::Client;
 use super::connect::Server;
 use super::pooler::Between;
 use super::schema::Schema;
 use super::{PostgresEngine, shedlock};
-use crate::core::capability::{Capability, Guarantee, Permits, Tokens, TtlRange};
+use crate::core::capability::Capability;
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
@@ -28,23 +27,7 @@ pub(super) const OPTIONS: &[&str] = &[
     "user",
 ];
 
-pub(super) const CAPABILITY: Capability = Capability {
-    class: Guarantee::Durable,
-    shared: true,
-    permits: Permits::Weighted,
-    resize: true,
-    fair: true,
-    waiters_visible: true,
-    tokens: Tokens::Durable,
-    early_loss: true,
-    detached: true,
-    ttl: TtlRange {
-        min: Duration::from_millis(100),
-        max: Duration::from_secs(24 * 60 * 60),
-        step: Duration::from_millis(1),
-    },
-    reentrant_session: false,
-};
+pub(super) const CAPABILITY: Capability = Capability::FULL;
 
 /// What `connect` knows of it.
 pub(crate) const FACTORY: EngineFactory = EngineFactory {

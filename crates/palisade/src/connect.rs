@@ -9,10 +9,48 @@ use crate::core::baseline::Baseline;
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
-use crate::core::url::{Settings, Url, nearest};
+use crate::core::url::{IntoUrl, Settings, Url, nearest};
 use crate::fence::FileFence;
 
-/// Connects to the engine that the URL's scheme names.
+/// Typed configuration of each engine, for [`connect`]: what a URL can say, in Rust, and a TLS
+/// configuration, a client or the like that a program has already.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+/// use std::time::Duration;
+/// # #[cfg(feature = "file")] {
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let directory = directory.path().to_str().unwrap();
+/// let store = palisade::config::File::new(directory).ttl(Duration::from_secs(10));
+/// let palisade = palisade::connect(store).await?;
+/// assert!(palisade.mutex("x").try_lock().await?.is_some());
+/// # }
+/// # Ok(()) }
+/// ```
+pub mod config {
+    #[cfg(feature = "consul")]
+    pub use crate::engines::consul::config::Consul;
+    #[cfg(feature = "etcd")]
+    pub use crate::engines::etcd::Etcd;
+    #[cfg(feature = "file")]
+    pub use crate::engines::file::File;
+    #[cfg(feature = "postgres")]
+    pub use crate::engines::postgres::Postgres;
+    #[cfg(feature = "redis")]
+    pub use crate::engines::redis::Redis;
+    // The versions whose types the configurations take.
+    #[cfg(feature = "redis")]
+    #[doc(no_inline)]
+    pub use redis;
+    #[cfg(feature = "remote")]
+    #[doc(no_inline)]
+    pub use rustls;
+    #[cfg(feature = "postgres")]
+    #[doc(no_inline)]
+    pub use tokio_postgres;
+}
+
+/// Connects to the engine that a URL's scheme names, or to that of a typed [`config`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
@@ -24,8 +62,11 @@ use crate::fence::FileFence;
 /// # Errors
 /// [`ErrorKind::Config`] for a URL, scheme or option that can't be used, with the nearest spelling and
 /// never with the value; [`ErrorKind::Unreachable`] and [`ErrorKind::Unusable`] from the engine.
-pub async fn connect(url: &str) -> Result<Client> {
-    let mut url = Url::parse(url)?;
+pub async fn connect(target: impl IntoUrl) -> Result<Client> {
+    connect_to(target.into_url()?).await
+}
+
+async fn connect_to(mut url: Url) -> Result<Client> {
     let settings = url.take_settings()?;
     let engine = open(url, &settings).await?;
     client(engine, &settings)
@@ -267,6 +308,81 @@ mod tests {
                 "{scheme}"
             );
         }
+    }
+
+    /// Compares all that a typed configuration says with what a URL says.
+    #[cfg(feature = "remote")]
+    fn says_the_same(typed: impl IntoUrl, text: &str) {
+        let said = |url: Url| {
+            let own = offer(&url).unwrap().info.options.iter().copied();
+            let parts = (url.scheme.clone(), url.hosts.clone(), url.path.clone());
+            let login = (url.user.clone(), url.password.clone());
+            let mut url = url;
+            let settings = format!("{:?}", url.take_settings().unwrap());
+            let own: Vec<_> = own.map(|option| (option, url.take(option))).collect();
+            url.finish(&[]).unwrap();
+            (parts, login, settings, own)
+        };
+        assert_eq!(
+            said(typed.into_url().unwrap()),
+            said(text.into_url().unwrap())
+        );
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn redis_is_configured_by_types_or_from_a_client() {
+        let ttl = std::time::Duration::from_millis(1500);
+        let typed = config::Redis::new("h:1").user("me").password("p/w");
+        let typed = typed.ttl(ttl).replicas(2).era(3).database(5);
+        says_the_same(typed, "redis://me:p%2Fw@h:1/5?ttl=1.5s&replicas=2&era=3");
+        says_the_same(
+            config::Redis::new("h")
+                .tls_ca("/ca")
+                .tls_identity("/c", "/k"),
+            "rediss://h?tls_ca=/ca&tls_cert=/c&tls_key=/k",
+        );
+        let client = redis::Client::open("redis://me:secret@[::1]:7/4").unwrap();
+        let typed = config::Redis::from_client(&client).unwrap();
+        assert!(!format!("{typed:?}").contains("secret"));
+        says_the_same(typed, "redis://me:secret@[::1]:7/4");
+        let socket = redis::Client::open("redis+unix:///tmp/redis.sock").unwrap();
+        let error = config::Redis::from_client(&socket).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+    }
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn postgres_is_configured_by_types_or_from_a_configuration() {
+        let typed = config::Postgres::new(["a", "b:2"]).database("d").advisory();
+        says_the_same(
+            typed.max_connections(7).plain(),
+            "postgres+advisory://a,b:2/d?max_connections=7&tls=disable",
+        );
+        let with = |text: &str| config::Postgres::from_config(&text.parse().unwrap());
+        let typed = with("postgresql://me:secret@a:1,b:2/d?sslmode=require").unwrap();
+        assert!(!format!("{typed:?}").contains("secret"));
+        says_the_same(typed, "postgres://me:secret@a:1,b:2/d?tls=require");
+        let error = with("host=/run/postgresql user=me").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+    }
+
+    #[cfg(all(feature = "consul", feature = "etcd"))]
+    #[test]
+    fn consul_and_etcd_are_configured_by_types() {
+        let delay = std::time::Duration::from_secs(1);
+        let typed = config::Consul::new(["a"])
+            .token_file("/t")
+            .lock_delay(delay);
+        says_the_same(
+            typed.tls(),
+            "consuls://a?token_file=/t&lock_delay=1.000000000s",
+        );
+        let typed = config::Etcd::new(["a", "b"]).user("me").password_file("/p");
+        says_the_same(
+            typed.label("x y"),
+            "etcd://me@a,b?password_file=/p&label=x%20y",
+        );
     }
 
     #[test]

@@ -15,4 +15,4 @@ pub use crate::core::line::{Line, Seat, capacity_mismatch, resize};
 pub use crate::core::registry::{EngineFactory, EngineInfo, Opener};
 pub use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 pub use crate::core::token::Era;
-pub use crate::core::url::{Settings, Url};
+pub use crate::core::url::{IntoUrl, Settings, Url};

@@ -49,7 +49,7 @@ pub mod layers;
 mod primitives;
 
 pub use client::{Client, Which};
-pub use connect::{connect, connect_existing};
+pub use connect::{config, connect, connect_existing};
 pub use core::acquire::Request;
 pub use core::capability::{Capability, Guarantee};
 pub use core::clock::BootTime;
@@ -91,3 +91,8 @@ pub mod command {
     pub use crate::core::sync::advance;
     pub use crate::core::url::nearest;
 }
+
+/// The Rust in the pages compiles.
+#[cfg(all(doctest, feature = "etcd", feature = "postgres"))]
+#[doc = include_str!("../../../docs/options.md")]
+struct Pages;

@@ -23,6 +23,31 @@ fn with_passwords() -> Option<Running> {
 }
 
 #[tokio::test]
+async fn an_existing_configuration_leads_to_the_same_locks() {
+    let Some(server) = with_passwords() else {
+        return;
+    };
+    let address = server.nodes()[0].address();
+    let existing = format!("postgres://app:first@{address}/postgres")
+        .parse()
+        .unwrap();
+    for advisory in [false, true] {
+        let typed = || {
+            let typed = palisade::config::Postgres::from_config(&existing)
+                .unwrap()
+                .plain();
+            if advisory { typed.advisory() } else { typed }
+        };
+        let one = palisade::connect(typed()).await.unwrap();
+        let two = palisade::connect(typed()).await.unwrap();
+        let hold = one.mutex("shared").lock().await.unwrap();
+        assert!(two.mutex("shared").try_lock().await.unwrap().is_none());
+        hold.release().await.unwrap();
+        assert!(two.mutex("shared").try_lock().await.unwrap().is_some());
+    }
+}
+
+#[tokio::test]
 async fn each_refusal_says_what_to_do() {
     let Some(server) = with_passwords() else {
         return;

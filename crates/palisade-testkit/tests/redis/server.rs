@@ -1,7 +1,11 @@
 //! States of the server: forgotten scripts, other types, no memory, no rights.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use palisade::config::rustls::pki_types::CertificateDer;
+use palisade::config::rustls::pki_types::pem::PemObject;
+use palisade::config::{self, rustls};
 use palisade::engine::{Lease, Renewal, Ticket};
 use palisade::{ErrorKind, Hold, LossReason};
 use palisade_testkit::lab::launch::{self, wire};
@@ -494,6 +498,22 @@ async fn bad_urls_are_refused_before_any_connection() {
 }
 
 #[tokio::test]
+async fn an_existing_client_leads_to_the_same_locks() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let url = format!("redis://127.0.0.1:{}", server.port());
+    let existing = config::redis::Client::open(url.as_str()).unwrap();
+    let ours = config::Redis::from_client(&existing).unwrap();
+    let ours = palisade::connect(ours.ttl(TTL)).await.unwrap();
+    let hold = ours.mutex("shared").lock().await.unwrap();
+    let others = palisade::connect(&url).await.unwrap();
+    assert!(others.mutex("shared").try_lock().await.unwrap().is_none());
+    hold.release().await.unwrap();
+    assert!(others.mutex("shared").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test]
 async fn locks_go_through_tls_and_strangers_are_not_trusted() {
     let folder = tempfile::tempdir().unwrap();
     if let Err(why) = certificates(folder.path(), "IP:127.0.0.1") {
@@ -524,6 +544,27 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
         .release()
         .await
         .unwrap();
+    // The program's own TLS: the same authority, without a file that is named.
+    let mut roots = rustls::RootCertStore::empty();
+    let pem = std::fs::read(file("ca.pem")).unwrap();
+    roots
+        .add(CertificateDer::from_pem_slice(&pem).unwrap())
+        .unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let own = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let host = format!("127.0.0.1:{port}");
+    let typed = config::Redis::new(&host).tls_config(own.clone());
+    let client = palisade::connect(typed).await.unwrap();
+    assert!(client.mutex("tls").try_lock().await.unwrap().is_some());
+    let both = config::Redis::new(&host)
+        .tls_ca(file("ca.pem"))
+        .tls_config(own);
+    let refused = palisade::connect(both).await.err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Config, "{refused}");
     // Another authority than the server's, the system's, another name than it has, a port without
     // TLS, and TLS that is not spoken to.
     let plain = server.port();

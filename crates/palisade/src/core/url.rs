@@ -4,6 +4,7 @@
 //! It is shown as scheme and hosts only, in messages and in `Debug`; option values are never
 //! echoed, because one of them may be a secret that was given the wrong name.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -25,6 +26,41 @@ pub struct Url {
     /// Between the user and the `@`. A secret.
     pub password: Option<String>,
     options: BTreeMap<String, String>,
+    /// What no text can say: a TLS configuration of the program's own.
+    given: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+/// Where to connect to: a URL as text, or a typed configuration of [`config`](crate::config).
+pub trait IntoUrl {
+    /// The URL.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] when it is none, without repeating it.
+    fn into_url(self) -> Result<Url>;
+}
+
+impl IntoUrl for Url {
+    fn into_url(self) -> Result<Url> {
+        Ok(self)
+    }
+}
+
+impl IntoUrl for &str {
+    fn into_url(self) -> Result<Url> {
+        Url::parse(self)
+    }
+}
+
+impl IntoUrl for &String {
+    fn into_url(self) -> Result<Url> {
+        Url::parse(self)
+    }
+}
+
+impl IntoUrl for String {
+    fn into_url(self) -> Result<Url> {
+        Url::parse(&self)
+    }
 }
 
 fn config(message: impl Into<String>) -> Error {
@@ -44,14 +80,8 @@ impl Url {
         };
         refuse_stray_login(rest)?;
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let mut url = Self {
-            scheme: scheme.to_ascii_lowercase(),
-            hosts: Vec::new(),
-            path: String::new(),
-            user: None,
-            password: None,
-            options: parse_query(query)?,
-        };
+        let mut url = Self::new(&scheme.to_ascii_lowercase(), Vec::new());
+        url.options = parse_query(query)?;
         let Some(authority) = place.strip_prefix("//") else {
             url.path = decode(place)?;
             return Ok(url);
@@ -79,6 +109,45 @@ impl Url {
             .map(str::to_owned)
             .collect();
         Ok(url)
+    }
+
+    /// The URL of a typed configuration, without options.
+    pub fn new(scheme: &str, hosts: Vec<String>) -> Self {
+        Self {
+            scheme: scheme.to_owned(),
+            hosts,
+            path: String::new(),
+            user: None,
+            password: None,
+            options: BTreeMap::new(),
+            given: Vec::new(),
+        }
+    }
+
+    /// Sets an option, in place of what it was set to before.
+    pub fn set(&mut self, option: &str, value: impl fmt::Display) {
+        self.options.insert(option.to_owned(), value.to_string());
+    }
+
+    /// Sets an option that is a duration.
+    pub fn set_duration(&mut self, option: &str, value: Duration) {
+        let (seconds, below) = (value.as_secs(), value.subsec_nanos());
+        self.set(option, format_args!("{seconds}.{below:09}s"));
+    }
+
+    /// Adds what no text can say.
+    pub fn give<T: Any + Send + Sync>(&mut self, thing: T) {
+        self.given.push(Box::new(thing));
+    }
+
+    /// Takes such a thing out.
+    pub fn take_given<T: Any>(&mut self) -> Option<T> {
+        let at = self.given.iter().position(|thing| thing.is::<T>())?;
+        self.given
+            .swap_remove(at)
+            .downcast()
+            .ok()
+            .map(|thing| *thing)
     }
 
     /// Takes an option out.
@@ -113,9 +182,7 @@ impl Url {
         };
         match parse_duration(&text) {
             Ok(duration) if duration > Duration::ZERO => Ok(Some(duration)),
-            Ok(_) => Err(config(format!(
-                "option {option} must be longer than nothing"
-            ))),
+            Ok(_) => Err(config(format!("option {option} must be greater than zero"))),
             Err(why) => Err(config(format!("option {option}: {why}"))),
         }
     }

@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use tokio::sync::broadcast;
 
+use super::ConsulEngine;
 use super::client::{Access, Client, Read, Token};
 use super::inspect::{Agent, TTL_MIN};
 use super::keys::Keys;
-use super::{Consul, ConsulEngine};
 use crate::core::capability::{Capability, Guarantee, Permits, Tokens, TtlRange};
 use crate::core::duration::parse_duration;
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
-use crate::engines::kit::{Asked, Host, SecretFile, Tls};
+use crate::engines::kit::{Asked, Host, SecretFile, Tls, typed_config};
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &[
@@ -67,6 +67,38 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
         Box::pin(async move { super::baseline::open_baseline(url, &settings).await })
     }),
 };
+
+typed_config! {
+    /// A Consul agent, as [`connect`](crate::connect()) takes it.
+    Consul
+    texts {
+        /// The datacenter, where it is not the agent's own.
+        datacenter
+        /// The namespace of Consul Enterprise.
+        consul_namespace
+        /// Health checks of the node, by comma, that a session depends on.
+        node_checks
+        /// The ACL token. It is never shown.
+        token
+        /// A file with the ACL token in it.
+        token_file
+    }
+    durations {
+        /// How long Consul refuses a lock after its session was invalidated.
+        lock_delay
+    }
+    tls { |url| url.scheme = "consuls".to_owned() }
+}
+
+impl Consul {
+    /// Agents of one datacenter: `name`, `name:port` or `[address]:port` each.
+    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self(Url::new(
+            "consul",
+            hosts.into_iter().map(Into::into).collect(),
+        ))
+    }
+}
 
 /// What a URL says.
 pub(super) struct Options {
@@ -172,7 +204,7 @@ async fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
         ));
     }
     let default_ttl = settings.ttl.unwrap_or_else(|| capability.default_ttl());
-    Ok(Arc::new(ConsulEngine(Arc::new(Consul {
+    Ok(Arc::new(ConsulEngine(Arc::new(super::Consul {
         client,
         keys,
         sessions: Default::default(),

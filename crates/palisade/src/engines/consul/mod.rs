@@ -13,7 +13,7 @@ mod acquire;
 #[cfg(feature = "baseline")]
 mod baseline;
 mod client;
-mod config;
+pub(crate) mod config;
 mod error;
 mod inspect;
 mod keys;

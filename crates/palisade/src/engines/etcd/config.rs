@@ -17,7 +17,7 @@ use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
-use crate::engines::kit::{self, Host, Login, PerRuntime, Tls};
+use crate::engines::kit::{self, Host, Login, PerRuntime, Tls, typed_config};
 
 pub(super) const CAPABILITY: Capability = Capability {
     class: Guarantee::Consensus,
@@ -53,6 +53,23 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
         Box::pin(async move { super::baseline::open(url, &settings).await })
     }),
 };
+
+typed_config! {
+    /// An etcd cluster, as [`connect`](crate::connect()) takes it.
+    Etcd
+    login { user }
+    tls { |url| url.scheme = "etcds".to_owned() }
+}
+
+impl Etcd {
+    /// Members of the cluster: `name`, `name:port` or `[address]:port` each.
+    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self(Url::new(
+            "etcd",
+            hosts.into_iter().map(Into::into).collect(),
+        ))
+    }
+}
 
 /// Opens what the URL names, and sees that a member of it answers.
 ///

@@ -35,6 +35,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OnceCell, broadcast};
 
 pub use condition::{Condition, EtcdHold};
+pub use config::Etcd;
 pub(crate) use config::FACTORY;
 
 use self::acquire::Known;

@@ -7,6 +7,7 @@ use crate::core::capability::Capability;
 use crate::core::error::Result;
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::Url;
+use crate::engines::kit::typed_config;
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &["allow_network_fs", "shared"];
@@ -31,6 +32,32 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
     #[cfg(feature = "baseline")]
     baseline: Some(|url, _| Box::pin(async move { super::baseline::open_baseline(url) })),
 };
+
+typed_config! {
+    /// An embedded store, as [`connect`](crate::connect()) takes it.
+    File
+}
+
+impl File {
+    /// The store in this directory, which is made where it is missing.
+    pub fn new(directory: impl Into<String>) -> Self {
+        let mut url = Url::new("file", Vec::new());
+        url.path = directory.into();
+        Self(url)
+    }
+
+    /// Lets the group of the directory take part, and not this user alone.
+    pub fn shared_by_group(mut self) -> Self {
+        self.0.set("shared", "group");
+        self
+    }
+
+    /// Takes a network file system, where locks can't be relied on.
+    pub fn allow_network_fs(mut self) -> Self {
+        self.0.set("allow_network_fs", true);
+        self
+    }
+}
 
 /// Who may take part in a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

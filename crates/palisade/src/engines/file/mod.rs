@@ -35,6 +35,7 @@ use futures_util::stream;
 use self::config::CAPABILITY;
 use self::config::Config;
 pub(crate) use self::config::FACTORY;
+pub use self::config::File;
 use self::dir::Dir;
 pub use self::liveness::Liveness;
 use self::store::{LineName, Store};

@@ -22,6 +22,9 @@ mod tls;
 #[cfg(feature = "remote")]
 mod tls_error;
 pub(crate) mod tombstones;
+mod typed;
+
+pub(crate) use typed::typed_config;
 
 #[cfg(feature = "remote")]
 pub(crate) use self::{

@@ -18,6 +18,8 @@ pub(crate) struct Tls {
     /// Our own certificate and its key: both or none.
     pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
     files: Files,
+    /// The program's own configuration, instead of all that.
+    given: Option<ClientConfig>,
 }
 
 /// Where the PEM files are.
@@ -43,16 +45,23 @@ impl Tls {
             cert: url.take("tls_cert"),
             key: url.take("tls_key"),
         };
+        let given = url.take_given::<ClientConfig>();
         if !encrypted {
-            return match (&files.ca, &files.cert, &files.key) {
-                (None, None, None) => Ok(None),
-                _ => Err(config(format!(
+            if files.any() {
+                return Err(config(format!(
                     "{}: is not encrypted, so tls_ca, tls_cert and tls_key can't be used; take the scheme for TLS",
                     url.scheme
-                ))),
-            };
+                )));
+            }
+            return Ok(None);
         }
-        files.read().map(Some)
+        if given.is_some() && files.any() {
+            return Err(config(
+                "tls_config has its own certificates; leave tls_ca, tls_cert and tls_key out",
+            ));
+        }
+        let read = files.read()?;
+        Ok(Some(Self { given, ..read }))
     }
 
     /// The same with the contents as the files have them now: certificates are rotated, so that
@@ -61,7 +70,11 @@ impl Tls {
     /// # Errors
     /// [`ErrorKind::Config`] for a file that can't be read.
     pub(crate) fn fresh(&self) -> Result<Self> {
-        self.files.read()
+        let read = self.files.read()?;
+        Ok(Self {
+            given: self.given.clone(),
+            ..read
+        })
     }
 
     /// A configuration for rustls.
@@ -69,6 +82,9 @@ impl Tls {
     /// # Errors
     /// [`ErrorKind::Config`] when a file is no PEM of the right kind.
     pub(crate) fn client_config(&self) -> Result<ClientConfig> {
+        if let Some(given) = &self.given {
+            return Ok(given.clone());
+        }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -112,6 +128,10 @@ impl Tls {
 }
 
 impl Files {
+    fn any(&self) -> bool {
+        self.ca.is_some() || self.cert.is_some() || self.key.is_some()
+    }
+
     fn read(&self) -> Result<Tls> {
         let file = |option: &str, path: &Option<String>| {
             let read = |path| {
@@ -132,6 +152,7 @@ impl Files {
             ca: file("tls_ca", &self.ca)?,
             identity,
             files: self.clone(),
+            given: None,
         })
     }
 }

@@ -12,6 +12,7 @@ use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
+use crate::engines::kit::{Host, typed_config};
 
 /// The engine's own options.
 pub(super) const OPTIONS: &[&str] = &[
@@ -43,6 +44,101 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
     #[cfg(feature = "baseline")]
     baseline: Some(|url, settings| Box::pin(super::baseline::table(url, settings))),
 };
+
+typed_config! {
+    /// A PostgreSQL database, as [`connect`](crate::connect()) takes it: with a table of leases,
+    /// or with [`advisory`](Self::advisory) locks.
+    Postgres
+    texts {
+        /// The schema that the tables and functions are in.
+        schema
+        /// `palisade`, or `shedlock` for ShedLock's table.
+        layout
+        /// What the connection goes through: `none`, `transaction` or `session`.
+        pooler
+        /// The server itself as a `postgres://` URL, to listen on, where a pooler is in between.
+        listen_url
+        /// How names become the keys of advisory locks.
+        key
+    }
+    numbers {
+        /// How many connections advisory locks take at most.
+        max_connections: u32
+    }
+    login { user }
+    tls { |url| url.set("tls", "require") }
+}
+
+impl Postgres {
+    /// Servers of one cluster, of which the one that takes writes is used: `name`, `name:port` or
+    /// `[address]:port` each. A server on another machine is encrypted to unless
+    /// [`plain`](Self::plain) says otherwise.
+    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self(Url::new(
+            "postgres",
+            hosts.into_iter().map(Into::into).collect(),
+        ))
+    }
+
+    /// The servers, database and login of an existing configuration. Connections of our own are
+    /// made, with our own timeouts and no session settings.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] for Unix sockets and for a password that is no text.
+    pub fn from_config(config: &tokio_postgres::Config) -> Result<Self> {
+        use tokio_postgres::config::{Host as Server, SslMode};
+        let refuse = |message| Error::new(ErrorKind::Config, "connect", message);
+        let ports = config.get_ports();
+        let hosts = config
+            .get_hosts()
+            .iter()
+            .enumerate()
+            .map(|(at, host)| match host {
+                Server::Tcp(name) => Ok(Host {
+                    name: name.clone(),
+                    // One port may stand for all.
+                    port: ports.get(at).or(ports.first()).copied().unwrap_or(5432),
+                }
+                .to_string()),
+                _ => Err(refuse(
+                    "a PostgreSQL server is reached by TCP, not by a Unix socket",
+                )),
+            });
+        let mut this = Self::new(hosts.collect::<Result<Vec<_>>>()?);
+        this.0.user = config.get_user().map(str::to_owned);
+        if let Some(name) = config.get_dbname() {
+            this = this.database(name);
+        }
+        if let Some(password) = config.get_password() {
+            let text = std::str::from_utf8(password);
+            let text = text.map_err(|_| refuse("the password is not UTF-8"))?;
+            this.0.password = Some(text.to_owned());
+        }
+        Ok(match config.get_ssl_mode() {
+            SslMode::Require => this.tls(),
+            SslMode::Disable => this.plain(),
+            _ => this,
+        })
+    }
+
+    /// Takes the server's advisory locks instead of a table of leases.
+    pub fn advisory(mut self) -> Self {
+        self.0.scheme = "postgres+advisory".to_owned();
+        self
+    }
+
+    /// The name of the database.
+    pub fn database(mut self, name: impl std::fmt::Display) -> Self {
+        self.0.path = format!("/{name}");
+        self
+    }
+
+    /// Does not encrypt, wherever the server is.
+    pub fn plain(mut self) -> Self {
+        self.0.set("tls", "disable");
+        self
+    }
+}
 
 /// What a URL says of the table.
 pub(super) struct Config {

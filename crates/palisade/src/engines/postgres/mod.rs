@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use config::FACTORY;
+pub use config::Postgres;
 pub use config::open;
 pub use schema::Schema;
 

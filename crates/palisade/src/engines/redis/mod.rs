@@ -43,6 +43,7 @@ use crate::engines::kit::PerRuntime;
 use crate::engines::kit::push::PushHub;
 
 pub(crate) use config::FACTORY;
+pub use config::Redis;
 
 /// Connects.
 ///

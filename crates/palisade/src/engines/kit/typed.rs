@@ -1,0 +1,131 @@
+//! `typed_config!`: an engine's configuration in Rust. Each setter puts into a [`Url`] what the
+//! option of its name says there, so that both ways to connect go through the same checks.
+//!
+//! [`Url`]: crate::core::url::Url
+
+/// Declares a typed configuration: its setters, those that all engines have, and where there are
+/// any those of a login and of TLS. `$encrypt` changes a URL so that its connections are encrypted.
+macro_rules! typed_config {
+    (
+        $(#[$about:meta])* $name:ident
+        $(texts { $($(#[$text_doc:meta])* $text:ident)* })?
+        $(durations { $($(#[$duration_doc:meta])* $duration:ident)* })?
+        $(numbers { $($(#[$number_doc:meta])* $number:ident: $kind:ty)* })?
+        $(login { $user:ident })?
+        $(tls { $encrypt:expr })?
+    ) => {
+        $(#[$about])*
+        #[derive(Debug)]
+        #[must_use = "a configuration does nothing until it is connected with"]
+        pub struct $name(crate::core::url::Url);
+
+        impl $name {
+            $($($(#[$text_doc])*
+            pub fn $text(mut self, $text: impl Into<String>) -> Self {
+                self.0.set(stringify!($text), $text.into());
+                self
+            })*)?
+
+            $($($(#[$duration_doc])*
+            pub fn $duration(mut self, $duration: std::time::Duration) -> Self {
+                self.0.set_duration(stringify!($duration), $duration);
+                self
+            })*)?
+
+            $($($(#[$number_doc])*
+            pub fn $number(mut self, $number: $kind) -> Self {
+                self.0.set(stringify!($number), $number);
+                self
+            })*)?
+
+            /// Whose locks these are: the same name in another namespace is another lock.
+            pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+                self.0.set("namespace", namespace.into());
+                self
+            }
+
+            /// How long a lock outlives a holder that is gone or cut off.
+            pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
+                self.0.set_duration("ttl", ttl);
+                self
+            }
+
+            /// How long one request to the engine may take.
+            pub fn timeout(mut self, timeout: std::time::Duration) -> Self {
+                self.0.set_duration("timeout", timeout);
+                self
+            }
+
+            /// How long a connection may take to be made.
+            pub fn connect_timeout(mut self, timeout: std::time::Duration) -> Self {
+                self.0.set_duration("connect_timeout", timeout);
+                self
+            }
+
+            /// Which history of tokens this is, 0 to 127.
+            pub fn era(mut self, era: u64) -> Self {
+                self.0.set("era", era);
+                self
+            }
+
+            /// What this client is, for people who look.
+            pub fn label(mut self, label: impl Into<String>) -> Self {
+                self.0.set("label", label.into());
+                self
+            }
+
+            $(
+            /// Who asks.
+            pub fn $user(mut self, user: impl Into<String>) -> Self {
+                self.0.user = Some(user.into());
+                self
+            }
+
+            /// The password. It is never shown.
+            pub fn password(mut self, password: impl Into<String>) -> Self {
+                self.0.password = Some(password.into());
+                self
+            }
+
+            /// A file with the password in it, which is read at each connect.
+            pub fn password_file(mut self, path: impl Into<String>) -> Self {
+                self.0.set("password_file", path.into());
+                self
+            })?
+
+            $(
+            /// Encrypts connections, and trusts the system's certificate authorities.
+            pub fn tls(mut self) -> Self {
+                let encrypt: fn(&mut crate::core::url::Url) = $encrypt;
+                encrypt(&mut self.0);
+                self
+            }
+
+            /// Encrypts connections, and trusts the authorities in this PEM file.
+            pub fn tls_ca(mut self, path: impl Into<String>) -> Self {
+                self.0.set("tls_ca", path.into());
+                self.tls()
+            }
+
+            /// Encrypts connections, and shows the server this certificate: two PEM files.
+            pub fn tls_identity(mut self, cert: impl Into<String>, key: impl Into<String>) -> Self {
+                self.0.set("tls_cert", cert.into());
+                self.0.set("tls_key", key.into());
+                self.tls()
+            }
+
+            /// Encrypts connections with the program's own configuration.
+            pub fn tls_config(mut self, config: rustls::ClientConfig) -> Self {
+                self.0.give(config);
+                self.tls()
+            })?
+        }
+
+        impl crate::core::url::IntoUrl for $name {
+            fn into_url(self) -> crate::core::error::Result<crate::core::url::Url> {
+                Ok(self.0)
+            }
+        }
+    };
+}
+pub(crate) use typed_config;

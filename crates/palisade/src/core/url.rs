@@ -57,12 +57,6 @@ impl IntoUrl for &String {
     }
 }
 
-impl IntoUrl for String {
-    fn into_url(self) -> Result<Url> {
-        Url::parse(&self)
-    }
-}
-
 fn config(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, "connect", message)
 }

@@ -22,8 +22,10 @@ mod tls;
 #[cfg(feature = "remote")]
 mod tls_error;
 pub(crate) mod tombstones;
+#[cfg(any(feature = "file", feature = "remote"))]
 mod typed;
 
+#[cfg(any(feature = "file", feature = "remote"))]
 pub(crate) use typed::typed_config;
 
 #[cfg(feature = "remote")]

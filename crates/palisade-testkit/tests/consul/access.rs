@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use palisade::{Client, Error, ErrorKind};
 use palisade_testkit::lab::launch::{self, Running, wire};
-use palisade_testkit::lab::trial::certificates;
+use palisade_testkit::lab::trial::{certificates, says_no_secret};
 use serde_json::{Value, json};
 
 use crate::util::{connected, get, soon, started, until};
@@ -301,4 +301,11 @@ async fn an_agent_that_forgets_all_is_found() {
     let check = client.check().await.unwrap();
     let found = |code| check.findings.iter().any(|finding| finding.code == code);
     assert!(found("in_memory"), "{check:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_is_logged_has_a_secret() {
+    let running = need!(guarded().await);
+    let url = |token| format!("{}?token={token}", running.url());
+    says_no_secret(&url(LOCKS), &url(UNKNOWN), &["5ec2e700"]).await;
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use palisade::{ErrorKind, Eviction, LossReason};
 use palisade_testkit::lab::launch;
-use palisade_testkit::lab::trial::certificates;
+use palisade_testkit::lab::trial::{certificates, says_no_secret};
 use serde_json::json;
 
 use crate::util::{
@@ -334,4 +334,13 @@ async fn urls_that_can_not_be_used_are_refused() {
     let unknown = palisade::connect("etcd://no.such.host.invalid").await;
     let unknown = unknown.err().unwrap().to_string();
     assert!(unknown.contains("no.such.host.invalid:2379"), "{unknown}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_is_logged_has_a_secret() {
+    let Some((_running, host)) = guarded(&[]) else {
+        return;
+    };
+    let url = |word| format!("etcd://root:{word}@{host}");
+    says_no_secret(&url("top-secret"), &url("low-secret"), &["-secret"]).await;
 }

@@ -2,6 +2,7 @@
 
 use palisade::ErrorKind;
 use palisade_testkit::lab::launch::{self, Running};
+use palisade_testkit::lab::trial::says_no_secret;
 
 use super::{SOON, connect, refusal, server, soon, sql};
 
@@ -20,6 +21,20 @@ fn with_passwords() -> Option<Running> {
     );
     sql(&server, "SELECT pg_reload_conf()");
     Some(server)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_is_logged_has_a_secret() {
+    let Some(server) = with_passwords() else {
+        return;
+    };
+    sql(&server, "ALTER ROLE app PASSWORD 'hunter-2-is-it'");
+    let address = server.nodes()[0].address();
+    for scheme in SCHEMES {
+        let url = |word| format!("{scheme}://app:{word}@{address}/postgres");
+        let (right, wrong) = (url("hunter-2-is-it"), url("hunter-3-is-not"));
+        says_no_secret(&right, &wrong, &["hunter-2", "hunter-3"]).await;
+    }
 }
 
 #[tokio::test]

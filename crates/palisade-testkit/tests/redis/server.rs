@@ -9,7 +9,7 @@ use palisade::config::{self, rustls};
 use palisade::engine::{Lease, Renewal, Ticket};
 use palisade::{ErrorKind, Hold, LossReason};
 use palisade_testkit::lab::launch::{self, wire};
-use palisade_testkit::lab::trial::certificates;
+use palisade_testkit::lab::trial::{certificates, says_no_secret};
 
 use super::support::{Server, line, mutex, soon};
 
@@ -495,6 +495,18 @@ async fn bad_urls_are_refused_before_any_connection() {
         let error = palisade::connect(url).await.err().unwrap();
         assert_eq!(error.kind(), kind, "{url}: {error}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_is_logged_has_a_secret() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    server.ask(&["CONFIG", "SET", "requirepass", "hunter-2-is-it"]);
+    let host = format!("127.0.0.1:{}", server.port());
+    let url = format!("redis://:hunter-2-is-it@{host}");
+    let wrong = format!("redis://:hunter-3-is-not@{host}");
+    says_no_secret(&url, &wrong, &["hunter-2", "hunter-3"]).await;
 }
 
 #[tokio::test]

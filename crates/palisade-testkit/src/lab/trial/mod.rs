@@ -1,9 +1,11 @@
 //! What the tests of single engines share: waiting with a deadline, a [`Crew`] at work on one
-//! lock, another tool's process ([`Tool`]), [`certificates`] of our own making.
+//! lock, another tool's process ([`Tool`]), [`certificates`] of our own making, and whether a
+//! secret is said ([`says_no_secret`]).
 
 mod certificates;
 mod crew;
 mod names;
+mod said;
 mod tool;
 
 use std::future::Future;
@@ -12,6 +14,7 @@ use std::time::Duration;
 pub use certificates::{certificates, expired};
 pub use crew::{Belief, Crew};
 pub use names::{NASTY, every_nasty_name};
+pub use said::says_no_secret;
 pub use tool::Tool;
 
 /// Far more than anything takes that is due at once, also on a busy machine.

@@ -282,3 +282,66 @@ async fn a_check_says_whom_the_store_covers() {
     let found = findings.iter().find(|found| found.code == "covers_user");
     assert_eq!(found.unwrap().severity, Severity::Info);
 }
+
+#[tokio::test]
+async fn a_file_that_others_can_write_to_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path()).await);
+    for name in ["lock", "boot", "ceiling"] {
+        mode(&dir.path().join(name), 0o666);
+        let error = refused(dir.path(), "").await;
+        assert_eq!(error.kind(), ErrorKind::Config, "{name}: {error}");
+        mode(&dir.path().join(name), 0o600);
+    }
+    open(dir.path()).await;
+}
+
+#[tokio::test]
+async fn a_lock_that_was_replaced_while_it_was_waited_for_is_worth_nothing() {
+    use rustix::fs::{FlockOperation, flock};
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path()).await);
+    let path = dir.path().join("lock");
+    let locked = |path: &Path| {
+        let file = std::fs::File::create(path).unwrap();
+        mode(path, 0o600);
+        flock(&file, FlockOperation::LockExclusive).unwrap();
+        file
+    };
+    // How often this process has a file open by its name.
+    let opened = |inode: u64| {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap();
+        let same = |fd: &std::fs::DirEntry| {
+            std::fs::metadata(fd.path()).is_ok_and(|meta| meta.ino() == inode)
+        };
+        open.filter_map(std::result::Result::ok)
+            .filter(same)
+            .count()
+    };
+    let until = |what: &str, test: &dyn Fn() -> bool| {
+        let deadline = BootTime::now() + PATIENCE;
+        while !test() {
+            assert!(!deadline.has_passed(), "{what}");
+            std::thread::yield_now();
+        }
+    };
+    let first = locked(&path);
+    let url = format!("{}?connect_timeout=30s", dir.path().display());
+    let joining = std::thread::spawn(move || {
+        let url = format!("file:{url}");
+        palisade::blocking::connect(&url).unwrap()
+    });
+    let inode = first.metadata().unwrap().ino();
+    until("it waits for the first", &|| opened(inode) == 2);
+    let other = dir.path().join("other");
+    let second = locked(&other);
+    std::fs::rename(&other, &path).unwrap();
+    drop(first);
+    let inode = second.metadata().unwrap().ino();
+    until("it waits for the second", &|| {
+        assert!(!joining.is_finished(), "joined under a lock that is gone");
+        opened(inode) == 2
+    });
+    drop(second);
+    drop(joining.join().unwrap());
+}

@@ -136,7 +136,10 @@ impl Entry<'_> {
 
     /// The children of the line as the leader has them; `None` when there is no such node.
     async fn names(&self) -> Result<Option<Vec<String>>> {
-        let requests = vec![Request::sync(self.line), Request::children(self.line, false)];
+        let requests = vec![
+            Request::sync(self.line),
+            Request::children(self.line, false),
+        ];
         let answers = self.call(requests).await?;
         children(&answers)
     }
@@ -149,7 +152,10 @@ impl Entry<'_> {
         let Some(names) = self.names().await? else {
             return Ok(None);
         };
-        let known = self.engine.known(self.claim.id).and_then(|known| known.node);
+        let known = self
+            .engine
+            .known(self.claim.id)
+            .and_then(|known| known.node);
         for name in Snapshot::new(&names).nodes_of(self.claim.id) {
             let path = format!("{}/{name}", self.line);
             let answers = self.call(vec![Request::exists(&path)]).await?;
@@ -172,7 +178,10 @@ impl Entry<'_> {
     async fn create(&self) -> Result<(Node, Vec<String>)> {
         let (engine, acl) = (self.engine, &self.engine.client.acl);
         let ticket = engine.keys.ticket(self.claim.id, self.claim.ask);
-        let (path, data) = (format!("{}/{ticket}", self.line), Record::new(self.claim).json());
+        let (path, data) = (
+            format!("{}/{ticket}", self.line),
+            Record::new(self.claim).json(),
+        );
         let take = [
             Request::create(&path, &data, acl, Lives::EphemeralSequential),
             Request::children(self.line, false),
@@ -334,7 +343,10 @@ impl Waiter<'_> {
                     }
                 }
                 Err(Ahead::Anyone) => {
-                    let fired = self.known.session.watch(&self.known.line, Watched::Children);
+                    let fired = self
+                        .known
+                        .session
+                        .watch(&self.known.line, Watched::Children);
                     let look = Request::children(&self.known.line, true);
                     if let Ok(place) = self.place(children(&self.call(vec![look]).await?)?) {
                         return Ok(place);

@@ -86,7 +86,9 @@ impl Inner {
 async fn cycle(inner: &Inner, line: &str) -> Result<()> {
     let session = inner.client.any().await?;
     let path = format!("{line}/lock-");
-    let path = inner.make(&session, &path, Lives::EphemeralSequential).await?;
+    let path = inner
+        .make(&session, &path, Lives::EphemeralSequential)
+        .await?;
     inner.one(&session, Request::children(line, false)).await?;
     inner.one(&session, Request::delete(&path)).await.map(drop)
 }
@@ -101,7 +103,9 @@ async fn take(inner: &Inner, key: &str) -> Result<()> {
             Err(refused) if refused.is(code::NO_NODE) => {}
             Err(refused) => return Err(error::refused("raw", refused)),
         }
-        let look = inner.one(&session, Request::children(&folder, true)).await?;
+        let look = inner
+            .one(&session, Request::children(&folder, true))
+            .await?;
         match look.children() {
             Ok((names, _)) if names.is_empty() => {
                 let _ = tokio::time::timeout(RECHECK, fired).await;
@@ -115,5 +119,8 @@ async fn take(inner: &Inner, key: &str) -> Result<()> {
 async fn give(inner: &Inner, key: &str) -> Result<()> {
     let session = inner.client.any().await?;
     let baton = format!("{key}-baton/b");
-    inner.make(&session, &baton, Lives::Ephemeral).await.map(drop)
+    inner
+        .make(&session, &baton, Lives::Ephemeral)
+        .await
+        .map(drop)
 }

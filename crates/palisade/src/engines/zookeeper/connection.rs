@@ -167,10 +167,11 @@ impl Endpoints {
                 }
             }
         };
-        let (packet, inbox) = greeted.await.map_err(|error| self.no_greeting(host, &error))?;
-        let greeted = Greeted::read(&packet).map_err(|_| {
-            unreachable(format!("{host} does not answer as ZooKeeper does"))
-        })?;
+        let (packet, inbox) = greeted
+            .await
+            .map_err(|error| self.no_greeting(host, &error))?;
+        let greeted = Greeted::read(&packet)
+            .map_err(|_| unreachable(format!("{host} does not answer as ZooKeeper does")))?;
         Ok(Connection {
             stream,
             inbox,
@@ -196,8 +197,7 @@ impl Endpoints {
                 _ if error.raw_os_error().is_none() => ": the host's name is not known",
                 _ => "",
             };
-            let message =
-                format!("{host} can't be connected to{why}; is ZooKeeper running there?");
+            let message = format!("{host} can't be connected to{why}; is ZooKeeper running there?");
             unreachable(message)
         };
         let stream = TcpStream::connect((host.name.as_str(), host.port)).await;
@@ -210,7 +210,9 @@ impl Endpoints {
         self.asked.watch(&mut client);
         let whom = ServerName::try_from(host.name.clone());
         let whom = whom.map_err(|_| config("the host's name can't be in a certificate"))?;
-        let connected = TlsConnector::from(Arc::new(client)).connect(whom, stream).await;
+        let connected = TlsConnector::from(Arc::new(client))
+            .connect(whom, stream)
+            .await;
         let stream = connected.map_err(|error| match cause::<rustls::Error>(&error) {
             Some(tls) => config(about_tls("ZooKeeper", "zookeeper", tls)),
             None => self.no_greeting(host, &error),

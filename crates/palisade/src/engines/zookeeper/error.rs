@@ -46,9 +46,10 @@ pub(super) fn refused(operation: &'static str, refused: Refused) -> Error {
             "a quota of ZooKeeper is used up; raise it, or use another namespace",
         ),
         code::SESSION_EXPIRED => (ErrorKind::Lost, "the session has ended"),
-        code::SESSION_MOVED | code::THROTTLED => {
-            (ErrorKind::Unreachable, "the server did not take the request")
-        }
+        code::SESSION_MOVED | code::THROTTLED => (
+            ErrorKind::Unreachable,
+            "the server did not take the request",
+        ),
         // Gone since it was read; whoever asks looks again.
         code::NO_NODE | code::NODE_EXISTS | code::BAD_VERSION => (
             ErrorKind::Unreachable,

@@ -172,21 +172,20 @@ fn claim(seat: Seat<Place>) -> ClaimReport {
             Some(record) => record.value.clone(),
             None => place.text,
         },
+        // At the most: only the servers know when it was last renewed.
+        expires_in: place
+            .record
+            .as_ref()
+            .map(|record| Duration::from_millis(record.ttl)),
         owner: place.record.map(|record| record.owner),
         ask: seat.ask,
         sequence: is_held.then(|| u64::try_from(place.token).unwrap_or(0)),
-        // Only the servers know how long the sessions of others run.
-        expires_in: None,
         evicted: seat.evicted,
     }
 }
 
 /// The lines of a namespace of ours.
-async fn all_lines(
-    engine: &Inner,
-    operation: &'static str,
-    prefix: &str,
-) -> Result<Vec<String>> {
+async fn all_lines(engine: &Inner, operation: &'static str, prefix: &str) -> Result<Vec<String>> {
     let base = engine.keys.base().to_owned();
     let mut lines = Vec::new();
     for (base, names, _) in read_children(engine, operation, vec![base]).await? {
@@ -219,7 +218,10 @@ async fn walk(engine: &Inner, prefix: &str) -> Result<Vec<String>> {
                 lines.push(path.clone());
             }
             let folder = path.trim_end_matches('/');
-            let below = names.iter().zip(&children).filter(|(_, child)| child.is_none());
+            let below = names
+                .iter()
+                .zip(&children)
+                .filter(|(_, child)| child.is_none());
             let below = below.map(|(name, _)| format!("{folder}/{name}"));
             next.extend(below.filter(|path| path != "/zookeeper"));
         }
@@ -230,7 +232,10 @@ async fn walk(engine: &Inner, prefix: &str) -> Result<Vec<String>> {
 /// What is known to be unsafe or in the way about this ensemble.
 pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
     let base = engine.keys.base();
-    let requests = vec![Request::acl(base), Request::data("/zookeeper/config", false)];
+    let requests = vec![
+        Request::acl(base),
+        Request::data("/zookeeper/config", false),
+    ];
     let answers = read(engine, "check", requests).await?;
     let [acl, config] = answers.as_slice() else {
         return Err(unexpected());
@@ -251,9 +256,9 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
     }
     if let Ok((config, _)) = config.data() {
         let config = String::from_utf8_lossy(&config).into_owned();
-        let servers = config.lines().filter(|line| {
-            line.starts_with("server.") && !line.contains(":observer")
-        });
+        let servers = config
+            .lines()
+            .filter(|line| line.starts_with("server.") && !line.contains(":observer"));
         match servers.count() {
             0 | 1 => find(
                 Severity::Warning,
@@ -266,7 +271,10 @@ pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
             even if even % 2 == 0 => find(
                 Severity::Info,
                 "even_ensemble",
-                format!("{even} servers bear the loss of no more than {} do", even - 1),
+                format!(
+                    "{even} servers bear the loss of no more than {} do",
+                    even - 1
+                ),
                 "run an odd number of voting servers",
             ),
             _ => {}
@@ -339,7 +347,9 @@ async fn version(engine: &Inner) -> Option<String> {
 }
 
 fn is_old(version: &str) -> bool {
-    let mut numbers = version.split('.').map_while(|part| part.parse::<u32>().ok());
+    let mut numbers = version
+        .split('.')
+        .map_while(|part| part.parse::<u32>().ok());
     let numbers = (numbers.next(), numbers.next());
     matches!(numbers, (Some(..3), _) | (Some(3), Some(..6)))
 }

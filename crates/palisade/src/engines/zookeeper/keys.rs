@@ -231,7 +231,13 @@ fn read_ours(head: &str) -> Option<(ClaimId, Ask)> {
 /// A claim as Curator writes its ids.
 fn uuid(claim: ClaimId) -> String {
     let hex = format!("{:032x}", claim.0);
-    let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+    let parts = [
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..],
+    ];
     parts.join("-")
 }
 
@@ -261,6 +267,9 @@ pub(super) struct Record {
     pub(super) owner: Owner,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) value: Option<String>,
+    /// How long it lasts without renewal, in milliseconds.
+    #[serde(default)]
+    pub(super) ttl: u64,
     /// The token, where the node is not the first one of its claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) token: Option<i64>,
@@ -274,6 +283,7 @@ impl Record {
         Self {
             owner: claim.owner.clone(),
             value: claim.value.clone(),
+            ttl: u64::try_from(claim.ttl.as_millis()).unwrap_or(u64::MAX),
             token: None,
             evicted: false,
         }
@@ -306,7 +316,9 @@ mod tests {
     fn lines_are_made_and_read() {
         for namespace in ["palisade", "a/b"] {
             let keys = keys(namespace, Layout::Mutex);
-            for name in ["x", "a/b", "100%", "%2F", ".", "..", "α 🔒", "/x", "x/", "\u{f000}"] {
+            for name in [
+                "x", "a/b", "100%", "%2F", ".", "..", "α 🔒", "/x", "x/", "\u{f000}",
+            ] {
                 let line = keys.line(&Name::new(name).unwrap()).unwrap();
                 assert!(is_path(line.trim_start_matches('/')), "{line}");
                 assert_eq!(keys.name(&line).as_deref(), Some(name));
@@ -336,9 +348,12 @@ mod tests {
         for layout in [Layout::Mutex, Layout::ReadWrite] {
             for ask in [Ask::Whole, Ask::READ, permits] {
                 let claim = ClaimId::random();
-                for (digits, sequence) in
-                    [("0000000007", 7), ("2147483647", i32::MAX), ("-2147483648", i32::MIN), ("-000000007", -7)]
-                {
+                for (digits, sequence) in [
+                    ("0000000007", 7),
+                    ("2147483647", i32::MAX),
+                    ("-2147483648", i32::MIN),
+                    ("-000000007", -7),
+                ] {
                     let name = keys("", layout).ticket(claim, ask) + digits;
                     let child = Child::read(&name).unwrap();
                     assert_eq!((child.claim, child.ask), (Some(claim), ask), "{name}");
@@ -360,7 +375,10 @@ mod tests {
             "read-0000000003",
         ] {
             let child = Child::read(name).unwrap();
-            assert_eq!((child.claim, child.ask, child.sequence), (None, Ask::Whole, 3));
+            assert_eq!(
+                (child.claim, child.ask, child.sequence),
+                (None, Ask::Whole, 3)
+            );
         }
         let wrapped = Child::read("0123456789abcdef0123456789abcdef__lock__-2147483600");
         assert_eq!(wrapped.unwrap().sequence, -2147483600);
@@ -382,6 +400,7 @@ mod tests {
         let mut record = Record {
             owner: Owner::here("me", None),
             value: Some("v".into()),
+            ttl: 1000,
             token: Some(7),
             evicted: false,
         };

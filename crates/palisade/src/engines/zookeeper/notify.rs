@@ -60,7 +60,8 @@ pub(super) fn guard(engine: &Arc<Inner>, claim: ClaimId) {
             let gone = answer.error == code::NO_NODE;
             if marked || gone {
                 engine.update(claim, |known| known.evicted = marked);
-                let _ = engine.client.alarms.send(Alarm::Lease(known.session.lease()));
+                // All: the answer to its enter may still be under way.
+                let _ = engine.client.alarms.send(Alarm::All);
             }
             if answer.error != 0 {
                 return;

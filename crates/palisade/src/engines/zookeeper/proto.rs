@@ -22,6 +22,8 @@ pub(super) mod code {
     pub(in super::super) const THROTTLED: i32 = -127;
 }
 
+/// As [`CREATE`], but without a stat in its answer; what a multi takes.
+const CREATE_PLAIN: i32 = 1;
 const DELETE: i32 = 2;
 const EXISTS: i32 = 3;
 const GET_DATA: i32 = 4;
@@ -182,7 +184,11 @@ impl Request {
     pub(super) fn multi(operations: &[Self]) -> Self {
         let mut record = Out::default();
         for one in operations {
-            record = record.int(one.operation).flag(false).int(-1);
+            let operation = match one.operation {
+                CREATE => CREATE_PLAIN,
+                other => other,
+            };
+            record = record.int(operation).flag(false).int(-1);
             record = record.then(&one.record);
         }
         Self::new(MULTI, record.int(-1).flag(true).int(-1))
@@ -196,7 +202,10 @@ impl Request {
     /// Reports every change at and below `path`, until it is removed.
     pub(super) fn add_watch(path: &str) -> Self {
         const PERSISTENT_RECURSIVE: i32 = 1;
-        Self::new(ADD_WATCH, Out::default().text(path).int(PERSISTENT_RECURSIVE))
+        Self::new(
+            ADD_WATCH,
+            Out::default().text(path).int(PERSISTENT_RECURSIVE),
+        )
     }
 
     pub(super) fn remove_watches(path: &str) -> Self {
@@ -266,7 +275,10 @@ pub(super) enum Packet {
     /// The answer to the oldest request that has none.
     Answer(Answer),
     /// A change that was watched for.
-    Event { kind: i32, path: String },
+    Event {
+        kind: i32,
+        path: String,
+    },
     Pong,
     /// The login was taken, or not.
     LoggedIn(bool),
@@ -395,10 +407,7 @@ impl Answer {
                     code => return Err(Refused::Code(code)),
                 },
                 _ if error != 0 && error != -1 => return Err(Refused::Code(error)),
-                CREATE | CREATE_CONTAINER => {
-                    from.text()?;
-                    Stat::read(&mut from)?;
-                }
+                CREATE_PLAIN => drop(from.text()?),
                 SET_DATA => drop(Stat::read(&mut from)?),
                 DELETE | CHECK => {}
                 _ => return Err(Refused::Malformed),
@@ -449,7 +458,11 @@ mod tests {
         ));
         assert!(matches!(
             Packet::read(&packet(7).0),
-            Ok(Packet::Answer(Answer { xid: 7, zxid: 9, .. }))
+            Ok(Packet::Answer(Answer {
+                xid: 7,
+                zxid: 9,
+                ..
+            }))
         ));
         assert!(Packet::read(&[0; 15]).is_err());
     }

@@ -53,7 +53,10 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
 /// Removes whatever nodes the claim has. Asked on the session that they were asked for on, after
 /// them, so that none can come later.
 async fn leave_all(engine: &Inner, known: &Known, claim: ClaimId) -> Result<bool> {
-    let requests = vec![Request::sync(&known.line), Request::children(&known.line, false)];
+    let requests = vec![
+        Request::sync(&known.line),
+        Request::children(&known.line, false),
+    ];
     let answers = match call(engine, known, "leave", &requests).await {
         // They went with their session.
         Err(error) if error.kind() == ErrorKind::Lost => return Ok(false),

@@ -17,7 +17,12 @@ use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::engines::kit::timed;
 
 pub(super) async fn renew(engine: &Inner, leases: &[Lease], within: Duration) -> Vec<Renewal> {
-    join_all(leases.iter().map(|lease| renew_one(engine, lease.id, within))).await
+    join_all(
+        leases
+            .iter()
+            .map(|lease| renew_one(engine, lease.id, within)),
+    )
+    .await
 }
 
 /// Renews a session. A server that is cut off from its leader answers reads, pings and `sync`;

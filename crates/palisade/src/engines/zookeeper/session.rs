@@ -764,7 +764,9 @@ mod tests {
     fn events_reach_those_who_watch() {
         let mut watches = Watches::default();
         let (tell, mut node) = oneshot::channel();
-        watches.once.insert(("/a/b".into(), Watched::Node), vec![tell]);
+        watches
+            .once
+            .insert(("/a/b".into(), Watched::Node), vec![tell]);
         let (tell, mut tree) = mpsc::channel(1);
         watches.trees.push(("/a".into(), tell));
         watches.tell(event::CHILDREN, "/a/b");

@@ -99,6 +99,33 @@ pub(crate) const ZOOKEEPER: Part = Part {
     source: Source::Packages(&["libzookeeper-java", "libslf4j-java", "default-jre-headless"]),
 };
 
+/// Not an engine: the Java client whose locks are in use beside ours.
+pub(crate) const CURATOR: Part = Part {
+    name: "Curator's jars and javac",
+    variable: "PALISADE_TEST_CURATOR",
+    look: Some(|| {
+        let jars = [
+            "curator-recipes.jar",
+            "curator-framework.jar",
+            "curator-client.jar",
+            "zookeeper.jar",
+            "zookeeper-jute.jar",
+            "guava.jar",
+            "slf4j-simple.jar",
+        ];
+        let jars = jars.map(|jar| Path::new("/usr/share/java").join(jar));
+        on_path("javac")?;
+        let there = jars.iter().all(|jar| jar.exists());
+        there.then(|| PathBuf::from(jars.map(|jar| jar.display().to_string()).join(":")))
+    }),
+    source: Source::Packages(&[
+        "libcurator-recipes-java",
+        "libcurator-framework-java",
+        "libcurator-client-java",
+        "libslf4j-java",
+    ]),
+};
+
 pub(crate) const CONSUL: Part = Part {
     name: "consul",
     variable: "PALISADE_TEST_CONSUL",

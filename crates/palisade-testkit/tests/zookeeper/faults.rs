@@ -103,7 +103,9 @@ async fn the_follower_of_a_holder_is_cut_off_and_killed() {
     until("a renewal", async || hold.deadline() > first).await;
     let pings = || proxy.passed(Direction::ToClient, "ping");
     for link in &links[follower] {
-        Direction::ALL.map(|direction| link.blackhole(direction));
+        for direction in Direction::ALL {
+            link.blackhole(direction);
+        }
     }
     let (cut, before) = (BootTime::now(), pings());
     let loss = soon("the loss", hold.lost()).await;
@@ -152,7 +154,7 @@ async fn a_create_without_a_reply_is_one_place_or_none() {
     let other = connected(&running).await;
     let mut raw = Raw::connect(running.nodes()[0].port());
     let mut last = 0;
-    let mut lines = |raw: &mut Raw| raw.children("/palisade/cut").len();
+    let lines = |raw: &mut Raw| raw.children("/palisade/cut").len();
     for round in 0..rounds() {
         let rule = to_client().label_contains("create2").once();
         let cut = proxy.inject(match round % 2 {

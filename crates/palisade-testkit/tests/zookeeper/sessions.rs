@@ -7,8 +7,9 @@ use palisade::engine::{Ask, Claim, ClaimId, Entered, Place};
 use palisade::engines::zookeeper::ZooKeeperHold;
 use palisade::report::Owner;
 use palisade::{LossReason, Name};
+use palisade_testkit::lab::launch::{Running, wire};
 
-use crate::util::{Raw, beside_others, connected, soon, until};
+use crate::util::{Raw, connected, soon, until};
 
 fn claim(name: &str) -> Claim {
     Claim {
@@ -83,7 +84,6 @@ async fn a_hold_is_a_check_for_other_transactions() {
     assert_eq!(hold.zookeeper_check(), None);
 }
 
-/// Curator's way to ask a holder to let go is heard.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_is_removed_by_hand_is_told() {
     let running = need!("zookeeper");
@@ -98,28 +98,32 @@ async fn whoever_is_removed_by_hand_is_told() {
     assert_eq!(loss.reason, LossReason::Taken);
 }
 
-/// A client that ends leaves no session and no node behind; one with many ttls has as many
-/// sessions, and they go when nobody uses them.
+/// How many sessions the server has.
+fn sessions(running: &Running) -> usize {
+    let told = wire::four_letters(running.nodes()[0].port(), "mntr").unwrap();
+    let count = told
+        .lines()
+        .find_map(|line| line.strip_prefix("zk_global_sessions\t"));
+    count.unwrap().trim().parse().unwrap()
+}
+
+/// A client has one session for each ttl, and those that nobody uses go; one that ends leaves
+/// neither a session nor a node behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_left_behind() {
     let running = need!("zookeeper");
     let mut raw = Raw::connect(running.nodes()[0].port());
     let client = connected(&running).await;
-    for seconds in [2, 3, 4] {
+    for seconds in [1, 2, 3] {
         let mutex = client.mutex("left").ttl(Duration::from_secs(seconds));
-        let hold = mutex.lock().await.unwrap();
-        if seconds == 4 {
-            std::mem::forget(hold);
-        } else {
-            hold.release().await.unwrap();
-        }
+        mutex.lock().await.unwrap().release().await.unwrap();
     }
-    assert_eq!(raw.children("/palisade/left").len(), 1);
-    // The hold that was forgotten keeps the client's keeper: its session ends with its lease.
-    drop(client);
-    let bare = beside_others(&running, "").await;
-    let hold = bare.mutex("palisade/left").lock().await.unwrap();
-    assert!(hold.is_valid());
-    hold.release().await.unwrap();
-    soon("the end", bare.close()).await;
+    // That of the raw client, the longest, and one for each ttl.
+    assert!(sessions(&running) >= 4, "{}", sessions(&running));
+    until("the end of idle sessions", async || sessions(&running) == 2).await;
+    let hold = client.mutex("left").lock().await.unwrap();
+    drop(hold);
+    soon("the end", client.close()).await;
+    assert_eq!(raw.children("/palisade/left").len(), 0);
+    until("the end of the session", async || sessions(&running) == 1).await;
 }

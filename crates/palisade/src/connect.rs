@@ -190,6 +190,8 @@ const OFFERS: &[EngineFactory] = &[
     crate::engines::etcd::FACTORY,
     #[cfg(feature = "consul")]
     crate::engines::consul::FACTORY,
+    #[cfg(feature = "zookeeper")]
+    crate::engines::zookeeper::FACTORY,
     #[cfg(feature = "file")]
     crate::engines::file::FACTORY,
     #[cfg(feature = "memory")]
@@ -256,6 +258,7 @@ const FEATURES: &[(&str, &[&str], Option<&str>)] = &[
     ),
     ("etcd", &["etcd", "etcds"], Some("2379")),
     ("consul", &["consul", "consuls"], Some("8500")),
+    ("zookeeper", &["zookeeper", "zookeepers"], Some("2181")),
     ("file", &["file"], None),
     ("memory", &["memory"], None),
 ];

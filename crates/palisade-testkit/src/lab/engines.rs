@@ -25,6 +25,11 @@ pub const ENGINES: &[EngineUnderTest] = &[
     served("consul-proxied", || {
         proxied("consul", Protocol::Http1).map(keeps_twice_the_ttl)
     }),
+    served("zookeeper", || server("zookeeper").map(keeps_longer)),
+    served("zookeeper3", || server("zookeeper3").map(keeps_longer)),
+    served("zookeeper3-proxied", || {
+        proxied("zookeeper3", Protocol::ZooKeeper).map(keeps_longer)
+    }),
     served("redis", || proxied("redis", Protocol::Resp)),
     served("valkey", || server("valkey")),
     served("postgres", || server("postgres")),
@@ -79,6 +84,15 @@ fn site(servers: Servers) -> Site {
 /// Consul keeps a session for up to twice its ttl.
 fn keeps_twice_the_ttl(site: Site) -> Site {
     Site { lasts: 2, ..site }
+}
+
+/// A session of ZooKeeper is half as long again as the ttl, and ends with a tick of 500 ms.
+fn keeps_longer(site: Site) -> Site {
+    Site {
+        lasts: 2,
+        late: Duration::from_millis(1000),
+        ..site
+    }
 }
 
 /// etcd looks for leases that are over twice a second.

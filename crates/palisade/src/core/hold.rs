@@ -62,6 +62,12 @@ impl Hold {
         &self.place.ticket
     }
 
+    /// The engine's own key of the place, as it is now.
+    #[cfg(feature = "zookeeper")]
+    pub(crate) fn key(&self) -> Option<String> {
+        self.place.keeper.engine().key(&self.place.ticket)
+    }
+
     /// Whether the lock is held now. Costs nanoseconds: one clock read and one atomic load.
     ///
     /// A pause can come right after the answer, so this narrows the window and does not close

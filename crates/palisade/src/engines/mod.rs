@@ -15,3 +15,6 @@ pub mod memory;
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "zookeeper")]
+#[allow(refining_impl_trait)]
+pub mod zookeeper;

@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use palisade_testkit::lab::engines::ENGINES;
-use palisade_testkit::lab::{faults, launch};
+use palisade_testkit::lab::{faults, fencing, launch};
 use palisade_testkit::{conformance, report, taker};
 
 const USAGE: &str = "usage:
@@ -20,6 +20,7 @@ fn main() -> ExitCode {
     }
     if let Some(code) = faults::worker::main(&arguments, ENGINES)
         .or_else(|| faults::command::main(&arguments, ENGINES))
+        .or_else(|| fencing::writer::main(&arguments))
     {
         return code;
     }

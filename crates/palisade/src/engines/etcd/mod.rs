@@ -15,6 +15,7 @@ mod client;
 mod condition;
 mod config;
 mod error;
+mod fence;
 mod inspect;
 mod keys;
 mod leases;
@@ -36,6 +37,7 @@ use tokio::sync::{OnceCell, broadcast};
 
 pub use condition::{Condition, EtcdHold};
 pub(crate) use config::FACTORY;
+pub(crate) use fence::open as open_fence;
 
 use self::acquire::Known;
 use self::client::Client;

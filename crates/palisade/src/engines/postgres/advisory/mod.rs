@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use config::FACTORY;
+pub(super) use keys::Keys;
 pub use config::open;
 
 use self::config::CAPABILITY;

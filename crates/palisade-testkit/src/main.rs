@@ -20,6 +20,7 @@ fn main() -> ExitCode {
     }
     if let Some(code) = faults::worker::main(&arguments, ENGINES)
         .or_else(|| faults::command::main(&arguments, ENGINES))
+        .or_else(|| faults::experiment::main(&arguments, ENGINES))
         .or_else(|| fencing::writer::main(&arguments))
     {
         return code;
@@ -30,7 +31,11 @@ fn main() -> ExitCode {
         ["table", path] => table(path, ""),
         ["table", path, "--require", engines] => table(path, engines),
         _ => {
-            eprintln!("{USAGE}\n{}", faults::command::USAGE);
+            eprintln!(
+                "{USAGE}\n{}\n{}",
+                faults::command::USAGE,
+                faults::experiment::USAGE
+            );
             ExitCode::from(2)
         }
     }

@@ -112,7 +112,7 @@ impl Ledger {
                 text(data.map(|(_, data)| data).unwrap_or_default())
             }
             Store::Postgres { client, .. } => {
-                let row = client.query_one("SELECT data FROM ledger WHERE id = 1", &[]);
+                let row = client.query_one("SELECT data FROM public.ledger WHERE id = 1", &[]);
                 row.await.and_then(|row| row.try_get(0)).map_err(words)
             }
             Store::Sqlite(connection) => {
@@ -173,7 +173,7 @@ impl Ledger {
                 Ok(wrote(written.map_err(words)?))
             }
             Store::Postgres { client, .. } if self.fenced => {
-                let sql = "UPDATE ledger SET data = $1, fence = $2 WHERE id = 1";
+                let sql = "UPDATE public.ledger SET data = $1, fence = $2 WHERE id = 1";
                 let token = token.stored().map_err(words)?;
                 match client.execute(sql, &[&data, &token]).await {
                     Ok(_) => Ok(Wrote::Done),
@@ -181,7 +181,7 @@ impl Ledger {
                 }
             }
             Store::Postgres { client, .. } => {
-                let sql = "UPDATE ledger SET data = $1 WHERE id = 1";
+                let sql = "UPDATE public.ledger SET data = $1 WHERE id = 1";
                 client.execute(sql, &[&data]).await.map_err(words)?;
                 Ok(Wrote::Done)
             }
@@ -230,9 +230,9 @@ async fn postgres(spec: &Spec, first: bool, guarded: bool) -> Result<Store, Stri
         .map_err(words)?;
     tokio::spawn(connection);
     if first {
-        let mut sql = "DROP TABLE IF EXISTS ledger, ledger_fence; \
-             CREATE TABLE ledger (id int PRIMARY KEY, data text); \
-             INSERT INTO ledger VALUES (1, '');"
+        let mut sql = "DROP TABLE IF EXISTS public.ledger, public.ledger_fence; \
+             CREATE TABLE public.ledger (id int PRIMARY KEY, data text); \
+             INSERT INTO public.ledger VALUES (1, '');"
             .to_owned();
         if spec.fenced && !guarded {
             sql += &fence::sql::Table::new("ledger").map_err(words)?.postgres();
@@ -273,11 +273,11 @@ async fn guarded(
     if fenced {
         hold.postgres_guard(&transaction).await.map_err(words)?;
     }
-    let sql = "SELECT data FROM ledger WHERE id = 1";
+    let sql = "SELECT data FROM public.ledger WHERE id = 1";
     let row = transaction.query_one(sql, &[]).await.map_err(words)?;
     let data = format!("{}{line}\n", row.get::<_, String>(0));
     failpoint().await?;
-    let sql = "UPDATE ledger SET data = $1 WHERE id = 1";
+    let sql = "UPDATE public.ledger SET data = $1 WHERE id = 1";
     transaction.execute(sql, &[&data]).await.map_err(words)?;
     match transaction.commit().await {
         Ok(()) => Ok(Wrote::Done),

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{GenericClient, Transaction};
+use tokio_postgres::Transaction;
 
 use super::client::Client;
 use super::config::{Config, OPTIONS};

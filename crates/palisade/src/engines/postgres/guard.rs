@@ -5,7 +5,7 @@
 //! commits only if the hold is at the head of its line, and no other can be granted while it does.
 
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{GenericClient, Transaction};
+use tokio_postgres::Transaction;
 
 use super::advisory::Keys;
 use super::schema::Schema;

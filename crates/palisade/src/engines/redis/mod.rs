@@ -44,7 +44,7 @@ use crate::engines::kit::PerRuntime;
 use crate::engines::kit::push::PushHub;
 
 pub(crate) use config::FACTORY;
-pub use fence::RedisFence;
+pub use fence::{Fields, RedisFence};
 
 /// Connects.
 ///

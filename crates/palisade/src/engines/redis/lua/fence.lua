@@ -8,9 +8,9 @@ if mark and not mark:find('^' .. ('%d'):rep(20) .. '$') then
   return redis.error_reply('CORRUPT')
 end
 if does == 'read' then
-  return mark and {mark, redis.call('GET', KEYS[1]) or ''} or {}
+  return mark and {mark, redis.call('GET', KEYS[1]) or ''} or false
 elseif does == 'fields' then
-  return mark and {mark, redis.call('HGETALL', KEYS[1])} or {}
+  return mark and {mark, redis.call('HGETALL', KEYS[1])} or false
 elseif does == 'highest' then
   return mark or ''
 elseif does == 'forget' then

@@ -16,7 +16,7 @@ pub(super) struct Occupied {
     pub(super) keeper: Arc<Keeper>,
     pub(super) ticket: Ticket,
     ttl: Duration,
-    mode: Mode,
+    pub(super) mode: Mode,
     /// Since when it is held.
     held_since: Option<BootTime>,
     /// Kept at least until then.

@@ -29,6 +29,7 @@ pub(super) enum Script {
     Survey,
     Evict,
     Resize,
+    Fence,
 }
 
 macro_rules! source {
@@ -39,7 +40,7 @@ macro_rules! source {
 
 /// In the order of [`Script`]. What all share stands before each verb; before that, for what is asked
 /// for most, the simple case (see docs/benchmarks.md).
-pub(super) const SOURCES: [&str; 8] = [
+pub(super) const SOURCES: [&str; 9] = [
     source!("enter_free", "line", "enter"),
     source!("line", "look"),
     source!("renew_whole", "line", "renew"),
@@ -48,6 +49,7 @@ pub(super) const SOURCES: [&str; 8] = [
     source!("line", "survey"),
     source!("line", "evict"),
     source!("line", "resize"),
+    source!("fence"),
 ];
 
 impl Script {
@@ -62,6 +64,7 @@ impl Script {
             Self::Survey => "survey",
             Self::Evict => "evict",
             Self::Resize => "resize",
+            Self::Fence => "fence",
         }
     }
 

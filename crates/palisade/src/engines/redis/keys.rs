@@ -16,7 +16,13 @@ use crate::core::name::Name;
 const SUFFIX: &str = ":palisade";
 
 /// What follows it in the names of further keys; see `line.lua`.
-const SETS: [&str; 5] = [":claims", ":shares", ":queue", ":leases", ":left"];
+const SETS: [&str; 7] = [
+    ":claims", ":shares", ":queue", ":leases", ":left", MARK, DATA,
+];
+
+/// What follows it in the names of the keys of a fenced resource: the highest token, the data.
+const MARK: &str = ":fence";
+const DATA: &str = ":data";
 
 /// How names become keys.
 #[derive(Debug, Clone)]
@@ -90,6 +96,22 @@ impl Keys {
             ));
         }
         Ok(LineKeys { key, state })
+    }
+
+    /// The keys of the fenced resource `name`: its data and, as the state, its mark. With an empty
+    /// namespace the data is under the name itself, as other programs know it.
+    ///
+    /// # Errors
+    /// As [`Keys::line`].
+    pub(super) fn fenced(&self, name: &Name) -> Result<LineKeys> {
+        let LineKeys { key, state } = self.line(name)?;
+        Ok(LineKeys {
+            key: match self.prefix.is_empty() {
+                true => key,
+                false => format!("{state}{DATA}"),
+            },
+            state: format!("{state}{MARK}"),
+        })
     }
 
     /// The pattern of states whose lines' names begin with `prefix`; more may match it.

@@ -14,6 +14,7 @@ mod client;
 mod config;
 mod connection;
 mod error;
+mod fence;
 mod inspect;
 mod keys;
 mod notify;
@@ -44,6 +45,7 @@ use crate::engines::kit::push::PushHub;
 
 pub(crate) use config::FACTORY;
 pub use config::Redis;
+pub use fence::{Fields, RedisFence};
 
 /// Connects.
 ///
@@ -52,6 +54,12 @@ pub use config::Redis;
 /// [`ErrorKind::Unusable`] from the server.
 async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
     let shown = url.shown();
+    let client = connect(url, &settings).await?;
+    Ok(Arc::new(RedisEngine { client, shown }))
+}
+
+/// A client whose server has answered.
+async fn connect(url: Url, settings: &Settings) -> Result<Arc<Client>> {
     let keys = Keys::new(&settings.namespace)?;
     let target = Target::take(url, settings.connect_timeout)?;
     let hub = Arc::new(PushHub::new());
@@ -69,10 +77,7 @@ async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
     };
     // What is wrong with the address or the login is said now, not at the first lock.
     client.link().await?;
-    Ok(Arc::new(RedisEngine {
-        client: Arc::new(client),
-        shown,
-    }))
+    Ok(Arc::new(client))
 }
 
 /// A namespace of one server.

@@ -149,6 +149,8 @@ const OFFERS: &[EngineFactory] = &[
     crate::engines::etcd::FACTORY,
     #[cfg(feature = "consul")]
     crate::engines::consul::FACTORY,
+    #[cfg(feature = "kubernetes")]
+    crate::engines::kubernetes::FACTORY,
     #[cfg(feature = "file")]
     crate::engines::file::FACTORY,
     #[cfg(feature = "memory")]
@@ -215,6 +217,7 @@ const FEATURES: &[(&str, &[&str], Option<&str>)] = &[
     ),
     ("etcd", &["etcd", "etcds"], Some("2379")),
     ("consul", &["consul", "consuls"], Some("8500")),
+    ("kubernetes", &["kubernetes"], None),
     ("file", &["file"], None),
     ("memory", &["memory"], None),
 ];

@@ -26,6 +26,7 @@ use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 
 use self::store::Store;
 use super::until;
@@ -55,6 +56,7 @@ struct State {
     epoch: AtomicU64,
     /// How far its clock is ahead, in seconds.
     ahead: Mutex<i64>,
+    tls: Option<TlsAcceptor>,
 }
 
 impl State {
@@ -102,6 +104,26 @@ impl ApiServer {
     /// # Errors
     /// A sentence when there is no port or no folder to be had.
     pub fn start() -> Result<Self, String> {
+        Self::serving(None)
+    }
+
+    /// The same with TLS, by certificates of [`certificates`](crate::lab::trial::certificates) in
+    /// this folder. Whoever shows one of that authority has the token [`CERTIFICATE`].
+    ///
+    /// # Errors
+    /// As [`ApiServer::start`], and when the certificates can't be used.
+    pub fn start_tls(certificates: &Path) -> Result<Self, String> {
+        let server = Self::serving(Some(acceptor(certificates)?))?;
+        let ca = certificates.join("ca.pem");
+        let config = std::fs::read_to_string(server.kubeconfig());
+        let config = config.map_err(|error| error.to_string())?;
+        let secure = format!("https://{}\n    certificate-authority: {}", server.address, ca.display());
+        let config = config.replace(&format!("http://{}", server.address), &secure);
+        std::fs::write(server.kubeconfig(), config).map_err(|error| error.to_string())?;
+        Ok(server)
+    }
+
+    fn serving(tls: Option<TlsAcceptor>) -> Result<Self, String> {
         let failed = |error: std::io::Error| error.to_string();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, super::ports::free()?));
         let state = Arc::new(State {
@@ -113,6 +135,7 @@ impl ApiServer {
             counts: Mutex::default(),
             epoch: AtomicU64::new(0),
             ahead: Mutex::default(),
+            tls,
         });
         let served = Arc::clone(&state);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -132,7 +155,7 @@ impl ApiServer {
 
     fn answers(&self) -> Result<(), String> {
         until(Duration::from_secs(10), || {
-            super::wire::http(self.address.port(), "GET", "/version", "").map(drop)
+            super::wire::connect(self.address.port()).map(drop)
         })
     }
 
@@ -385,8 +408,46 @@ async fn listen(state: Arc<State>, address: SocketAddr) {
 
 async fn connection(state: Arc<State>, stream: TcpStream) {
     let _ = stream.set_nodelay(true);
-    let service = service_fn(move |request| serve::serve(Arc::clone(&state), request));
+    let Some(tls) = state.tls.clone() else {
+        return requests(state, stream, false).await;
+    };
+    if let Ok(stream) = tls.accept(stream).await {
+        let shown = stream.get_ref().1.peer_certificates().is_some();
+        requests(state, stream, shown).await;
+    }
+}
+
+async fn requests<S>(state: Arc<State>, stream: S, certified: bool)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + 'static,
+{
+    let service = service_fn(move |request| serve::serve(Arc::clone(&state), request, certified));
     let served = hyper::server::conn::http1::Builder::new();
     // A connection that breaks is its client's affair.
     let _ = served.serve_connection(TokioIo::new(stream), service).await;
+}
+
+/// The token of whoever shows a certificate.
+pub const CERTIFICATE: &str = "by certificate";
+
+fn acceptor(folder: &Path) -> Result<TlsAcceptor, String> {
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    let pem = |name: &str| CertificateDer::from_pem_file(folder.join(name));
+    let failed = |error: &dyn std::fmt::Display| error.to_string();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(pem("ca.pem").map_err(|e| failed(&e))?).map_err(|e| failed(&e))?;
+    let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(
+        Arc::new(roots),
+        Arc::clone(&provider),
+    );
+    let verifier = verifier.allow_unauthenticated().build().map_err(|e| failed(&e))?;
+    let key = PrivateKeyDer::from_pem_file(folder.join("server.key")).map_err(|e| failed(&e))?;
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| failed(&e))?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(vec![pem("server.pem").map_err(|e| failed(&e))?], key);
+    Ok(TlsAcceptor::from(Arc::new(config.map_err(|e| failed(&e))?)))
 }

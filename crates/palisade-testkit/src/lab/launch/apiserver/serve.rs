@@ -46,9 +46,14 @@ struct Asked {
     body: Bytes,
 }
 
-pub(super) async fn serve(state: Arc<State>, request: Request<Incoming>) -> Reply {
+pub(super) async fn serve(
+    state: Arc<State>,
+    request: Request<Incoming>,
+    certified: bool,
+) -> Reply {
     let header = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
     let token = header(AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+    let token = token.or(certified.then_some(super::CERTIFICATE));
     let (token, media) = (token.map(str::to_owned), header(CONTENT_TYPE).unwrap_or(""));
     let media = media.to_owned();
     let query = request.uri().query().unwrap_or("").split('&').filter(|pair| !pair.is_empty());

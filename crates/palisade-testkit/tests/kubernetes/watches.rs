@@ -134,7 +134,7 @@ async fn a_waiter_outlives_its_watches() {
     }
     assert!(!waiting.is_finished());
     hold.release().await.unwrap();
-    soon("the grant", waiting).await.unwrap().unwrap();
+    drop(soon("the grant", waiting).await.unwrap().unwrap());
 }
 
 /// Without the right to watch, waiters look by themselves.
@@ -150,7 +150,7 @@ async fn a_waiter_without_the_right_to_watch_is_granted_too() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     let start = Instant::now();
     hold.release().await.unwrap();
-    soon("the grant", waiting).await.unwrap().unwrap();
+    drop(soon("the grant", waiting).await.unwrap().unwrap());
     assert!(start.elapsed() < seconds(5));
 }
 

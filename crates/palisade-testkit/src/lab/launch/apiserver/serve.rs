@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::fault::Fault;
-use super::store::{Answer, Event};
+use super::store::Answer;
 use super::{Mode, State};
 
 type Body = BoxBody<Bytes, Infallible>;
@@ -207,6 +207,9 @@ async fn answer(state: &Arc<State>, asked: &Asked) -> Response<Body> {
     }
     let mut store = state.store.lock();
     let answer = match verb {
+        verb if verb != "list" && namespace != store.namespace => {
+            store.elsewhere(verb, namespace, name)
+        }
         "list" => list(&store, asked, namespace),
         "get" => store.get(name),
         "create" => store.create(namespace, &asked.body),
@@ -402,19 +405,18 @@ impl Watching {
         if self.namespace != store.namespace {
             return;
         }
-        for Event { version, kind, object } in &store.log {
-            if *version <= self.at {
-                continue;
-            }
-            self.at = *version;
-            let now = selects(&self.asked, object).unwrap_or(false);
-            // One that no longer fits the selector is gone, for this watch.
-            let labelled = self.asked.query.contains_key("labelSelector");
-            match (now, *kind) {
-                (true, kind) => self.pending.push_back(line(kind, object)),
-                (false, "MODIFIED") if labelled => self.pending.push_back(line("DELETED", object)),
-                (false, _) => {}
-            }
+        for event in store.log.iter().filter(|event| event.version > self.at) {
+            let fits = |object: &Value| selects(&self.asked, object).unwrap_or(false);
+            // What begins or ceases to fit the selector comes and goes, for this watch.
+            let before = event.before.as_ref().is_some_and(fits);
+            let kind = match (before, event.kind != "DELETED" && fits(&event.object)) {
+                (false, false) => continue,
+                (false, true) => "ADDED",
+                (true, true) => "MODIFIED",
+                (true, false) => "DELETED",
+            };
+            self.pending.push_back(line(kind, &event.object));
         }
+        self.at = self.at.max(store.version);
     }
 }

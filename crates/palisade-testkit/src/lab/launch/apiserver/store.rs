@@ -70,6 +70,8 @@ pub(super) struct Event {
     pub(super) version: u64,
     pub(super) kind: &'static str,
     pub(super) object: Value,
+    /// The object before, if there was one.
+    pub(super) before: Option<Value>,
 }
 
 /// The Leases of one namespace.
@@ -116,6 +118,14 @@ impl Store {
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Value> {
         self.leases.values()
+    }
+
+    /// What any request in a namespace that is not there comes to.
+    pub(super) fn elsewhere(&self, verb: &str, namespace: &str, name: &str) -> Answer {
+        match self.may_create(namespace) {
+            Err(refused) if matches!(verb, "create" | "update") => refused,
+            _ => Answer::missing(name),
+        }
     }
 
     /// Another write somewhere in the cluster: the counter jumps.
@@ -177,15 +187,16 @@ impl Store {
         lease["kind"] = "Lease".into();
         // Comes back with every object.
         lease["metadata"]["managedFields"] = json!([{ "manager": "palisade", "operation": "Update" }]);
-        if kind == "DELETED" {
-            self.leases.remove(name);
+        let before = if kind == "DELETED" {
+            self.leases.remove(name)
         } else {
-            self.leases.insert(name.to_owned(), lease.clone());
-        }
+            self.leases.insert(name.to_owned(), lease.clone())
+        };
         self.log.push_back(Event {
             version: self.version,
             kind,
             object: lease,
+            before,
         });
         if self.log.len() > LOG
             && let Some(event) = self.log.pop_front()

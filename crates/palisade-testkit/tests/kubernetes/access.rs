@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use palisade::report::Severity;
+use palisade::report::{Scope, Severity};
 use palisade::{Error, ErrorKind};
 use palisade_testkit::lab::launch::apiserver::{ApiServer, CERTIFICATE, Grant};
 use palisade_testkit::lab::trial::certificates;
@@ -56,6 +56,29 @@ async fn what_is_missing_is_said() {
     assert_eq!(missing("delete"), Some(Severity::Info));
     let elsewhere = with(&format!("{{token: {SECRET}}}")).replace("//default", "//nosuch");
     says(&lock(&elsewhere).await.unwrap_err(), ErrorKind::Config, "nosuch");
+}
+
+/// The Role of the manifest is what palisade needs, and all that it asks for.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_manifests_role_is_enough() {
+    let manifest = include_str!("../../../../deploy/kubernetes/elect.yaml");
+    let verbs = manifest.lines().find_map(|line| line.trim().strip_prefix("verbs: ["));
+    let verbs: Vec<&str> = verbs.unwrap().trim_end_matches(']').split(", ").collect();
+    let server = server();
+    server.grant(vec![Grant::of(SECRET, &verbs)]);
+    let config = server.write_kubeconfig("role", &format!("{{token: {SECRET}}}"));
+    let client = palisade::connect(&server.url_with(&config)).await.unwrap();
+    let hold = client.mutex("a").lock().await.unwrap();
+    let all = Scope::Prefix(String::new());
+    assert_eq!(client.survey(all).await.unwrap().len(), 1);
+    hold.release().await.unwrap();
+    assert_eq!(client.check().await.unwrap().findings, []);
+    for verb in &verbs {
+        let others: Vec<&str> = verbs.iter().filter(|other| *other != verb).copied().collect();
+        server.grant(vec![Grant::of(SECRET, &others)]);
+        let findings = client.check().await.unwrap().findings;
+        assert_eq!(findings.len(), 1, "{verb} is not asked for");
+    }
 }
 
 /// The kubelet replaces the file, and the old token is refused some time later.

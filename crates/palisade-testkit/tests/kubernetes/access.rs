@@ -23,7 +23,10 @@ async fn lock(url: &str) -> Result<(), Error> {
 fn says(error: &Error, kind: ErrorKind, words: &str) {
     assert_eq!(error.kind(), kind, "{error:?}");
     assert!(error.to_string().contains(words), "{error}");
-    assert!(!format!("{error:?}").contains("5ec2e7"), "the secret is shown: {error:?}");
+    assert!(
+        !format!("{error:?}").contains("5ec2e7"),
+        "the secret is shown: {error:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -49,20 +52,28 @@ async fn what_is_missing_is_said() {
     let missing = |verb: &str| {
         let says = format!("may not {verb} ");
         let mut findings = check.findings.iter();
-        findings.find(|finding| finding.message.contains(&says)).map(|finding| finding.severity)
+        findings
+            .find(|finding| finding.message.contains(&says))
+            .map(|finding| finding.severity)
     };
     assert_eq!(missing("get"), None);
     assert_eq!(missing("update"), Some(Severity::Warning));
     assert_eq!(missing("delete"), Some(Severity::Info));
     let elsewhere = with(&format!("{{token: {SECRET}}}")).replace("//default", "//nosuch");
-    says(&lock(&elsewhere).await.unwrap_err(), ErrorKind::Config, "nosuch");
+    says(
+        &lock(&elsewhere).await.unwrap_err(),
+        ErrorKind::Config,
+        "nosuch",
+    );
 }
 
 /// The Role of the manifest is what palisade needs, and all that it asks for.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_manifests_role_is_enough() {
     let manifest = include_str!("../../../../deploy/kubernetes/elect.yaml");
-    let verbs = manifest.lines().find_map(|line| line.trim().strip_prefix("verbs: ["));
+    let verbs = manifest
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("verbs: ["));
     let verbs: Vec<&str> = verbs.unwrap().trim_end_matches(']').split(", ").collect();
     let server = server();
     server.grant(vec![Grant::of(SECRET, &verbs)]);
@@ -74,7 +85,11 @@ async fn the_manifests_role_is_enough() {
     hold.release().await.unwrap();
     assert_eq!(client.check().await.unwrap().findings, []);
     for verb in &verbs {
-        let others: Vec<&str> = verbs.iter().filter(|other| *other != verb).copied().collect();
+        let others: Vec<&str> = verbs
+            .iter()
+            .filter(|other| *other != verb)
+            .copied()
+            .collect();
         server.grant(vec![Grant::of(SECRET, &others)]);
         let findings = client.check().await.unwrap().findings;
         assert_eq!(findings.len(), 1, "{verb} is not asked for");
@@ -149,12 +164,21 @@ async fn a_plugin_is_run_again_before_its_token_expires() {
     // Expires within the minute in which it is replaced early.
     plugin(
         folder,
-        &format!("printf '{{\"status\":{{\"token\":\"{SECRET}\",\"expirationTimestamp\":\"%s\"}}}}' \"$(date -u -d '+30 seconds' +%Y-%m-%dT%H:%M:%SZ)\""),
+        &format!(
+            "printf '{{\"status\":{{\"token\":\"{SECRET}\",\"expirationTimestamp\":\"%s\"}}}}' \"$(date -u -d '+30 seconds' +%Y-%m-%dT%H:%M:%SZ)\""
+        ),
     );
     let user = "{exec: {apiVersion: client.authentication.k8s.io/v1beta1, command: ./plugin}}";
     let config = server.write_kubeconfig("exec", user);
     let client = palisade::connect(&server.url_with(&config)).await.unwrap();
-    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    client
+        .mutex("a")
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     until("another run", async || runs(folder) > 1).await;
 }
 
@@ -192,7 +216,9 @@ fn secure() -> Option<(tempfile::TempDir, ApiServer)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_identify_both_sides() {
-    let Some((folder, server)) = secure() else { return };
+    let Some((folder, server)) = secure() else {
+        return;
+    };
     server.grant(vec![Grant::all(CERTIFICATE)]);
     let config = std::fs::read_to_string(server.kubeconfig()).unwrap();
     let with = |name: &str, from: &str, to: &str| {
@@ -210,7 +236,11 @@ async fn certificates_identify_both_sides() {
     );
     lock(&with("ours", "user: {}", &ours)).await.unwrap();
     let strange = with("strange", "ca.pem", "other.pem");
-    says(&lock(&strange).await.unwrap_err(), ErrorKind::Config, "certificate-authority");
+    says(
+        &lock(&strange).await.unwrap_err(),
+        ErrorKind::Config,
+        "certificate-authority",
+    );
     // A name in place of the address, as behind a tunnel.
     let named = format!("https://127.0.0.1:{}", server.address().port());
     let tunnel = format!("{named}\n    tls-server-name: cluster.internal");
@@ -223,7 +253,9 @@ async fn certificates_identify_both_sides() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_uses_its_service_account() {
-    let Some((folder, server)) = secure() else { return };
+    let Some((folder, server)) = secure() else {
+        return;
+    };
     server.grant(vec![Grant::all(SECRET)]);
     let account = folder.path().join("account");
     std::fs::create_dir(&account).unwrap();
@@ -236,7 +268,10 @@ async fn a_pod_uses_its_service_account() {
         .args(["--exact", "access::locks_with_its_environment", "--ignored"])
         .env("PALISADE_TEST_KUBERNETES_URL", url)
         .env("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-        .env("KUBERNETES_SERVICE_PORT", server.address().port().to_string())
+        .env(
+            "KUBERNETES_SERVICE_PORT",
+            server.address().port().to_string(),
+        )
         .env_remove("KUBECONFIG")
         .output()
         .unwrap();
@@ -248,7 +283,10 @@ async fn a_pod_uses_its_service_account() {
     let run = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "access::locks_with_its_environment", "--ignored"])
         .env("PALISADE_TEST_KUBERNETES_URL", "kubernetes://")
-        .env("KUBECONFIG", format!("/nosuch/config:{}", plain.kubeconfig().display()))
+        .env(
+            "KUBECONFIG",
+            format!("/nosuch/config:{}", plain.kubeconfig().display()),
+        )
         .output()
         .unwrap();
     let out = String::from_utf8_lossy(&run.stdout);

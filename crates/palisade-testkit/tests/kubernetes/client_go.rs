@@ -80,7 +80,10 @@ impl<'a> Elector<'a> {
         let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
         let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
         let mp = (5 * doy + 2) / 153;
-        let (day, month) = (doy - (153 * mp + 2) / 5 + 1, if mp < 10 { mp + 3 } else { mp - 9 });
+        let (day, month) = (
+            doy - (153 * mp + 2) / 5 + 1,
+            if mp < 10 { mp + 3 } else { mp - 9 },
+        );
         let year = yoe + era * 400 + i64::from(month <= 2);
         let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
         let micros = since.subsec_micros();

@@ -15,22 +15,47 @@ use crate::util::{client, holder, lease, seconds, server, shown, soon, until};
 async fn an_update_whose_answer_is_lost_is_found_by_a_read() {
     let server = server();
     let client = client(&server).await;
-    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    client
+        .mutex("a")
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     for fault in [
         Fault::ReplyLost,
         Fault::RequestLost,
-        Fault::Ambiguous { code: 504, applied: true },
-        Fault::Ambiguous { code: 504, applied: false },
-        Fault::Ambiguous { code: 500, applied: true },
-        Fault::Ambiguous { code: 500, applied: false },
+        Fault::Ambiguous {
+            code: 504,
+            applied: true,
+        },
+        Fault::Ambiguous {
+            code: 504,
+            applied: false,
+        },
+        Fault::Ambiguous {
+            code: 500,
+            applied: true,
+        },
+        Fault::Ambiguous {
+            code: 500,
+            applied: false,
+        },
     ] {
-        let applied = matches!(fault, Fault::ReplyLost | Fault::Ambiguous { applied: true, .. });
+        let applied = matches!(
+            fault,
+            Fault::ReplyLost | Fault::Ambiguous { applied: true, .. }
+        );
         let shown_as = format!("{fault:?}");
         server.inject(Rule::next(Method::PUT, fault));
         let writes = server.requests("PUT");
         let hold = client.mutex("a").lock().await.unwrap();
         let taken = lease(&server, "a");
-        assert!(holder(&taken).contains(&hold.claim().to_string()), "{shown_as}");
+        assert!(
+            holder(&taken).contains(&hold.claim().to_string()),
+            "{shown_as}"
+        );
         if applied {
             // It was not sent again.
             assert_eq!(server.requests("PUT") - writes, 1, "{shown_as}");
@@ -48,8 +73,14 @@ async fn renewals_and_releases_survive_lost_answers() {
     let client = client(&server).await;
     for fault in [
         Fault::ReplyLost,
-        Fault::Ambiguous { code: 504, applied: true },
-        Fault::Ambiguous { code: 500, applied: false },
+        Fault::Ambiguous {
+            code: 504,
+            applied: true,
+        },
+        Fault::Ambiguous {
+            code: 500,
+            applied: false,
+        },
     ] {
         let shown_as = format!("{fault:?}");
         let hold = client.mutex("a").ttl(seconds(3)).lock().await.unwrap();
@@ -60,7 +91,10 @@ async fn renewals_and_releases_survive_lost_answers() {
         assert!(hold.is_valid());
         server.inject(Rule::next(Method::PUT, fault));
         hold.release().await.unwrap();
-        until("the release", async || holder(&lease(&server, "a")).is_empty()).await;
+        until("the release", async || {
+            holder(&lease(&server, "a")).is_empty()
+        })
+        .await;
         server.heal();
     }
 }
@@ -71,8 +105,18 @@ async fn renewals_and_releases_survive_lost_answers() {
 async fn a_write_that_comes_true_late_takes_nothing() {
     let server = server();
     let client = client(&server).await;
-    client.mutex("a").lock().await.unwrap().release().await.unwrap();
-    server.inject(Rule::next(Method::PUT, Fault::AppliedLate(Duration::from_millis(1500))));
+    client
+        .mutex("a")
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    server.inject(Rule::next(
+        Method::PUT,
+        Fault::AppliedLate(Duration::from_millis(1500)),
+    ));
     let refused = client.mutex("a").try_lock().await;
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unreachable);
     client.flush().await;
@@ -86,7 +130,14 @@ async fn a_write_that_comes_true_late_takes_nothing() {
 async fn a_dropped_acquire_leaves_nothing() {
     let server = server();
     let client = client(&server).await;
-    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    client
+        .mutex("a")
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     for millis in [0, 1, 5, 20, 60] {
         server.inject(Rule::always(Fault::Delayed(Duration::from_millis(30))));
         let lock = client.mutex("a");
@@ -94,7 +145,10 @@ async fn a_dropped_acquire_leaves_nothing() {
         drop(dropped);
         server.heal();
         client.flush().await;
-        until("a free Lease", async || holder(&lease(&server, "a")).is_empty()).await;
+        until("a free Lease", async || {
+            holder(&lease(&server, "a")).is_empty()
+        })
+        .await;
     }
 }
 
@@ -149,8 +203,14 @@ async fn eight_work_while_the_server_is_hurt() {
     crew.grants(20).await;
     for fault in [
         Fault::ReplyLost,
-        Fault::Ambiguous { code: 504, applied: true },
-        Fault::Ambiguous { code: 500, applied: false },
+        Fault::Ambiguous {
+            code: 504,
+            applied: true,
+        },
+        Fault::Ambiguous {
+            code: 500,
+            applied: false,
+        },
         Fault::TooMany { retry_after: 1 },
         Fault::Refused(503),
     ] {
@@ -220,7 +280,11 @@ async fn a_short_refusal_of_renewals_is_no_loss() {
     let server = server();
     let client = client(&server).await;
     let hold = client.mutex("a").ttl(seconds(4)).lock().await.unwrap();
-    for fault in [Fault::Refused(403), Fault::TooMany { retry_after: 1 }, Fault::Refused(401)] {
+    for fault in [
+        Fault::Refused(403),
+        Fault::TooMany { retry_after: 1 },
+        Fault::Refused(401),
+    ] {
         let first = hold.deadline();
         server.inject(Rule::next(Method::PUT, fault));
         until("a renewal", async || hold.deadline() > first).await;

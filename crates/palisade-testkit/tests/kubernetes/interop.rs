@@ -31,7 +31,12 @@ async fn palisade_waits_for_client_go() {
 async fn client_go_waits_for_palisade() {
     let server = server();
     let client = beside_others(&server).await;
-    let hold = client.mutex("controller").ttl(seconds(2)).lock().await.unwrap();
+    let hold = client
+        .mutex("controller")
+        .ttl(seconds(2))
+        .lock()
+        .await
+        .unwrap();
     let mut theirs = Elector::new(&server, "controller", "pod-a_1f2e", 15);
     let start = Instant::now();
     // Longer than the ttl: renewals are seen as such.
@@ -44,7 +49,14 @@ async fn client_go_waits_for_palisade() {
     assert!(theirs.try_acquire_or_renew(), "free, but not for them");
     let lease = server.lease("controller").unwrap();
     assert_eq!(holder(&lease), "pod-a_1f2e");
-    assert!(client.mutex("controller").try_lock().await.unwrap().is_none());
+    assert!(
+        client
+            .mutex("controller")
+            .try_lock()
+            .await
+            .unwrap()
+            .is_none()
+    );
 }
 
 /// Who dies is replaced after the duration that it wrote, not after that of who comes next.
@@ -55,7 +67,12 @@ async fn the_records_duration_counts() {
     let mut theirs = Elector::new(&server, "controller", "pod-a_1f2e", 3);
     let start = Instant::now();
     assert!(theirs.try_acquire_or_renew());
-    let hold = client.mutex("controller").ttl(seconds(1)).lock().await.unwrap();
+    let hold = client
+        .mutex("controller")
+        .ttl(seconds(1))
+        .lock()
+        .await
+        .unwrap();
     let took = start.elapsed();
     assert!(took >= seconds(3), "taken over after {took:?}");
     drop(hold);
@@ -159,7 +176,10 @@ async fn contenders_of_both_kinds_never_lead_at_once() {
         }));
     }
     for task in tasks {
-        tokio::time::timeout(seconds(60), task).await.unwrap().unwrap();
+        tokio::time::timeout(seconds(60), task)
+            .await
+            .unwrap()
+            .unwrap();
     }
 }
 

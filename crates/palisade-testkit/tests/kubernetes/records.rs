@@ -25,20 +25,37 @@ async fn a_lock_is_a_lease_by_client_gos_rules() {
     assert_eq!(transitions(&taken), 1);
     assert_eq!(taken["spec"]["acquireTime"], taken["spec"]["renewTime"]);
     // The version that the taking write was conditioned on: that of the Lease as it was created.
-    let version: u64 = taken["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+    let version: u64 = taken["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
     let token = hold.token().0;
     assert!(token < version, "{token} and {version}");
-    let kept: Value =
-        serde_json::from_str(taken["metadata"]["annotations"]["palisade/holders"].as_str().unwrap())
-            .unwrap();
+    let kept: Value = serde_json::from_str(
+        taken["metadata"]["annotations"]["palisade/holders"]
+            .as_str()
+            .unwrap(),
+    )
+    .unwrap();
     assert_eq!(kept["holders"][0]["token"], token);
     hold.release().await.unwrap();
     let free = lease(&server, "a");
-    assert_eq!((holder(&free), &free["spec"]["leaseDurationSeconds"]), ("", &json!(1)));
+    assert_eq!(
+        (holder(&free), &free["spec"]["leaseDurationSeconds"]),
+        ("", &json!(1))
+    );
     assert_eq!(transitions(&free), 1, "kept for others");
     // Warm, it costs two writes and no read.
     let (reads, writes) = (server.requests("GET"), server.requests("PUT"));
-    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    client
+        .mutex("a")
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     assert_eq!(server.requests("PUT") - writes, 2);
     assert_eq!(server.requests("GET") - reads, 0);
 }
@@ -66,14 +83,21 @@ async fn a_lease_that_was_deleted_while_held_is_lost_and_not_brought_back() {
     server.delete("palisade.a");
     let loss = soon("the loss", hold.lost()).await;
     assert_eq!(loss.reason, LossReason::Taken);
-    assert_eq!(server.lease("palisade.a"), None, "brought back by a renewal");
+    assert_eq!(
+        server.lease("palisade.a"),
+        None,
+        "brought back by a renewal"
+    );
     let next = two.mutex("a").lock().await.unwrap();
     assert!(next.token() > hold.token());
     // Its release comes late, and changes nothing.
     let before = lease(&server, "a");
     assert!(hold.release().await.is_err());
     one.flush().await;
-    assert_eq!(lease(&server, "a")["metadata"]["uid"], before["metadata"]["uid"]);
+    assert_eq!(
+        lease(&server, "a")["metadata"]["uid"],
+        before["metadata"]["uid"]
+    );
     assert!(next.is_valid() && holder(&lease(&server, "a")) == holder(&before));
 }
 
@@ -81,8 +105,17 @@ async fn a_lease_that_was_deleted_while_held_is_lost_and_not_brought_back() {
 async fn a_lease_that_is_being_deleted_is_not_taken() {
     let server = server();
     let client = beside_others(&server).await;
-    client.mutex("a").lock().await.unwrap().release().await.unwrap();
-    server.edit("a", |lease| lease["metadata"]["finalizers"] = json!(["example.org/x"]));
+    client
+        .mutex("a")
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    server.edit("a", |lease| {
+        lease["metadata"]["finalizers"] = json!(["example.org/x"])
+    });
     server.delete("a");
     assert!(client.mutex("a").try_lock().await.unwrap().is_none());
     let mutex = client.mutex("a");
@@ -141,7 +174,10 @@ async fn no_wait_watches_a_record_that_is_overdue() {
     let next = late.mutex("cron").try_lock().await.unwrap();
     let took = start.elapsed();
     assert!(next.is_some(), "busy for ever");
-    assert!(took >= seconds(1), "taken after {took:?} without having been watched");
+    assert!(
+        took >= seconds(1),
+        "taken after {took:?} without having been watched"
+    );
     assert!(next.unwrap().token() > hold.token());
 }
 
@@ -156,7 +192,10 @@ async fn a_server_clock_that_is_an_hour_off_changes_nothing() {
         let other = client(&server).await;
         let start = Instant::now();
         while start.elapsed() < seconds(3) {
-            assert!(other.mutex("a").try_lock().await.unwrap().is_none(), "{ahead}");
+            assert!(
+                other.mutex("a").try_lock().await.unwrap().is_none(),
+                "{ahead}"
+            );
             assert!(hold.is_valid(), "{ahead}");
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
@@ -164,7 +203,12 @@ async fn a_server_clock_that_is_an_hour_off_changes_nothing() {
         let check = other.check().await.unwrap();
         let off = check.clock_ahead_us.unwrap() / 1_000_000;
         assert!((off - ahead).abs() < 5, "{off}");
-        assert!(check.findings.iter().any(|finding| finding.code == "clock_off"));
+        assert!(
+            check
+                .findings
+                .iter()
+                .any(|finding| finding.code == "clock_off")
+        );
         hold.release().await.unwrap();
         assert!(other.mutex("a").try_lock().await.unwrap().is_some());
     }
@@ -175,7 +219,14 @@ async fn leases_that_were_free_for_a_day_are_deleted() {
     let server = server();
     let client = client(&server).await;
     for name in ["old", "young", "held"] {
-        client.mutex(name).lock().await.unwrap().release().await.unwrap();
+        client
+            .mutex(name)
+            .lock()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     }
     let hold = client.mutex("held").lock().await.unwrap();
     let past = |lease: &mut Value| {
@@ -215,7 +266,10 @@ async fn an_election_has_a_value_that_is_observed() {
     let token = elected.hold().token();
     elected.proclaim("one:81").await.unwrap();
     let leader = next().await.unwrap();
-    assert_eq!((leader.value.as_deref(), leader.token), (Some("one:81"), token));
+    assert_eq!(
+        (leader.value.as_deref(), leader.token),
+        (Some("one:81"), token)
+    );
     assert!(elected.hold().is_valid());
     elected.resign().await.unwrap();
     assert!(next().await.is_none());

@@ -57,11 +57,20 @@ fn without(lease: &Value, field: &str) -> Value {
 }
 
 fn version(lease: &Value) -> u64 {
-    lease["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+    lease["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap()
 }
 
 fn is(answer: &(u16, String, Value), code: u16, reason: &str) {
-    assert_eq!((answer.0, answer.1.as_str()), (code, reason), "{}", answer.2);
+    assert_eq!(
+        (answer.0, answer.1.as_str()),
+        (code, reason),
+        "{}",
+        answer.2
+    );
 }
 
 #[test]
@@ -107,7 +116,11 @@ fn put_with_a_stale_version_is_a_conflict() {
 fn put_without_a_version_is_invalid_if_there_is_a_lease() {
     let server = server();
     let lease = created(&server, "x");
-    is(&put(&server, &without(&lease, "resourceVersion")), 422, "Invalid");
+    is(
+        &put(&server, &without(&lease, "resourceVersion")),
+        422,
+        "Invalid",
+    );
     let mut zero = lease;
     zero["metadata"]["resourceVersion"] = "0".into();
     is(&put(&server, &zero), 422, "Invalid");
@@ -197,7 +210,11 @@ fn patch(server: &ApiServer, media: &str, body: &Value) -> (u16, String, Value) 
 fn a_merge_patch_without_a_version_wins() {
     let server = server();
     created(&server, "x");
-    let answer = patch(&server, "merge-patch+json", &json!({ "spec": { "holderIdentity": "c" } }));
+    let answer = patch(
+        &server,
+        "merge-patch+json",
+        &json!({ "spec": { "holderIdentity": "c" } }),
+    );
     is(&answer, 200, "");
     assert_eq!(get(&server, "x")["spec"]["holderIdentity"], "c");
 }
@@ -231,7 +248,10 @@ fn patching_what_is_missing_is_not_found_but_applying_creates() {
 fn delete_with_wrong_preconditions_is_a_conflict() {
     let server = server();
     let lease = created(&server, "x");
-    for (field, wrong) in [("uid", "00000000-0000-4000-8000-00000000dead"), ("resourceVersion", "1")] {
+    for (field, wrong) in [
+        ("uid", "00000000-0000-4000-8000-00000000dead"),
+        ("resourceVersion", "1"),
+    ] {
         let body = json!({ "preconditions": { field: wrong } });
         is(&ask(&server, "DELETE", "x", &body), 409, "Conflict");
     }
@@ -264,14 +284,19 @@ fn delete_with_finalizers_leaves_the_object() {
 }
 
 /// Four at once, sixty times: how often each pair of code and reason was answered.
-fn race(request: impl Fn(&ApiServer, &str) -> (u16, String, Value) + Sync) -> Vec<BTreeMap<(u16, String), usize>> {
+fn race(
+    request: impl Fn(&ApiServer, &str) -> (u16, String, Value) + Sync,
+) -> Vec<BTreeMap<(u16, String), usize>> {
     let server = server();
     let rounds = 0..60;
     let round = |round| {
         let (server, request) = (&server, &request);
         let name = format!("x{round}");
         std::thread::scope(|scope| {
-            let one = || { let (code, reason, _) = request(server, &name); (code, reason) };
+            let one = || {
+                let (code, reason, _) = request(server, &name);
+                (code, reason)
+            };
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(one)).collect();
             let mut answers = BTreeMap::new();
             for thread in threads {
@@ -285,7 +310,10 @@ fn race(request: impl Fn(&ApiServer, &str) -> (u16, String, Value) + Sync) -> Ve
 
 #[test]
 fn of_four_posts_one_creates() {
-    let expected = [((201, String::new()), 1), ((409, "AlreadyExists".to_owned()), 3)];
+    let expected = [
+        ((201, String::new()), 1),
+        ((409, "AlreadyExists".to_owned()), 3),
+    ];
     for answers in race(|server, name| post(server, &fresh(name))) {
         assert_eq!(answers, expected.clone().into());
     }
@@ -310,7 +338,10 @@ fn times_have_six_digits() {
     };
     let right = "2026-01-02T03:04:05.123456Z";
     assert_eq!(time(right), (201, right.into()));
-    assert_eq!(time("2026-01-02T05:04:05.123456+02:00"), (201, right.into()));
+    assert_eq!(
+        time("2026-01-02T05:04:05.123456+02:00"),
+        (201, right.into())
+    );
     for bad in [
         "2026-01-02T03:04:05Z",
         "2026-01-02T03:04:05.123Z",
@@ -341,7 +372,11 @@ fn numbers_names_and_annotations_have_bounds() {
         (json!(1.5), 400),
         (json!(2_147_483_648_i64), 400),
     ] {
-        assert_eq!(number("leaseDurationSeconds", value.clone()), code, "{value}");
+        assert_eq!(
+            number("leaseDurationSeconds", value.clone()),
+            code,
+            "{value}"
+        );
     }
     assert_eq!(number("leaseTransitions", json!(-1)), 422);
     for bad in ["A", "a_b", "a:b", "a/b", "-a", &"a".repeat(254)] {
@@ -368,7 +403,10 @@ fn throttling_is_plain_text_and_nothing_is_executed() {
     server.inject(Rule::always(Fault::TooMany { retry_after: 4 }).times(1));
     let (code, head, body) = server.ask("POST", &path(""), &fresh("x"));
     assert_eq!(code, 429);
-    assert!(head.contains("retry-after: 4") && head.contains("text/plain"), "{head}");
+    assert!(
+        head.contains("retry-after: 4") && head.contains("text/plain"),
+        "{head}"
+    );
     assert_eq!(body, "Too many requests, please try again later.\n");
     assert_eq!(server.lease("x"), None);
 }
@@ -389,12 +427,18 @@ fn namespaces_that_are_missing_or_dying_are_told_apart() {
     let server = server();
     let elsewhere = "/apis/coordination.k8s.io/v1/namespaces/nosuch/leases";
     let (code, _, body) = server.ask("POST", elsewhere, &fresh("x"));
-    assert_eq!((code, &body["details"]["kind"]), (404, &json!("namespaces")));
+    assert_eq!(
+        (code, &body["details"]["kind"]),
+        (404, &json!("namespaces"))
+    );
     let lease = created(&server, "x");
     server.terminate_namespace();
     let (code, reason, body) = post(&server, &fresh("y"));
     assert_eq!((code, reason.as_str()), (403, "Forbidden"));
-    assert_eq!(body["details"]["causes"][0]["reason"], "NamespaceTerminating");
+    assert_eq!(
+        body["details"]["causes"][0]["reason"],
+        "NamespaceTerminating"
+    );
     is(&put(&server, &held_by(&lease, "b")), 200, "");
 }
 
@@ -406,7 +450,9 @@ fn tokens_and_roles_are_asked_for() {
     let updates = Grant::of("updates", &["update"]);
     server.grant(vec![Grant::all("root"), one, updates]);
     let ask = |token: Option<&str>, method: &str, name: &str, body: &Value| {
-        server.ask_as(token, "application/json", method, &path(name), body).0
+        server
+            .ask_as(token, "application/json", method, &path(name), body)
+            .0
     };
     let none = Value::Null;
     assert_eq!(ask(Some("unknown"), "GET", "x", &none), 401);
@@ -433,7 +479,11 @@ fn lists_have_pages_and_items_without_kind() {
     for name in ["a", "b", "c"] {
         created(&server, name);
     }
-    let list = |query: &str| server.ask("GET", &format!("{}?{query}", path("")), &Value::Null).2;
+    let list = |query: &str| {
+        server
+            .ask("GET", &format!("{}?{query}", path("")), &Value::Null)
+            .2
+    };
     let first = list("limit=2");
     assert_eq!(first["items"].as_array().unwrap().len(), 2);
     assert!(first["items"][0].get("kind").is_none());
@@ -443,7 +493,11 @@ fn lists_have_pages_and_items_without_kind() {
     assert_eq!(rest["metadata"]["continue"], "");
     let one = list("fieldSelector=metadata.name%3Db");
     assert_eq!(one["items"].as_array().unwrap().len(), 1);
-    let (code, ..) = server.ask("GET", &format!("{}?fieldSelector=spec.holderIdentity%3Da", path("")), &Value::Null);
+    let (code, ..) = server.ask(
+        "GET",
+        &format!("{}?fieldSelector=spec.holderIdentity%3Da", path("")),
+        &Value::Null,
+    );
     assert_eq!(code, 400);
 }
 

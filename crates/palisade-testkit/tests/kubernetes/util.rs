@@ -19,7 +19,9 @@ pub(crate) async fn client(server: &ApiServer) -> Client {
 
 /// A client of the names that other tools use.
 pub(crate) async fn beside_others(server: &ApiServer) -> Client {
-    palisade::connect(&format!("{}&namespace=", server.url())).await.unwrap()
+    palisade::connect(&format!("{}&namespace=", server.url()))
+        .await
+        .unwrap()
 }
 
 /// The Lease of a lock of ours.

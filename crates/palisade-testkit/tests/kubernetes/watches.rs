@@ -16,7 +16,8 @@ struct Events(BufReader<TcpStream>);
 fn watch(server: &ApiServer, query: &str) -> Events {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.set_read_timeout(Some(seconds(20))).unwrap();
-    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases?watch=1&{query}");
+    let path =
+        format!("/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases?watch=1&{query}");
     write!(stream, "GET {path} HTTP/1.0\r\nHost: x\r\n\r\n").unwrap();
     let mut reader = BufReader::new(stream);
     let mut head = String::new();
@@ -38,7 +39,10 @@ impl Iterator for Events {
             return None;
         }
         let event: Value = serde_json::from_str(&line).unwrap();
-        Some((event["type"].as_str().unwrap().to_owned(), event["object"].clone()))
+        Some((
+            event["type"].as_str().unwrap().to_owned(),
+            event["object"].clone(),
+        ))
     }
 }
 
@@ -49,7 +53,10 @@ fn create(server: &ApiServer, name: &str) -> Value {
 }
 
 fn version(object: &Value) -> String {
-    object["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
+    object["metadata"]["resourceVersion"]
+        .as_str()
+        .unwrap()
+        .to_owned()
 }
 
 #[test]
@@ -59,11 +66,17 @@ fn without_a_version_what_is_there_comes_first() {
     create(&server, "b");
     let mut events = watch(&server, "fieldSelector=metadata.name%3Da&timeoutSeconds=5");
     let (kind, object) = events.next().unwrap();
-    assert_eq!((kind.as_str(), &object["metadata"]["name"]), ("ADDED", &json!("a")));
+    assert_eq!(
+        (kind.as_str(), &object["metadata"]["name"]),
+        ("ADDED", &json!("a"))
+    );
     server.edit("b", |lease| lease["spec"]["holderIdentity"] = "x".into());
     server.edit("a", |lease| lease["spec"]["holderIdentity"] = "x".into());
     let (kind, changed) = events.next().unwrap();
-    assert_eq!((kind.as_str(), &changed["metadata"]["name"]), ("MODIFIED", &json!("a")));
+    assert_eq!(
+        (kind.as_str(), &changed["metadata"]["name"]),
+        ("MODIFIED", &json!("a"))
+    );
     server.delete("a");
     let (kind, deleted) = events.next().unwrap();
     assert_eq!(kind, "DELETED");
@@ -103,8 +116,13 @@ fn a_version_from_the_future_is_silence() {
     let server = server();
     let lease = create(&server, "a");
     let ahead = version(&lease).parse::<u64>().unwrap() + 1;
-    let mut events = watch(&server, &format!("resourceVersion={ahead}&timeoutSeconds=2"));
-    server.edit("a", |lease| lease["spec"]["holderIdentity"] = "dropped".into());
+    let mut events = watch(
+        &server,
+        &format!("resourceVersion={ahead}&timeoutSeconds=2"),
+    );
+    server.edit("a", |lease| {
+        lease["spec"]["holderIdentity"] = "dropped".into()
+    });
     server.edit("a", |lease| lease["spec"]["holderIdentity"] = "told".into());
     let (_, object) = events.next().unwrap();
     assert_eq!(object["spec"]["holderIdentity"], "told");
@@ -115,9 +133,13 @@ fn labels_select_and_what_loses_its_label_is_deleted() {
     let server = server();
     create(&server, "a");
     let mut events = watch(&server, "labelSelector=palisade%2Fevict&timeoutSeconds=5");
-    server.edit("a", |lease| lease["metadata"]["labels"] = json!({ "palisade/evict": "" }));
+    server.edit("a", |lease| {
+        lease["metadata"]["labels"] = json!({ "palisade/evict": "" })
+    });
     assert_eq!(events.next().unwrap().0, "ADDED");
-    server.edit("a", |lease| lease["metadata"]["labels"] = json!({ "x": "y" }));
+    server.edit("a", |lease| {
+        lease["metadata"]["labels"] = json!({ "x": "y" })
+    });
     assert_eq!(events.next().unwrap().0, "DELETED");
 }
 

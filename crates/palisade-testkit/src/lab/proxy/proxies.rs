@@ -45,7 +45,9 @@ impl Proxies {
         let mut values = options.filter_map(|option| option.strip_prefix("kubeconfig="));
         let path = values.next().ok_or_else(unfit)?;
         let text = std::fs::read_to_string(path)?;
-        let server = text.lines().find_map(|line| line.trim().strip_prefix("server: "));
+        let server = text
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("server: "));
         let server = server.ok_or_else(unfit)?.trim_matches('"');
         let (scheme, host) = server.split_once("://").ok_or_else(unfit)?;
         let proxy = Proxy::start(address(host.trim_end_matches('/'))?, Protocol::Raw)?;

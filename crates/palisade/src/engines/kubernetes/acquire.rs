@@ -20,7 +20,7 @@ use super::release;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
-use crate::core::error::{Outcome, Result};
+use crate::core::error::{Error, ErrorKind, Outcome, Result};
 use crate::core::ticket::{LeaseStart, Ticket};
 use crate::engines::kit::cas::Retry;
 use crate::engines::kit::finish::finish;
@@ -122,6 +122,13 @@ async fn attempt(
         None => read(engine, line, "enter", since).await?,
     };
     loop {
+        if let Some(other) = snapshot.as_ref().and_then(|lease| lease.name())
+            && other != claim.name.as_str()
+            && !engine.keys.is_bare()
+        {
+            let message = "the Lease of this name is another name's; use another name";
+            return Err(Error::new(ErrorKind::InvalidName, "enter", message));
+        }
         let (stamp, server) = (client.stamp(), client.clock.now());
         let decision = line.decide(&snapshot, claim, member.waits, &stamp, server);
         let refuses = matches!(&decision, Ok(Decision::Behind { .. }) | Err(_));
@@ -136,7 +143,7 @@ async fn attempt(
         }
         if turn.is_none() {
             // Others of this process may be at it: what can be done is decided anew then.
-            turn = Some(line.turn().await);
+            turn = Some(line.turn(client.timeout).await);
             if let Some(known) = line.known(BootTime::PAST) {
                 snapshot = known;
             }
@@ -147,7 +154,10 @@ async fn attempt(
             Decision::Create => {
                 let lease = Lease::free(&line.key, claim.name.as_str(), &stamp);
                 let sent = BootTime::now();
-                match client.create("enter", &lease, patience(engine, claim)).await {
+                match client
+                    .create("enter", &lease, patience(engine, claim))
+                    .await
+                {
                     Ok(Written::Done(lease)) => {
                         snapshot = line.wrote(*lease, &stamp, sent);
                         continue;
@@ -365,12 +375,7 @@ pub(super) async fn wait(
 }
 
 /// Whether a claim that holds still does.
-async fn stands(
-    engine: &Kubernetes,
-    line: &Line,
-    member: &Member,
-    sequence: u64,
-) -> Result<Place> {
+async fn stands(engine: &Kubernetes, line: &Line, member: &Member, sequence: u64) -> Result<Place> {
     let now = read(engine, line, "wait", BootTime::now()).await?;
     let entry = now.and_then(|lease| lease.entry(member.claim.id, sequence));
     Ok(match entry {

@@ -114,7 +114,13 @@ impl Baseline for Raw {
 
 /// A key of the benchmark as the name of a Lease.
 fn name(key: &str) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() {
+            c.to_ascii_lowercase()
+        } else {
+            '-'
+        }
+    };
     let key: String = key.chars().map(plain).collect();
     format!("palisade-raw-{key}-x")
 }

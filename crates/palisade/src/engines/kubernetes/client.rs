@@ -222,7 +222,11 @@ impl Client {
         let now = self.clock.now();
         let last = LAST.fetch_max(now, Ordering::Relaxed);
         // Two in the same microsecond would be no change; one set back is still another.
-        let stamp = if last == now { LAST.fetch_add(1, Ordering::Relaxed) + 1 } else { now };
+        let stamp = if last == now {
+            LAST.fetch_add(1, Ordering::Relaxed) + 1
+        } else {
+            now
+        };
         super::lease::micro_time(stamp)
     }
 
@@ -246,7 +250,10 @@ impl Client {
                 let answered = async {
                     let response = response?;
                     let (status, headers) = (response.status(), response.headers().clone());
-                    let body = response.bytes().await.map_err(|error| (&self.server, error))?;
+                    let body = response
+                        .bytes()
+                        .await
+                        .map_err(|error| (&self.server, error))?;
                     Ok((status, headers, body.to_vec()))
                 };
                 Ok((credential, answered.await))
@@ -281,7 +288,8 @@ impl Client {
                 StatusCode::TOO_MANY_REQUESTS => {
                     let pause = retry_after(&headers);
                     if pause >= until.remaining() {
-                        let message = format!("the API server takes no more requests for {pause:?}");
+                        let message =
+                            format!("the API server takes no more requests for {pause:?}");
                         return Err(unreachable(operation, message));
                     }
                     tokio::time::sleep(pause).await;
@@ -365,7 +373,9 @@ impl Client {
     ) -> Result<Written> {
         let path = format!("{}?timeout={}", self.leases, server_limit(within));
         let body = serde_json::to_vec(lease).unwrap_or_default();
-        let reply = self.send(operation, Method::POST, &path, &body, within).await?;
+        let reply = self
+            .send(operation, Method::POST, &path, &body, within)
+            .await?;
         match reply.status {
             StatusCode::CREATED => written(operation, &reply),
             StatusCode::CONFLICT => Ok(Written::Refused),
@@ -387,7 +397,9 @@ impl Client {
         }
         let path = format!("{}/{name}?timeout={}", self.leases, server_limit(within));
         let body = serde_json::to_vec(lease).unwrap_or_default();
-        let reply = self.send(operation, Method::PUT, &path, &body, within).await?;
+        let reply = self
+            .send(operation, Method::PUT, &path, &body, within)
+            .await?;
         match reply.status {
             StatusCode::OK => written(operation, &reply),
             // Both say that it is not the one that we know.
@@ -405,7 +417,9 @@ impl Client {
             "uid": metadata.uid, "resourceVersion": metadata.resource_version,
         } });
         let body = body.to_string().into_bytes();
-        let reply = self.send("sweep", Method::DELETE, &path, &body, self.timeout).await?;
+        let reply = self
+            .send("sweep", Method::DELETE, &path, &body, self.timeout)
+            .await?;
         Ok(reply.status == StatusCode::OK)
     }
 
@@ -427,7 +441,9 @@ impl Client {
         let mut from = String::new();
         loop {
             let path = format!("{}?limit={PAGE}{from}", self.leases);
-            let reply = self.send(operation, Method::GET, &path, b"", self.timeout).await;
+            let reply = self
+                .send(operation, Method::GET, &path, b"", self.timeout)
+                .await;
             let reply = reply.map_err(not_applied)?;
             if reply.status != StatusCode::OK {
                 return Err(self.unexpected(operation, reply.status, &reply));
@@ -490,7 +506,9 @@ impl Client {
         });
         let body = body.to_string().into_bytes();
         let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-        let reply = self.send("check", Method::POST, path, &body, self.timeout).await;
+        let reply = self
+            .send("check", Method::POST, path, &body, self.timeout)
+            .await;
         let reply = reply.map_err(not_applied)?;
         if reply.status != StatusCode::CREATED {
             return Err(self.unexpected("check", reply.status, &reply));
@@ -506,7 +524,9 @@ impl Client {
         struct Version {
             git_version: String,
         }
-        let reply = self.send("check", Method::GET, "/version", b"", self.timeout).await;
+        let reply = self
+            .send("check", Method::GET, "/version", b"", self.timeout)
+            .await;
         let version = serde_json::from_slice::<Version>(&reply.map_err(not_applied)?.body);
         Ok(version.ok().map(|version| version.git_version))
     }
@@ -551,7 +571,9 @@ fn server_limit(within: Duration) -> String {
 }
 
 fn retry_after(headers: &HeaderMap) -> Duration {
-    let header = headers.get(RETRY_AFTER).and_then(|header| header.to_str().ok());
+    let header = headers
+        .get(RETRY_AFTER)
+        .and_then(|header| header.to_str().ok());
     let seconds = header.and_then(|seconds| seconds.trim().parse().ok());
     seconds.map_or(THROTTLED, Duration::from_secs)
 }

@@ -57,10 +57,14 @@ fn config(message: impl Into<String>) -> Error {
 /// A client of the Kubernetes namespace that a URL names.
 pub(super) fn client(url: &mut Url, settings: &Settings) -> Result<Client> {
     if url.user.is_some() || url.password.is_some() {
-        return Err(config("a kubernetes: URL has no login; the kubeconfig has it"));
+        return Err(config(
+            "a kubernetes: URL has no login; the kubeconfig has it",
+        ));
     }
     if !matches!(url.path.as_str(), "" | "/") || url.hosts.len() > 1 {
-        return Err(config("a kubernetes: URL names one namespace of Kubernetes and nothing else, as in kubernetes://default"));
+        return Err(config(
+            "a kubernetes: URL names one namespace of Kubernetes and nothing else, as in kubernetes://default",
+        ));
     }
     let named = url.hosts.first().filter(|host| !host.is_empty()).cloned();
     let target = Target::find(url)?;
@@ -69,7 +73,9 @@ pub(super) fn client(url: &mut Url, settings: &Settings) -> Result<Client> {
     let namespace = namespace.unwrap_or_else(|| "default".to_owned());
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if namespace.len() > 63 || !namespace.bytes().all(plain) {
-        return Err(config("a namespace of Kubernetes is at most 63 of a-z, 0-9 and -, as in kubernetes://default"));
+        return Err(config(
+            "a namespace of Kubernetes is at most 63 of a-z, 0-9 and -, as in kubernetes://default",
+        ));
     }
     let (timeout, connect_timeout) = (settings.timeout, settings.connect_timeout);
     Ok(Client::new(target, namespace, timeout, connect_timeout))

@@ -89,7 +89,9 @@ impl Credentials {
                 Ok(refreshed.unwrap_or(known))
             }
             Source::Exec(_) if left.is_some_and(|left| left < EARLY) => {
-                drop(tokio::spawn(Arc::clone(self).refresh(Some(Arc::clone(&known)))));
+                drop(tokio::spawn(
+                    Arc::clone(self).refresh(Some(Arc::clone(&known))),
+                ));
                 Ok(known)
             }
             _ => Ok(known),
@@ -161,7 +163,10 @@ async fn run(exec: &Exec) -> Result<Credential> {
     let failed = |what: &str| {
         let hint = exec.install_hint.as_deref().unwrap_or_default().trim();
         let gap = if hint.is_empty() { "" } else { ". " };
-        let message = format!("the kubeconfig's exec plugin {:?} {what}{gap}{hint}", exec.command);
+        let message = format!(
+            "the kubeconfig's exec plugin {:?} {what}{gap}{hint}",
+            exec.command
+        );
         config(message)
     };
     let mut spec = serde_json::json!({ "interactive": false });
@@ -196,7 +201,9 @@ async fn run(exec: &Exec) -> Result<Credential> {
     let identity = pem(given.client_certificate_data).zip(pem(given.client_key_data));
     let token = given.token.filter(|token| !token.is_empty());
     if token.is_none() && identity.is_none() {
-        return Err(failed("gave neither a token nor a certificate with its key"));
+        return Err(failed(
+            "gave neither a token nor a certificate with its key",
+        ));
     }
     Ok(Credential {
         token,

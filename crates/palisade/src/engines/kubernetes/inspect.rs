@@ -33,7 +33,14 @@ pub(super) async fn survey(engine: &Kubernetes, scope: &Scope) -> Result<Vec<Lin
                     continue;
                 };
                 // Without a namespace, Leases that are none of palisade's are other people's.
-                let ours = !keys.is_bare() || lease.name().is_some();
+                let records = || {
+                    lease
+                        .view()
+                        .holders
+                        .iter()
+                        .any(|holder| holder.entry.is_some())
+                };
+                let ours = !keys.is_bare() || lease.name().is_some() || records();
                 if ours && scope.includes(&name) {
                     reports.extend(report(engine, &name, lease));
                 }
@@ -101,7 +108,10 @@ const VERBS: &[(&str, &str)] = &[
     ("get", "nothing can be locked"),
     ("create", "a name that was never locked can't be"),
     ("update", "nothing can be locked"),
-    ("watch", "a waiter is granted up to a second later, and an eviction is told at the next renewal"),
+    (
+        "watch",
+        "a waiter is granted up to a second later, and an eviction is told at the next renewal",
+    ),
     ("list", "`palisade ls` can't show what is locked"),
     ("delete", "Leases that nobody uses any more stay"),
 ];
@@ -118,10 +128,16 @@ pub(super) async fn check(engine: &Kubernetes) -> Result<Checkup> {
         match client.may(verb).await {
             Ok(true) => {}
             Ok(false) => findings.push(Finding {
-                severity: if needed { Severity::Warning } else { Severity::Info },
+                severity: if needed {
+                    Severity::Warning
+                } else {
+                    Severity::Info
+                },
                 code: "missing_right",
                 message: format!("this identity may not {verb} leases: {otherwise}"),
-                remedy: format!("add {verb} to the verbs of its Role for leases in coordination.k8s.io"),
+                remedy: format!(
+                    "add {verb} to the verbs of its Role for leases in coordination.k8s.io"
+                ),
             }),
             Err(error) if error.kind() == ErrorKind::Denied => {
                 findings.push(unknown_rights(&error));

@@ -59,7 +59,9 @@ impl Pem {
         match (data.filter(|data| !data.is_empty()), file) {
             (Some(data), _) => match BASE64_STANDARD.decode(data.trim()) {
                 Ok(data) => Ok(Some(Self::Data(data))),
-                Err(_) => Err(config("a certificate or key in the kubeconfig is no base64")),
+                Err(_) => Err(config(
+                    "a certificate or key in the kubeconfig is no base64",
+                )),
             },
             (None, Some(path)) => Ok(Some(Self::File(dir.join(path)))),
             (None, None) => Ok(None),
@@ -103,7 +105,11 @@ impl Target {
 
     /// The API server of the cluster that the pod is in.
     fn in_pod(host: &str, port: &str, folder: &Path) -> Result<Self> {
-        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        let host = if host.contains(':') {
+            format!("[{host}]")
+        } else {
+            host.to_owned()
+        };
         let namespace = std::fs::read_to_string(folder.join("namespace")).ok();
         let namespace = namespace.map(|text| text.trim().to_owned());
         Ok(Self {
@@ -131,7 +137,9 @@ impl Target {
             merged.add(File::parse(&text)?, &dir);
         }
         if read == 0 {
-            return Err(config("there is no kubeconfig where KUBECONFIG or option kubeconfig says"));
+            return Err(config(
+                "there is no kubeconfig where KUBECONFIG or option kubeconfig says",
+            ));
         }
         merged.target(context)
     }
@@ -299,13 +307,19 @@ impl File {
             config("the kubeconfig has no such context; see `kubectl config get-contexts`")
         })?;
         let clusters = self.clusters.unwrap_or_default();
-        let cluster = clusters.into_iter().find(|named| named.name == context.cluster);
+        let cluster = clusters
+            .into_iter()
+            .find(|named| named.name == context.cluster);
         let (cluster, dir) = cluster
             .and_then(|named| Some((named.cluster?, named.dir)))
-            .ok_or_else(|| config("the context names a cluster that the kubeconfig does not have"))?;
+            .ok_or_else(|| {
+                config("the context names a cluster that the kubeconfig does not have")
+            })?;
         let server = cluster.server.trim_end_matches('/').to_owned();
         if !server.starts_with("https://") && !server.starts_with("http://") {
-            return Err(config("the cluster's server in the kubeconfig is no http or https address"));
+            return Err(config(
+                "the cluster's server in the kubeconfig is no http or https address",
+            ));
         }
         if cluster.insecure_skip_tls_verify {
             return Err(config(
@@ -313,9 +327,15 @@ impl File {
             ));
         }
         if cluster.proxy_url.is_some_and(|proxy| !proxy.is_empty()) {
-            return Err(config("proxy-url in the kubeconfig is not supported; connect without a proxy"));
+            return Err(config(
+                "proxy-url in the kubeconfig is not supported; connect without a proxy",
+            ));
         }
-        let ca = Pem::take(cluster.certificate_authority_data, cluster.certificate_authority, &dir)?;
+        let ca = Pem::take(
+            cluster.certificate_authority_data,
+            cluster.certificate_authority,
+            &dir,
+        )?;
         let server_name = cluster.tls_server_name.filter(|name| !name.is_empty());
         let users = self.users.unwrap_or_default();
         let user = users.into_iter().find(|named| named.name == context.user);
@@ -335,7 +355,11 @@ impl File {
         let identity = match (cert, key) {
             (Some(cert), Some(key)) => Some((cert, key)),
             (None, None) => None,
-            _ => return Err(config("the kubeconfig has a client certificate without its key, or a key without its certificate")),
+            _ => {
+                return Err(config(
+                    "the kubeconfig has a client certificate without its key, or a key without its certificate",
+                ));
+            }
         };
         let source = if let Some(mut exec) = user.exec {
             // With a slash it is a path beside the kubeconfig, otherwise it is looked for.
@@ -417,8 +441,15 @@ users:
         };
         assert_eq!(exec.command, "/conf/bin/get-token");
         assert_eq!(exec.args.unwrap(), ["--cluster", "dev"]);
-        assert!(matches!(target(Some("nobody")).unwrap().source, Source::None));
-        for (bad, word) in [("open", "insecure"), ("lost", "cluster"), ("nosuch", "context")] {
+        assert!(matches!(
+            target(Some("nobody")).unwrap().source,
+            Source::None
+        ));
+        for (bad, word) in [
+            ("open", "insecure"),
+            ("lost", "cluster"),
+            ("nosuch", "context"),
+        ] {
             let error = target(Some(bad)).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Config);
             assert!(error.message().contains(word), "{error}");
@@ -431,7 +462,10 @@ users:
         let first = "contexts: [{name: dev, context: {cluster: dev, user: eks, namespace: first}}]";
         file.add(File::parse(first).unwrap(), Path::new("/first"));
         file.add(File::parse(ONE).unwrap(), Path::new("/conf"));
-        file.add(File::parse("current-context: other\nclusters:\n").unwrap(), Path::new("/x"));
+        file.add(
+            File::parse("current-context: other\nclusters:\n").unwrap(),
+            Path::new("/x"),
+        );
         let target = file.target(None).unwrap();
         assert_eq!(target.namespace.as_deref(), Some("first"));
         assert!(matches!(target.source, Source::Exec(_)));
@@ -439,7 +473,9 @@ users:
 
     #[test]
     fn what_can_not_be_read_is_not_repeated() {
-        let bad = File::parse("users: [{name: a, user: {token: hunter2}}").err().unwrap();
+        let bad = File::parse("users: [{name: a, user: {token: hunter2}}")
+            .err()
+            .unwrap();
         assert!(!format!("{bad:?}").contains("hunter2"));
         assert!(File::parse("").unwrap().target(None).is_err());
     }

@@ -437,7 +437,7 @@ pub(super) enum Decision {
 /// given another capacity; `server` is the server's time.
 ///
 /// # Errors
-/// [`ErrorKind::CapacityMismatch`]; [`ErrorKind::InvalidName`] when the Lease is another line's.
+/// [`ErrorKind::CapacityMismatch`]; [`ErrorKind::Unusable`] for a version that is no number.
 pub(super) fn decide(
     lease: Option<&Lease>,
     seen: &Seen,
@@ -454,13 +454,17 @@ pub(super) fn decide(
     }
     let View { capacity, holders } = lease.view();
     let now = BootTime::now();
-    let (living, _ended): (Vec<Holder>, Vec<Holder>) = holders
-        .into_iter()
-        .partition(|holder| seen.ends(holder) > now);
+    let holders = holders.into_iter();
+    let living: Vec<Holder> = holders.filter(|holder| seen.ends(holder) > now).collect();
     let foreign = living.iter().any(|holder| holder.entry.is_none());
     let room = match (claim.ask, capacity) {
         _ if foreign => 0,
-        (Ask::Part { capacity: asked, .. }, Some(live)) if asked != live && !adopts => {
+        (
+            Ask::Part {
+                capacity: asked, ..
+            },
+            Some(live),
+        ) if asked != live && !adopts => {
             if !living.is_empty() {
                 return Err(capacity_mismatch(live, asked));
             }

@@ -89,9 +89,10 @@ impl Line {
         lease.is_none_or(|lease| lease.view().holders.is_empty())
     }
 
-    /// Waits for the turn to write, a moment at the most.
-    pub(super) async fn turn(&self) -> Option<OwnedMutexGuard<()>> {
-        timeout(TURN, Arc::clone(&self.turn).lock_owned()).await.ok()
+    /// Waits for the turn to write, a moment at the most, and no longer than `limit`.
+    pub(super) async fn turn(&self, limit: Duration) -> Option<OwnedMutexGuard<()>> {
+        let turn = Arc::clone(&self.turn).lock_owned();
+        timeout(TURN.min(limit), turn).await.ok()
     }
 
     /// What was last seen, if that was asked for at `since` or later.
@@ -99,6 +100,11 @@ impl Line {
         let state = self.state.lock();
         let fresh = state.asked.is_some_and(|asked| asked >= since);
         fresh.then(|| state.lease.clone())
+    }
+
+    /// A write is under way: unless it is settled, the next one reads before.
+    pub(super) fn doubt(&self) -> Doubtful<'_> {
+        Doubtful(Some(self))
     }
 
     /// Takes in an answer of the server to a request that was sent at `asked`.
@@ -153,12 +159,36 @@ impl Line {
         server: i64,
     ) -> Result<Decision> {
         let state = self.state.lock();
-        decide(snapshot.as_deref(), &state.seen, claim, adopts, stamp, server)
+        decide(
+            snapshot.as_deref(),
+            &state.seen,
+            claim,
+            adopts,
+            stamp,
+            server,
+        )
     }
 
     /// Whether a holder is over by what we have seen of it.
     pub(super) fn has_ended(&self, holder: &super::lease::Holder) -> bool {
         self.state.lock().seen.ends(holder).has_passed()
+    }
+}
+
+/// What was seen of a line may be over, unless [`Doubtful::settle`] is called.
+pub(super) struct Doubtful<'a>(Option<&'a Line>);
+
+impl Doubtful<'_> {
+    pub(super) fn settle(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Doubtful<'_> {
+    fn drop(&mut self) {
+        if let Some(line) = self.0 {
+            line.state.lock().asked = None;
+        }
     }
 }
 

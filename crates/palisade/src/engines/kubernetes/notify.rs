@@ -194,34 +194,37 @@ fn changes(
     pick: impl FnMut(Option<Event>) -> Option<()> + Send + 'static,
 ) -> BoxStream<Result<()>> {
     let state = (Arc::clone(engine), selector, pick, None::<Watch>, false);
-    stream::unfold(state, |(engine, selector, mut pick, mut watch, mut paused)| async move {
-        let hint = loop {
-            let Some(open) = &mut watch else {
-                if std::mem::replace(&mut paused, true) {
-                    tokio::time::sleep(PAUSE).await;
-                }
-                match Watch::begin(&engine, &selector).await {
-                    Ok(begun) => watch = Some(begun),
-                    Err(error) if error.kind() == ErrorKind::Denied => {
-                        tokio::time::sleep(POLL).await;
+    stream::unfold(
+        state,
+        |(engine, selector, mut pick, mut watch, mut paused)| async move {
+            let hint = loop {
+                let Some(open) = &mut watch else {
+                    if std::mem::replace(&mut paused, true) {
+                        tokio::time::sleep(PAUSE).await;
                     }
-                    Err(error) => break Err(error),
-                }
-                if pick(None).is_some() {
-                    break Ok(());
-                }
-                continue;
-            };
-            match open.next().await {
-                None => watch = None,
-                Some(event) => {
-                    if pick(Some(event)).is_some() {
+                    match Watch::begin(&engine, &selector).await {
+                        Ok(begun) => watch = Some(begun),
+                        Err(error) if error.kind() == ErrorKind::Denied => {
+                            tokio::time::sleep(POLL).await;
+                        }
+                        Err(error) => break Err(error),
+                    }
+                    if pick(None).is_some() {
                         break Ok(());
                     }
+                    continue;
+                };
+                match open.next().await {
+                    None => watch = None,
+                    Some(event) => {
+                        if pick(Some(event)).is_some() {
+                            break Ok(());
+                        }
+                    }
                 }
-            }
-        };
-        Some((hint, (engine, selector, pick, watch, paused)))
-    })
+            };
+            Some((hint, (engine, selector, pick, watch, paused)))
+        },
+    )
     .boxed()
 }

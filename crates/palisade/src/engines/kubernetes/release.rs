@@ -37,7 +37,7 @@ async fn change<T>(
 ) -> Result<T> {
     let client = &engine.client;
     let (started, mut retry) = (BootTime::now(), Retry::many());
-    let _turn = line.turn().await;
+    let _turn = line.turn(client.timeout).await;
     let known = line.known(BootTime::PAST);
     let mut believed = known.is_none();
     let mut snapshot = match known {
@@ -103,9 +103,13 @@ async fn leave_once(engine: &Kubernetes, ticket: &Ticket) -> Result<Left> {
     if held.is_some_and(|held| ticket.sequence != 0 && ticket.sequence != held) {
         return Ok(Left::Absent);
     }
-    let waited = member.as_ref().is_some_and(|member| member.stage == Stage::Waiting);
+    let waited = member
+        .as_ref()
+        .is_some_and(|member| member.stage == Stage::Waiting);
     if ticket.in_doubt || held.is_none() && ticket.sequence == 0 {
-        let lasts = member.as_ref().map_or(engine.default_ttl, |member| member.claim.ttl);
+        let lasts = member
+            .as_ref()
+            .map_or(engine.default_ttl, |member| member.claim.ttl);
         members.bury(claim, lasts.max(engine.client.timeout * 4));
     }
     let doubt = member.and_then(|member| member.doubt);
@@ -116,7 +120,11 @@ async fn leave_once(engine: &Kubernetes, ticket: &Ticket) -> Result<Left> {
     }
     let left = take_out(engine, &line, ticket, doubt).await?;
     members.forget(claim);
-    Ok(if left || waited { Left::Done } else { Left::Absent })
+    Ok(if left || waited {
+        Left::Done
+    } else {
+        Left::Absent
+    })
 }
 
 /// Takes a claim out of its Lease; `false` when it is not in it. A request for it that may still
@@ -247,9 +255,9 @@ pub(super) async fn sweep(engine: &Kubernetes, leases: &[Lease]) -> Result<(), E
     const AT_ONCE: usize = 16;
     let day = i64::try_from(ABANDONED.as_micros()).unwrap_or(i64::MAX);
     let before = engine.client.clock.now() - day;
-    let ours = leases.iter().filter(|lease| {
-        engine.keys.includes(&lease.metadata.name) && lease.is_abandoned(before)
-    });
+    let ours = leases
+        .iter()
+        .filter(|lease| engine.keys.includes(&lease.metadata.name) && lease.is_abandoned(before));
     for lease in ours.take(AT_ONCE) {
         engine.client.delete(lease).await?;
     }

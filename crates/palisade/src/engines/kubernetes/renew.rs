@@ -62,7 +62,10 @@ pub(super) async fn renew(
         let answers = limit.await.unwrap_or_else(|_| {
             let message = format!("no answer within {within:?}");
             let late = Error::new(ErrorKind::Unreachable, "renew", message).maybe_applied();
-            tickets.iter().map(|_| Renewal::Unknown(late.clone())).collect()
+            tickets
+                .iter()
+                .map(|_| Renewal::Unknown(late.clone()))
+                .collect()
         });
         let places = tickets.into_iter().map(|(at, _)| at);
         places.zip(answers).collect::<Vec<_>>()
@@ -91,8 +94,14 @@ fn waiting(engine: &Kubernetes, ticket: &Ticket) -> Option<Renewal> {
                 sent: BootTime::now(),
                 ttl: member.claim.ttl,
             };
-            let known = engine.members.change(ticket.claim, |member| member.armed = armed);
-            Some(if known { Renewal::Held(armed) } else { Renewal::Lost })
+            let known = engine
+                .members
+                .change(ticket.claim, |member| member.armed = armed);
+            Some(if known {
+                Renewal::Held(armed)
+            } else {
+                Renewal::Lost
+            })
         }
         Stage::Waiting | Stage::Writing | Stage::Held(_) => None,
     }
@@ -106,7 +115,7 @@ async fn renew_line(
     until: BootTime,
 ) -> Vec<Renewal> {
     let all = |answer: Renewal| tickets.iter().map(|_| answer.clone()).collect();
-    let _turn = line.turn().await;
+    let _turn = line.turn(until.remaining() / 4).await;
     let started = BootTime::now();
     let mut retry = Retry::until(until);
     let known = line.known(BootTime::PAST);
@@ -146,16 +155,25 @@ async fn renew_line(
         let Some(lease) = snapshot.as_ref().filter(|_| verdicts.iter().any(lives)) else {
             return answer(Ok(started));
         };
+        let living = || {
+            tickets
+                .iter()
+                .zip(&verdicts)
+                .filter(|(_, verdict)| lives(verdict))
+        };
+        let is_living = |entry: &Entry| living().any(|((_, ticket), _)| entry.is(ticket.claim));
         let renewed = lease.changed(&stamp, |holders, _| {
-            for (_, ticket) in tickets.iter().zip(&verdicts).filter(|(_, v)| lives(v)).map(|(t, _)| t) {
-                let own = |entry: &&mut Entry| entry.is(ticket.claim);
-                holders.iter_mut().filter(own).for_each(|entry| entry.renewed.clone_from(&stamp));
-            }
+            let living = holders.iter_mut().filter(|entry| is_living(entry));
+            living.for_each(|entry| entry.renewed.clone_from(&stamp));
         });
         let sent = BootTime::now();
-        // There is time for one more, over another connection.
-        let within = until.remaining().mul_f64(0.6).min(engine.client.timeout);
-        let error = match engine.client.replace("renew", &renewed, within).await {
+        let within = until.remaining().min(engine.client.timeout);
+        let doubt = line.doubt();
+        let written = engine.client.replace("renew", &renewed, within).await;
+        if written.is_ok() {
+            doubt.settle();
+        }
+        let error = match written {
             Ok(Written::Done(lease)) => {
                 line.wrote(*lease, &stamp, sent);
                 return answer(Ok(sent));
@@ -184,19 +202,22 @@ async fn renew_line(
             return answer(Err(error));
         };
         let applied = now.as_ref().is_some_and(|now| {
-            let mut living = tickets.iter().zip(&verdicts).filter(|(_, v)| lives(v));
-            living.all(|((_, ticket), _)| {
+            living().all(|((_, ticket), _)| {
                 let entry = now.entry(ticket.claim, ticket.sequence);
                 entry.is_some_and(|entry| entry.renewed == stamp)
             })
         });
-        let Some(now) = now.filter(|_| applied) else {
+        match now {
+            Some(now) if applied => {
+                line.wrote(now, &stamp, sent);
+                return answer(Ok(sent));
+            }
             // It may still come: the next renewal finds out.
-            return answer(Err(error));
-        };
-        let _ = asked;
-        line.wrote(now, &stamp, sent);
-        return answer(Ok(sent));
+            now => {
+                line.saw(now, asked);
+                return answer(Err(error));
+            }
+        }
     }
 }
 
@@ -215,7 +236,10 @@ fn judge(engine: &Kubernetes, lease: Option<&Lease>, ticket: &Ticket) -> Verdict
     // Another process's: by the word of its record.
     let over = || {
         let view = lease.map(Lease::view).unwrap_or_default();
-        let own = view.holders.iter().find(|holder| holder.entry.as_ref() == Some(&entry));
+        let own = view
+            .holders
+            .iter()
+            .find(|holder| holder.entry.as_ref() == Some(&entry));
         own.is_some_and(|holder| holder.is_overdue(engine.client.clock.now()))
     };
     match known {

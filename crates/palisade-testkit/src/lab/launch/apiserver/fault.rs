@@ -97,7 +97,9 @@ pub struct Grant {
 impl Grant {
     /// All verbs on all Leases.
     pub fn all(token: &str) -> Self {
-        let verbs = ["get", "list", "watch", "create", "update", "patch", "delete"];
+        let verbs = [
+            "get", "list", "watch", "create", "update", "patch", "delete",
+        ];
         Self::of(token, &verbs)
     }
 

@@ -66,7 +66,9 @@ impl State {
 
     fn fault(&self, method: &Method, path: &str, body: &[u8]) -> Option<Fault> {
         let mut rules = self.rules.lock();
-        let rule = rules.iter_mut().find(|rule| rule.concerns(method, path, body))?;
+        let rule = rules
+            .iter_mut()
+            .find(|rule| rule.concerns(method, path, body))?;
         rule.left -= 1;
         Some(rule.fault.clone())
     }
@@ -117,7 +119,11 @@ impl ApiServer {
         let ca = certificates.join("ca.pem");
         let config = std::fs::read_to_string(server.kubeconfig());
         let config = config.map_err(|error| error.to_string())?;
-        let secure = format!("https://{}\n    certificate-authority: {}", server.address, ca.display());
+        let secure = format!(
+            "https://{}\n    certificate-authority: {}",
+            server.address,
+            ca.display()
+        );
         let config = config.replace(&format!("http://{}", server.address), &secure);
         std::fs::write(server.kubeconfig(), config).map_err(|error| error.to_string())?;
         Ok(server)
@@ -138,10 +144,14 @@ impl ApiServer {
             tls,
         });
         let served = Arc::clone(&state);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
         let runtime = runtime.map_err(failed)?;
         let thread = std::thread::spawn(move || runtime.block_on(listen(served, address)));
-        let folder = tempfile::Builder::new().prefix("palisade-apiserver-").tempdir();
+        let folder = tempfile::Builder::new()
+            .prefix("palisade-apiserver-")
+            .tempdir();
         let server = Self {
             state,
             address,
@@ -171,7 +181,10 @@ impl ApiServer {
 
     /// The same with another kubeconfig.
     pub fn url_with(&self, kubeconfig: &Path) -> String {
-        format!("kubernetes://{NAMESPACE}?kubeconfig={}", kubeconfig.display())
+        format!(
+            "kubernetes://{NAMESPACE}?kubeconfig={}",
+            kubeconfig.display()
+        )
     }
 
     /// A kubeconfig without credentials.
@@ -266,7 +279,9 @@ impl ApiServer {
     /// The names of all Leases.
     pub fn leases(&self) -> Vec<String> {
         let store = self.state.store.lock();
-        let names = store.all().map(|lease| lease["metadata"]["name"].as_str().unwrap_or(""));
+        let names = store
+            .all()
+            .map(|lease| lease["metadata"]["name"].as_str().unwrap_or(""));
         names.map(str::to_owned).collect()
     }
 
@@ -312,7 +327,11 @@ impl ApiServer {
         body: &Value,
     ) -> (u16, String, Value) {
         use std::io::{Read, Write};
-        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
         let token = token.map_or(String::new(), |t| format!("Authorization: Bearer {t}\r\n"));
         let request = format!(
             "{method} {path} HTTP/1.0\r\nHost: x\r\nContent-Type: {media}\r\n{token}Content-Length: {}\r\n\r\n{body}",
@@ -437,12 +456,17 @@ fn acceptor(folder: &Path) -> Result<TlsAcceptor, String> {
     let failed = |error: &dyn std::fmt::Display| error.to_string();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = rustls::RootCertStore::empty();
-    roots.add(pem("ca.pem").map_err(|e| failed(&e))?).map_err(|e| failed(&e))?;
+    roots
+        .add(pem("ca.pem").map_err(|e| failed(&e))?)
+        .map_err(|e| failed(&e))?;
     let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(
         Arc::new(roots),
         Arc::clone(&provider),
     );
-    let verifier = verifier.allow_unauthenticated().build().map_err(|e| failed(&e))?;
+    let verifier = verifier
+        .allow_unauthenticated()
+        .build()
+        .map_err(|e| failed(&e))?;
     let key = PrivateKeyDer::from_pem_file(folder.join("server.key")).map_err(|e| failed(&e))?;
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

@@ -46,22 +46,37 @@ struct Asked {
     body: Bytes,
 }
 
-pub(super) async fn serve(
-    state: Arc<State>,
-    request: Request<Incoming>,
-    certified: bool,
-) -> Reply {
+pub(super) async fn serve(state: Arc<State>, request: Request<Incoming>, certified: bool) -> Reply {
     let header = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
     let token = header(AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
     let token = token.or(certified.then_some(super::CERTIFICATE));
     let (token, media) = (token.map(str::to_owned), header(CONTENT_TYPE).unwrap_or(""));
     let media = media.to_owned();
-    let query = request.uri().query().unwrap_or("").split('&').filter(|pair| !pair.is_empty());
+    let query = request
+        .uri()
+        .query()
+        .unwrap_or("")
+        .split('&')
+        .filter(|pair| !pair.is_empty());
     let query = query.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    let query = query.map(|(key, value)| (key.to_owned(), decode(value))).collect();
+    let query = query
+        .map(|(key, value)| (key.to_owned(), decode(value)))
+        .collect();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let body = request.into_body().collect().await.map_err(|_| Hangup)?.to_bytes();
-    let asked = Asked { method, path, query, media, token, body };
+    let body = request
+        .into_body()
+        .collect()
+        .await
+        .map_err(|_| Hangup)?
+        .to_bytes();
+    let asked = Asked {
+        method,
+        path,
+        query,
+        media,
+        token,
+        body,
+    };
     state.count(&asked.method);
     // A frozen server takes a request up when it goes on, if its client is still there.
     let mut mode = state.mode.subscribe();
@@ -80,7 +95,10 @@ pub(super) async fn serve(
                 let _ = answer(&state, &asked).await;
             }
             // Of this form on 1.36: neither kind nor apiVersion.
-            plain(code, &json!({ "metadata": {}, "status": "Failure", "code": code }))
+            plain(
+                code,
+                &json!({ "metadata": {}, "status": "Failure", "code": code }),
+            )
         }
         Some(Fault::AppliedLate(after)) => {
             let (state, asked) = (Arc::clone(&state), asked);
@@ -88,7 +106,10 @@ pub(super) async fn serve(
                 tokio::time::sleep(after).await;
                 let _ = answer(&state, &asked).await;
             });
-            plain(504, &json!({ "metadata": {}, "status": "Failure", "code": 504 }))
+            plain(
+                504,
+                &json!({ "metadata": {}, "status": "Failure", "code": 504 }),
+            )
         }
         Some(Fault::Delayed(time)) => {
             tokio::time::sleep(time).await;
@@ -107,7 +128,9 @@ fn decode(text: &str) -> String {
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {
         rest = tail;
-        let digits = (*first == b'%').then(|| std::str::from_utf8(tail.get(..2)?).ok()).flatten();
+        let digits = (*first == b'%')
+            .then(|| std::str::from_utf8(tail.get(..2)?).ok())
+            .flatten();
         match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
             Some(byte) => {
                 bytes.push(byte);
@@ -149,7 +172,9 @@ const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 async fn answer(state: &Arc<State>, asked: &Asked) -> Response<Body> {
     let grants = state.grants.lock().clone();
     let bearer = asked.token.as_deref();
-    let known = grants.iter().find(|grant| Some(grant.token.as_str()) == bearer);
+    let known = grants
+        .iter()
+        .find(|grant| Some(grant.token.as_str()) == bearer);
     if grants.is_empty() {
         // Anybody may do anything.
     } else if bearer.is_some() && known.is_none() {
@@ -159,21 +184,32 @@ async fn answer(state: &Arc<State>, asked: &Asked) -> Response<Body> {
         grants.is_empty() || known.is_some_and(|grant| grant.allows(verb, name))
     };
     if asked.path == "/version" {
-        return plain(200, &json!({ "major": "1", "minor": "36", "gitVersion": "v1.36.4-standin" }));
+        return plain(
+            200,
+            &json!({ "major": "1", "minor": "36", "gitVersion": "v1.36.4-standin" }),
+        );
     }
     if asked.path == REVIEWS {
         let mut review: Value = serde_json::from_slice(&asked.body).unwrap_or_default();
-        let verb = review.pointer("/spec/resourceAttributes/verb").and_then(Value::as_str);
+        let verb = review
+            .pointer("/spec/resourceAttributes/verb")
+            .and_then(Value::as_str);
         let allowed = may(verb.unwrap_or(""), "");
         review["status"] = json!({ "allowed": allowed });
         return plain(201, &review);
     }
-    let found = asked.path.strip_prefix(LEASES).and_then(|rest| rest.split_once("/leases"));
+    let found = asked
+        .path
+        .strip_prefix(LEASES)
+        .and_then(|rest| rest.split_once("/leases"));
     let Some((namespace, name)) = found else {
         return plain(404, &json!({ "message": "404 page not found" }));
     };
     let name = name.trim_start_matches('/');
-    let watch = matches!(asked.query.get("watch").map(String::as_str), Some("1" | "true"));
+    let watch = matches!(
+        asked.query.get("watch").map(String::as_str),
+        Some("1" | "true")
+    );
     let selected = asked.query.get("fieldSelector").map_or("", String::as_str);
     let selected = selected.strip_prefix("metadata.name=").unwrap_or("");
     let (verb, whose) = match (&asked.method, name) {
@@ -196,7 +232,10 @@ async fn answer(state: &Arc<State>, asked: &Asked) -> Response<Body> {
         return watch_from(state, asked, namespace);
     }
     // A version that is not reached yet is waited for, and then it is too late.
-    let version = asked.query.get("resourceVersion").and_then(|v| v.parse::<u64>().ok());
+    let version = asked
+        .query
+        .get("resourceVersion")
+        .and_then(|v| v.parse::<u64>().ok());
     let reached = state.store.lock().version;
     if verb == "get" && version.is_some_and(|version| version > reached) {
         tokio::time::sleep(Duration::from_secs(3)).await;
@@ -232,14 +271,28 @@ async fn answer(state: &Arc<State>, asked: &Asked) -> Response<Body> {
 /// What a selector lets through.
 fn selects(asked: &Asked, lease: &Value) -> Result<bool, Answer> {
     let mut through = true;
-    if let Some(field) = asked.query.get("fieldSelector").filter(|field| !field.is_empty()) {
+    if let Some(field) = asked
+        .query
+        .get("fieldSelector")
+        .filter(|field| !field.is_empty())
+    {
         match field.split_once('=') {
             Some(("metadata.name", name)) => through &= lease["metadata"]["name"] == name,
             Some(("metadata.namespace", name)) => through &= lease["metadata"]["namespace"] == name,
-            _ => return Err(Answer::status(400, "BadRequest", "field label not supported")),
+            _ => {
+                return Err(Answer::status(
+                    400,
+                    "BadRequest",
+                    "field label not supported",
+                ));
+            }
         }
     }
-    if let Some(label) = asked.query.get("labelSelector").filter(|label| !label.is_empty()) {
+    if let Some(label) = asked
+        .query
+        .get("labelSelector")
+        .filter(|label| !label.is_empty())
+    {
         let labels = &lease["metadata"]["labels"];
         through &= match label.split_once('=') {
             Some((key, value)) => labels[key] == value,
@@ -250,7 +303,10 @@ fn selects(asked: &Asked, lease: &Value) -> Result<bool, Answer> {
 }
 
 fn list(store: &super::store::Store, asked: &Asked, namespace: &str) -> Answer {
-    let limit = asked.query.get("limit").and_then(|limit| limit.parse().ok());
+    let limit = asked
+        .query
+        .get("limit")
+        .and_then(|limit| limit.parse().ok());
     let from = asked.query.get("continue").map_or("", String::as_str);
     let mut items = Vec::new();
     let mut more = String::new();
@@ -263,7 +319,10 @@ fn list(store: &super::store::Store, asked: &Asked, namespace: &str) -> Answer {
         }
         if limit.is_some_and(|limit: usize| limit > 0 && items.len() == limit) {
             let last: Option<&Value> = items.last();
-            more = last.and_then(|l| l["metadata"]["name"].as_str()).unwrap_or("").to_owned();
+            more = last
+                .and_then(|l| l["metadata"]["name"].as_str())
+                .unwrap_or("")
+                .to_owned();
             break;
         }
         let mut item = lease.clone();
@@ -301,10 +360,16 @@ fn line(kind: &str, object: &Value) -> String {
 }
 
 fn watch_from(state: &Arc<State>, asked: &Asked, namespace: &str) -> Response<Body> {
-    let seconds = asked.query.get("timeoutSeconds").and_then(|text| text.parse().ok());
+    let seconds = asked
+        .query
+        .get("timeoutSeconds")
+        .and_then(|text| text.parse().ok());
     let lasts = Duration::from_secs(seconds.unwrap_or(1800));
     let store = state.store.lock();
-    let version = asked.query.get("resourceVersion").and_then(|text| text.parse().ok());
+    let version = asked
+        .query
+        .get("resourceVersion")
+        .and_then(|text| text.parse().ok());
     let from = version.filter(|version: &u64| *version > 0);
     let mut watching = Watching {
         state: Arc::clone(state),

@@ -89,7 +89,10 @@ pub(super) struct Store {
 }
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or("")
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or("")
 }
 
 fn version_of(object: &Value) -> &str {
@@ -134,7 +137,8 @@ impl Store {
     }
 
     pub(super) fn create(&mut self, namespace: &str, body: &[u8]) -> Answer {
-        self.try_create(namespace, body).unwrap_or_else(|refused| refused)
+        self.try_create(namespace, body)
+            .unwrap_or_else(|refused| refused)
     }
 
     fn try_create(&mut self, namespace: &str, body: &[u8]) -> Answered {
@@ -148,7 +152,11 @@ impl Store {
         self.may_create(namespace)?;
         if let Some(there) = self.leases.get(&name) {
             let deleted = there.pointer("/metadata/deletionTimestamp").is_some();
-            let why = if deleted { "object is being deleted" } else { "already exists" };
+            let why = if deleted {
+                "object is being deleted"
+            } else {
+                "already exists"
+            };
             let message = format!("leases.coordination.k8s.io {name:?} {why}");
             return Err(Answer::status(409, "AlreadyExists", &message));
         }
@@ -162,8 +170,10 @@ impl Store {
             return Err(Answer::status(404, "NotFound", &message).with_details(details));
         }
         if self.terminating {
-            let message = "unable to create new content in a namespace because it is being terminated";
-            let details = json!({ "kind": "leases", "causes": [{ "reason": "NamespaceTerminating" }] });
+            let message =
+                "unable to create new content in a namespace because it is being terminated";
+            let details =
+                json!({ "kind": "leases", "causes": [{ "reason": "NamespaceTerminating" }] });
             return Err(Answer::status(403, "Forbidden", message).with_details(details));
         }
         Ok(())
@@ -186,7 +196,8 @@ impl Store {
         lease["apiVersion"] = "coordination.k8s.io/v1".into();
         lease["kind"] = "Lease".into();
         // Comes back with every object.
-        lease["metadata"]["managedFields"] = json!([{ "manager": "palisade", "operation": "Update" }]);
+        lease["metadata"]["managedFields"] =
+            json!([{ "manager": "palisade", "operation": "Update" }]);
         let before = if kind == "DELETED" {
             self.leases.remove(name)
         } else {
@@ -212,7 +223,9 @@ impl Store {
 
     fn try_replace(&mut self, namespace: &str, name: &str, mut lease: Value) -> Answered {
         if text(&lease, "/metadata/name") != name {
-            return Err(Answer::bad_request("the name of the object does not match the name on the URL"));
+            return Err(Answer::bad_request(
+                "the name of the object does not match the name on the URL",
+            ));
         }
         check(&lease)?;
         let version = version_of(&lease).to_owned();
@@ -233,12 +246,18 @@ impl Store {
             return Err(Answer::conflict("Precondition failed: UID"));
         }
         if version.is_empty() || version == "0" {
-            return Err(Answer::invalid("metadata.resourceVersion: must be specified for an update"));
+            return Err(Answer::invalid(
+                "metadata.resourceVersion: must be specified for an update",
+            ));
         }
         if version != version_of(old) {
             return Err(Answer::conflict("the object has been modified"));
         }
-        keep(old, &mut lease, &["uid", "namespace", "creationTimestamp", "deletionTimestamp"]);
+        keep(
+            old,
+            &mut lease,
+            &["uid", "namespace", "creationTimestamp", "deletionTimestamp"],
+        );
         Ok(self.update(name, lease))
     }
 
@@ -252,9 +271,15 @@ impl Store {
             return Answer::ok(200, lease);
         }
         let deleted = lease.pointer("/metadata/deletionTimestamp").is_some();
-        let finalizers = lease.pointer("/metadata/finalizers").and_then(Value::as_array);
+        let finalizers = lease
+            .pointer("/metadata/finalizers")
+            .and_then(Value::as_array);
         let gone = deleted && finalizers.is_none_or(Vec::is_empty);
-        self.store(name, lease.clone(), if gone { "DELETED" } else { "MODIFIED" });
+        self.store(
+            name,
+            lease.clone(),
+            if gone { "DELETED" } else { "MODIFIED" },
+        );
         match self.leases.get(name) {
             Some(lease) => Answer::ok(200, lease.clone()),
             None => Answer::ok(200, lease),
@@ -276,7 +301,9 @@ impl Store {
             }
         }
         let mut lease = old.clone();
-        let finalizers = lease.pointer("/metadata/finalizers").and_then(Value::as_array);
+        let finalizers = lease
+            .pointer("/metadata/finalizers")
+            .and_then(Value::as_array);
         if finalizers.is_some_and(|finalizers| !finalizers.is_empty()) {
             if lease.pointer("/metadata/deletionTimestamp").is_none() {
                 lease["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:06Z".into();
@@ -285,11 +312,18 @@ impl Store {
             return self.get(name);
         }
         self.store(name, lease, "DELETED");
-        let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" });
+        let status =
+            json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" });
         Answer::ok(200, status)
     }
 
-    pub(super) fn patch(&mut self, namespace: &str, name: &str, media: &str, body: &[u8]) -> Answer {
+    pub(super) fn patch(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        media: &str,
+        body: &[u8],
+    ) -> Answer {
         let patched = self.try_patch(namespace, name, media, body);
         patched.unwrap_or_else(|refused| refused)
     }
@@ -313,7 +347,9 @@ impl Store {
                 let at = text(step, "/path").to_owned();
                 match text(step, "/op") {
                     "test" if lease.pointer(&at) != Some(&step["value"]) => {
-                        return Err(Answer::invalid("the server rejected our request due to an error in our request"));
+                        return Err(Answer::invalid(
+                            "the server rejected our request due to an error in our request",
+                        ));
                     }
                     "replace" | "add" => match lease.pointer_mut(&at) {
                         Some(target) => *target = step["value"].clone(),
@@ -373,7 +409,9 @@ fn parse(body: &[u8]) -> Result<Value, Answer> {
         serde_json::from_slice(body).map_err(|_| Answer::bad_request("no JSON"))?;
     for (field, value) in [("apiVersion", "coordination.k8s.io/v1"), ("kind", "Lease")] {
         if lease.get(field).is_some_and(|is| is != value) {
-            return Err(Answer::bad_request("the object is of another kind or version"));
+            return Err(Answer::bad_request(
+                "the object is of another kind or version",
+            ));
         }
     }
     let Some(object) = lease.as_object_mut() else {
@@ -393,7 +431,11 @@ fn parse(body: &[u8]) -> Result<Value, Answer> {
         return Err(Answer::bad_request("spec is no object"));
     };
     const FIELDS: &[&str] = &[
-        "acquireTime", "holderIdentity", "leaseDurationSeconds", "leaseTransitions", "renewTime",
+        "acquireTime",
+        "holderIdentity",
+        "leaseDurationSeconds",
+        "leaseTransitions",
+        "renewTime",
     ];
     spec.retain(|field, value| FIELDS.contains(&field.as_str()) && !value.is_null());
     for field in ["acquireTime", "renewTime"] {
@@ -405,13 +447,18 @@ fn parse(body: &[u8]) -> Result<Value, Answer> {
     }
     for field in ["leaseDurationSeconds", "leaseTransitions"] {
         if let Some(number) = spec.get(field) {
-            let fits = number.as_i64().is_some_and(|number| i32::try_from(number).is_ok());
+            let fits = number
+                .as_i64()
+                .is_some_and(|number| i32::try_from(number).is_ok());
             if !fits {
                 return Err(Answer::bad_request("the number is no int32"));
             }
         }
     }
-    if spec.get("holderIdentity").is_some_and(|holder| !holder.is_string()) {
+    if spec
+        .get("holderIdentity")
+        .is_some_and(|holder| !holder.is_string())
+    {
         return Err(Answer::bad_request("holderIdentity is no string"));
     }
     Ok(lease)
@@ -421,20 +468,30 @@ fn parse(body: &[u8]) -> Result<Value, Answer> {
 fn check(lease: &Value) -> Result<(), Answer> {
     let name = text(lease, "/metadata/name");
     if !is_subdomain(name) {
-        return Err(Answer::invalid("metadata.name: a lowercase RFC 1123 subdomain must consist of …"));
+        return Err(Answer::invalid(
+            "metadata.name: a lowercase RFC 1123 subdomain must consist of …",
+        ));
     }
     let number = |field: &str| lease["spec"].get(field).and_then(Value::as_i64);
     if number("leaseDurationSeconds").is_some_and(|seconds| seconds < 1) {
-        return Err(Answer::invalid("spec.leaseDurationSeconds: must be greater than 0"));
+        return Err(Answer::invalid(
+            "spec.leaseDurationSeconds: must be greater than 0",
+        ));
     }
     if number("leaseTransitions").is_some_and(|count| count < 0) {
-        return Err(Answer::invalid("spec.leaseTransitions: must be greater than or equal to 0"));
+        return Err(Answer::invalid(
+            "spec.leaseTransitions: must be greater than or equal to 0",
+        ));
     }
-    let annotations = lease.pointer("/metadata/annotations").and_then(Value::as_object);
+    let annotations = lease
+        .pointer("/metadata/annotations")
+        .and_then(Value::as_object);
     let size = |(key, value): (&String, &Value)| key.len() + value.as_str().map_or(0, str::len);
     let total: usize = annotations.into_iter().flatten().map(size).sum();
     if total > 256 * 1024 {
-        return Err(Answer::invalid("metadata.annotations: Too long: must have at most 262144 bytes"));
+        return Err(Answer::invalid(
+            "metadata.annotations: Too long: must have at most 262144 bytes",
+        ));
     }
     Ok(())
 }
@@ -454,11 +511,14 @@ fn is_subdomain(name: &str) -> bool {
 fn micro_time(time: &str) -> Option<String> {
     let form = |text: &str, form: &str| {
         text.len() == form.len()
-            && text.bytes().zip(form.bytes()).all(|(byte, form)| match form {
-                b'0' => byte.is_ascii_digit(),
-                b'+' => byte == b'+' || byte == b'-',
-                form => byte == form,
-            })
+            && text
+                .bytes()
+                .zip(form.bytes())
+                .all(|(byte, form)| match form {
+                    b'0' => byte.is_ascii_digit(),
+                    b'+' => byte == b'+' || byte == b'-',
+                    form => byte == form,
+                })
     };
     if form(time, "0000-00-00T00:00:00.000000Z") {
         return Some(time.to_owned());

@@ -97,12 +97,14 @@ fn kubernetes() -> Result<Site, String> {
         let path = path.to_string_lossy().into_owned();
         return Ok(Site {
             processes: true,
+            watches_overdue: true,
             ..Site::new(format!("kubernetes://?kubeconfig={path}"))
         });
     }
     let server = Arc::new(ApiServer::start()?);
     Ok(Site {
         processes: true,
+        watches_overdue: true,
         outages: Some(server.clone()),
         ..Site::new(server.url())
     })

@@ -266,6 +266,8 @@ const OFFERS: &[EngineFactory] = &[
     crate::engines::consul::FACTORY,
     #[cfg(feature = "zookeeper")]
     crate::engines::zookeeper::FACTORY,
+    #[cfg(feature = "kubernetes")]
+    crate::engines::kubernetes::FACTORY,
     #[cfg(feature = "file")]
     crate::engines::file::FACTORY,
     #[cfg(feature = "memory")]
@@ -333,6 +335,7 @@ const FEATURES: &[(&str, &[&str], Option<&str>)] = &[
     ("etcd", &["etcd", "etcds"], Some("2379")),
     ("consul", &["consul", "consuls"], Some("8500")),
     ("zookeeper", &["zookeeper", "zookeepers"], Some("2181")),
+    ("kubernetes", &["kubernetes"], None),
     ("file", &["file"], None),
     ("memory", &["memory"], None),
 ];

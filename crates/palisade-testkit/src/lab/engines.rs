@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::launch::apiserver::ApiServer;
 use super::launch::{self, Running};
 use super::outage::Servers;
 use super::proxy::Protocol;
@@ -30,6 +31,7 @@ pub const ENGINES: &[EngineUnderTest] = &[
     served("zookeeper3-proxied", || {
         proxied("zookeeper3", Protocol::ZooKeeper).map(keeps_longer)
     }),
+    served("kubernetes", kubernetes),
     served("redis", || proxied("redis", Protocol::Resp)),
     served("valkey", || server("valkey")),
     served("postgres", || server("postgres")),
@@ -102,6 +104,28 @@ fn scans_twice_a_second(site: Site) -> Site {
         ..site
     }
 }
+
+/// The cluster of the kubeconfig that [`KUBECONFIG`] names, else a stand-in for its API server.
+fn kubernetes() -> Result<Site, String> {
+    if let Some(path) = std::env::var_os(KUBECONFIG).filter(|path| !path.is_empty()) {
+        let path = path.to_string_lossy().into_owned();
+        return Ok(Site {
+            processes: true,
+            watches_overdue: true,
+            ..Site::new(format!("kubernetes://?kubeconfig={path}"))
+        });
+    }
+    let server = Arc::new(ApiServer::start()?);
+    Ok(Site {
+        processes: true,
+        watches_overdue: true,
+        outages: Some(server.clone()),
+        ..Site::new(server.url())
+    })
+}
+
+/// Names a kubeconfig of a real cluster; its context's namespace is used.
+pub const KUBECONFIG: &str = "PALISADE_TEST_KUBECONFIG";
 
 /// PostgreSQL for session locks.
 fn advisory() -> Result<Site, String> {

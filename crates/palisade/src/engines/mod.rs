@@ -9,6 +9,9 @@ pub mod etcd;
 #[cfg(feature = "file")]
 pub mod file;
 pub(crate) mod kit;
+#[cfg(feature = "kubernetes")]
+#[allow(refining_impl_trait)]
+pub mod kubernetes;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "postgres")]

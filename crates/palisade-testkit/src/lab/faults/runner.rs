@@ -263,8 +263,10 @@ async fn take_stock(workload: Workload, store: &Path, record: &Recorder) -> Resu
 }
 
 fn judge(run: &Run, what: Cell, history: &History, hung: Vec<String>) -> Result<Report, String> {
+    let lease = run.ttl * run.site.lasts + run.site.late;
     let params = Params {
         slack: run.slack,
+        no_wait: lease * u32::from(run.site.watches_overdue),
         ..Params::new(run.ttl, run.site.notices_death).lasting(run.site.lasts, run.site.late)
     };
     let index = Index::new(history)?;

@@ -5,6 +5,7 @@
 //! engine, `folder` what is left behind by none of them: servers and their folder go away however
 //! the process that started them ends.
 
+pub mod apiserver;
 mod engines;
 pub(crate) mod find;
 mod folder;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use palisade::engine::{Ask, Claim, ClaimId, Entered, Place};
 use palisade::engines::zookeeper::ZooKeeperHold;
 use palisade::report::Owner;
-use palisade::{LossReason, Name};
+use palisade::{ErrorKind, LossReason, Name};
 use palisade_testkit::lab::launch::{Running, wire};
 
 use crate::util::{Raw, connected, soon, until};
@@ -96,6 +96,40 @@ async fn whoever_is_removed_by_hand_is_told() {
     raw.delete_all(line);
     let loss = soon("the loss", hold.lost()).await;
     assert_eq!(loss.reason, LossReason::Taken);
+}
+
+/// Curator's way to ask a holder to let go is heard.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revocation_of_curators_is_an_eviction() {
+    let running = need!("zookeeper");
+    let client = connected(&running).await;
+    let hold = client.mutex("revoked").lock().await.unwrap();
+    let node = hold.zookeeper_check().unwrap().path;
+    let mut raw = Raw::connect(running.nodes()[0].port());
+    raw.set(&node, b"__REVOKE__").unwrap();
+    let loss = soon("the loss", hold.lost()).await;
+    assert_eq!(loss.reason, LossReason::Evicted);
+}
+
+/// A server that has lost what a client has seen is refused: its tokens would go back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_an_older_history_is_refused() {
+    let running = need!("zookeeper");
+    let client = connected(&running).await;
+    let mutex = client.mutex("wiped").ttl(Duration::from_secs(3));
+    for _ in 0..20 {
+        mutex.lock().await.unwrap().release().await.unwrap();
+    }
+    let hold = mutex.lock().await.unwrap();
+    tokio::task::block_in_place(|| running.wipe()).unwrap();
+    let loss = soon("the loss", hold.lost()).await;
+    assert_eq!(loss.reason, LossReason::Expired);
+    let refused = mutex.try_lock().await.err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Unreachable, "{refused}");
+    // Whoever starts anew knows nothing of it.
+    let other = connected(&running).await;
+    let next = other.mutex("wiped").lock().await.unwrap();
+    assert!(next.token() < hold.token(), "why `era` is to be raised");
 }
 
 /// How many sessions the server has.

@@ -89,6 +89,12 @@ impl Raw {
         Ok(String::from_utf8(made[4..].to_vec()).unwrap())
     }
 
+    pub(crate) fn set(&mut self, path: &str, data: &[u8]) -> Result<(), i32> {
+        let (path, data) = (bytes(path.as_bytes()), bytes(data));
+        let record = [&path[..], &data, &(-1_i32).to_be_bytes()].concat();
+        self.call(5, &record).map(drop)
+    }
+
     pub(crate) fn delete(&mut self, path: &str) -> Result<(), i32> {
         let record = [&bytes(path.as_bytes())[..], &(-1_i32).to_be_bytes()].concat();
         self.call(2, &record).map(drop)

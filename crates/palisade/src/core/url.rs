@@ -417,6 +417,7 @@ mod tests {
             "postgres+advisory",
             "etcd",
             "consul",
+            "zookeeper",
         ] {
             for special in ["/", "?", "#", "@", "%", ":", "?a=", "/?a=b&", "%zz", "&"] {
                 let text = format!("{scheme}://me:12{special}34@h");

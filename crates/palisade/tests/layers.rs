@@ -9,9 +9,9 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use palisade::Name;
 use palisade::fence::{Fence, MemoryFence};
 use palisade::layers::{FenceMetrics, Metrics, Trace, Traced};
-use palisade::{Name};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 

@@ -127,6 +127,8 @@ impl Answer {
 fn parse_token(text: &str) -> Result<WriteToken, String> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let token = text.parse::<u64>().ok().filter(|_| digits);
-    let token = token.map(WriteToken::from).filter(|token| token.stored().is_ok());
+    let token = token
+        .map(WriteToken::from)
+        .filter(|token| token.stored().is_ok());
     token.ok_or_else(|| "a token is a whole number above 0, as PALISADE_TOKEN has it".to_owned())
 }

@@ -99,11 +99,7 @@ fn what_can_not_be_checked_is_refused() {
     let long = "/".repeat(100);
     let unknown = format!("{}?tll=1s", store.url());
     for (args, expected, word) in [
-        (
-            &["x", "1", "--url", "memory:"][..],
-            77,
-            "keeps no fence",
-        ),
+        (&["x", "1", "--url", "memory:"][..], 77, "keeps no fence"),
         (&["x", "1", "--url", "bananas:"], 78, "scheme"),
         (&["x", "1", "--url", &unknown], 78, "ttl"),
         (&["x", "-1"], 2, "-1"),

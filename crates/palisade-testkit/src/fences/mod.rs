@@ -206,7 +206,9 @@ async fn any_bytes_come_back(bed: Bed<'_>) {
 
 async fn resources_and_their_names_are_kept_apart(bed: Bed<'_>) {
     let fence = bed.fence().await;
-    let names = ["a", "A", "a/b", "a%2Fb", "a b", "a'b", "ü", "a:b", "a.data", "a,b"];
+    let names = [
+        "a", "A", "a/b", "a%2Fb", "a b", "a'b", "ü", "a:b", "a.data", "a,b",
+    ];
     let names = names.map(|name| Name::new(format!("{name}-{}", bed.resource)).unwrap());
     for (at, name) in names.iter().enumerate() {
         let data = name.as_str().as_bytes().to_vec();

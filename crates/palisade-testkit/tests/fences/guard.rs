@@ -49,7 +49,9 @@ async fn take_away(other: &Client) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_commits_only_while_its_lock_is_held() {
-    let Some(server) = server("postgres") else { return };
+    let Some(server) = server("postgres") else {
+        return;
+    };
     let mut db = table(server.url()).await;
     let client = palisade::connect(server.url()).await.unwrap();
     let other = palisade::connect(server.url()).await.unwrap();
@@ -66,7 +68,14 @@ async fn a_transaction_commits_only_while_its_lock_is_held() {
     let hold = mutex.lock().await.unwrap();
     let stolen = async || {
         take_away(&other).await;
-        other.mutex("stock").lock().await.unwrap().release().await.unwrap();
+        other
+            .mutex("stock")
+            .lock()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     };
     assert!(!guarded(&mut db, &hold, stolen).await);
     drop(hold);
@@ -76,7 +85,9 @@ async fn a_transaction_commits_only_while_its_lock_is_held() {
     let mark = async || {
         let marking = other.clone();
         let marking =
-            tokio::spawn(async move { marking.evict("stock", Which::Holders, Eviction::Mark).await });
+            tokio::spawn(
+                async move { marking.evict("stock", Which::Holders, Eviction::Mark).await },
+            );
         soon("the hold is told", hold.lost()).await;
         marking.abort();
     };
@@ -91,11 +102,19 @@ async fn a_transaction_commits_only_while_its_lock_is_held() {
 /// The lease itself is looked at by the server's clock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_ran_out_guards_nothing() {
-    let Some(server) = server("postgres") else { return };
+    let Some(server) = server("postgres") else {
+        return;
+    };
     let mut db = table(server.url()).await;
     let client = palisade::connect(server.url()).await.unwrap();
     let ttl = Duration::from_millis(500);
-    let hold = client.mutex("stock").ttl(ttl).unrenewed().lock().await.unwrap();
+    let hold = client
+        .mutex("stock")
+        .ttl(ttl)
+        .unrenewed()
+        .lock()
+        .await
+        .unwrap();
     let wait = async || tokio::time::sleep(ttl + Duration::from_millis(50)).await;
     assert!(!guarded(&mut db, &hold, wait).await);
     assert_eq!(count(&db).await, 0);
@@ -105,11 +124,18 @@ async fn a_lease_that_ran_out_guards_nothing() {
 /// renewals nor the next holder.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_transaction_is_in_nobodys_way() {
-    let Some(server) = server("postgres") else { return };
+    let Some(server) = server("postgres") else {
+        return;
+    };
     let mut db = table(server.url()).await;
     let client = palisade::connect(server.url()).await.unwrap();
     let other = palisade::connect(server.url()).await.unwrap();
-    let hold = client.mutex("stock").ttl(Duration::from_secs(1)).lock().await.unwrap();
+    let hold = client
+        .mutex("stock")
+        .ttl(Duration::from_secs(1))
+        .lock()
+        .await
+        .unwrap();
     let paused = async || {
         // Renewed meanwhile, again and again.
         let first = hold.deadline();
@@ -124,7 +150,9 @@ async fn a_paused_transaction_is_in_nobodys_way() {
 /// Several guards of one transaction, and of transactions that cross: no deadlock.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_guards_in_any_order() {
-    let Some(server) = server("postgres") else { return };
+    let Some(server) = server("postgres") else {
+        return;
+    };
     let db = table(server.url()).await;
     let client = palisade::connect(server.url()).await.unwrap();
     let names = ["a", "b", "c", "d"];
@@ -156,7 +184,9 @@ async fn many_guards_in_any_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_exclusive_holds_of_the_table_can_guard() {
-    let Some(server) = server("postgres") else { return };
+    let Some(server) = server("postgres") else {
+        return;
+    };
     let mut db = table(server.url()).await;
     let client = palisade::connect(server.url()).await.unwrap();
     let transaction = db.transaction().await.unwrap();
@@ -179,7 +209,9 @@ async fn only_exclusive_holds_of_the_table_can_guard() {
 /// Another era, namespace and schema are another matter of the same hold.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guard_finds_its_line_whatever_the_url_says() {
-    let Some(server) = server("postgres") else { return };
+    let Some(server) = server("postgres") else {
+        return;
+    };
     let mut db = table(server.url()).await;
     let url = format!("{}?namespace=a/b'c&schema=locks_2&era=3", server.url());
     let client = palisade::connect(&url).await.unwrap();
@@ -190,7 +222,9 @@ async fn a_guard_finds_its_line_whatever_the_url_says() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sqlx_can_be_guarded_too() {
     use sqlx::Connection as _;
-    let Some(server) = server("postgres") else { return };
+    let Some(server) = server("postgres") else {
+        return;
+    };
     let db = table(server.url()).await;
     let client = palisade::connect(server.url()).await.unwrap();
     let mut connection = sqlx::PgConnection::connect(server.url()).await.unwrap();
@@ -214,20 +248,40 @@ async fn sqlx_can_be_guarded_too() {
 /// A lock of the transaction excludes, and is excluded by, holds of `postgres+advisory:`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_inside_a_transaction_ends_with_it() {
-    let Some(server) = server("postgres") else { return };
+    let Some(server) = server("postgres") else {
+        return;
+    };
     let (mut one, mut two) = (postgres(server.url()).await, postgres(server.url()).await);
     let url = server.url().replacen("postgres:", "postgres+advisory:", 1);
     let client = palisade::connect(&url).await.unwrap();
     let transaction = one.transaction().await.unwrap();
-    lock_in_transaction(&transaction, "palisade", "stock").await.unwrap();
+    lock_in_transaction(&transaction, "palisade", "stock")
+        .await
+        .unwrap();
     assert!(client.mutex("stock").try_lock().await.unwrap().is_none());
     let other = two.transaction().await.unwrap();
-    assert!(!try_lock_in_transaction(&other, "palisade", "stock").await.unwrap());
-    assert!(try_lock_in_transaction(&other, "palisade", "another").await.unwrap());
+    assert!(
+        !try_lock_in_transaction(&other, "palisade", "stock")
+            .await
+            .unwrap()
+    );
+    assert!(
+        try_lock_in_transaction(&other, "palisade", "another")
+            .await
+            .unwrap()
+    );
     transaction.commit().await.unwrap();
-    let hold = soon("it is free", client.mutex("stock").lock()).await.unwrap();
-    assert!(!try_lock_in_transaction(&other, "palisade", "stock").await.unwrap());
+    let hold = soon("it is free", client.mutex("stock").lock())
+        .await
+        .unwrap();
+    assert!(
+        !try_lock_in_transaction(&other, "palisade", "stock")
+            .await
+            .unwrap()
+    );
     hold.release().await.unwrap();
-    let refused = try_lock_in_transaction(&other, "palisade", "").await.unwrap_err();
+    let refused = try_lock_in_transaction(&other, "palisade", "")
+        .await
+        .unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InvalidName);
 }

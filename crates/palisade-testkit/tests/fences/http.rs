@@ -63,7 +63,9 @@ async fn serve(shop: &Shop, fence: Option<SharedFence>) -> String {
 async fn ask(address: &str, method: &str, token: Option<u64>, body: &str) -> (u16, String) {
     let name = Name::new("stock").unwrap();
     let token = token.map(WriteToken::from);
-    ledger::http(address, method, &name, token, body).await.unwrap()
+    ledger::http(address, method, &name, token, body)
+        .await
+        .unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -76,7 +78,10 @@ async fn a_stale_token_is_409_and_a_missing_one_428() {
     let (status, body) = ask(&address, "PUT", Some(6), "six").await;
     let problem: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &problem["code"]), (409, &"stale_token".into()));
-    assert_eq!((&problem["highest"], &problem["status"]), (&"7".into(), &409.into()));
+    assert_eq!(
+        (&problem["highest"], &problem["status"]),
+        (&"7".into(), &409.into())
+    );
     let (status, body) = ask(&address, "PUT", None, "none").await;
     assert_eq!(status, 428);
     assert!(body.contains("token_missing"), "{body}");
@@ -91,7 +96,9 @@ async fn a_stale_token_is_409_and_a_missing_one_428() {
     assert_eq!(fence.highest(&name).await.unwrap().unwrap().0, 7);
     // What can't be a name does not pass unfenced.
     let long = Name::new("x".repeat(255)).unwrap();
-    let (status, body) = ledger::http(&address, "PUT", &long, None, "x").await.unwrap();
+    let (status, body) = ledger::http(&address, "PUT", &long, None, "x")
+        .await
+        .unwrap();
     assert_eq!(status, 400);
     assert!(body.contains("invalid_resource"), "{body}");
 }
@@ -121,7 +128,10 @@ async fn the_client_adds_the_header_of_its_hold() {
     let put = || axum::http::Request::put("/stock");
     let hold = client.mutex("stock").lock().await.unwrap();
     let request = put().fenced_by(&hold).unwrap().body(()).unwrap();
-    let header = request.headers()[FENCING_TOKEN].to_str().unwrap().to_owned();
+    let header = request.headers()[FENCING_TOKEN]
+        .to_str()
+        .unwrap()
+        .to_owned();
     assert_eq!(header, hold.token().to_string());
     hold.release().await.unwrap();
     let mut reader = client.rwlock("stock").read().await.unwrap();

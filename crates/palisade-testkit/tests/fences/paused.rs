@@ -77,7 +77,9 @@ async fn sqlite_rows() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn redis() {
-    let Some(server) = server("redis") else { return };
+    let Some(server) = server("redis") else {
+        return;
+    };
     let url = server.url();
     stopped_writer_is_refused(url, Kind::Engine, [url, url]).await;
     stopped_writer_is_refused(url, Kind::RedisHash, [url, url]).await;
@@ -92,7 +94,9 @@ async fn etcd() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres() {
-    let Some(server) = server("postgres") else { return };
+    let Some(server) = server("postgres") else {
+        return;
+    };
     let url = server.url();
     stopped_writer_is_refused(url, Kind::Engine, [url, url]).await;
     stopped_writer_is_refused(url, Kind::PostgresRow, [url, url]).await;

@@ -34,7 +34,11 @@ async fn memory() {
     // What is opened again is another store: the suite gets clones of two.
     let (plain, strict) = (MemoryFence::default(), MemoryFence::strict());
     let open = |rule| -> palisade::engine::BoxFuture<palisade::Result<SharedFence>> {
-        let fence = if rule == Rule::Strict { &strict } else { &plain };
+        let fence = if rule == Rule::Strict {
+            &strict
+        } else {
+            &plain
+        };
         let fence: SharedFence = Arc::new(fence.clone());
         Box::pin(async move { Ok(fence) })
     };
@@ -99,7 +103,9 @@ async fn postgres() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn postgres_advisory() {
-    let Some(server) = server("postgres") else { return };
+    let Some(server) = server("postgres") else {
+        return;
+    };
     let url = server.url().replacen("postgres:", "postgres+advisory:", 1);
     of_url("postgres+advisory", &format!("{url}?key=hashtext")).await;
     // One database, one storage, whichever way its locks are kept.
@@ -111,27 +117,46 @@ async fn postgres_advisory() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hash_of_redis_keeps_its_other_fields() {
-    let Some(server) = server("redis") else { return };
+    let Some(server) = server("redis") else {
+        return;
+    };
     let fence = RedisFence::open(server.url()).await.unwrap();
     let name = Name::new("stock").unwrap();
     let write = async |token: u64, fields: &[(&str, &str)]| {
-        let fields = fields.iter().map(|(f, v)| ((*f).to_owned(), v.as_bytes().to_vec()));
+        let fields = fields
+            .iter()
+            .map(|(f, v)| ((*f).to_owned(), v.as_bytes().to_vec()));
         let fields = fields.collect();
         fence.write_fields(&name, token.into(), &fields).await
     };
-    assert_eq!(write(5, &[("a", "1"), ("b", "2")]).await.unwrap(), Verdict::Accepted);
+    assert_eq!(
+        write(5, &[("a", "1"), ("b", "2")]).await.unwrap(),
+        Verdict::Accepted
+    );
     assert_eq!(write(6, &[("b", "3")]).await.unwrap(), Verdict::Accepted);
-    assert!(matches!(write(5, &[("b", "4")]).await.unwrap(), Verdict::Stale { .. }));
+    assert!(matches!(
+        write(5, &[("b", "4")]).await.unwrap(),
+        Verdict::Stale { .. }
+    ));
     let (token, mut fields) = fence.read_fields(&name).await.unwrap().unwrap();
     fields.sort();
-    let expected = [("a".to_owned(), b"1".to_vec()), ("b".to_owned(), b"3".to_vec())];
+    let expected = [
+        ("a".to_owned(), b"1".to_vec()),
+        ("b".to_owned(), b"3".to_vec()),
+    ];
     assert_eq!((token.0, fields), (6, expected.to_vec()));
     // A hash is no string: nothing is written, and no token remembered.
-    assert_eq!(write(7, &[]).await.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(
+        write(7, &[]).await.unwrap_err().kind(),
+        ErrorKind::InvalidArgument
+    );
     let text = Name::new("text").unwrap();
     fence.write(&text, 5.into(), b"x".into()).await.unwrap();
     let mixed = vec![("a".to_owned(), b"1".to_vec())];
-    let refused = fence.write_fields(&text, 9.into(), &mixed).await.unwrap_err();
+    let refused = fence
+        .write_fields(&text, 9.into(), &mixed)
+        .await
+        .unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unusable, "{refused}");
     assert_eq!(fence.highest(&text).await.unwrap().unwrap().0, 5);
 }
@@ -140,16 +165,23 @@ async fn a_hash_of_redis_keeps_its_other_fields() {
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_marks_are_an_error_and_plain_keys_stay_plain() {
     use palisade_testkit::lab::launch::wire;
-    let Some(server) = server("redis") else { return };
+    let Some(server) = server("redis") else {
+        return;
+    };
     let ask = |command: &[&str]| wire::redis(server.nodes()[0].port(), command).unwrap();
-    let fence = fence::open(&format!("{}?namespace=", server.url())).await.unwrap();
+    let fence = fence::open(&format!("{}?namespace=", server.url()))
+        .await
+        .unwrap();
     let name = Name::new("plain").unwrap();
     fence.write(&name, 7.into(), b"seven".into()).await.unwrap();
     assert!(ask(&["GET", "plain"]).contains("seven"));
     assert!(ask(&["GET", "{plain}:palisade:fence"]).contains("00000000000000000007"));
     for damage in ["", "7", "x0000000000000000007", "000000000000000000071"] {
         ask(&["SET", "{plain}:palisade:fence", damage]);
-        let refused = fence.write(&name, 9.into(), b"nine".into()).await.unwrap_err();
+        let refused = fence
+            .write(&name, 9.into(), b"nine".into())
+            .await
+            .unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Unusable, "{damage:?}");
         assert_eq!(
             fence.highest(&name).await.unwrap_err().kind(),

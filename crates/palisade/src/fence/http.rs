@@ -113,7 +113,9 @@ pub struct FenceService<S> {
 impl<S: std::fmt::Debug> std::fmt::Debug for FenceService<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let inner = &self.inner;
-        f.debug_struct("FenceService").field("inner", inner).finish()
+        f.debug_struct("FenceService")
+            .field("inner", inner)
+            .finish()
     }
 }
 

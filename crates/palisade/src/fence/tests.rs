@@ -16,7 +16,10 @@ fn files() -> (tempfile::TempDir, FileFence) {
 #[tokio::test]
 async fn the_data_is_a_plain_file() {
     let (_dir, fence) = files();
-    fence.write(&name(), 5.into(), b"five".into()).await.unwrap();
+    fence
+        .write(&name(), 5.into(), b"five".into())
+        .await
+        .unwrap();
     let data = fence.data_path(&name()).unwrap();
     assert_eq!(std::fs::read(data).unwrap(), b"five");
 }

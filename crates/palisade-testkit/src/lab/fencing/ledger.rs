@@ -122,7 +122,9 @@ impl Ledger {
             }
             Store::Http(address) => {
                 let (status, body) = http(address, "GET", &self.resource, None, "").await?;
-                (status == 200).then_some(body).ok_or(format!("GET: {status}"))
+                (status == 200)
+                    .then_some(body)
+                    .ok_or(format!("GET: {status}"))
             }
         }
     }
@@ -297,7 +299,9 @@ pub async fn http(
     token: Option<WriteToken>,
     body: &str,
 ) -> Result<(u16, String), String> {
-    let mut stream = tokio::net::TcpStream::connect(address).await.map_err(words)?;
+    let mut stream = tokio::net::TcpStream::connect(address)
+        .await
+        .map_err(words)?;
     let token = token.map_or_else(String::new, |token| format!("Fencing-Token: {token}\r\n"));
     let request = format!(
         "{method} /{resource} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\

@@ -119,7 +119,9 @@ pub async fn rounds(program: &Path, spec: &Spec, rounds: usize) -> Result<Score,
             other => return Err(format!("round {round}: the writer said {other:?}")),
         }
         if said == "refused" && !is_there {
-            return Err(format!("round {round}: refused, and yet the data is changed"));
+            return Err(format!(
+                "round {round}: refused, and yet the data is changed"
+            ));
         }
         score.lost += usize::from(!is_there);
     }

@@ -64,7 +64,9 @@ async fn write(spec: Spec) -> Result<(), String> {
             }
             kill_process(getpid(), Signal::STOP).map_err(|error| error.to_string())
         };
-        let wrote = ledger.add(&hold, &format!("first-{round}"), failpoint).await?;
+        let wrote = ledger
+            .add(&hold, &format!("first-{round}"), failpoint)
+            .await?;
         let said = match wrote {
             Wrote::Done => "written",
             Wrote::Refused => "refused",

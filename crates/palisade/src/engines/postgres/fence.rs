@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::Transaction;
+use tokio_postgres::types::{ToSql, Type};
 
 use super::client::Client;
 use super::config::{Config, OPTIONS};
@@ -63,8 +63,7 @@ impl Store {
     }
 
     async fn kept(&self, resource: &Name, with_data: bool) -> Result<Option<Fenced>> {
-        let parameters: Parameters<'_> =
-            &[&self.client.namespace, &resource.as_str(), &with_data];
+        let parameters: Parameters<'_> = &[&self.client.namespace, &resource.as_str(), &with_data];
         let rows = self.client.ask(FENCE, Verb::FenceRead, parameters).await?;
         let Some(row) = rows.first() else {
             return Ok(None);
@@ -126,7 +125,10 @@ impl Fence for PostgresFence {
         let (store, resource) = (Arc::clone(&self.0), resource.clone());
         Box::pin(async move {
             let parameters: Parameters<'_> = &[&store.client.namespace, &resource.as_str()];
-            let rows = store.client.ask(FENCE, Verb::FenceForget, parameters).await?;
+            let rows = store
+                .client
+                .ask(FENCE, Verb::FenceForget, parameters)
+                .await?;
             let known = rows.first().and_then(|row| row.try_get(0).ok());
             known.map_or_else(|| error::unreadable(FENCE), Ok)
         })
@@ -146,7 +148,9 @@ pub async fn present(transaction: &Transaction<'_>, token: WriteToken) -> Result
     let number = token.stored()?.to_string();
     let parameters: [(&(dyn ToSql + Sync), Type); 1] = [(&number, Type::TEXT)];
     let presented = transaction.client().query_typed(sql::PRESENT, &parameters);
-    presented.await.map_err(|error| error::failed(FENCE, &error))?;
+    presented
+        .await
+        .map_err(|error| error::failed(FENCE, &error))?;
     Ok(())
 }
 

@@ -4,8 +4,8 @@
 //! Where lock and data are in one database this is exact without a token column: the transaction
 //! commits only if the hold is at the head of its line, and no other can be granted while it does.
 
-use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::Transaction;
+use tokio_postgres::types::{ToSql, Type};
 
 use super::advisory::Keys;
 use super::schema::Schema;
@@ -101,7 +101,9 @@ impl PostgresHold for Hold {
             (&guard.sequence, Type::INT8),
         ];
         let asked = transaction.client().query_typed(&guard.sql, &parameters);
-        asked.await.map_err(|error| error::failed("guard", &error))?;
+        asked
+            .await
+            .map_err(|error| error::failed("guard", &error))?;
         Ok(())
     }
 }

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use config::FACTORY;
-pub(super) use keys::Keys;
 pub use config::open;
+pub(super) use keys::Keys;
 
 use self::config::CAPABILITY;
 use self::registry::Registry;

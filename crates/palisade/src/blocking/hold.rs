@@ -9,6 +9,7 @@ use crate::core::hold;
 use crate::core::name::Name;
 use crate::core::token::Token;
 use crate::core::validity::Loss;
+use crate::fence::{ReadToken, WriteToken};
 use crate::primitives;
 
 /// Writes a hold that is looked at like the async one, and whose verbs wait for it. `$looks` are
@@ -53,6 +54,8 @@ held!(
     Hold = hold::Hold {
         name -> &Name;
         token -> Token;
+        write_token -> Result<WriteToken>;
+        read_token -> Result<ReadToken>;
         is_valid -> bool;
         remaining -> Duration;
         deadline -> BootTime;
@@ -73,6 +76,8 @@ held!(
     RwHold = primitives::RwHold {
         name -> &Name;
         token -> Token;
+        write_token -> Result<WriteToken>;
+        read_token -> Result<ReadToken>;
         is_valid -> bool;
         remaining -> Duration;
         deadline -> BootTime;
@@ -132,6 +137,8 @@ held!(
     ReentrantHold = primitives::ReentrantHold {
         name -> &Name;
         token -> Token;
+        write_token -> Result<WriteToken>;
+        read_token -> Result<ReadToken>;
         is_valid -> bool;
         remaining -> Duration;
         deadline -> BootTime;

@@ -155,6 +155,8 @@ const OFFERS: &[EngineFactory] = &[
     crate::engines::memory::FACTORY,
     #[cfg(feature = "redis")]
     crate::engines::redis::FACTORY,
+    #[cfg(feature = "redis")]
+    crate::engines::redlock::FACTORY,
     #[cfg(feature = "postgres")]
     crate::engines::postgres::FACTORY,
     #[cfg(feature = "postgres")]
@@ -202,7 +204,11 @@ pub async fn baseline(url: &str) -> Result<Option<Arc<dyn Baseline>>> {
 
 /// The features that bring engines, with their schemes and the port of their servers.
 const FEATURES: &[(&str, &[&str], Option<&str>)] = &[
-    ("redis", &["redis", "rediss"], Some("6379")),
+    (
+        "redis",
+        &["redis", "rediss", "redlock", "rediss+redlock"],
+        Some("6379"),
+    ),
     (
         "postgres",
         &[

@@ -27,6 +27,7 @@ pub const ENGINES: &[EngineUnderTest] = &[
     }),
     served("redis", || proxied("redis", Protocol::Resp)),
     served("valkey", || server("valkey")),
+    served("redlock", redlock),
     served("postgres", || server("postgres")),
     served("postgres+advisory", advisory),
     served("postgres-pooled", pooled),
@@ -87,6 +88,15 @@ fn scans_twice_a_second(site: Site) -> Site {
         late: Duration::from_millis(500),
         ..site
     }
+}
+
+/// Five servers, which have just started and are on a busy machine.
+fn redlock() -> Result<Site, String> {
+    let site = proxied("redis5", Protocol::Resp)?;
+    Ok(Site {
+        url: format!("{}?restart_guard=off&node_timeout=500ms", site.url),
+        ..site
+    })
 }
 
 /// PostgreSQL for session locks.

@@ -24,7 +24,7 @@ const RECHECK: Duration = Duration::from_secs(1);
 const ROUNDING: u64 = 2;
 
 /// Weight and capacity as the scripts count: the whole line is 0 of 0.
-pub(super) fn numbers(ask: Ask) -> (u32, u32) {
+pub(in crate::engines) fn numbers(ask: Ask) -> (u32, u32) {
     match ask {
         Ask::Whole => (0, 0),
         Ask::Part { weight, capacity } => (weight, capacity),
@@ -71,7 +71,7 @@ impl Standing {
 }
 
 impl Client {
-    pub(super) async fn enter(&self, claim: &Claim) -> Result<Entered> {
+    pub(in crate::engines) async fn enter(&self, claim: &Claim) -> Result<Entered> {
         let keys = self.keys.line(&claim.name)?;
         let link = self.link().await?;
         // Before the claim is in the line: the push that grants it must find the bell.
@@ -133,7 +133,7 @@ impl Client {
         })
     }
 
-    pub(super) async fn wait(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
+    pub(in crate::engines) async fn wait(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
         let keys = self.keys.line(&ticket.name)?;
         let bell = self.hub.bell(ticket.claim);
         loop {

@@ -27,7 +27,7 @@ fn finding(severity: Severity, code: &'static str, message: &str, remedy: &str) 
 }
 
 impl Client {
-    pub(super) async fn check(&self) -> Result<Checkup> {
+    pub(in crate::engines) async fn check(&self) -> Result<Checkup> {
         let link = self.link().await?;
         let info = self.info(&link).await?;
         let ahead = self.clock_ahead(&link).await?;

@@ -20,7 +20,7 @@ use crate::engines::kit::{Link, PerRuntime, timed};
 
 /// A script, one per verb: which of [`SOURCES`] it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Script {
+pub(in crate::engines) enum Script {
     Enter,
     Look,
     Renew,
@@ -29,6 +29,9 @@ pub(super) enum Script {
     Survey,
     Evict,
     Resize,
+    Vote,
+    Retract,
+    Raise,
 }
 
 macro_rules! source {
@@ -39,7 +42,7 @@ macro_rules! source {
 
 /// In the order of [`Script`]. What all share stands before each verb; before that, for what is asked
 /// for most, the simple case (see docs/benchmarks.md).
-pub(super) const SOURCES: [&str; 8] = [
+pub(in crate::engines) const SOURCES: [&str; 11] = [
     source!("enter_free", "line", "enter"),
     source!("line", "look"),
     source!("renew_whole", "line", "renew"),
@@ -48,11 +51,17 @@ pub(super) const SOURCES: [&str; 8] = [
     source!("line", "survey"),
     source!("line", "evict"),
     source!("line", "resize"),
+    source!("vote_free", "line", "vote"),
+    source!("retract_free", "line", "retract"),
+    source!("line", "raise"),
 ];
+
+/// How many of them a server by itself is asked for; the others are for one of several.
+pub(in crate::engines) const OF_ONE_SERVER: usize = 8;
 
 impl Script {
     /// What errors call it.
-    pub(super) const fn operation(self) -> &'static str {
+    pub(in crate::engines) const fn operation(self) -> &'static str {
         match self {
             Self::Enter => "enter",
             Self::Look => "wait",
@@ -62,26 +71,28 @@ impl Script {
             Self::Survey => "survey",
             Self::Evict => "evict",
             Self::Resize => "resize",
+            Self::Vote | Self::Raise => "enter",
+            Self::Retract => "leave",
         }
     }
 
-    pub(super) const fn source(self) -> &'static str {
+    pub(in crate::engines) const fn source(self) -> &'static str {
         SOURCES[self as usize]
     }
 }
 
-pub(super) struct Client {
-    pub(super) links: PerRuntime<Connection>,
-    pub(super) hub: Arc<PushHub>,
-    pub(super) keys: Keys,
-    pub(super) target: Target,
-    pub(super) timeout: Duration,
+pub(in crate::engines) struct Client {
+    pub(in crate::engines) links: PerRuntime<Connection>,
+    pub(in crate::engines) hub: Arc<PushHub>,
+    pub(in crate::engines) keys: Keys,
+    pub(in crate::engines) target: Target,
+    pub(in crate::engines) timeout: Duration,
 }
 
 impl Client {
     /// The connection of this runtime. One that is known to have ended is made anew: a request
     /// on it would fail, and nobody could tell whether it was applied.
-    pub(super) async fn link(&self) -> Result<Link<Connection>> {
+    pub(in crate::engines) async fn link(&self) -> Result<Link<Connection>> {
         let link = self.links.get().await?;
         if !link.connection.is_over() {
             return Ok(link);
@@ -91,7 +102,7 @@ impl Client {
     }
 
     /// Makes one request, bounded in time.
-    pub(super) async fn ask<T: FromRedisValue>(
+    pub(in crate::engines) async fn ask<T: FromRedisValue>(
         &self,
         operation: &'static str,
         link: &Link<Connection>,
@@ -116,7 +127,7 @@ impl Client {
     }
 
     /// Runs a script on a line.
-    pub(super) async fn run<T: FromRedisValue>(
+    pub(in crate::engines) async fn run<T: FromRedisValue>(
         &self,
         link: &Link<Connection>,
         script: Script,
@@ -140,7 +151,7 @@ impl Client {
     }
 
     /// Runs a script whose answer begins with the id of its claim; what follows it.
-    pub(super) async fn run_for(
+    pub(in crate::engines) async fn run_for(
         &self,
         link: &Link<Connection>,
         script: Script,
@@ -165,7 +176,7 @@ impl Client {
     }
 
     /// An answer was for another request: the connection has lost a reply.
-    pub(super) async fn misled(&self, operation: &'static str, link: &Link<Connection>) -> Error {
+    pub(in crate::engines) async fn misled(&self, operation: &'static str, link: &Link<Connection>) -> Error {
         self.links.broken(link).await;
         let message = "an answer for another request came";
         Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
@@ -175,7 +186,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`] when they have not, in half the time that a request may take.
-    pub(super) async fn replicated(
+    pub(in crate::engines) async fn replicated(
         &self,
         operation: &'static str,
         link: &Link<Connection>,
@@ -200,19 +211,19 @@ impl Client {
 }
 
 /// What follows `id` in an answer, if the answer is for it.
-pub(super) fn addressed(id: ClaimId, answer: &str) -> Option<&str> {
+pub(in crate::engines) fn addressed(id: ClaimId, answer: &str) -> Option<&str> {
     let (whom, rest) = answer.split_once(' ')?;
     (whom.parse() == Ok(id)).then_some(rest)
 }
 
 /// An answer that nobody could have given.
-pub(super) fn nonsense(operation: &'static str) -> Error {
+pub(in crate::engines) fn nonsense(operation: &'static str) -> Error {
     let message = "unexpected reply from the server";
     Error::new(ErrorKind::Unusable, operation, message).maybe_applied()
 }
 
 /// The answer of a script that is not as it should be.
-pub(super) fn garbled(operation: &'static str, answer: &Value) -> Error {
+pub(in crate::engines) fn garbled(operation: &'static str, answer: &Value) -> Error {
     let kind = match answer {
         Value::Array(items) => format!("a list of {}", items.len()),
         _ => "something else".to_owned(),

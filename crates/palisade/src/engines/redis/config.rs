@@ -10,7 +10,7 @@ use crate::core::url::Url;
 use crate::engines::kit::{Host, Login, Tls};
 
 /// The engine's own options.
-pub(super) const OPTIONS: &[&str] = &[
+pub(in crate::engines) const OPTIONS: &[&str] = &[
     "password_file",
     "replicas",
     "tls_ca",
@@ -19,7 +19,7 @@ pub(super) const OPTIONS: &[&str] = &[
     "user",
 ];
 
-pub(super) const CAPABILITY: Capability = Capability {
+pub(in crate::engines) const CAPABILITY: Capability = Capability {
     class: Guarantee::Timed,
     tokens: Tokens::Floored,
     ..Capability::FULL
@@ -41,20 +41,19 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 };
 
 /// Where a URL leads, and how.
-pub(super) struct Target {
-    pub(super) server: Server,
+pub(in crate::engines) struct Target {
+    pub(in crate::engines) server: Server,
     /// How many replicas must have a grant before it counts.
-    pub(super) replicas: u32,
+    pub(in crate::engines) replicas: u32,
 }
 
 impl Target {
     /// # Errors
     /// [`ErrorKind::Config`] for what can't be used.
-    pub(super) fn take(mut url: Url, connect_timeout: Duration) -> Result<Self> {
+    pub(in crate::engines) fn take(mut url: Url, connect_timeout: Duration) -> Result<Self> {
         let config = |message| Error::new(ErrorKind::Config, "connect", message);
         let encrypted = url.scheme == "rediss";
-        let login = Login::take(&mut url)?;
-        let tls = Tls::take(&mut url, encrypted)?;
+        let access = Access::take(&mut url, encrypted, connect_timeout)?;
         let replicas = match url.take("replicas").map(|text| text.parse()) {
             None => 0,
             Some(Ok(replicas @ 0..=100)) => replicas,
@@ -65,23 +64,63 @@ impl Target {
             Ok([host]) => host,
             Err(_) => return Err(config("redis: takes one host")),
         };
-        let db = match url.path.trim_start_matches('/') {
-            "" => 0,
-            number => number
-                .parse::<u16>()
-                .map_err(|_| config("the path is the number of a database, as in /0"))?,
-        };
+        let db = database(&url.path)?;
+        let server = access.to(host, db);
+        Ok(Self { server, replicas })
+    }
+}
+
+/// How servers are reached, whichever they are.
+#[derive(Clone)]
+pub(in crate::engines) struct Access {
+    login: Login,
+    tls: Option<Tls>,
+    connect_timeout: Duration,
+}
+
+impl Access {
+    /// # Errors
+    /// [`ErrorKind::Config`] for a login or files that can't be used.
+    pub(in crate::engines) fn take(
+        url: &mut Url,
+        encrypted: bool,
+        connect_timeout: Duration,
+    ) -> Result<Self> {
+        let login = Login::take(url)?;
+        let tls = Tls::take(url, encrypted)?;
         if let Some(tls) = &tls {
             // Says what is wrong with the files before anything is asked.
             tls.client_config()?;
         }
-        let server = Server {
-            host,
+        Ok(Self {
             login,
             tls,
-            db,
             connect_timeout,
-        };
-        Ok(Self { server, replicas })
+        })
+    }
+
+    /// One of the servers.
+    pub(in crate::engines) fn to(&self, host: Host, db: u16) -> Server {
+        Server {
+            host,
+            login: self.login.clone(),
+            tls: self.tls.clone(),
+            db,
+            connect_timeout: self.connect_timeout,
+        }
+    }
+}
+
+/// The number of the database that a path names.
+///
+/// # Errors
+/// [`ErrorKind::Config`] for any other path.
+pub(in crate::engines) fn database(path: &str) -> Result<u16> {
+    match path.trim_start_matches('/') {
+        "" => Ok(0),
+        number => number.parse().map_err(|_| {
+            let message = "the path is the number of a database, as in /0";
+            Error::new(ErrorKind::Config, "connect", message)
+        }),
     }
 }

@@ -108,7 +108,7 @@ fn word_in(text: &str) -> Option<&'static (&'static str, ErrorKind, &'static str
 }
 
 /// Whether the connection is of no more use.
-pub(super) fn is_broken(error: &RedisError) -> bool {
+pub(in crate::engines) fn is_broken(error: &RedisError) -> bool {
     error.is_connection_dropped()
         || error.is_unrecoverable_error()
         || matches!(error.kind(), redis::ErrorKind::Io | redis::ErrorKind::Parse)
@@ -117,12 +117,12 @@ pub(super) fn is_broken(error: &RedisError) -> bool {
 }
 
 /// Whether the server did not know the script.
-pub(super) fn is_no_script(error: &RedisError) -> bool {
+pub(in crate::engines) fn is_no_script(error: &RedisError) -> bool {
     error.code() == Some("NOSCRIPT")
 }
 
 /// What `operation` ran into.
-pub(super) fn fault(operation: &'static str, error: &RedisError) -> Error {
+pub(in crate::engines) fn fault(operation: &'static str, error: &RedisError) -> Error {
     let plain = |kind, message: &str| Error::new(kind, operation, message);
     let said = error.code().and_then(word_in);
     let said = said.or_else(|| error.detail().and_then(word_in));
@@ -152,7 +152,7 @@ pub(super) fn fault(operation: &'static str, error: &RedisError) -> Error {
 }
 
 /// TCP did not come about.
-pub(super) fn no_tcp(host: &Host, error: &io::Error) -> Error {
+pub(in crate::engines) fn no_tcp(host: &Host, error: &io::Error) -> Error {
     let message = match error.kind() {
         io::ErrorKind::ConnectionRefused => {
             format!("{host} refuses connections; is the server running there?")
@@ -167,7 +167,7 @@ pub(super) fn no_tcp(host: &Host, error: &io::Error) -> Error {
 }
 
 /// TLS did not come about.
-pub(super) fn no_tls(host: &Host, error: &io::Error) -> Error {
+pub(in crate::engines) fn no_tls(host: &Host, error: &io::Error) -> Error {
     match cause::<rustls::Error>(error) {
         Some(tls) => {
             let message = about_tls(&format!("Redis at {host}"), "redis", tls);
@@ -181,7 +181,7 @@ pub(super) fn no_tls(host: &Host, error: &io::Error) -> Error {
 }
 
 /// The server did not let us in.
-pub(super) fn no_login(server: &Server, login: &Login, error: &RedisError) -> Error {
+pub(in crate::engines) fn no_login(server: &Server, login: &Login, error: &RedisError) -> Error {
     let host = &server.host;
     let config = |message| Error::new(ErrorKind::Config, "connect", message);
     let denied = |what: &str| Error::new(ErrorKind::Denied, "connect", format!("{host} {what}"));
@@ -209,7 +209,7 @@ pub(super) fn no_login(server: &Server, login: &Login, error: &RedisError) -> Er
 }
 
 /// What connecting ran into: nothing was asked for yet.
-pub(super) fn no_connection(host: &Host, error: &RedisError) -> Error {
+pub(in crate::engines) fn no_connection(host: &Host, error: &RedisError) -> Error {
     if let Some(tls) = cause::<rustls::Error>(error) {
         let message = about_tls(&format!("Redis at {host}"), "redis", tls);
         return Error::new(ErrorKind::Config, "connect", message);

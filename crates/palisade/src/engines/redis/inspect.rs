@@ -24,7 +24,7 @@ const STEP: usize = 1000;
 const AT_ONCE: usize = 100;
 
 impl Client {
-    pub(super) async fn survey(&self, scope: &Scope) -> Result<Vec<LineReport>> {
+    pub(in crate::engines) async fn survey(&self, scope: &Scope) -> Result<Vec<LineReport>> {
         let link = self.link().await?;
         let found = match scope {
             Scope::Line(name) => vec![(name.clone(), self.keys.line(name)?)],
@@ -189,7 +189,7 @@ fn foreign_id(value: &[u8]) -> String {
 }
 
 /// The value that an id of [`foreign_id`] stands for; ids of ours stand for themselves.
-pub(super) fn foreign_value(id: &str) -> Vec<u8> {
+pub(in crate::engines) fn foreign_value(id: &str) -> Vec<u8> {
     let hex = id.strip_prefix("hex:").filter(|hex| hex.is_ascii());
     let byte = |at: usize| u8::from_str_radix(hex?.get(at..at + 2)?, 16).ok();
     let bytes = (0..hex.map_or(0, str::len)).step_by(2).map(byte);

@@ -8,15 +8,15 @@
 
 mod acquire;
 #[cfg(feature = "baseline")]
-mod baseline;
-mod check;
-mod client;
-mod config;
-mod connection;
-mod error;
-mod inspect;
-mod keys;
-mod notify;
+pub(in crate::engines) mod baseline;
+pub(in crate::engines) mod check;
+pub(in crate::engines) mod client;
+pub(in crate::engines) mod config;
+pub(in crate::engines) mod connection;
+pub(in crate::engines) mod error;
+pub(in crate::engines) mod inspect;
+pub(in crate::engines) mod keys;
+pub(in crate::engines) mod notify;
 mod release;
 mod renew;
 
@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use self::client::Client;
 use self::config::Target;
-use self::connection::Connection;
+use self::connection::{Connection, Role};
 use self::keys::Keys;
 use crate::core::capability::Capability;
 use crate::core::claim::Claim;
@@ -56,7 +56,11 @@ async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
     let hub = Arc::new(PushHub::new());
     let (server, ear) = (target.server.clone(), Arc::clone(&hub));
     let links = PerRuntime::new(settings.connect_timeout, move || {
-        Box::pin(Connection::open(server.clone(), Arc::clone(&ear)))
+        Box::pin(Connection::open(
+            server.clone(),
+            Arc::clone(&ear),
+            Role::Alone,
+        ))
     })
     .to(&target.server.host);
     let client = Client {

@@ -13,7 +13,7 @@ use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 
 impl Client {
-    pub(super) async fn leave(&self, ticket: &Ticket) -> Result<Left> {
+    pub(in crate::engines) async fn leave(&self, ticket: &Ticket) -> Result<Left> {
         self.hub.forget(ticket.claim);
         let keys = self.keys.line(&ticket.name)?;
         let link = self.link().await?;
@@ -28,7 +28,7 @@ impl Client {
         })
     }
 
-    pub(super) async fn amend(&self, ticket: &Ticket, amendment: &Amendment) -> Result<Amended> {
+    pub(in crate::engines) async fn amend(&self, ticket: &Ticket, amendment: &Amendment) -> Result<Amended> {
         let keys = self.keys.line(&ticket.name)?;
         let link = self.link().await?;
         let arguments = |command: &mut Cmd| {
@@ -52,7 +52,7 @@ impl Client {
         })
     }
 
-    pub(super) async fn evict(&self, name: &Name, id: &str, eviction: Eviction) -> Result<bool> {
+    pub(in crate::engines) async fn evict(&self, name: &Name, id: &str, eviction: Eviction) -> Result<bool> {
         let keys = self.keys.line(name)?;
         let link = self.link().await?;
         let how = match eviction {
@@ -74,7 +74,7 @@ impl Client {
         }
     }
 
-    pub(super) async fn resize(&self, name: &Name, capacity: u32) -> Result<bool> {
+    pub(in crate::engines) async fn resize(&self, name: &Name, capacity: u32) -> Result<bool> {
         let keys = self.keys.line(name)?;
         let link = self.link().await?;
         let arguments = |command: &mut Cmd| {

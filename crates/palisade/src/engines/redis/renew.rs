@@ -18,7 +18,7 @@ use crate::engines::kit::{Link, timed};
 type Answers = Vec<RedisResult<String>>;
 
 impl Client {
-    pub(super) async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+    pub(in crate::engines) async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
         // Shared leases, and names that can't be keys, were never given out by this engine.
         let line = |lease: &Lease| {
             let ticket = lease.ticket.clone()?;

@@ -1,0 +1,5 @@
+//! The Redlock engine: its token as a model, and five real servers that are hurt.
+
+#![allow(clippy::unwrap_used)]
+
+mod model;

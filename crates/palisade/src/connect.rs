@@ -156,6 +156,10 @@ const OFFERS: &[EngineFactory] = &[
     #[cfg(feature = "redis")]
     crate::engines::redis::FACTORY,
     #[cfg(feature = "redis")]
+    crate::engines::redis::SENTINEL,
+    #[cfg(feature = "redis")]
+    crate::engines::redis::CLUSTER,
+    #[cfg(feature = "redis")]
     crate::engines::redlock::FACTORY,
     #[cfg(feature = "postgres")]
     crate::engines::postgres::FACTORY,
@@ -206,7 +210,16 @@ pub async fn baseline(url: &str) -> Result<Option<Arc<dyn Baseline>>> {
 const FEATURES: &[(&str, &[&str], Option<&str>)] = &[
     (
         "redis",
-        &["redis", "rediss", "redlock", "rediss+redlock"],
+        &[
+            "redis",
+            "rediss",
+            "redis+sentinel",
+            "rediss+sentinel",
+            "redis+cluster",
+            "rediss+cluster",
+            "redlock",
+            "rediss+redlock",
+        ],
         Some("6379"),
     ),
     (

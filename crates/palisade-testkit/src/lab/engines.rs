@@ -27,6 +27,8 @@ pub const ENGINES: &[EngineUnderTest] = &[
     }),
     served("redis", || proxied("redis", Protocol::Resp)),
     served("valkey", || server("valkey")),
+    served("redis+sentinel", || server("redis-sentinel")),
+    served("redis+cluster", || server("redis-cluster")),
     served("redlock", redlock),
     served("postgres", || server("postgres")),
     served("postgres+advisory", advisory),

@@ -29,7 +29,7 @@ pub(in crate::engines) struct RedisBaseline {
 }
 
 pub(super) async fn open(url: Url, settings: Settings) -> Result<Arc<dyn Baseline>> {
-    let server = Target::take(url, settings.connect_timeout)?.server;
+    let server = Target::take(url, settings.connect_timeout)?.server()?;
     Ok(Arc::new(of_server(server, &settings)))
 }
 

@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, RedisResult, Value};
 
-use super::config::Target;
+use super::cluster::{MOVING, REDIRECTS, Redirect};
 use super::connection::Connection;
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::{Keys, LineKeys};
+use super::servers::Servers;
 use crate::core::claim::ClaimId;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::push::PushHub;
-use crate::engines::kit::{Link, PerRuntime, timed};
+use crate::engines::kit::{Link, timed};
 
 /// A script, one per verb: which of [`SOURCES`] it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,23 +83,18 @@ impl Script {
 }
 
 pub(in crate::engines) struct Client {
-    pub(in crate::engines) links: PerRuntime<Connection>,
+    pub(in crate::engines) servers: Servers,
     pub(in crate::engines) hub: Arc<PushHub>,
     pub(in crate::engines) keys: Keys,
-    pub(in crate::engines) target: Target,
+    /// How many replicas must have a grant before it counts.
+    pub(in crate::engines) replicas: u32,
     pub(in crate::engines) timeout: Duration,
 }
 
 impl Client {
-    /// The connection of this runtime. One that is known to have ended is made anew: a request
-    /// on it would fail, and nobody could tell whether it was applied.
-    pub(in crate::engines) async fn link(&self) -> Result<Link<Connection>> {
-        let link = self.links.get().await?;
-        if !link.connection.is_over() {
-            return Ok(link);
-        }
-        self.links.broken(&link).await;
-        self.links.get().await
+    /// A connection to the server that has the line.
+    pub(in crate::engines) async fn link_to(&self, line: &LineKeys) -> Result<Link<Connection>> {
+        self.servers.link(Some(line)).await
     }
 
     /// Makes one request, bounded in time.
@@ -110,50 +106,120 @@ impl Client {
     ) -> Result<RedisResult<T>> {
         let mut connection = link.connection.multiplexed.clone();
         let answer = command.query_async::<T>(&mut connection);
+        self.answered(operation, link, answer).await
+    }
+
+    /// The same for a slot that is being moved to this server.
+    async fn ask_moving<T: FromRedisValue>(
+        &self,
+        operation: &'static str,
+        link: &Link<Connection>,
+        command: &Cmd,
+    ) -> Result<RedisResult<T>> {
+        let mut connection = link.connection.multiplexed.clone();
+        // Nothing may come between the two.
+        let mut both = redis::pipe();
+        both.ignore_errors().cmd("ASKING").add_command(command.clone());
+        let answer = async {
+            let answers: Vec<RedisResult<Value>> = both.query_async(&mut connection).await?;
+            let last = answers.into_iter().next_back();
+            let last = last.unwrap_or(Ok(Value::Nil))?;
+            Ok(redis::from_redis_value(last)?)
+        };
+        self.answered(operation, link, answer).await
+    }
+
+    async fn answered<T>(
+        &self,
+        operation: &'static str,
+        link: &Link<Connection>,
+        answer: impl Future<Output = RedisResult<T>>,
+    ) -> Result<RedisResult<T>> {
         match timed(operation, self.timeout, answer).await {
             Ok(answer) => {
                 if answer.as_ref().is_err_and(is_broken) {
-                    self.links.broken(link).await;
+                    self.servers.broken(link).await;
+                }
+                if !self.servers.counts(link) {
+                    self.servers.broken(link).await;
+                    let message = "the master was switched, and the old one's answer does not count";
+                    let error = Error::new(ErrorKind::Unreachable, operation, message);
+                    return Err(error.maybe_applied());
                 }
                 Ok(answer)
             }
             Err(late) => {
                 // Replies are told apart by their order alone: on a connection that lost one,
                 // every later reply would be taken for another's.
-                self.links.broken(link).await;
+                self.servers.broken(link).await;
                 Err(late)
             }
         }
     }
 
-    /// Runs a script on a line.
+    /// Runs a script on a line. Where the line has moved, `link` is the connection to its server
+    /// afterwards.
     pub(in crate::engines) async fn run<T: FromRedisValue>(
         &self,
-        link: &Link<Connection>,
+        link: &mut Link<Connection>,
         script: Script,
         line: &LineKeys,
         arguments: impl Fn(&mut Cmd),
     ) -> Result<T> {
         let operation = script.operation();
+        let cluster = self.servers.cluster();
         let command = |how: &str, which: &str| {
             let mut command = redis::cmd(how);
-            command.arg(which).arg(2).arg(&line.key).arg(&line.state);
+            command.arg(which);
+            self.name_keys(&mut command, line);
             arguments(&mut command);
             command
         };
-        let by_hash = command("EVALSHA", link.connection.hash(script));
-        let mut answer = self.ask(operation, link, &by_hash).await?;
-        if answer.as_ref().is_err_and(is_no_script) {
-            let in_full = command("EVAL", script.source());
-            answer = self.ask(operation, link, &in_full).await?;
+        let (mut redirects, mut moving) = (0, false);
+        loop {
+            let ask = async |command: &Cmd, link: &Link<Connection>| match moving {
+                true => self.ask_moving(operation, link, command).await,
+                false => self.ask(operation, link, command).await,
+            };
+            let by_hash = command("EVALSHA", link.connection.hash(script));
+            let mut answer = ask(&by_hash, link).await?;
+            if answer.as_ref().is_err_and(is_no_script) {
+                let in_full = command("EVAL", script.source());
+                answer = ask(&in_full, link).await?;
+            }
+            let error = match answer {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            redirects += 1;
+            let redirect = match cluster {
+                Some(cluster) if redirects <= REDIRECTS => cluster.redirect(&error).await?,
+                _ => None,
+            };
+            match redirect {
+                None => return Err(fault(operation, &error)),
+                Some(Redirect::Again) => tokio::time::sleep(MOVING).await,
+                Some(Redirect::Moved(there)) => (*link, moving) = (there, false),
+                Some(Redirect::Ask(there)) => (*link, moving) = (there, true),
+            }
         }
-        answer.map_err(|error| fault(operation, &error))
+    }
+
+    /// Names the keys of a line to a script. A Cluster is told of all of them, so that it says
+    /// beforehand when some have moved already.
+    pub(super) fn name_keys(&self, command: &mut Cmd, line: &LineKeys) {
+        let beside = match self.servers.cluster() {
+            Some(_) => line.beside(),
+            None => Vec::new(),
+        };
+        command.arg(2 + beside.len()).arg(&line.key).arg(&line.state);
+        command.arg(beside);
     }
 
     /// Runs a script whose answer begins with the id of its claim; what follows it.
     pub(in crate::engines) async fn run_for(
         &self,
-        link: &Link<Connection>,
+        link: &mut Link<Connection>,
         script: Script,
         line: &LineKeys,
         id: ClaimId,
@@ -164,7 +230,7 @@ impl Client {
             arguments(command);
             // Makes the script write something even when it only confirms a grant, so that
             // [`Client::replicated`] covers the grant.
-            if self.target.replicas > 0 && matches!(script, Script::Enter | Script::Look) {
+            if self.replicas > 0 && matches!(script, Script::Enter | Script::Look) {
                 command.arg(1);
             }
         };
@@ -177,7 +243,7 @@ impl Client {
 
     /// An answer was for another request: the connection has lost a reply.
     pub(in crate::engines) async fn misled(&self, operation: &'static str, link: &Link<Connection>) -> Error {
-        self.links.broken(link).await;
+        self.servers.broken(link).await;
         let message = "an answer for another request came";
         Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
     }
@@ -191,7 +257,7 @@ impl Client {
         operation: &'static str,
         link: &Link<Connection>,
     ) -> Result<()> {
-        let wanted = self.target.replicas;
+        let wanted = self.replicas;
         if wanted == 0 {
             return Ok(());
         }

@@ -40,34 +40,146 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
     baseline: Some(|url, settings| Box::pin(super::baseline::open(url, settings))),
 };
 
+/// What `connect` knows of it behind Sentinel.
+pub(crate) const SENTINEL: EngineFactory = EngineFactory {
+    info: EngineInfo {
+        name: "redis+sentinel",
+        schemes: &["redis+sentinel", "rediss+sentinel"],
+        needs: "Redis 6.2 or newer, or Valkey, with Sentinel",
+        example: "redis+sentinel://sentinel1,sentinel2,sentinel3/MASTER",
+        capability: CAPABILITY,
+        options: SENTINEL_OPTIONS,
+    },
+    open: |url, settings| Box::pin(super::open(url, settings)),
+    #[cfg(feature = "baseline")]
+    baseline: None,
+};
+
+const SENTINEL_OPTIONS: &[&str] = &[
+    "password_file",
+    "replicas",
+    "sentinel_password_file",
+    "sentinel_user",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "user",
+];
+
+/// What `connect` knows of it as a Cluster.
+pub(crate) const CLUSTER: EngineFactory = EngineFactory {
+    info: EngineInfo {
+        name: "redis+cluster",
+        schemes: &["redis+cluster", "rediss+cluster"],
+        needs: "a Redis Cluster, 6.2 or newer, or Valkey",
+        example: "redis+cluster://redis1,redis2,redis3",
+        capability: CAPABILITY,
+        options: OPTIONS,
+    },
+    open: |url, settings| Box::pin(super::open(url, settings)),
+    #[cfg(feature = "baseline")]
+    baseline: None,
+};
+
 /// Where a URL leads, and how.
-pub(in crate::engines) struct Target {
-    pub(in crate::engines) server: Server,
+pub(super) struct Target {
+    pub(super) way: Way,
     /// How many replicas must have a grant before it counts.
-    pub(in crate::engines) replicas: u32,
+    pub(super) replicas: u32,
+}
+
+/// How the server of a line is found.
+pub(super) enum Way {
+    One(Server),
+    Sentinel {
+        /// What the sentinels call the master.
+        name: String,
+        sentinels: Vec<Server>,
+        access: Access,
+        db: u16,
+    },
+    Cluster {
+        seeds: Vec<Host>,
+        access: Access,
+    },
+}
+
+fn config(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Config, "connect", message)
 }
 
 impl Target {
     /// # Errors
     /// [`ErrorKind::Config`] for what can't be used.
-    pub(in crate::engines) fn take(mut url: Url, connect_timeout: Duration) -> Result<Self> {
-        let config = |message| Error::new(ErrorKind::Config, "connect", message);
-        let encrypted = url.scheme == "rediss";
+    pub(super) fn take(mut url: Url, connect_timeout: Duration) -> Result<Self> {
+        let encrypted = url.scheme.starts_with("rediss");
         let access = Access::take(&mut url, encrypted, connect_timeout)?;
         let replicas = match url.take("replicas").map(|text| text.parse()) {
             None => 0,
             Some(Ok(replicas @ 0..=100)) => replicas,
             Some(_) => return Err(config("replicas must be a whole number, 0 to 100")),
         };
-        url.finish(OPTIONS)?;
-        let host = match <[Host; 1]>::try_from(Host::all(&url, 6379)?) {
-            Ok([host]) => host,
-            Err(_) => return Err(config("redis: takes one host")),
+        let way = match url.scheme.split_once('+').map(|(_, way)| way) {
+            Some("sentinel") => sentinel(&mut url, access)?,
+            Some(_) => Way::Cluster {
+                seeds: Host::all(&url, 6379)?,
+                access,
+            },
+            None => match <[Host; 1]>::try_from(Host::all(&url, 6379)?) {
+                Ok([host]) => Way::One(access.to(host, database(&url.path)?)),
+                Err(_) => {
+                    return Err(config(
+                        "redis: takes one host; several are redlock:, redis+sentinel: or redis+cluster:",
+                    ));
+                }
+            },
         };
-        let db = database(&url.path)?;
-        let server = access.to(host, db);
-        Ok(Self { server, replicas })
+        if let Way::Cluster { .. } = way
+            && database(&url.path)? != 0
+        {
+            let message = "a Redis Cluster has no database but 0; name no other in the URL";
+            return Err(config(message));
+        }
+        let known = match way {
+            Way::Sentinel { .. } => SENTINEL_OPTIONS,
+            Way::One(_) | Way::Cluster { .. } => OPTIONS,
+        };
+        url.finish(known)?;
+        Ok(Self { way, replicas })
     }
+
+    /// The one server.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] when there are more.
+    #[cfg(feature = "baseline")]
+    pub(super) fn server(self) -> Result<Server> {
+        match self.way {
+            Way::One(server) => Ok(server),
+            _ => Err(config("there is no baseline of several servers")),
+        }
+    }
+}
+
+/// `redis+sentinel://H1,H2,H3/MASTER[/DB]`.
+fn sentinel(url: &mut Url, access: Access) -> Result<Way> {
+    let path = url.path.trim_matches('/');
+    let (name, db) = path.split_once('/').unwrap_or((path, ""));
+    if name.is_empty() {
+        return Err(config(
+            "redis+sentinel: needs the name of the master as its path, as in redis+sentinel://HOSTS/mymaster",
+        ));
+    }
+    let (name, db) = (name.to_owned(), database(db)?);
+    let login = Login::take_apart(url, "sentinel_user", "sentinel_password_file")?;
+    let to_sentinels = access.logging_in(login);
+    let hosts = Host::all(url, 26379)?.into_iter();
+    Ok(Way::Sentinel {
+        name,
+        sentinels: hosts.map(|host| to_sentinels.to(host, 0)).collect(),
+        access,
+        db,
+    })
 }
 
 /// How servers are reached, whichever they are.
@@ -97,6 +209,18 @@ impl Access {
             tls,
             connect_timeout,
         })
+    }
+
+    pub(in crate::engines) fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// The same for servers with another login.
+    fn logging_in(&self, login: Login) -> Self {
+        Self {
+            login,
+            ..self.clone()
+        }
     }
 
     /// One of the servers.

@@ -150,6 +150,10 @@ pub(in crate::engines) type Freed = Arc<dyn Fn(&str) + Send + Sync>;
 pub(in crate::engines) enum Role {
     /// A server by itself.
     Alone,
+    /// The one that Sentinel names as the master.
+    Master,
+    /// One of the masters of a Cluster.
+    Shard,
     /// One of several that know nothing of each other.
     Voter(Freed),
 }
@@ -183,6 +187,7 @@ pub(in crate::engines) struct Connection {
 }
 
 struct Shared {
+    host: Host,
     identity: Option<Identity>,
     hashes: Vec<String>,
     over: watch::Receiver<bool>,
@@ -206,7 +211,7 @@ impl Connection {
         role: Role,
     ) -> Result<Self> {
         let (scripts, freed) = match &role {
-            Role::Alone => (OF_ONE_SERVER, None),
+            Role::Alone | Role::Master | Role::Shard => (OF_ONE_SERVER, None),
             Role::Voter(freed) => (SOURCES.len(), Some(Arc::clone(freed))),
         };
         let (ear, over) = Ear::new(hub, freed);
@@ -223,8 +228,11 @@ impl Connection {
             cluster.query_async(&mut asking),
         );
         let hashes = loaded.map_err(|error| no_connection(&server.host, &error))?;
-        if let Ok(info) = cluster {
+        if let (Ok(info), false) = (cluster, matches!(role, Role::Shard)) {
             one_node(&server.host, &info)?;
+        }
+        if let Role::Master = role {
+            is_master(&server.host, &multiplexed).await?;
         }
         let mut identity = None;
         if let Role::Voter(_) = role {
@@ -238,6 +246,7 @@ impl Connection {
         Ok(Self {
             multiplexed,
             shared: Arc::new(Shared {
+                host: server.host,
                 identity,
                 hashes,
                 over,
@@ -254,6 +263,10 @@ impl Connection {
             .hashes
             .get(script as usize)
             .map_or("", String::as_str)
+    }
+
+    pub(in crate::engines) fn host(&self) -> &Host {
+        &self.shared.host
     }
 
     /// Which server it is connected to, if that was asked for and told.
@@ -299,6 +312,20 @@ impl Connection {
     }
 }
 
+/// Refuses a server that does not take itself for the master: the sentinels are ahead of it, or
+/// behind.
+async fn is_master(host: &Host, connection: &MultiplexedConnection) -> Result<()> {
+    let mut info = redis::cmd("INFO");
+    info.arg("replication");
+    let told: RedisResult<String> = info.query_async(&mut connection.clone()).await;
+    let told = told.map_err(|error| no_connection(host, &error))?;
+    if told.lines().any(|line| line.trim_end() == "role:master") {
+        return Ok(());
+    }
+    let message = format!("{host} is named as the master, and is none (yet)");
+    Err(Error::new(ErrorKind::Unreachable, "connect", message))
+}
+
 /// Refuses a node of a cluster that has others: only the lines of its own slots could be asked
 /// for. One that has all slots is a server like any other.
 fn one_node(host: &Host, info: &str) -> Result<()> {
@@ -308,7 +335,7 @@ fn one_node(host: &Host, info: &str) -> Result<()> {
     };
     let message = match (number("cluster_size:"), number("cluster_slots_assigned:")) {
         (Some(nodes @ 2..), _) => format!(
-            "{host} is one of {nodes} primaries of a Redis Cluster, which redis: does not speak; use a server outside of it"
+            "{host} is one of {nodes} primaries of a Redis Cluster, and has the lines of its own slots only; use redis+cluster:"
         ),
         (_, Some(slots @ 0..16384)) => format!(
             "{host} is in cluster mode and has only {slots} of 16384 slots; give it all of them (CLUSTER ADDSLOTSRANGE 0 16383), or turn cluster mode off"

@@ -85,17 +85,22 @@ const WORDS: &[(&str, ErrorKind, &str)] = &[
     (
         "MOVED",
         ErrorKind::Unsupported,
-        "this server is part of a Redis Cluster, which redis: does not speak; use a server outside of it",
+        "this server is part of a Redis Cluster; use redis+cluster:",
     ),
     (
         "ASK",
         ErrorKind::Unsupported,
-        "this server is part of a Redis Cluster, which redis: does not speak; use a server outside of it",
+        "this server is part of a Redis Cluster; use redis+cluster:",
+    ),
+    (
+        "TRYAGAIN",
+        ErrorKind::Unreachable,
+        "the slot of this name is being moved to another server",
     ),
     (
         "CLUSTERDOWN",
-        ErrorKind::Unsupported,
-        "this server is part of a Redis Cluster, which redis: does not speak; use a server outside of it",
+        ErrorKind::Unreachable,
+        "the Redis Cluster has lost servers and takes no requests",
     ),
 ];
 

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use futures_util::{StreamExt, stream};
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
@@ -15,6 +16,7 @@ use tokio::sync::{Notify, broadcast, watch};
 use super::client::Client;
 use super::connection::Freed;
 use super::error::fault;
+use super::sentinel::switches;
 use crate::core::claim::ClaimId;
 use crate::core::engine::{Alarm, BoxStream};
 use crate::core::error::{Error, ErrorKind, Result};
@@ -100,6 +102,13 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Alarms of one client. Whenever listening begins, everything is looked after: what was said
 /// before was not heard.
 pub(in crate::engines) fn alarms(client: Arc<Client>) -> BoxStream<Alarm> {
+    match client.servers.sentinel() {
+        Some(_) => stream::select(evictions(Arc::clone(&client)), switches(client)).boxed(),
+        None => evictions(client),
+    }
+}
+
+fn evictions(client: Arc<Client>) -> BoxStream<Alarm> {
     struct Listening {
         heard: broadcast::Receiver<Alarm>,
         over: Option<watch::Receiver<bool>>,
@@ -146,23 +155,23 @@ async fn ended(over: &mut watch::Receiver<bool>) {
 }
 
 async fn begin(client: &Client) -> Result<watch::Receiver<bool>> {
-    let link = client.link().await?;
+    let link = client.servers.link(None).await?;
     let hear = link.connection.hear_alarms(&client.hub);
     let heard = tokio::time::timeout(client.timeout, hear).await;
     match heard {
         Ok(Ok(())) => Ok(link.connection.over()),
         Ok(Err(error)) => Err(error),
         Err(_) => {
-            client.links.late(&link).await;
+            client.servers.broken(&link).await;
             let message = "no answer in time";
             Err(Error::new(ErrorKind::Unreachable, "subscribe", message))
         }
     }
 }
 
-/// A watch's own connection; it ends when this is dropped.
+/// A watch's own connections, one to each server; they end when this is dropped.
 struct Watching {
-    _connection: MultiplexedConnection,
+    _connections: Vec<MultiplexedConnection>,
     changed: Arc<Notify>,
     over: Arc<Notify>,
 }
@@ -229,27 +238,32 @@ async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
         };
         name.is_some_and(|name| scope.includes(name.as_str()))
     };
-    let hear = move |push: PushInfo| match (&push.kind, push.data.first()) {
+    let hear = Arc::new(move |push: PushInfo| match (&push.kind, push.data.first()) {
         (PushKind::Disconnection, _) => ends.notify_one(),
         (PushKind::Invalidate, Some(Value::Array(keys))) if !keys.iter().any(&included) => {}
         // Some of them, or all that there were.
         (PushKind::Invalidate, _) => rings.notify_one(),
         _ => {}
-    };
+    });
     let listen = async {
-        let (mut connection, _) = client.target.server.connect(hear).await?;
-        let tracked: redis::RedisResult<()> = track.query_async(&mut connection).await;
-        tracked.map_err(|error| fault("watch", &error))?;
-        Ok(connection)
+        let masters = client.servers.masters().await?;
+        let connections = masters.iter().map(|server| async {
+            let hear = Arc::clone(&hear);
+            let (mut connection, _) = server.connect(move |push| hear(push)).await?;
+            let tracked: redis::RedisResult<()> = track.query_async(&mut connection).await;
+            tracked.map_err(|error| fault("watch", &error))?;
+            Ok(connection)
+        });
+        try_join_all(connections).await
     };
-    let connection = tokio::time::timeout(client.links.connect_timeout(), listen)
+    let connections = tokio::time::timeout(client.servers.connect_timeout(), listen)
         .await
         .unwrap_or_else(|_| {
             let message = "no answer in time";
             Err(Error::new(ErrorKind::Unreachable, "watch", message))
         })?;
     Ok(Watching {
-        _connection: connection,
+        _connections: connections,
         changed,
         over,
     })

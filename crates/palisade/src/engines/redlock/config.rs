@@ -176,7 +176,7 @@ const STRAGGLERS: Duration = Duration::from_millis(250);
 /// majority, and those others that are not much slower.
 async fn greet(engine: &Arc<Redlock>, connect_timeout: Duration) -> Result<()> {
     let connecting = engine.nodes.iter().map(|node| async move {
-        let connected = node.client.link().await;
+        let connected = node.link().await;
         connected.map(drop).map_err(|error| node.blame(&error))
     });
     let mut connecting: FuturesUnordered<_> = connecting.collect();

@@ -10,9 +10,7 @@ use super::quorum::{self, Token};
 use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
-
-/// Clocks of two servers that are further apart than this make some leases end early.
-const APART_US: i64 = 1_000_000;
+use crate::engines::redis::check::merged as merged_checkups;
 
 pub(super) async fn survey(
     engine: &Arc<Redlock>,
@@ -86,52 +84,17 @@ pub(super) async fn check(engine: &Arc<Redlock>) -> Result<Checkup> {
     let look = |node: Arc<Node>| async move { node.client.check().await };
     let limit = engine.nodes[0].client.timeout;
     let answers = engine.gather("check", limit, look, |_| false).await?;
-    let mut whole = Checkup::default();
-    let mut found: Vec<Finding> = Vec::new();
-    let mut ahead = Vec::new();
-    for (at, answer) in answers.into_iter().enumerate() {
-        let host = engine.nodes[at].host();
-        let Some(checkup) = answer else {
-            found.push(Finding {
-                severity: Severity::Warning,
-                code: "server_down",
-                message: format!("{host} does not answer: fewer others may fail"),
-                remedy: "start it, or replace it in the URL of all clients at once".to_owned(),
-            });
-            continue;
-        };
-        whole.version = whole.version.or(checkup.version);
-        ahead.extend(checkup.clock_ahead_us);
-        found.extend(checkup.findings.into_iter().map(|finding| Finding {
-            message: format!("{host}: {}", finding.message),
-            ..finding
-        }));
-    }
-    let (least, most) = (ahead.iter().min().copied(), ahead.iter().max().copied());
-    if let (Some(least), Some(most)) = (least, most)
-        && most - least > APART_US
-    {
-        let apart = Duration::from_micros((most - least).unsigned_abs());
-        found.push(Finding {
-            severity: Severity::Danger,
-            code: "clocks_apart",
-            message: format!("the clocks of the servers are up to {apart:.1?} apart"),
-            remedy: "run NTP on all of them; a clock that is stepped ends leases early".to_owned(),
-        });
-    }
-    if engine.nodes.len() % 2 == 0 {
-        let nodes = engine.nodes.len();
-        found.push(Finding {
+    let hosts = engine.nodes.iter().map(|node| node.host().clone());
+    let mut whole = merged_checkups(hosts.zip(answers));
+    let nodes = engine.nodes.len();
+    if nodes.is_multiple_of(2) {
+        whole.findings.push(Finding {
             severity: Severity::Warning,
             code: "even_servers",
             message: format!("{nodes} servers bear no more failures than {} do", nodes - 1),
             remedy: "use an odd number of servers".to_owned(),
         });
     }
-    // The clock that most are near.
-    ahead.sort_unstable();
-    whole.clock_ahead_us = ahead.get(ahead.len() / 2).copied();
-    whole.findings = found;
     Ok(whole)
 }
 

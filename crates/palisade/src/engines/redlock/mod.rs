@@ -238,7 +238,7 @@ impl Engine for RedlockEngine {
 
     async fn close(&self) {
         for node in &self.0.nodes {
-            node.client.links.close();
+            node.client.servers.close();
         }
     }
 }

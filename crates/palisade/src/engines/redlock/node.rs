@@ -14,16 +14,17 @@ use crate::core::url::Settings;
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Host, Link, PerRuntime};
 use crate::engines::redis::client::{Client, Script, nonsense};
-use crate::engines::redis::config::Target;
 use crate::engines::redis::connection::{Connection, Freed, Role, Server};
 use crate::engines::redis::keys::{Keys, LineKeys};
 use crate::engines::redis::notify::FREE;
+use crate::engines::redis::servers::{One, Servers};
 
 /// The key lasts this many milliseconds longer than the lease: the server counts in whole ones.
 const ROUNDING: u64 = 2;
 
 pub(super) struct Node {
     pub(super) at: usize,
+    host: Host,
     pub(super) client: Arc<Client>,
     /// A server that has run for less than this may have forgotten a vote that it gave.
     guard: Option<Duration>,
@@ -195,25 +196,29 @@ impl Node {
                 Ok(connection)
             })
         });
+        let host = server.host.clone();
+        let links = links.to(&host);
         let client = Client {
-            links: links.to(&server.host),
+            servers: Servers::One(One { server, links }),
             hub,
             keys: keys.clone(),
-            target: Target {
-                server,
-                replicas: 0,
-            },
+            replicas: 0,
             timeout: settings.timeout,
         };
         Self {
             at,
+            host,
             client: Arc::new(client),
             guard,
         }
     }
 
     pub(super) fn host(&self) -> &Host {
-        &self.client.target.server.host
+        &self.host
+    }
+
+    pub(super) async fn link(&self) -> Result<Link<Connection>> {
+        self.client.servers.link(None).await
     }
 
     /// The same error with the name of the node in it, unless it is there already.
@@ -236,7 +241,7 @@ impl Node {
     /// # Errors
     /// Nothing was asked for.
     async fn voter(&self) -> Result<Link<Connection>> {
-        let link = self.client.link().await?;
+        let link = self.link().await?;
         let identity = link.connection.identity();
         if let (Some(guard), Some(identity)) = (self.guard, identity) {
             let votes = identity.started + guard;
@@ -254,7 +259,7 @@ impl Node {
 
     /// Asks for the vote of this server.
     pub(super) async fn vote(&self, ballot: &Ballot) -> Vote {
-        let link = match self.voter().await {
+        let mut link = match self.voter().await {
             Ok(link) => link,
             Err(error) => return Vote::Failed(error),
         };
@@ -266,7 +271,7 @@ impl Node {
         };
         let asked = self
             .client
-            .run_for(&link, Script::Vote, &ballot.keys, ballot.id, arguments);
+            .run_for(&mut link, Script::Vote, &ballot.keys, ballot.id, arguments);
         let vote = match asked.await {
             Ok(answer) => {
                 Vote::read(&answer, ballot.ttl).unwrap_or_else(|| Vote::Failed(nonsense("enter")))
@@ -291,19 +296,19 @@ impl Node {
         count: u64,
         doubt: Doubt,
     ) -> Result<Retracted> {
-        let link = self.client.link().await?;
+        let mut link = self.link().await?;
+        let mark = match doubt {
+            Doubt::No => "",
+            Doubt::Unless(asked_on) if asked_on == link.generation() => "",
+            _ => "?",
+        };
         let arguments = |command: &mut Cmd| {
-            let mark = match doubt {
-                Doubt::No => "",
-                Doubt::Unless(asked_on) if asked_on == link.generation() => "",
-                _ => "?",
-            };
             command.arg(format!("{count}{mark}"));
             if let Doubt::Try(proposal) = doubt {
                 command.arg(proposal);
             }
         };
-        let answer = self.client.run_for(&link, Script::Retract, keys, id, arguments);
+        let answer = self.client.run_for(&mut link, Script::Retract, keys, id, arguments);
         match answer.await?.as_str() {
             "left" => Ok(Retracted::Left),
             "absent" => Ok(Retracted::Absent),
@@ -314,7 +319,7 @@ impl Node {
 
     /// Tells those who wait that a line has become free.
     pub(super) async fn tell(&self, keys: &LineKeys) -> Result<()> {
-        let link = self.client.link().await?;
+        let link = self.link().await?;
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(format!("{FREE}{}", keys.key)).arg("");
         // Whoever is not told finds out by trying.
@@ -330,11 +335,11 @@ impl Node {
         id: ClaimId,
         token: u64,
     ) -> Result<Option<Duration>> {
-        let link = self.client.link().await?;
+        let mut link = self.link().await?;
         let arguments = |command: &mut Cmd| {
             command.arg(token);
         };
-        let answer = self.client.run_for(&link, Script::Raise, keys, id, arguments);
+        let answer = self.client.run_for(&mut link, Script::Raise, keys, id, arguments);
         let answer = answer.await?;
         if answer == "absent" {
             return Ok(None);

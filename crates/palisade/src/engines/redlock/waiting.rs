@@ -256,7 +256,7 @@ impl Waiting {
             self.unsubscribe_idle().await;
             let nodes = engine.nodes.iter().filter(|node| !line.is_heard(node.at));
             join_all(nodes.map(|node| async {
-                let Ok(link) = node.client.link().await else {
+                let Ok(link) = node.link().await else {
                     return;
                 };
                 let connection = &link.connection;

@@ -2,4 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod interop;
+mod kleppmann;
 mod model;
+mod servers;
+mod support;
+mod votes;

@@ -15,6 +15,7 @@ use super::error::{fault, is_broken, is_no_script};
 use super::keys::{Keys, LineKeys};
 use super::servers::Servers;
 use crate::core::claim::ClaimId;
+use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Link, timed};
@@ -170,11 +171,11 @@ impl Client {
         let cluster = self.servers.cluster();
         let command = |how: &str, which: &str| {
             let mut command = redis::cmd(how);
-            command.arg(which);
-            self.name_keys(&mut command, line);
+            command.arg(which).arg(2).arg(&line.key).arg(&line.state);
             arguments(&mut command);
             command
         };
+        let start = BootTime::now();
         let (mut redirects, mut moving) = (0, false);
         loop {
             let ask = async |command: &Cmd, link: &Link<Connection>| match moving {
@@ -191,29 +192,22 @@ impl Client {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            redirects += 1;
+            let late = BootTime::now().saturating_since(start) >= self.timeout;
             let redirect = match cluster {
-                Some(cluster) if redirects <= REDIRECTS => cluster.redirect(&error).await?,
+                Some(cluster) if redirects < REDIRECTS && !late => cluster.redirect(&error).await?,
                 _ => None,
             };
             match redirect {
                 None => return Err(fault(operation, &error)),
-                Some(Redirect::Again) => tokio::time::sleep(MOVING).await,
+                Some(Redirect::Again) => {
+                    tokio::time::sleep(MOVING).await;
+                    continue;
+                }
                 Some(Redirect::Moved(there)) => (*link, moving) = (there, false),
                 Some(Redirect::Ask(there)) => (*link, moving) = (there, true),
             }
+            redirects += 1;
         }
-    }
-
-    /// Names the keys of a line to a script. A Cluster is told of all of them, so that it says
-    /// beforehand when some have moved already.
-    pub(super) fn name_keys(&self, command: &mut Cmd, line: &LineKeys) {
-        let beside = match self.servers.cluster() {
-            Some(_) => line.beside(),
-            None => Vec::new(),
-        };
-        command.arg(2 + beside.len()).arg(&line.key).arg(&line.state);
-        command.arg(beside);
     }
 
     /// Runs a script whose answer begins with the id of its claim; what follows it.

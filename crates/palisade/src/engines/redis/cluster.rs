@@ -29,8 +29,8 @@ const SLOTS: u16 = 16_384;
 /// The map is not read again within this time: many calls find at once that it is old.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// How often a call is sent elsewhere, or again while a slot moves.
-pub(super) const REDIRECTS: u32 = 16;
+/// How often a call is sent elsewhere.
+pub(super) const REDIRECTS: u32 = 8;
 
 /// How long a call waits when the keys of its line are on both sides of a move.
 pub(super) const MOVING: Duration = Duration::from_millis(20);

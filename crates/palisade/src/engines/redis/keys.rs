@@ -34,13 +34,6 @@ pub(in crate::engines) struct LineKeys {
     pub(in crate::engines) state: String,
 }
 
-impl LineKeys {
-    /// All other keys of the line.
-    pub(super) fn beside(&self) -> Vec<String> {
-        SETS.iter().map(|set| [&self.state, *set].concat()).collect()
-    }
-}
-
 impl Keys {
     /// Keys of `namespace`, which may be empty.
     ///

@@ -137,11 +137,9 @@ impl Client {
         pipeline.ignore_errors();
         let hash = link.connection.hash(Script::Renew);
         for (ticket, keys) in known {
-            let mut command = redis::cmd("EVALSHA");
-            command.arg(hash);
-            self.name_keys(&mut command, keys);
-            command.arg(ticket.claim.to_string()).arg(ticket.sequence);
-            pipeline.add_command(command);
+            pipeline.cmd("EVALSHA").arg(hash).arg(2);
+            pipeline.arg(&keys.key).arg(&keys.state);
+            pipeline.arg(ticket.claim.to_string()).arg(ticket.sequence);
         }
         let mut answered = pipeline.query_async::<Answers>(&mut connection).await;
         let forgotten = |answers: &Answers| {

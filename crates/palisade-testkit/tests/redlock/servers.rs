@@ -13,7 +13,7 @@ async fn a_server_that_restarted_does_not_vote() {
         let Some(five) = Five::start() else { return };
         let holder = five.client(FRESH).await;
         five.occupy("job", &[3, 4]);
-        let hold = holder.mutex("job").lock().await.unwrap();
+        let _hold = holder.mutex("job").lock().await.unwrap();
         five.free("job", &[3, 4]);
         // All have run for longer than the longest ttl, before C restarts.
         let max_ttl = Duration::from_secs(3);
@@ -40,7 +40,6 @@ async fn a_server_that_restarted_does_not_vote() {
                     assert!(!second().await, "a second grant");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
-                assert!(hold.is_valid(), "by A and B, and not yet renewed");
                 until("C votes again", second).await;
             }
             // The test can see.

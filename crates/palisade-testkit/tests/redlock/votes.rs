@@ -88,10 +88,8 @@ async fn contenders_who_split_the_votes_leave_no_keys() {
     // Long before the ttl.
     let keys = |node| five.ask(node, &["KEYS", "*"]);
     until("no votes left", async || {
-        let locks = (0..5).flat_map(|node| {
-            let keys = keys(node);
-            keys.lines().map(str::to_owned).collect::<Vec<_>>()
-        });
+        let keys: Vec<String> = (0..5).map(keys).collect();
+        let locks = keys.iter().flat_map(|keys| keys.lines());
         locks.filter(|key| !key.contains(":palisade")).count() == 0
     })
     .await;

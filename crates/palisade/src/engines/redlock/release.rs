@@ -2,7 +2,7 @@
 //! decides, and the others are seen to in the background.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Redlock;
@@ -39,6 +39,8 @@ pub(super) async fn leave(engine: &Arc<Redlock>, ticket: &Ticket) -> Result<Left
     }
     let under_way = engine.under_way.lock().remove(&id);
     let (count, in_doubt) = (ticket.sequence, ticket.in_doubt);
+    // Whether this grant was found at any server.
+    let found = Arc::new(AtomicBool::new(false));
     let retract = move |node: Arc<Node>| {
         let (keys, under_way) = (keys.clone(), under_way.clone());
         let asked_on = under_way.map_or(0, |b| b.asked_on[node.at].load(Ordering::Relaxed));
@@ -47,7 +49,19 @@ pub(super) async fn leave(engine: &Arc<Redlock>, ticket: &Ticket) -> Result<Left
             (false, 0) => Doubt::No,
             (false, asked_on) => Doubt::Unless(asked_on),
         };
-        async move { retract(&node, &keys, id, count, doubt).await }
+        let found = Arc::clone(&found);
+        async move {
+            let answer = retract(&node, &keys, id, count, doubt).await;
+            match answer {
+                Ok(Retracted::Left) => found.store(true, Ordering::Relaxed),
+                // It counted differently for this grant, and is the last to be asked.
+                Ok(Retracted::Other) if found.load(Ordering::Relaxed) => {
+                    return retract(&node, &keys, id, 0, Doubt::No).await;
+                }
+                _ => {}
+            }
+            answer
+        }
     };
     let quorum = engine.quorum;
     let answers = engine

@@ -173,5 +173,8 @@ async fn pass(url: &str) {
     let mut times = times.lock().clone();
     times.sort_unstable();
     let (p50, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
-    println!("pass         p50 {p50:.2?}   p99 {p99:.2?}   ({} passes)", times.len());
+    println!(
+        "pass         p50 {p50:.2?}   p99 {p99:.2?}   ({} passes)",
+        times.len()
+    );
 }

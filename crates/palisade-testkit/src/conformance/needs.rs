@@ -103,7 +103,9 @@ pub(super) fn network(fx: &Fixture) -> Need {
     all([
         need(fx.url().contains("://"), "no network in between", None),
         need(
-            !["+sentinel:", "+cluster:"].iter().any(|w| fx.url().contains(w)),
+            !["+sentinel:", "+cluster:"]
+                .iter()
+                .any(|w| fx.url().contains(w)),
             "its servers are named by others, past any proxy",
             None,
         ),

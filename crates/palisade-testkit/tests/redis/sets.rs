@@ -42,7 +42,12 @@ async fn a_lock_that_a_failover_loses_is_told_and_the_next_token_is_greater() {
     in_time("the loss", hold.lost()).await;
     assert!(!hold.is_valid());
     let next = in_time("the next grant", mutex.lock()).await.unwrap();
-    assert!(next.token() > hold.token(), "{:?} after {:?}", next.token(), hold.token());
+    assert!(
+        next.token() > hold.token(),
+        "{:?} after {:?}",
+        next.token(),
+        hold.token()
+    );
     assert_eq!(ask(&set, 1, &["GET", "job"]), next.claim().to_string());
 
     let (storage, data) = (MemoryFence::default(), Name::new("data").unwrap());
@@ -58,7 +63,12 @@ async fn a_lock_that_was_replicated_survives_and_the_old_master_does_not_count()
         return;
     };
     let client = connect(&set).await;
-    let hold = client.mutex("job").ttl(Duration::from_secs(40)).lock().await.unwrap();
+    let hold = client
+        .mutex("job")
+        .ttl(Duration::from_secs(40))
+        .lock()
+        .await
+        .unwrap();
     until("the replica has it", async || {
         ask(&set, 1, &["GET", "job"]) == hold.claim().to_string()
     })
@@ -95,7 +105,11 @@ async fn a_slot_that_moves_takes_its_locks_along() {
     let (from_id, to_id) = (id(from), id(to));
     let port = cluster.nodes()[to].port().to_string();
     let migrate = |key: &str| {
-        let moved = ask(&cluster, from, &["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+        let moved = ask(
+            &cluster,
+            from,
+            &["MIGRATE", "127.0.0.1", &port, key, "0", "5000"],
+        );
         assert_eq!(moved, "OK", "{key}");
     };
     let lock = |name| client.mutex(name).ttl(Duration::from_secs(3));
@@ -137,7 +151,10 @@ async fn a_slot_that_moves_takes_its_locks_along() {
     }
     let new = soon("a new lock", new).await.unwrap().unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(held.is_valid() && new.is_valid(), "locks move with their slot");
+    assert!(
+        held.is_valid() && new.is_valid(),
+        "locks move with their slot"
+    );
 
     // A client that knows nothing of the move is sent on (MOVED).
     let again = soon("a grant", late.mutex("{x}late").lock()).await.unwrap();
@@ -158,7 +175,10 @@ async fn what_is_wrong_with_the_url_is_said() {
     let sentinels = set.url().trim_end_matches("/main");
     for (url, says) in [
         (sentinels.to_owned(), "name of the master"),
-        (format!("{sentinels}/nobody"), "knows no master of this name"),
+        (
+            format!("{sentinels}/nobody"),
+            "knows no master of this name",
+        ),
         (
             format!("redis+cluster://{}", set.nodes()[0].address()),
             "is not in cluster mode",

@@ -11,13 +11,18 @@ async fn rslock_and_palisade_exclude_each_other_on_five_servers() {
     let Some(five) = Five::start() else { return };
     let client = five.client(FRESH).await;
     let nodes = five.running.nodes().iter();
-    let urls: Vec<String> = nodes.map(|node| format!("redis://{}", node.address())).collect();
+    let urls: Vec<String> = nodes
+        .map(|node| format!("redis://{}", node.address()))
+        .collect();
     let mut other = LockManager::new(urls);
     other.set_retry(1, Duration::from_millis(1));
     let ttl = Duration::from_secs(20);
 
     let hold = client.mutex("job").lock().await.unwrap();
-    assert!(other.lock("job", ttl).await.is_err(), "it takes what we hold");
+    assert!(
+        other.lock("job", ttl).await.is_err(),
+        "it takes what we hold"
+    );
     hold.release().await.unwrap();
     // Our release may still be on its way to the last servers.
     let mut theirs = other.lock("job", ttl).await;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use palisade::fence::{Fence, MemoryFence, Verdict};
 use palisade::Name;
+use palisade::fence::{Fence, MemoryFence, Verdict};
 use palisade_testkit::lab::proxy::to_client;
 
 use super::support::{FRESH, Five, soon, until};
@@ -20,7 +20,10 @@ async fn a_clock_that_jumps_makes_a_second_grant_which_the_fence_survives() {
     five.free("job", &[3, 4]);
     assert_eq!(five.having("job"), [0, 1, 2]);
     let write = |token, text: &str| storage.write(&data, token, text.as_bytes().to_vec());
-    assert_eq!(write(first.token(), "one").await.unwrap(), Verdict::Accepted);
+    assert_eq!(
+        write(first.token(), "one").await.unwrap(),
+        Verdict::Accepted
+    );
 
     // As if the clock of C had jumped past the lease.
     assert_eq!(five.ask(2, &["PEXPIRE", "job", "1"]), "1");
@@ -30,7 +33,10 @@ async fn a_clock_that_jumps_makes_a_second_grant_which_the_fence_survives() {
     assert!(second.token() > first.token(), "the fence needs it");
     assert!(first.is_valid(), "nobody could tell it before");
 
-    assert_eq!(write(second.token(), "two").await.unwrap(), Verdict::Accepted);
+    assert_eq!(
+        write(second.token(), "two").await.unwrap(),
+        Verdict::Accepted
+    );
     let stale = write(first.token(), "one again").await.unwrap();
     assert_ne!(stale, Verdict::Accepted, "a write of the first holder");
     assert_eq!(storage.read(&data).await.unwrap().unwrap().data, b"two");
@@ -43,7 +49,9 @@ async fn a_grant_that_is_read_too_late_is_refused() {
     let Some(five) = Five::start() else { return };
     let ttl = Duration::from_millis(800);
     // Servers are waited for far longer than the lease lasts, as by one that is stopped.
-    let stopped = five.proxied(&format!("{FRESH}&node_timeout=20s&timeout=20s")).await;
+    let stopped = five
+        .proxied(&format!("{FRESH}&node_timeout=20s&timeout=20s"))
+        .await;
     let other = five.client(FRESH).await;
     // Connected, scripts known.
     let warm = stopped.mutex("warm").lock().await.unwrap();

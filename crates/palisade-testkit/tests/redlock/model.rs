@@ -329,7 +329,10 @@ fn tokens_rise_when_the_greatest_is_written_back_to_a_majority() {
 fn tokens_go_back_without_the_write_back() {
     let found = search(Variant::NoWriteBack);
     assert!(found.discovery(RISE).is_some(), "no counter-example");
-    assert!(found.discovery(ALONE).is_none(), "it is the token that fails");
+    assert!(
+        found.discovery(ALONE).is_none(),
+        "it is the token that fails"
+    );
 }
 
 #[test]

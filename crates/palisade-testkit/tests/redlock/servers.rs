@@ -60,7 +60,12 @@ async fn servers_that_have_just_started_say_so() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_named_twice_is_refused() {
     let Some(five) = Five::start() else { return };
-    let ports: Vec<u16> = five.running.nodes().iter().map(|node| node.port()).collect();
+    let ports: Vec<u16> = five
+        .running
+        .nodes()
+        .iter()
+        .map(|node| node.port())
+        .collect();
     let twice = format!(
         "redlock://127.0.0.1:{},127.0.0.1:{},127.0.0.1:{},{}?{FRESH}",
         ports[0],
@@ -78,12 +83,24 @@ async fn check_tells_of_each_server_and_correctness_is_refused() {
     let Some(five) = Five::start() else { return };
     let client = five.client(FRESH).await;
     let found = client.check().await.unwrap();
-    assert!(found.findings.iter().all(|f| f.code != "clocks_apart" && f.code != "server_down"));
+    assert!(
+        found
+            .findings
+            .iter()
+            .all(|f| f.code != "clocks_apart" && f.code != "server_down")
+    );
     five.running.nodes()[1].kill().unwrap();
     let found = client.check().await.unwrap().findings;
-    assert!(found.iter().any(|finding| finding.code == "server_down"), "{found:?}");
+    assert!(
+        found.iter().any(|finding| finding.code == "server_down"),
+        "{found:?}"
+    );
     let refused = client.for_correctness().await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NotForCorrectness);
-    let long = client.mutex("job").ttl(Duration::from_secs(61)).lock().await;
+    let long = client
+        .mutex("job")
+        .ttl(Duration::from_secs(61))
+        .lock()
+        .await;
     assert_eq!(long.unwrap_err().kind(), ErrorKind::InvalidArgument);
 }

@@ -51,13 +51,18 @@ impl Five {
     /// The servers on which `key` is there.
     pub(crate) fn having(&self, key: &str) -> Vec<usize> {
         let nodes = 0..self.running.nodes().len();
-        nodes.filter(|node| self.ask(*node, &["EXISTS", key]) == "1").collect()
+        nodes
+            .filter(|node| self.ask(*node, &["EXISTS", key]) == "1")
+            .collect()
     }
 
     /// Another tool's lock on some of the servers.
     pub(crate) fn occupy(&self, key: &str, nodes: &[usize]) {
         for node in nodes {
-            assert_eq!(self.ask(*node, &["SET", key, "another", "PX", "60000", "NX"]), "OK");
+            assert_eq!(
+                self.ask(*node, &["SET", key, "another", "PX", "60000", "NX"]),
+                "OK"
+            );
         }
     }
 

@@ -31,7 +31,10 @@ async fn two_of_five_may_stop_and_three_are_refused_in_time() {
     let refused = client.mutex("job").try_lock().await.unwrap_err();
     let took = start.elapsed();
     assert_eq!(refused.kind(), ErrorKind::Unreachable, "{refused}");
-    assert!(took < Duration::from_millis(600) + BUSY, "refused after {took:?}");
+    assert!(
+        took < Duration::from_millis(600) + BUSY,
+        "refused after {took:?}"
+    );
     println!("refused after {took:?}: {refused}");
     assert_eq!(five.having("job").len(), 0, "votes are left behind");
 
@@ -137,7 +140,14 @@ async fn permits_are_the_same_on_a_majority() {
     }
     // Any five servers with a majority each could give more when they only count.
     for client in &clients {
-        assert!(client.semaphore("pool", 3).try_acquire().await.unwrap().is_none());
+        assert!(
+            client
+                .semaphore("pool", 3)
+                .try_acquire()
+                .await
+                .unwrap()
+                .is_none()
+        );
         assert!(client.mutex("pool").try_lock().await.unwrap().is_none());
     }
     holds.pop().unwrap().release().await.unwrap();

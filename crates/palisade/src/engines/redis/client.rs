@@ -120,7 +120,9 @@ impl Client {
         let mut connection = link.connection.multiplexed.clone();
         // Nothing may come between the two.
         let mut both = redis::pipe();
-        both.ignore_errors().cmd("ASKING").add_command(command.clone());
+        both.ignore_errors()
+            .cmd("ASKING")
+            .add_command(command.clone());
         let answer = async {
             let answers: Vec<RedisResult<Value>> = both.query_async(&mut connection).await?;
             let last = answers.into_iter().next_back();
@@ -143,7 +145,8 @@ impl Client {
                 }
                 if !self.servers.counts(link) {
                     self.servers.broken(link).await;
-                    let message = "the master was switched, and the old one's answer does not count";
+                    let message =
+                        "the master was switched, and the old one's answer does not count";
                     let error = Error::new(ErrorKind::Unreachable, operation, message);
                     return Err(error.maybe_applied());
                 }
@@ -236,7 +239,11 @@ impl Client {
     }
 
     /// An answer was for another request: the connection has lost a reply.
-    pub(in crate::engines) async fn misled(&self, operation: &'static str, link: &Link<Connection>) -> Error {
+    pub(in crate::engines) async fn misled(
+        &self,
+        operation: &'static str,
+        link: &Link<Connection>,
+    ) -> Error {
         self.servers.broken(link).await;
         let message = "an answer for another request came";
         Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()

@@ -57,7 +57,11 @@ struct Map {
 impl Map {
     fn of(&self, slot: u16) -> Option<Host> {
         let has = |range: &&(u16, u16, Host)| (range.0..=range.1).contains(&slot);
-        self.ranges.iter().rev().find(has).map(|range| range.2.clone())
+        self.ranges
+            .iter()
+            .rev()
+            .find(has)
+            .map(|range| range.2.clone())
     }
 
     fn masters(&self) -> Vec<Host> {
@@ -112,7 +116,11 @@ impl Cluster {
         let node = nodes.entry(host.clone()).or_insert_with(|| {
             let (server, hub) = (self.access.to(host.clone(), 0), Arc::clone(&self.hub));
             let links = PerRuntime::new(self.connect_timeout, move || {
-                Box::pin(Connection::open(server.clone(), Arc::clone(&hub), Role::Shard))
+                Box::pin(Connection::open(
+                    server.clone(),
+                    Arc::clone(&hub),
+                    Role::Shard,
+                ))
             });
             Arc::new(links.to(host))
         });
@@ -159,7 +167,13 @@ impl Cluster {
                 link => return link,
             }
         }
-        let none = || Error::new(ErrorKind::Unreachable, "connect", "the cluster has no server");
+        let none = || {
+            Error::new(
+                ErrorKind::Unreachable,
+                "connect",
+                "the cluster has no server",
+            )
+        };
         Err(why.unwrap_or_else(none))
     }
 
@@ -247,7 +261,13 @@ impl Cluster {
                 Err(error) => return Err(error),
             }
         }
-        let none = || Error::new(ErrorKind::Unreachable, "connect", "the cluster has no server");
+        let none = || {
+            Error::new(
+                ErrorKind::Unreachable,
+                "connect",
+                "the cluster has no server",
+            )
+        };
         Err(why.unwrap_or_else(none))
     }
 
@@ -257,7 +277,8 @@ impl Cluster {
         ask.arg("SLOTS");
         let mut connection = link.connection.multiplexed.clone();
         let answer = ask.query_async::<Value>(&mut connection);
-        let answer: RedisResult<Value> = match timed("connect", self.connect_timeout, answer).await {
+        let answer: RedisResult<Value> = match timed("connect", self.connect_timeout, answer).await
+        {
             Ok(answer) => answer,
             Err(late) => {
                 self.broken(&link).await;
@@ -265,7 +286,8 @@ impl Cluster {
             }
         };
         let not = || {
-            let message = format!("{host} is not in cluster mode; use redis:, or name servers of a cluster");
+            let message =
+                format!("{host} is not in cluster mode; use redis:, or name servers of a cluster");
             Error::new(ErrorKind::Config, "connect", message)
         };
         let answer = answer.map_err(|error| match error.detail() {
@@ -325,7 +347,9 @@ fn parse(address: &str) -> Option<Host> {
 
 /// The slot of a key: the checksum of its tag, or of all of it.
 fn slot(key: &str) -> u16 {
-    let inside = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+    let inside = key
+        .split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'));
     let hashed = match inside {
         Some((tag, _)) if !tag.is_empty() => tag,
         _ => key,

@@ -134,7 +134,10 @@ pub(in crate::engines) fn fault(operation: &'static str, error: &RedisError) -> 
     if let Some((_, kind, message)) = said {
         return plain(*kind, message);
     }
-    if error.detail().is_some_and(|detail| detail.contains("non local key")) {
+    if error
+        .detail()
+        .is_some_and(|detail| detail.contains("non local key"))
+    {
         // A script met a key that has moved before its line's own.
         let message = "the slot of this name is being moved to another server";
         return plain(ErrorKind::Unreachable, message).maybe_applied();

@@ -69,11 +69,7 @@ impl Client {
     }
 
     /// One line; `None` when nobody is in it.
-    async fn report(
-        &self,
-        name: &Name,
-        keys: &LineKeys,
-    ) -> Result<Option<LineReport>> {
+    async fn report(&self, name: &Name, keys: &LineKeys) -> Result<Option<LineReport>> {
         let mut link = self.link_to(keys).await?;
         let answer: Value = self.run(&mut link, Script::Survey, keys, |_| ()).await?;
         let (capacity, mut holders, waiters) =

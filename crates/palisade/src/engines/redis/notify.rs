@@ -238,13 +238,15 @@ async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
         };
         name.is_some_and(|name| scope.includes(name.as_str()))
     };
-    let hear = Arc::new(move |push: PushInfo| match (&push.kind, push.data.first()) {
-        (PushKind::Disconnection, _) => ends.notify_one(),
-        (PushKind::Invalidate, Some(Value::Array(keys))) if !keys.iter().any(&included) => {}
-        // Some of them, or all that there were.
-        (PushKind::Invalidate, _) => rings.notify_one(),
-        _ => {}
-    });
+    let hear = Arc::new(
+        move |push: PushInfo| match (&push.kind, push.data.first()) {
+            (PushKind::Disconnection, _) => ends.notify_one(),
+            (PushKind::Invalidate, Some(Value::Array(keys))) if !keys.iter().any(&included) => {}
+            // Some of them, or all that there were.
+            (PushKind::Invalidate, _) => rings.notify_one(),
+            _ => {}
+        },
+    );
     let listen = async {
         let masters = client.servers.masters().await?;
         let connections = masters.iter().map(|server| async {

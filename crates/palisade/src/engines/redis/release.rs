@@ -28,7 +28,11 @@ impl Client {
         })
     }
 
-    pub(in crate::engines) async fn amend(&self, ticket: &Ticket, amendment: &Amendment) -> Result<Amended> {
+    pub(in crate::engines) async fn amend(
+        &self,
+        ticket: &Ticket,
+        amendment: &Amendment,
+    ) -> Result<Amended> {
         let keys = self.keys.line(&ticket.name)?;
         let mut link = self.link_to(&keys).await?;
         let arguments = |command: &mut Cmd| {
@@ -52,7 +56,12 @@ impl Client {
         })
     }
 
-    pub(in crate::engines) async fn evict(&self, name: &Name, id: &str, eviction: Eviction) -> Result<bool> {
+    pub(in crate::engines) async fn evict(
+        &self,
+        name: &Name,
+        id: &str,
+        eviction: Eviction,
+    ) -> Result<bool> {
         let keys = self.keys.line(name)?;
         let mut link = self.link_to(&keys).await?;
         let how = match eviction {
@@ -80,7 +89,9 @@ impl Client {
         let arguments = |command: &mut Cmd| {
             command.arg(capacity).arg(READERS);
         };
-        let answer: String = self.run(&mut link, Script::Resize, &keys, arguments).await?;
+        let answer: String = self
+            .run(&mut link, Script::Resize, &keys, arguments)
+            .await?;
         match answer.as_str() {
             "done" => {
                 self.replicated("resize", &link).await?;

@@ -19,7 +19,11 @@ use crate::engines::kit::{Link, timed};
 type Answers = Vec<RedisResult<String>>;
 
 impl Client {
-    pub(in crate::engines) async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+    pub(in crate::engines) async fn renew(
+        &self,
+        leases: Vec<Lease>,
+        within: Duration,
+    ) -> Vec<Renewal> {
         // Shared leases, and names that can't be keys, were never given out by this engine.
         let line = |lease: &Lease| {
             let ticket = lease.ticket.clone()?;
@@ -68,7 +72,10 @@ impl Client {
                 }
             };
             let host = link.connection.host();
-            match groups.iter_mut().find(|(of, _)| of.connection.host() == host) {
+            match groups
+                .iter_mut()
+                .find(|(of, _)| of.connection.host() == host)
+            {
                 Some((_, group)) => group.push(at),
                 None => groups.push((link, vec![at])),
             }
@@ -96,7 +103,10 @@ impl Client {
             }
         }
         let unanswered = || Err(nonsense("renew"));
-        answers.into_iter().map(|a| a.unwrap_or_else(unanswered)).collect()
+        answers
+            .into_iter()
+            .map(|a| a.unwrap_or_else(unanswered))
+            .collect()
     }
 
     /// What each answer says of its line. One whose line has moved is asked for where it is now.

@@ -141,7 +141,8 @@ impl Sentinel {
         for sentinel in &named.sentinels {
             let mut ask = redis::cmd("SENTINEL");
             ask.arg("REPLICAS").arg(&named.name);
-            let answer: Result<Vec<HashMap<String, String>>> = sentinel.ask(named.limit, &ask).await;
+            let answer: Result<Vec<HashMap<String, String>>> =
+                sentinel.ask(named.limit, &ask).await;
             if let Ok(replicas) = answer {
                 let host = |fields: HashMap<String, String>| {
                     let port = fields.get("port")?.parse().ok()?;
@@ -177,7 +178,10 @@ impl Sentinel {
             let Ok(master) = self.named.ask().await else {
                 continue;
             };
-            if before.as_ref().is_none_or(|before| before.address != master.address) {
+            if before
+                .as_ref()
+                .is_none_or(|before| before.address != master.address)
+            {
                 // Every runtime connects anew; what was under way is not known.
                 self.links.close();
                 return;
@@ -232,7 +236,10 @@ impl Named {
             ask.arg("MASTER").arg(&self.name);
             let fields: HashMap<String, String> = sentinel.ask(self.limit / 2, &ask).await?;
             Master::read(&fields).ok_or_else(|| {
-                let message = format!("{}: unexpected reply to SENTINEL MASTER", sentinel.server.host);
+                let message = format!(
+                    "{}: unexpected reply to SENTINEL MASTER",
+                    sentinel.server.host
+                );
                 Error::new(ErrorKind::Unusable, "connect", message)
             })
         });

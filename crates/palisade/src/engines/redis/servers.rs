@@ -35,7 +35,10 @@ pub(super) async fn live(links: &PerRuntime<Connection>) -> Result<Link<Connecti
 
 impl Servers {
     /// A connection to the server that has the line, or to any.
-    pub(in crate::engines) async fn link(&self, line: Option<&LineKeys>) -> Result<Link<Connection>> {
+    pub(in crate::engines) async fn link(
+        &self,
+        line: Option<&LineKeys>,
+    ) -> Result<Link<Connection>> {
         match self {
             Self::One(one) => live(&one.links).await,
             Self::Sentinel(sentinel) => live(&sentinel.links).await,

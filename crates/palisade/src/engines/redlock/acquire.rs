@@ -68,7 +68,13 @@ pub(super) async fn enter(engine: &Arc<Redlock>, claim: Arc<Claim>) -> Result<En
         return Ok(Entered::Busy);
     }
     let began = BootTime::now();
-    match finish(attempt(Arc::clone(engine), Arc::clone(&claim), keys.clone())).await? {
+    match finish(attempt(
+        Arc::clone(engine),
+        Arc::clone(&claim),
+        keys.clone(),
+    ))
+    .await?
+    {
         Tried::Held { sequence, armed } => {
             engine.waiting.forget(claim.id);
             let ticket = Ticket {
@@ -102,11 +108,7 @@ pub(super) async fn enter(engine: &Arc<Redlock>, claim: Arc<Claim>) -> Result<En
     }
 }
 
-pub(super) async fn wait(
-    engine: &Arc<Redlock>,
-    ticket: Ticket,
-    until: BootTime,
-) -> Result<Place> {
+pub(super) async fn wait(engine: &Arc<Redlock>, ticket: Ticket, until: BootTime) -> Result<Place> {
     let Some(waiter) = engine.waiting.get(ticket.claim) else {
         return look(engine, &ticket).await;
     };
@@ -293,20 +295,28 @@ async fn ballot(
     }
     let answered = count(|vote| !matches!(vote, Vote::Failed(_)));
     if answered < quorum {
-        let errors = votes.iter().enumerate().filter_map(|(at, vote)| match vote {
-            Some(Vote::Failed(error)) => Some(engine.nodes[at].blame(error)),
-            Some(_) => None,
-            None => {
-                let message = format!("no answer within {limit:?}");
-                let late = Error::new(ErrorKind::Unreachable, "enter", message);
-                Some(engine.nodes[at].blame(&late))
-            }
-        });
+        let errors = votes
+            .iter()
+            .enumerate()
+            .filter_map(|(at, vote)| match vote {
+                Some(Vote::Failed(error)) => Some(engine.nodes[at].blame(error)),
+                Some(_) => None,
+                None => {
+                    let message = format!("no answer within {limit:?}");
+                    let late = Error::new(ErrorKind::Unreachable, "enter", message);
+                    Some(engine.nodes[at].blame(&late))
+                }
+            });
         let error = engine.no_majority("enter", answered, &errors.collect::<Vec<_>>());
-        return Err(if returned { error } else { error.maybe_applied() });
+        return Err(if returned {
+            error
+        } else {
+            error.maybe_applied()
+        });
     }
     let due = quorum::free_in(&votes, quorum).unwrap_or_default();
-    let split = held > 0 || due.is_zero() && count(|vote| matches!(vote, Vote::Busy { .. })) < quorum;
+    let split =
+        held > 0 || due.is_zero() && count(|vote| matches!(vote, Vote::Busy { .. })) < quorum;
     Ok((Tried::Behind { due, split }, votes))
 }
 
@@ -335,7 +345,10 @@ async fn granted(
         Token::Agreed(sequence) => sequence,
         Token::Raise(sequence) => {
             let (keys, id) = (&ballot.keys, ballot.id);
-            let raises = engine.nodes.iter().map(|node| node.raise(keys, id, sequence));
+            let raises = engine
+                .nodes
+                .iter()
+                .map(|node| node.raise(keys, id, sequence));
             let mut raises: FuturesUnordered<_> = raises.collect();
             let raise = async {
                 let mut seen = 0;
@@ -371,12 +384,16 @@ fn await_the_rest(
     let known = votes.iter().enumerate();
     let known = known.filter_map(|(at, vote)| other(at, vote.as_ref()?));
     let mut others: Vec<usize> = known.collect();
-    let unknown = |vote: &Option<Vote>| matches!(vote, Some(vote @ Vote::Failed(_)) if vote.may_hold());
+    let unknown =
+        |vote: &Option<Vote>| matches!(vote, Some(vote @ Vote::Failed(_)) if vote.may_hold());
     let doubtful = votes.iter().any(unknown);
     if asked.is_empty() && others.is_empty() && !doubtful {
         return;
     }
-    engine.under_way.lock().insert(ballot.id, Arc::clone(&ballot));
+    engine
+        .under_way
+        .lock()
+        .insert(ballot.id, Arc::clone(&ballot));
     let engine = Arc::clone(engine);
     tokio::spawn(async move {
         let mut doubtful = doubtful;

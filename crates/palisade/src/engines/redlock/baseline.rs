@@ -22,7 +22,8 @@ pub(super) async fn open(url: Url, settings: Settings) -> Result<Arc<dyn Baselin
 
 impl Baseline for RedlockBaseline {
     fn describe(&self) -> String {
-        "SET NX PX, EVALSHA compare-and-delete; RPUSH, BLPOP; each on all servers at once".to_owned()
+        "SET NX PX, EVALSHA compare-and-delete; RPUSH, BLPOP; each on all servers at once"
+            .to_owned()
     }
 
     fn cycle(&self, key: String) -> BoxFuture<Result<()>> {
@@ -36,12 +37,20 @@ impl Baseline for RedlockBaseline {
     }
 
     fn take(&self, key: String) -> BoxFuture<Result<()>> {
-        let takes: Vec<_> = self.0.iter().map(|server| server.take(key.clone())).collect();
+        let takes: Vec<_> = self
+            .0
+            .iter()
+            .map(|server| server.take(key.clone()))
+            .collect();
         Box::pin(async move { try_join_all(takes).await.map(drop) })
     }
 
     fn give(&self, key: String) -> BoxFuture<Result<()>> {
-        let gives: Vec<_> = self.0.iter().map(|server| server.give(key.clone())).collect();
+        let gives: Vec<_> = self
+            .0
+            .iter()
+            .map(|server| server.give(key.clone()))
+            .collect();
         Box::pin(async move { try_join_all(gives).await.map(drop) })
     }
 }

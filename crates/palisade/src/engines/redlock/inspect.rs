@@ -25,7 +25,10 @@ pub(super) async fn survey(
     // All of them: a holder may have its votes with those that answer last.
     let limit = engine.nodes[0].client.timeout;
     let answers = engine.gather(operation, limit, look, |_| false).await?;
-    Ok(merged(answers.into_iter().flatten().collect(), engine.quorum))
+    Ok(merged(
+        answers.into_iter().flatten().collect(),
+        engine.quorum,
+    ))
 }
 
 /// The one line, empty when nobody has it.
@@ -91,7 +94,10 @@ pub(super) async fn check(engine: &Arc<Redlock>) -> Result<Checkup> {
         whole.findings.push(Finding {
             severity: Severity::Warning,
             code: "even_servers",
-            message: format!("{nodes} servers bear no more failures than {} do", nodes - 1),
+            message: format!(
+                "{nodes} servers bear no more failures than {} do",
+                nodes - 1
+            ),
             remedy: "use an odd number of servers".to_owned(),
         });
     }

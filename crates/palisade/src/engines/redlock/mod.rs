@@ -37,8 +37,8 @@ use crate::core::capability::Capability;
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::engine::{
-    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left, Place, Renewal,
-    cannot_resize,
+    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
+    Place, Renewal, cannot_resize,
 };
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
@@ -82,7 +82,9 @@ impl Redlock {
         let next = |seen: u64| clock.max(seen + 1);
         let seen = self
             .seen
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seen| Some(next(seen)));
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |seen| {
+                Some(next(seen))
+            });
         next(seen.unwrap_or_else(|seen| seen))
     }
 
@@ -141,17 +143,23 @@ impl Redlock {
         }
         let up = answers.iter().filter(|a| matches!(a, Some(Ok(_)))).count();
         if up >= self.quorum {
-            return Ok(answers.into_iter().map(|a| a.and_then(Result::ok)).collect());
+            return Ok(answers
+                .into_iter()
+                .map(|a| a.and_then(Result::ok))
+                .collect());
         }
-        let errors = answers.iter().zip(&self.nodes).filter_map(|(answer, node)| match answer {
-            Some(Ok(_)) => None,
-            Some(Err(error)) => Some(node.blame(error)),
-            None => {
-                let message = format!("no answer within {limit:?}");
-                let late = Error::new(ErrorKind::Unreachable, operation, message);
-                Some(node.blame(&late))
-            }
-        });
+        let errors = answers
+            .iter()
+            .zip(&self.nodes)
+            .filter_map(|(answer, node)| match answer {
+                Some(Ok(_)) => None,
+                Some(Err(error)) => Some(node.blame(error)),
+                None => {
+                    let message = format!("no answer within {limit:?}");
+                    let late = Error::new(ErrorKind::Unreachable, operation, message);
+                    Some(node.blame(&late))
+                }
+            });
         let errors: Vec<Error> = errors.collect();
         Err(self.no_majority(operation, up, &errors).maybe_applied())
     }

@@ -111,7 +111,11 @@ impl Vote {
     fn read(answer: &str, ttl: Duration) -> Option<Self> {
         let mut words = answer.split(' ');
         let word = words.next()?;
-        let mut number = || words.next().map_or(Some(None), |w| w.parse().ok().map(Some));
+        let mut number = || {
+            words
+                .next()
+                .map_or(Some(None), |w| w.parse().ok().map(Some))
+        };
         let vote = match word {
             "held" => {
                 let (token, left) = (number()??, number()?);
@@ -269,9 +273,9 @@ impl Node {
             command.arg(&ballot.ask).arg(&ballot.record);
             command.arg(ballot.proposal);
         };
-        let asked = self
-            .client
-            .run_for(&mut link, Script::Vote, &ballot.keys, ballot.id, arguments);
+        let asked =
+            self.client
+                .run_for(&mut link, Script::Vote, &ballot.keys, ballot.id, arguments);
         let vote = match asked.await {
             Ok(answer) => {
                 Vote::read(&answer, ballot.ttl).unwrap_or_else(|| Vote::Failed(nonsense("enter")))
@@ -308,7 +312,9 @@ impl Node {
                 command.arg(proposal);
             }
         };
-        let answer = self.client.run_for(&mut link, Script::Retract, keys, id, arguments);
+        let answer = self
+            .client
+            .run_for(&mut link, Script::Retract, keys, id, arguments);
         match answer.await?.as_str() {
             "left" => Ok(Retracted::Left),
             "absent" => Ok(Retracted::Absent),
@@ -339,22 +345,27 @@ impl Node {
         let arguments = |command: &mut Cmd| {
             command.arg(token);
         };
-        let answer = self.client.run_for(&mut link, Script::Raise, keys, id, arguments);
+        let answer = self
+            .client
+            .run_for(&mut link, Script::Raise, keys, id, arguments);
         let answer = answer.await?;
         if answer == "absent" {
             return Ok(None);
         }
-        let left = answer.strip_prefix("held ").and_then(|left| left.parse().ok());
+        let left = answer
+            .strip_prefix("held ")
+            .and_then(|left| left.parse().ok());
         let left: u64 = left.ok_or_else(|| nonsense("enter"))?;
         Ok(Some(Duration::from_micros(left)))
     }
-
 }
 
 /// Refuses a server that is another node already: it would vote twice.
 fn votes_once(run_ids: &RunIds, at: usize, host: &Host, run_id: &str) -> Result<()> {
     let mut run_ids = run_ids.lock();
-    let same = run_ids.iter().position(|known| known.as_deref() == Some(run_id));
+    let same = run_ids
+        .iter()
+        .position(|known| known.as_deref() == Some(run_id));
     if let Some(other) = same.filter(|other| *other != at) {
         let message = format!(
             "{host} is the same server as host {} of the URL, and would vote twice; name each server once",
@@ -394,7 +405,10 @@ mod tests {
             Vote::read("busy 5000 2", ttl),
             Some(Vote::Busy { due, permits }) if due.as_millis() == 5 && permits == [2]
         ));
-        assert!(matches!(Vote::read("mismatch 3", ttl), Some(Vote::Mismatch(3))));
+        assert!(matches!(
+            Vote::read("mismatch 3", ttl),
+            Some(Vote::Mismatch(3))
+        ));
         for bad in ["", "held", "held x", "busy", "busy x", "mismatch", "gone"] {
             assert!(Vote::read(bad, ttl).is_none(), "{bad}");
         }

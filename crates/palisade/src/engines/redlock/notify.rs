@@ -24,7 +24,10 @@ pub(super) fn watch(engine: &Arc<Redlock>, scope: &Scope) -> BoxStream<Result<()
         let changes = notify::changes(Arc::clone(&node.client), scope.clone());
         changes.map(move |change| (at, change)).boxed()
     });
-    let (mut down, most) = (vec![false; engine.nodes.len()], engine.nodes.len() - engine.quorum);
+    let (mut down, most) = (
+        vec![false; engine.nodes.len()],
+        engine.nodes.len() - engine.quorum,
+    );
     let told = stream::select_all(changes).filter_map(move |(at, change)| {
         down[at] = change.is_err();
         let blind = down.iter().filter(|down| **down).count() > most;

@@ -114,8 +114,9 @@ mod tests {
             assert_eq!(permit(&votes, 2, 4, &[4], spread), None);
         }
         let some = [busy(&[1]), busy(&[1]), busy(&[3])];
-        let found: std::collections::BTreeSet<_> =
-            (0..9).map(|spread| permit(&some, 2, 3, &[], spread)).collect();
+        let found: std::collections::BTreeSet<_> = (0..9)
+            .map(|spread| permit(&some, 2, 3, &[], spread))
+            .collect();
         assert_eq!(found, [Some(2)].into(), "the one that all may give");
         assert_eq!(permit(&[busy(&[]), None, None], 2, 3, &[], 0), None);
     }

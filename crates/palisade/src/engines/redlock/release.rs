@@ -65,10 +65,15 @@ pub(super) async fn leave(engine: &Arc<Redlock>, ticket: &Ticket) -> Result<Left
     };
     let quorum = engine.quorum;
     let answers = engine
-        .gather("leave", engine.limit(engine.default_ttl), retract, |given| {
-            let left = |answer: &&Result<Retracted>| matches!(answer, Ok(Retracted::Left));
-            given.iter().flatten().filter(left).count() >= quorum
-        })
+        .gather(
+            "leave",
+            engine.limit(engine.default_ttl),
+            retract,
+            |given| {
+                let left = |answer: &&Result<Retracted>| matches!(answer, Ok(Retracted::Left));
+                given.iter().flatten().filter(left).count() >= quorum
+            },
+        )
         .await?;
     let is = |what: Retracted| move |answer: &&Retracted| **answer == what;
     let left = answers.iter().flatten().filter(is(Retracted::Left)).count();

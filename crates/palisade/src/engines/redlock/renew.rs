@@ -59,7 +59,8 @@ pub(super) async fn renew(
     let mut answers: Vec<Option<Renewal>> = leases.iter().map(here).collect();
     let open = |answers: &[Option<Renewal>]| {
         let open = answers.iter().enumerate();
-        open.filter_map(|(at, answer)| answer.is_none().then_some(at)).collect::<Vec<_>>()
+        open.filter_map(|(at, answer)| answer.is_none().then_some(at))
+            .collect::<Vec<_>>()
     };
     let remote = open(&answers);
     if remote.is_empty() {
@@ -119,7 +120,10 @@ mod tests {
         };
         let said = |count: Count| count.decided(5, 3, sent);
         assert!(matches!(said(count(3, 2, 0)), Some(Renewal::Held(_))));
-        assert!(said(count(2, 2, 0)).is_none(), "of those that answered, not of all");
+        assert!(
+            said(count(2, 2, 0)).is_none(),
+            "of those that answered, not of all"
+        );
         assert!(matches!(said(count(2, 3, 0)), Some(Renewal::Lost)));
         assert!(matches!(said(count(0, 2, 1)), Some(Renewal::Evicted)));
     }

@@ -126,7 +126,10 @@ impl Waiter {
                 let mut state = self.state.lock();
                 let sent = state.trying.unwrap_or_else(BootTime::now);
                 state.armed.sent = state.armed.sent.max(sent);
-                Renewal::Held(LeaseStart { sent, ..state.armed })
+                Renewal::Held(LeaseStart {
+                    sent,
+                    ..state.armed
+                })
             }
         }
     }
@@ -353,7 +356,11 @@ mod tests {
         assert_eq!(*rings.borrow_and_update(), [0, 1, 0]);
         assert_eq!(waiter.line.users.load(Ordering::Relaxed), 1);
         waiting.add(&waiter.claim, &waiter.keys, waiter.state.lock().armed);
-        assert_eq!(waiter.line.users.load(Ordering::Relaxed), 1, "the same claim");
+        assert_eq!(
+            waiter.line.users.load(Ordering::Relaxed),
+            1,
+            "the same claim"
+        );
         waiting.forget(waiter.claim.id);
         assert_eq!(waiter.line.users.load(Ordering::Relaxed), 0);
     }

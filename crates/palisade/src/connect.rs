@@ -274,6 +274,12 @@ const OFFERS: &[EngineFactory] = &[
     crate::engines::memory::FACTORY,
     #[cfg(feature = "redis")]
     crate::engines::redis::FACTORY,
+    #[cfg(feature = "redis")]
+    crate::engines::redis::SENTINEL,
+    #[cfg(feature = "redis")]
+    crate::engines::redis::CLUSTER,
+    #[cfg(feature = "redis")]
+    crate::engines::redlock::FACTORY,
     #[cfg(feature = "postgres")]
     crate::engines::postgres::FACTORY,
     #[cfg(feature = "postgres")]
@@ -321,7 +327,20 @@ pub async fn baseline(url: &str) -> Result<Option<Arc<dyn Baseline>>> {
 
 /// The features that bring engines, with their schemes and the port of their servers.
 const FEATURES: &[(&str, &[&str], Option<&str>)] = &[
-    ("redis", &["redis", "rediss"], Some("6379")),
+    (
+        "redis",
+        &[
+            "redis",
+            "rediss",
+            "redis+sentinel",
+            "rediss+sentinel",
+            "redis+cluster",
+            "rediss+cluster",
+            "redlock",
+            "rediss+redlock",
+        ],
+        Some("6379"),
+    ),
     (
         "postgres",
         &[

@@ -9,7 +9,8 @@ const PASSWORDS: &str = "hun?ter hun/ter hun#ter hun@ter hun%ter hun:ter hun?a=t
 #[test]
 fn no_part_of_a_password_is_in_any_message() {
     let store = Store::new();
-    let schemes = "redis rediss postgres postgres+advisory etcd consul kubernetes zookeeper file nosuch";
+    let schemes =
+        "redis rediss postgres postgres+advisory etcd consul kubernetes zookeeper file nosuch";
     for scheme in schemes.split(' ') {
         for password in PASSWORDS.split_whitespace() {
             // Nobody listens there, and nobody can.

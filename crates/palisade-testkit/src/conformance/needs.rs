@@ -103,6 +103,13 @@ pub(super) fn network(fx: &Fixture) -> Need {
     all([
         need(fx.url().contains("://"), "no network in between", None),
         need(
+            !["+sentinel:", "+cluster:"]
+                .iter()
+                .any(|w| fx.url().contains(w)),
+            "its servers are named by others, past any proxy",
+            None,
+        ),
+        need(
             fx.site().notices_death.is_none(),
             "a hold ends with its connection",
             None,

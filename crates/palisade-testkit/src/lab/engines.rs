@@ -34,6 +34,9 @@ pub const ENGINES: &[EngineUnderTest] = &[
     served("kubernetes", kubernetes),
     served("redis", || proxied("redis", Protocol::Resp)),
     served("valkey", || server("valkey")),
+    served("redis+sentinel", || server("redis-sentinel")),
+    served("redis+cluster", || server("redis-cluster")),
+    served("redlock", redlock),
     served("postgres", || server("postgres")),
     served("postgres+advisory", advisory),
     served("postgres-pooled", pooled),
@@ -126,6 +129,15 @@ fn kubernetes() -> Result<Site, String> {
 
 /// Names a kubeconfig of a real cluster; its context's namespace is used.
 pub const KUBECONFIG: &str = "PALISADE_TEST_KUBECONFIG";
+
+/// Five servers, which have just started and are on a busy machine.
+fn redlock() -> Result<Site, String> {
+    let site = proxied("redis5", Protocol::Resp)?;
+    Ok(Site {
+        url: format!("{}?restart_guard=off&node_timeout=500ms", site.url),
+        ..site
+    })
+}
 
 /// PostgreSQL for session locks.
 fn advisory() -> Result<Site, String> {

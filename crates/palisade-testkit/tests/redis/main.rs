@@ -7,4 +7,5 @@ mod faults;
 mod interop;
 mod many;
 mod server;
+mod sets;
 mod support;

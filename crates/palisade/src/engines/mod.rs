@@ -18,6 +18,8 @@ pub mod memory;
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "redis")]
+pub mod redlock;
 #[cfg(feature = "zookeeper")]
 #[allow(refining_impl_trait)]
 pub mod zookeeper;

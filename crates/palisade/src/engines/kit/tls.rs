@@ -69,7 +69,7 @@ impl Tls {
         Self {
             ca,
             identity,
-            files: Files::default(),
+            ..Self::default()
         }
     }
 

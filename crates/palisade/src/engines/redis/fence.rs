@@ -111,12 +111,12 @@ impl RedisFence {
         arguments: impl Fn(&mut Cmd),
     ) -> Result<T> {
         let keys = self.client.keys.fenced(resource)?;
-        let link = self.client.link().await?;
+        let mut link = self.client.link_to(&keys).await?;
         let add = |command: &mut Cmd| {
             command.arg(what);
             arguments(command);
         };
-        self.client.run(&link, Script::Fence, &keys, add).await
+        self.client.run(&mut link, Script::Fence, &keys, add).await
     }
 
     /// Has a token judged, with what to write if it is accepted.
@@ -129,12 +129,12 @@ impl RedisFence {
     ) -> Result<Verdict> {
         let (number, once) = (token.stored()?, u8::from(self.rule == Rule::Strict));
         let keys = self.client.keys.fenced(resource)?;
-        let link = self.client.link().await?;
+        let mut link = self.client.link_to(&keys).await?;
         let add = |command: &mut Cmd| {
             command.arg(what).arg(padded(number)).arg(once);
             data(command);
         };
-        let run = self.client.run(&link, Script::Fence, &keys, add);
+        let run = self.client.run(&mut link, Script::Fence, &keys, add);
         let mark: String = run.await?;
         if !mark.is_empty() {
             let highest = token_of(&mark)?;

@@ -277,9 +277,11 @@ async fn ballot(
         await_the_rest(engine, ballot, asked, &votes, sequence);
         return Ok((Tried::Held { sequence, armed }, votes));
     }
-    // Requests that were not sent yet are not sent any more.
-    drop(asked);
     let returned = give_back(engine, &ballot, &votes, limit).await;
+    if !asked.is_empty() {
+        // A connection on which no answer comes must be given up in time.
+        tokio::spawn(async move { while asked.next().await.is_some() {} });
+    }
     let count = |is: fn(&Vote) -> bool| votes.iter().flatten().filter(|vote| is(vote)).count();
     if engine.was_left(claim.id) || count(|vote| matches!(vote, Vote::Left)) > 0 {
         return Ok((Tried::Left, votes));
@@ -421,13 +423,14 @@ async fn give_back(
     votes: &[Option<Vote>],
     limit: Duration,
 ) -> bool {
+    ballot.given_up.store(true, Ordering::SeqCst);
     let mut returning: FuturesUnordered<BoxFuture<()>> = FuturesUnordered::new();
     for (at, vote) in votes.iter().enumerate() {
         let (count, doubt) = match vote {
             Some(Vote::Held { token, .. }) => (*token, Doubt::No),
             Some(vote) if !vote.may_hold() => continue,
             // Never sent.
-            None if ballot.asked_on[at].load(Ordering::Relaxed) == 0 => continue,
+            None if ballot.asked_on[at].load(Ordering::SeqCst) == 0 => continue,
             _ => (0, Doubt::Try(ballot.proposal)),
         };
         let (engine, ballot) = (Arc::clone(engine), Arc::clone(ballot));

@@ -2,7 +2,7 @@
 //! with a proposed token; this is how it is asked to vote, and how a vote is given back.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -42,6 +42,8 @@ pub(super) struct Ballot {
     pub(super) ttl: Duration,
     /// The connection that each node was asked on; 0 while it was not, and when it has answered.
     pub(super) asked_on: Vec<AtomicU64>,
+    /// Set before its votes are given back: what was not sent by then is not sent any more.
+    pub(super) given_up: AtomicBool,
     /// How much, and the record, as `vote.lua` takes them.
     ask: String,
     record: String,
@@ -74,6 +76,7 @@ impl Ballot {
             proposal,
             ttl: claim.ttl,
             asked_on: (0..nodes).map(|_| AtomicU64::new(0)).collect(),
+            given_up: AtomicBool::new(false),
             ask: format!("{weight} {capacity} {}", ttl + ROUNDING),
             record,
         }
@@ -261,6 +264,30 @@ impl Node {
         Ok(link)
     }
 
+    /// Runs a script whose answer begins with the id of the claim and `which` of its requests this
+    /// was: a connection that has lost a reply takes every later one for another's.
+    async fn run(
+        &self,
+        link: &mut Link<Connection>,
+        script: Script,
+        keys: &LineKeys,
+        id: ClaimId,
+        which: &str,
+        arguments: impl Fn(&mut Cmd),
+    ) -> Result<String> {
+        let answer = self
+            .client
+            .run_for(link, script, keys, id, arguments)
+            .await?;
+        let rest = answer
+            .strip_prefix(which)
+            .and_then(|rest| rest.strip_prefix(' '));
+        match rest {
+            Some(rest) => Ok(rest.to_owned()),
+            None => Err(self.client.misled(script.operation(), link).await),
+        }
+    }
+
     /// Asks for the vote of this server.
     pub(super) async fn vote(&self, ballot: &Ballot) -> Vote {
         let mut link = match self.voter().await {
@@ -268,14 +295,20 @@ impl Node {
             Err(error) => return Vote::Failed(error),
         };
         let asked_on = &ballot.asked_on[self.at];
-        asked_on.store(link.generation(), Ordering::Relaxed);
+        asked_on.store(link.generation(), Ordering::SeqCst);
+        // Either this sees that the try was given up, or who gives it up sees that it was sent.
+        if ballot.given_up.load(Ordering::SeqCst) {
+            asked_on.store(0, Ordering::SeqCst);
+            let message = "the try was given up before it was sent";
+            return Vote::Failed(Error::new(ErrorKind::Unreachable, "enter", message));
+        }
+        let which = ballot.proposal.to_string();
         let arguments = |command: &mut Cmd| {
             command.arg(&ballot.ask).arg(&ballot.record);
-            command.arg(ballot.proposal);
+            command.arg(&which);
         };
-        let asked =
-            self.client
-                .run_for(&mut link, Script::Vote, &ballot.keys, ballot.id, arguments);
+        let (keys, id) = (&ballot.keys, ballot.id);
+        let asked = self.run(&mut link, Script::Vote, keys, id, &which, arguments);
         let vote = match asked.await {
             Ok(answer) => {
                 Vote::read(&answer, ballot.ttl).unwrap_or_else(|| Vote::Failed(nonsense("enter")))
@@ -287,7 +320,7 @@ impl Node {
             _ => true,
         };
         if known {
-            asked_on.store(0, Ordering::Relaxed);
+            asked_on.store(0, Ordering::SeqCst);
         }
         vote
     }
@@ -306,15 +339,14 @@ impl Node {
             Doubt::Unless(asked_on) if asked_on == link.generation() => "",
             _ => "?",
         };
+        let which = format!("{count}{mark}");
         let arguments = |command: &mut Cmd| {
-            command.arg(format!("{count}{mark}"));
+            command.arg(&which);
             if let Doubt::Try(proposal) = doubt {
                 command.arg(proposal);
             }
         };
-        let answer = self
-            .client
-            .run_for(&mut link, Script::Retract, keys, id, arguments);
+        let answer = self.run(&mut link, Script::Retract, keys, id, &which, arguments);
         match answer.await?.as_str() {
             "left" => Ok(Retracted::Left),
             "absent" => Ok(Retracted::Absent),
@@ -342,12 +374,11 @@ impl Node {
         token: u64,
     ) -> Result<Option<Duration>> {
         let mut link = self.link().await?;
+        let which = token.to_string();
         let arguments = |command: &mut Cmd| {
-            command.arg(token);
+            command.arg(&which);
         };
-        let answer = self
-            .client
-            .run_for(&mut link, Script::Raise, keys, id, arguments);
+        let answer = self.run(&mut link, Script::Raise, keys, id, &which, arguments);
         let answer = answer.await?;
         if answer == "absent" {
             return Ok(None);

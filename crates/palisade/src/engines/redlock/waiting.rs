@@ -135,13 +135,16 @@ impl Waiter {
     }
 }
 
+/// A connection that is subscribed, and whether it is over.
+type Heard = (MultiplexedConnection, watch::Receiver<bool>);
+
 /// The messages of one line.
 pub(super) struct LineWatch {
     channel: String,
     /// How often each node has said that the line has become free.
     rung: watch::Sender<Vec<u64>>,
-    /// The connection to each node that hears them, and whether it is over.
-    heard_on: Mutex<Vec<Option<(MultiplexedConnection, watch::Receiver<bool>)>>>,
+    /// The connection to each node that hears them.
+    heard_on: Mutex<Vec<Option<Heard>>>,
     /// One claim of this client tries at a time.
     pub(super) turn: AsyncMutex<()>,
     /// How often a claim of this client was granted the line.

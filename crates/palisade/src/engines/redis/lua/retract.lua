@@ -1,7 +1,7 @@
 -- retract.lua: gives a vote back, and tells those who wait for the line.
 -- KEYS: the key, the state.  ARGV: the id; the count (0: any), with a "?" behind it if a copy of its
 -- vote may still be under way; the try (its proposal) that is given up, nothing for all of them.
--- Answers the id, then "left" | "absent" | "other": the claim is there with another count.
+-- Answers the id and the count, as they were given, then "left" | "absent" | "other": the claim is there with another count.
 
 -- As in leave.lua.
 local REMEMBERED = 300 * 1000000
@@ -30,4 +30,4 @@ if in_doubt == '?' or (not claim and count == 0) then
   redis.call('PEXPIREAT', tombs, millis(ends))
   line.left, changed = ends, true
 end
-return finish(line, id .. (found and ' left' or claim and ' other' or ' absent'))
+return finish(line, id .. ' ' .. ARGV[2] .. (found and ' left' or claim and ' other' or ' absent'))

@@ -7,6 +7,6 @@ if type(state) == 'string' and string.sub(state, 1, #head + 1) == head .. '\n'
   redis.call('DEL', KEYS[1])
   redis.call('SET', KEYS[2], VERSION .. ARGV[2], 'PX', IDLE)
   redis.pcall('PUBLISH', 'palisade:free:' .. KEYS[1], '')
-  return ARGV[1] .. ' left'
+  return ARGV[1] .. ' ' .. ARGV[2] .. ' left'
 end
 

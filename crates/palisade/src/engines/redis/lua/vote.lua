@@ -2,7 +2,7 @@
 -- KEYS: the key, the state.  ARGV: the id, "weight capacity lasts" (0 0: the whole line; ttl in ms
 -- and 2 for the rounding), " ttl evicted channel [@PERMIT ]owner[\nvalue]", the token that the client
 -- proposes, which also names this try.
--- Answers the id, then "held TOKEN" (new) | "held TOKEN LEFT 0 PERMITS" | "busy LOOK-AGAIN-IN PERMITS"
+-- Answers the id and the proposal, then "held TOKEN" (new) | "held TOKEN LEFT 0 PERMITS" | "busy LOOK-AGAIN-IN PERMITS"
 -- | "left" (given up before it arrived) | "mismatch CAPACITY"; times in us, PERMITS those in use.
 
 local now = clock()
@@ -54,4 +54,4 @@ local function vote()
 end
 
 local answer, why = vote()
-return finish(line, answer and id .. ' ' .. answer or why)
+return finish(line, answer and id .. ' ' .. ARGV[4] .. ' ' .. answer or why)

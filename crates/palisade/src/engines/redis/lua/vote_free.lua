@@ -13,10 +13,11 @@ if free and free.ok then
   if last and last + 1 > tonumber(token) then token = string.format('%.0f', last + 1) end
   redis.call('SET', KEYS[2],
     VERSION .. token .. ' 0 1 0 0 0 0 ' .. ARGV[1] .. '\n0 0 ' .. token .. ARGV[3], 'PX', IDLE)
-  return ARGV[1] .. ' held ' .. token
+  return ARGV[1] .. ' ' .. ARGV[4] .. ' held ' .. token
 end
 local holder = lasts and redis.pcall('GET', KEYS[1])
 if type(holder) == 'string' and holder ~= ARGV[1] then
-  return ARGV[1] .. ' busy ' .. string.format('%.0f', (redis.call('PTTL', KEYS[1]) + 1) * 1000)
+  local due = string.format('%.0f', (redis.call('PTTL', KEYS[1]) + 1) * 1000)
+  return ARGV[1] .. ' ' .. ARGV[4] .. ' busy ' .. due
 end
 

@@ -1,7 +1,8 @@
 //! What a fence costs in PostgreSQL, beside the same work without it, in one run. Prints ratios.
 //!
 //! - row: one UPDATE of a row in a table with the triggers, beside one without;
-//! - guard: BEGIN, UPDATE, COMMIT under `postgres_guard`, beside the same without.
+//! - guard: BEGIN, UPDATE, COMMIT under `postgres_guard`, which is sent together with the UPDATE,
+//!   beside the same without.
 //!
 //! The server keeps its data in memory, which hides nothing behind a disk. Machines are noisy: both
 //! take turns, and the medians are compared.
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 use palisade::engines::postgres::PostgresHold;
 use palisade::fence::sql::Table;
 use palisade_testkit::lab::launch;
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, NoTls};
 
 const ROUNDS: usize = 60;
@@ -93,10 +95,18 @@ async fn guard(mut db: Client, url: &str) -> bool {
             let begin = Instant::now();
             for id in 0..BATCH as i32 {
                 let transaction = db.transaction().await.unwrap();
+                let id = id + 1;
+                let parameters: [&(dyn ToSql + Sync); 1] = [&id];
+                let update = transaction.execute(&update, &parameters);
                 if guarded {
-                    hold.postgres_guard(&transaction).await.unwrap();
+                    // Both are sent at once.
+                    let guard = hold.postgres_guard(&transaction);
+                    let (guard, update) = tokio::join!(guard, update);
+                    guard.unwrap();
+                    update.unwrap();
+                } else {
+                    update.await.unwrap();
                 }
-                transaction.execute(&update, &[&(id + 1)]).await.unwrap();
                 transaction.commit().await.unwrap();
             }
             let took = begin.elapsed() / BATCH as u32;

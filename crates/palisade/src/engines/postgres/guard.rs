@@ -57,9 +57,9 @@ impl Guard {
             return Err(hold.lost_error("guard"));
         }
         Ok(Self {
+            // A function, whose statement the server has planned before.
             sql: format!(
-                "INSERT INTO {}.guard (namespace, name, claim, token) \
-                 VALUES ($1, $2, $3::text::uuid, $4) ON CONFLICT DO NOTHING",
+                "SELECT {}.guard_by($1, $2, $3::text::uuid, $4)",
                 schema.quoted()
             ),
             namespace: namespace.to_owned(),
@@ -77,6 +77,9 @@ pub trait PostgresHold {
     /// so until the commit is done. Otherwise the COMMIT fails ([`is_guard_failure`]) and nothing
     /// was written. Until the COMMIT nothing is locked: a client that is paused in its
     /// transaction is in nobody's way.
+    ///
+    /// It costs a round trip, unless it is polled together with the first statement: both are then
+    /// sent at once (`tokio::join!(hold.postgres_guard(&tx), tx.execute(…))`).
     ///
     /// Above READ COMMITTED a renewal during the transaction makes the COMMIT fail with a
     /// serialization failure (40001), to be tried again.

@@ -274,3 +274,17 @@ async fn an_election_has_a_value_that_is_observed() {
     elected.resign().await.unwrap();
     assert!(next().await.is_none());
 }
+
+/// What `palisade bench --baseline` compares with: a Lease taken and freed, and a hand-over.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_raw_operations_work() {
+    let server = server();
+    let raw = palisade::command::baseline(&server.url()).await;
+    let raw = raw.unwrap().expect("raw operations");
+    for _ in 0..3 {
+        raw.cycle("bench/a".into()).await.unwrap();
+    }
+    let taken = tokio::spawn(raw.take("bench/a".into()));
+    raw.give("bench/a".into()).await.unwrap();
+    soon("the baton", taken).await.unwrap().unwrap();
+}

@@ -342,14 +342,6 @@ impl File {
         let (user, dir) = user.map_or_else(Default::default, |named| {
             (named.user.unwrap_or_default(), named.dir)
         });
-        let info = ClusterInfo {
-            server: server.clone(),
-            certificate_authority_data: match &ca {
-                Some(ca) => Some(BASE64_STANDARD.encode(ca.read()?)),
-                None => None,
-            },
-            tls_server_name: server_name.clone(),
-        };
         let cert = Pem::take(user.client_certificate_data, user.client_certificate, &dir)?;
         let key = Pem::take(user.client_key_data, user.client_key, &dir)?;
         let identity = match (cert, key) {
@@ -366,7 +358,14 @@ impl File {
             if exec.command.contains('/') {
                 exec.command = dir.join(&exec.command).to_string_lossy().into_owned();
             }
-            exec.cluster = exec.provide_cluster_info.then_some(info);
+            if exec.provide_cluster_info {
+                let ca = ca.as_ref().map(Pem::read).transpose()?;
+                exec.cluster = Some(ClusterInfo {
+                    server: server.clone(),
+                    certificate_authority_data: ca.map(|ca| BASE64_STANDARD.encode(ca)),
+                    tls_server_name: server_name.clone(),
+                });
+            }
             Source::Exec(exec)
         } else if let Some(path) = user.token_file {
             Source::File(dir.join(path))

@@ -53,6 +53,7 @@ pub(super) async fn enter(engine: &FileEngine, claim: Arc<Claim>) -> Result<Ente
                 until: expires,
                 orphan: false,
                 who: format!("{}\t{value}", claim.owner.to_json()).into(),
+                text: None,
             },
         };
         if let Err(error) = tx.state.line.push(seat.clone()) {

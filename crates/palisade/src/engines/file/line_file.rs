@@ -55,6 +55,8 @@ pub(super) struct Extra {
     pub(super) orphan: bool,
     /// Owner and value, each as JSON, with a tab between.
     pub(super) who: Arc<str>,
+    /// Its line in the file, until something changes that it says.
+    pub(super) text: Option<Arc<str>>,
 }
 
 impl Extra {
@@ -62,6 +64,7 @@ impl Extra {
         let owner = self.who.split('\t').next().unwrap_or_default();
         let value = serde_json::to_string(value).unwrap_or_default();
         self.who = format!("{owner}\t{value}").into();
+        self.text = None;
     }
 
     /// Owner and value.
@@ -113,7 +116,8 @@ impl State {
         self.last = last.parse().ok()?;
         self.line.seats.clear();
         for line in lines {
-            let seat = read_seat(line.strip_suffix('\n')?)?;
+            let mut seat = read_seat(line.strip_suffix('\n')?)?;
+            seat.extra.text = Some(line.into());
             self.line.seats.push(seat);
         }
         Some(())
@@ -147,6 +151,7 @@ fn read_seat(line: &str) -> Option<Seat<Extra>> {
             until,
             orphan: flags & 2 != 0,
             who: words.next()?.into(),
+            text: None,
         },
     })
 }
@@ -340,26 +345,29 @@ impl LineFile {
             let names = serde_json::to_string(&(&state.namespace, &state.name));
             let _ = writeln!(text, "{} {}", state.last, names.unwrap_or_default());
         }
-        for seat in &state.line.seats[kept..] {
+        for seat in &mut state.line.seats[kept..] {
+            let extra = &mut seat.extra;
+            if let Some(line) = &extra.text {
+                text.push_str(line);
+                continue;
+            }
             let (weight, capacity) = match seat.ask {
                 Ask::Whole => (0, 0),
                 Ask::Part { weight, capacity } => (weight, capacity),
             };
-            let Extra {
-                process,
-                slot,
-                until,
-                orphan,
-                who,
-            } = &seat.extra;
-            let flags = u8::from(seat.evicted) | u8::from(*orphan) << 1;
-            let (sequence, until, ttl) = (seat.sequence, until.as_nanos(), seat.ttl.as_nanos());
-            let _ = writeln!(
-                text,
-                "{:032x} {process:016x} {slot} {weight}/{capacity} {sequence} {until} {ttl} \
-                 {flags} {who}",
+            let line = format!(
+                "{:032x} {:016x} {} {weight}/{capacity} {} {} {} {} {}\n",
                 seat.id.0,
+                extra.process,
+                extra.slot,
+                seat.sequence,
+                extra.until.as_nanos(),
+                seat.ttl.as_nanos(),
+                u8::from(seat.evicted) | u8::from(extra.orphan) << 1,
+                extra.who
             );
+            text.push_str(&line);
+            extra.text = Some(line.into());
         }
         // Whoever takes the last place adds a line; every other change writes the body anew,
         // beside the old one.

@@ -22,7 +22,7 @@ use super::leases::{self, Found};
 use super::line_file::{Extra, LineFile, Lock, Missing, State};
 use super::liveness::{self, Hint, Peer};
 use super::store::Store;
-use crate::core::claim::ClaimId;
+use crate::core::claim::{Ask, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::error::Result;
 use crate::core::line::Seat;
@@ -43,8 +43,8 @@ pub(super) struct Tx<'a> {
     /// Read after the lock was had.
     pub(super) now: BootTime,
     /// The last token and the seats as the file has them.
-    before: (u64, Vec<Seat<Extra>>),
-    /// Whether something changed that ids, asks, grants and evictions don't tell.
+    before: (u64, Vec<Told>),
+    /// Whether something changed that [`Told`] does not say.
     pub(super) touched: bool,
     /// Whether an end in memory is not the one to go by next time.
     read_again: bool,
@@ -52,6 +52,28 @@ pub(super) struct Tx<'a> {
     hints: Vec<(u64, Hint)>,
     /// The processes that were looked at.
     peers: Vec<(u64, Peer)>,
+}
+
+/// What the file tells of a seat that may change.
+#[derive(Clone, Copy, PartialEq)]
+struct Told {
+    id: ClaimId,
+    process: u64,
+    sequence: u64,
+    ask: Ask,
+    evicted: bool,
+}
+
+impl Told {
+    fn of(seat: &Seat<Extra>) -> Self {
+        Self {
+            id: seat.id,
+            process: seat.extra.process,
+            sequence: seat.sequence,
+            ask: seat.ask,
+            evicted: seat.evicted,
+        }
+    }
 }
 
 /// Whose processes are looked at besides those of the newly granted: the dead lose their seats.
@@ -126,7 +148,7 @@ impl<'a> Tx<'a> {
             store,
             operation,
             file,
-            before: (state.last, state.line.seats.clone()),
+            before: (state.last, state.line.seats.iter().map(Told::of).collect()),
             state,
             now: BootTime::now(),
             touched: false,
@@ -142,17 +164,26 @@ impl<'a> Tx<'a> {
         let Some(file) = &self.file else {
             return Ok(());
         };
-        let (before, after) = (&self.before.1, &self.state.line.seats);
-        let told = |seat: &Seat<Extra>| (seat.id, seat.sequence, seat.ask, seat.evicted);
-        let kept = zip(before, after).take_while(|(old, new)| told(old) == told(new));
+        let (before, after) = (&self.before.1, &mut self.state.line.seats);
+        let kept = zip(before, &*after).take_while(|(old, new)| **old == Told::of(new));
         let kept = kept.count();
         let adds = kept == before.len() && !self.touched;
         if !adds || kept < after.len() {
-            let others = before.iter().chain(after).any(|seat| Some(seat.id) != me);
+            let alone = |id: ClaimId| Some(id) == me;
+            let alone =
+                before.iter().all(|old| alone(old.id)) && after.iter().all(|new| alone(new.id));
+            // Removals and grants don't change the order.
+            let mut old = before[kept..].iter();
+            for seat in &mut after[kept..] {
+                let was = old.find(|old| old.id == seat.id);
+                if was != Some(&Told::of(seat)) {
+                    seat.extra.text = None;
+                }
+            }
             let adds = adds && self.before.0 == self.state.last;
             file.store(&mut self.state, if adds { kept } else { 0 })
                 .map_err(|errno| file_failed(self.operation, &file.path, errno))?;
-            if others {
+            if !alone {
                 self.gather(me);
             }
         }
@@ -264,7 +295,7 @@ impl<'a> Tx<'a> {
                 Found::Missing => {
                     seat.extra.orphan = true;
                     seat.expires = now + seat.ttl;
-                    seat.extra.until = seat.expires;
+                    (seat.extra.until, seat.extra.text) = (seat.expires, None);
                     self.touched = true;
                 }
             }
@@ -284,12 +315,12 @@ impl<'a> Tx<'a> {
             while let Some((_, left)) = old.next_if(|(_, old)| seat.is_none_or(|s| s.id != old.id))
             {
                 gone = true;
-                hints.push((left.extra.process, left.id, left.is_held()));
+                hints.push((left.process, left.id, left.sequence != 0));
             }
             let Some(seat) = seat else { break };
             let at = old.next().map(|(at, _)| at);
             was_at.push(at);
-            if seat.is_held() && at.is_some_and(|at| !before[at].is_held()) {
+            if seat.is_held() && at.is_some_and(|at| before[at].sequence == 0) {
                 granted = true;
                 hints.push((seat.extra.process, seat.id, false));
             }
@@ -301,7 +332,7 @@ impl<'a> Tx<'a> {
                     continue;
                 };
                 let was_ahead = before[..was_at].last();
-                let slept_on_holders = was_ahead.is_none_or(Seat::is_held);
+                let slept_on_holders = was_ahead.is_none_or(|ahead| ahead.sequence != 0);
                 let still = match &seats[..at] {
                     // Holders only went away.
                     [.., ahead] if ahead.is_held() && slept_on_holders => !granted,

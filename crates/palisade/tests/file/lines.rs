@@ -269,6 +269,39 @@ async fn a_line_can_be_read_with_cat_and_its_file_goes_with_the_last_client() {
     assert!(!Path::new(&file).exists());
 }
 
+/// Other processes go by the file: a grant, another part and a mark are in it at once.
+#[tokio::test]
+async fn whatever_changes_in_a_line_is_in_its_file() {
+    let (_dir, engine) = store().await;
+    let held = hold(&engine, "a").await;
+    let (next, _) = enter(&engine, claim("a", Ask::Whole)).await;
+    let file = engine.key(&held).unwrap();
+    // Part, sequence and flags in the line of a claim, in the body that the header names.
+    let said = |ticket: &Ticket| {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let head: Vec<&str> = text[..128].split(' ').collect();
+        let number = |at: usize| usize::from_str_radix(head[at], 16).unwrap();
+        let body = &text[number(6)..number(6) + number(8)];
+        let id = ticket.claim.to_string();
+        let line = body.lines().find(|line| line.starts_with(&id)).unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        [words[3], words[4], words[7]].map(str::to_owned)
+    };
+    assert_eq!(said(&next), ["0/0", "0", "0"]);
+    engine.leave(held).await.unwrap();
+    let Place::Held { sequence } = pushed(&engine, &next).await else {
+        panic!("it is next");
+    };
+    let sequence = sequence.to_string();
+    assert_eq!(said(&next), ["0/0", &sequence, "0"]);
+    let downgrade = engine.amend(next.clone(), Amendment::Ask(Ask::READ));
+    assert_eq!(downgrade.await.unwrap(), Amended::Done);
+    assert_ne!(said(&next)[0], "0/0");
+    let mark = engine.evict(next.name.clone(), next.claim.to_string(), Eviction::Mark);
+    assert!(mark.await.unwrap());
+    assert_eq!(said(&next)[1..], [sequence, "1".to_owned()]);
+}
+
 #[tokio::test]
 async fn a_crowd_in_one_line_is_served_and_renewed() {
     let (_dir, engine) = store().await;

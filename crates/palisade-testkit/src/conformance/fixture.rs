@@ -404,12 +404,8 @@ impl Line {
         let scope = Scope::Line(self.name.clone());
         let mut lines = self.fixture.engine().survey(scope).await.unwrap();
         assert!(lines.len() <= 1, "a survey of one line shows {lines:?}");
-        lines.pop().unwrap_or(LineReport {
-            name: self.name.to_string(),
-            capacity: None,
-            holders: Vec::new(),
-            waiters: Vec::new(),
-        })
+        let shown = lines.pop();
+        shown.unwrap_or_else(|| LineReport::empty(self.name.as_str()))
     }
 
     /// How many hold, and how many wait.

@@ -230,9 +230,8 @@ impl Layer for Faulty {
     }
 
     async fn check(&self) -> Result<Checkup> {
-        Ok(Checkup {
-            findings: self.findings.lock().clone(),
-            ..Checkup::default()
-        })
+        let mut checkup = Checkup::default();
+        checkup.findings = self.findings.lock().clone();
+        Ok(checkup)
     }
 }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 #[tokio::test]
 async fn a_hold_outlives_its_ttl_because_it_is_renewed() {
-    let (engine, client) = Faulty::client(ms(150)).await;
+    let (engine, client) = Faulty::client(ms(600)).await;
     let hold = client.mutex("x").lock().await.unwrap();
     let first = hold.deadline();
     until(async || engine.renew.calls() >= 6).await;

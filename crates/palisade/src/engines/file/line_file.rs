@@ -425,9 +425,17 @@ pub(super) enum Missing {
     IsEmpty,
 }
 
-/// The files that this process has open, each with when it was used last.
+/// The files that this process has open.
 #[derive(Default)]
-pub(super) struct OpenFiles(Mutex<(HashMap<Arc<str>, (Arc<LineFile>, u64)>, u64)>);
+pub(super) struct OpenFiles(Mutex<Open>);
+
+#[derive(Default)]
+struct Open {
+    /// Each with when it was used last.
+    files: HashMap<Arc<str>, (Arc<LineFile>, u64)>,
+    /// Counts the uses.
+    clock: u64,
+}
 
 /// Opens the file of a line, and makes it first where it is missing and to be made.
 fn open(
@@ -458,7 +466,7 @@ impl OpenFiles {
         missing: Missing,
     ) -> Result<Option<Arc<LineFile>>> {
         {
-            let (files, clock) = &mut *self.0.lock();
+            let Open { files, clock } = &mut *self.0.lock();
             *clock += 1;
             if let Some((file, used)) = files.get_mut(name) {
                 *used = *clock;
@@ -485,7 +493,7 @@ impl OpenFiles {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let most = OPEN_FILES.min(usize::try_from(limit / 4).unwrap_or(OPEN_FILES));
         let (file, full) = {
-            let (files, clock) = &mut *self.0.lock();
+            let Open { files, clock } = &mut *self.0.lock();
             // Another caller may have been quicker: everyone here takes the same one.
             let kept = files.entry(name.into()).or_insert((file, *clock));
             (Arc::clone(&kept.0), files.len() > most)
@@ -498,14 +506,14 @@ impl OpenFiles {
 
     /// Forgets a file that is not the one with its name any more.
     pub(super) fn forget(&self, name: &str) {
-        self.0.lock().0.remove(name);
+        self.0.lock().files.remove(name);
     }
 
     /// Closes the files that were not used for longest, down to `keep`, and removes those of
     /// lines that nobody is in.
     pub(super) fn close(&self, home: &Home, keep: usize) {
         let mut open = self.0.lock();
-        let files = &mut open.0;
+        let files = &mut open.files;
         let idle = files
             .iter()
             .filter(|(_, (file, _))| Arc::strong_count(file) == 1);

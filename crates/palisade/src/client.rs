@@ -381,6 +381,7 @@ impl Client {
 
 /// Whom [`Client::evict`] takes places from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Which<'a> {
     /// Every holder of the line.
     Holders,

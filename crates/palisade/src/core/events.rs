@@ -18,6 +18,7 @@ use super::validity::LossReason;
 
 /// How an acquire ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Ending {
     /// Granted, with this token.
     Held(Token),
@@ -43,6 +44,7 @@ impl Ending {
 
 /// What a renewal of one lease came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Renewed {
     /// It lives on.
     Held,

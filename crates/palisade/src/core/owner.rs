@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The owner record of a claim. It is for people and for deadlock detection; nothing decides
 /// ownership by it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Owner {
     /// The owner handle: by default one per client.
     pub owner: String,

@@ -60,7 +60,7 @@ fn link_through_proxies(running: &Running) -> Vec<Vec<Proxy>> {
     for node in nodes {
         node.kill().unwrap();
     }
-    for from in 0..nodes.len() {
+    for (from, links) in links.iter_mut().enumerate() {
         let mut text = std::fs::read_to_string(config(from)).unwrap();
         for to in (0..nodes.len()).filter(|&to| to != from) {
             let (port, vote) = line(to);
@@ -68,7 +68,7 @@ fn link_through_proxies(running: &Running) -> Vec<Vec<Proxy>> {
             // Of two lines for one server the last one counts.
             let through = proxy.addr().port();
             text += &format!("server.{to}=127.0.0.1:{through}:{vote}\n");
-            links[from].push(proxy);
+            links.push(proxy);
         }
         std::fs::write(config(from), text).unwrap();
     }

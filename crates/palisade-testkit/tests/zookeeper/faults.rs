@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use palisade::{BootTime, LossReason, Outcome};
+use palisade::{BootTime, ErrorKind, LossReason, Outcome};
 use palisade_testkit::lab::launch::Running;
 use palisade_testkit::lab::proxy::{Direction, Protocol, Proxy, to_client};
 use palisade_testkit::lab::trial::Crew;
@@ -193,10 +193,15 @@ async fn the_line_is_removed_while_clients_wait() {
     for _ in 0..5 {
         let mutex = connected(&running).await.mutex("removed");
         waiters.push(tokio::spawn(async move {
-            let hold = mutex.lock().await.unwrap();
-            let token = hold.token();
-            hold.release().await.unwrap();
-            token
+            loop {
+                let hold = mutex.lock().await.unwrap();
+                let token = hold.token();
+                match hold.release().await {
+                    Ok(()) => return token,
+                    // Granted while the line was removed, and then removed with it.
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Lost, "{error}"),
+                }
+            }
         }));
     }
     let mut raw = Raw::connect(running.nodes()[0].port());

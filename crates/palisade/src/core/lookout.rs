@@ -29,7 +29,7 @@ use super::sync::{self, timeout};
 
 /// How long a waiter waits before its first look: most waits are over by then, and a person who
 /// wonders why nothing happens has just begun to.
-pub(crate) const DEADLOCK_AFTER: Duration = Duration::from_secs(2);
+pub const DEADLOCK_AFTER: Duration = Duration::from_secs(2);
 
 /// Between two looks at the most: a circle that closes late is found this late.
 const SELDOM: Duration = Duration::from_secs(30);

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::args::Global;
 use crate::connect::Target;
-use crate::exit::{Failure, Outcome, Verdict};
+use crate::exit::{Outcome, Verdict};
 use crate::json;
 use crate::live::{Outages, feed, reader_gone};
 use crate::print;

@@ -603,7 +603,12 @@ const DEPTH: usize = 16;
 
 fn outer_claims() -> Vec<Ancestor> {
     let claims = std::env::var(OUTER_CLAIMS).unwrap_or_default();
-    serde_json::from_str(&claims).unwrap_or_default()
+    let mut claims: Vec<Ancestor> = serde_json::from_str(&claims).unwrap_or_default();
+    // Somebody may have set it to anything, and it goes into every record.
+    let is_sound = |claim: &Ancestor| claim.claim.len() <= 32 && Name::new(&claim.name).is_ok();
+    claims.retain(is_sound);
+    claims.drain(..claims.len().saturating_sub(DEPTH));
+    claims
 }
 
 /// The claims above a command under `hold`.

@@ -475,10 +475,15 @@ fn planted(site: Option<Site>, circles: u64) {
             .into_iter()
             .fold(slowest, Duration::max);
         println!("{circles} circles from seed {seed}: the slowest gave way after {slowest:?}");
-        let rounds = if full() { 150 } else { 1 };
-        for _ in 0..rounds {
-            near_misses(&site).await;
+        let mut running = JoinSet::new();
+        for _ in 0..if full() { 150 } else { 1 } {
+            if running.len() >= site.beside.div_ceil(3) {
+                running.join_next().await.unwrap().unwrap();
+            }
+            let site = Arc::clone(&site);
+            running.spawn(async move { near_misses(&site).await });
         }
+        running.join_all().await;
     });
 }
 

@@ -8,6 +8,7 @@
 //! | `palisade_renew_total` | counter | engine, outcome: held, lost, evicted, unknown |
 //! | `palisade_renew_seconds` | histogram | engine |
 //! | `palisade_lost_total` | counter | engine, reason: expired, taken, evicted |
+//! | `palisade_deadlocks_total` | counter | engine, outcome: found (by a waiter in it), gave_way |
 //! | `palisade_held`, `palisade_waiting` | gauge | engine |
 //! | `palisade_fence_rejected_total` | counter | – |
 //!
@@ -84,6 +85,16 @@ impl Observer for Metrics {
                 counter!(
                     "palisade_lost_total",
                     "engine" => engine.to_owned(), "reason" => reason.code()
+                )
+                .increment(1);
+            }
+            Event::Deadlocked {
+                engine, gives_way, ..
+            } => {
+                let outcome = if gives_way { "gave_way" } else { "found" };
+                counter!(
+                    "palisade_deadlocks_total",
+                    "engine" => engine.to_owned(), "outcome" => outcome
                 )
                 .increment(1);
             }

@@ -410,10 +410,8 @@ async fn dead_claim(client: &Client, name: &str, holds: &[&str]) {
         holds: holds.iter().map(|name| (*name).to_owned()).collect(),
         ..Agent::default()
     };
-    let owner = Owner {
-        agent: Some(agent),
-        ..Owner::here("dead", None)
-    };
+    let mut owner = Owner::here("dead", None);
+    owner.agent = Some(agent);
     let claim = Claim {
         id: ClaimId::random(),
         name: Name::new(name).unwrap(),
@@ -530,10 +528,8 @@ fn circles_on_etcd() {
 #[tokio::test]
 async fn engines_without_visible_waiters_are_refused() {
     let client = palisade::connect("memory:").await.unwrap();
-    let capability = palisade::Capability {
-        waiters_visible: false,
-        ..client.capability()
-    };
+    let mut capability = client.capability();
+    capability.waiters_visible = false;
     let blind = client.layer(|engine| Spy::with_capability(engine, capability));
     let error = blind.deadlocks().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);

@@ -52,7 +52,10 @@ async fn a_lock_that_a_failover_loses_is_told_and_the_next_token_is_greater() {
 
     let (storage, data) = (MemoryFence::default(), Name::new("data").unwrap());
     for (token, accepted) in [(next.token(), true), (hold.token(), false)] {
-        let verdict = storage.write(&data, token, Vec::new()).await.unwrap();
+        let verdict = storage
+            .write(&data, token.into(), Vec::new())
+            .await
+            .unwrap();
         assert_eq!(verdict == Verdict::Accepted, accepted);
     }
 }

@@ -3,7 +3,7 @@
 //! Five processes add to one counter under one lock; one of them is stopped past its lease every
 //! five seconds. Without a fence updates get lost; with it none may.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ async fn experiment(arguments: &[String], table: &[EngineUnderTest]) -> Result<E
 async fn row(
     engine: EngineUnderTest,
     site: Site,
-    program: &PathBuf,
+    program: &Path,
     (time, ttl): (Duration, Duration),
 ) -> Result<bool, String> {
     let one = |workload| Run {
@@ -87,7 +87,7 @@ async fn row(
         workers: WORKERS,
         every: Some(EVERY),
         slack: Duration::from_millis(250),
-        program: program.clone(),
+        program: program.to_path_buf(),
         keep: None,
     };
     let (plain, fenced) = (one(Workload::UnfencedCounter), one(Workload::FencedCounter));

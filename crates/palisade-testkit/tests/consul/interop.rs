@@ -1,5 +1,6 @@
 //! `consul lock` and palisade exclude each other on the same keys, both ways.
 
+use palisade::ErrorKind;
 use palisade_testkit::lab::launch::Running;
 
 use crate::util::{beside_others, consul_holds, consul_lock, fails, get, holder, soon};
@@ -113,15 +114,15 @@ async fn permits_are_shared_with_consul_lock() {
     let hold = client.semaphore("pool", 2).acquire().await.unwrap();
     fails(
         client.semaphore("pool", 3).try_acquire().await,
-        palisade::ErrorKind::CapacityMismatch,
+        ErrorKind::CapacityMismatch,
     );
     fails(
         client.mutex("pool/.lock").try_lock().await,
-        palisade::ErrorKind::CapacityMismatch,
+        ErrorKind::CapacityMismatch,
     );
     fails(
         client.mutex("pool").try_lock().await,
-        palisade::ErrorKind::CapacityMismatch,
+        ErrorKind::CapacityMismatch,
     );
     hold.release().await.unwrap();
 }
@@ -160,7 +161,7 @@ async fn a_key_of_something_else_is_not_overwritten() {
         .unwrap();
     fails(
         client.mutex("app/config").try_lock().await,
-        palisade::ErrorKind::Unusable,
+        ErrorKind::Unusable,
     );
     let (_, kept) =
         palisade_testkit::lab::launch::wire::http(port, "GET", "/v1/kv/app/config?raw", "")

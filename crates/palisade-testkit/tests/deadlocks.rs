@@ -571,7 +571,7 @@ async fn waiters_who_hold_nothing_never_look() {
         .line("l0", Ask::Whole)
         .deadlock_after(Duration::from_millis(50));
     let looked = async {
-        while spy.calls(Verb::Survey).len() == 0 {
+        while spy.calls(Verb::Survey).is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };

@@ -21,7 +21,7 @@ async fn a_clock_that_jumps_makes_a_second_grant_which_the_fence_survives() {
     assert_eq!(five.having("job"), [0, 1, 2]);
     let write = |token, text: &str| storage.write(&data, token, text.as_bytes().to_vec());
     assert_eq!(
-        write(first.token(), "one").await.unwrap(),
+        write(first.token().into(), "one").await.unwrap(),
         Verdict::Accepted
     );
 
@@ -34,10 +34,10 @@ async fn a_clock_that_jumps_makes_a_second_grant_which_the_fence_survives() {
     assert!(first.is_valid(), "nobody could tell it before");
 
     assert_eq!(
-        write(second.token(), "two").await.unwrap(),
+        write(second.token().into(), "two").await.unwrap(),
         Verdict::Accepted
     );
-    let stale = write(first.token(), "one again").await.unwrap();
+    let stale = write(first.token().into(), "one again").await.unwrap();
     assert_ne!(stale, Verdict::Accepted, "a write of the first holder");
     assert_eq!(storage.read(&data).await.unwrap().unwrap().data, b"two");
 }

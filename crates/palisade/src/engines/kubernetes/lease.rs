@@ -422,7 +422,7 @@ pub(super) enum Decision {
     /// There is no Lease yet.
     Create,
     /// It holds already, with this count.
-    Mine(Entry),
+    Mine(Box<Entry>),
     /// It takes its place by this write, whose count is this.
     Take(Box<Lease>, u64),
     /// Others hold. The first of them ends at this time, unless it renews.
@@ -450,7 +450,7 @@ pub(super) fn decide(
         return Ok(Decision::Create);
     };
     if let Some(entry) = lease.entry(claim.id, 0) {
-        return Ok(Decision::Mine(entry));
+        return Ok(Decision::Mine(Box::new(entry)));
     }
     let View { capacity, holders } = lease.view();
     let now = BootTime::now();

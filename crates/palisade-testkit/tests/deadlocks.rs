@@ -567,7 +567,7 @@ async fn waiters_who_hold_nothing_never_look() {
     }
     // Long enough for many looks each.
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(spy.calls(Verb::Survey).len(), 0);
+    assert!(spy.calls(Verb::Survey).is_empty());
     // One that holds something does.
     let agent = client.agent("busy");
     let _own = agent.mutex("own").lock().await.unwrap();
@@ -575,7 +575,7 @@ async fn waiters_who_hold_nothing_never_look() {
         .line("l0", Ask::Whole)
         .deadlock_after(Duration::from_millis(50));
     let looked = async {
-        while spy.calls(Verb::Survey).len() == 0 {
+        while spy.calls(Verb::Survey).is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };

@@ -358,7 +358,7 @@ fn random_world(seed: u64) -> World {
         let who = agents[random.below(agents.len() as u32) as usize];
         let line = random.below(4) as usize;
         let ask = match kinds[line % 3].0 {
-            Ask::Part { capacity, .. } if capacity == 3 => permits(1 + random.below(3), 3),
+            Ask::Part { capacity: 3, .. } => permits(1 + random.below(3), 3),
             Ask::Part { .. } if random.below(2) == 0 => Ask::READ,
             _ => Ask::Whole,
         };

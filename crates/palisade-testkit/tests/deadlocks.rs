@@ -563,7 +563,7 @@ async fn waiters_who_hold_nothing_never_look() {
     }
     // Long enough for many looks each.
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(spy.calls(Verb::Survey).len(), 0);
+    assert!(spy.calls(Verb::Survey).is_empty());
     // One that holds something does.
     let agent = client.agent("busy");
     let _own = agent.mutex("own").lock().await.unwrap();

@@ -36,7 +36,10 @@ pub(crate) struct Deadlocks {
 impl Deadlocks {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
         let target = Target::find(global)?;
-        if !target.info()?.capability.waiters_visible {
+        // What is wrong with a URL is for the connection to say.
+        if let Ok(info) = target.info()
+            && !info.capability.waiters_visible
+        {
             let why = "this engine does not show who waits, so deadlocks can't be found";
             let error = Error::new(ErrorKind::Unsupported, "deadlocks", why);
             return Err(error.with("engine", target.shown()?).into());

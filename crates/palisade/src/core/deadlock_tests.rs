@@ -167,6 +167,23 @@ fn bystanders_are_no_part_of_it() {
 }
 
 #[test]
+fn a_circle_that_another_holds_up_is_no_part_of_it() {
+    // c goes on as soon as b gives its permit back, though a waits for c.
+    let mut world = World::default();
+    world.claim("a", "p", permits(1, 2));
+    world.claim("b", "p", permits(1, 2));
+    world.whole("c", "x");
+    world.whole("d", "y");
+    world.claim("c", "p", permits(1, 2));
+    world.whole("a", "x");
+    assert_eq!(world.found().len(), 0, "b can finish");
+    world.whole("b", "y");
+    world.whole("b", "z");
+    world.whole("d", "z");
+    assert_eq!(world.found(), [["b", "d"]]);
+}
+
+#[test]
 fn near_misses_are_none() {
     // One edge is missing.
     let mut world = ring(4);

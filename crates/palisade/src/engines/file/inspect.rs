@@ -1,5 +1,6 @@
 //! `survey`, `watch` and `check`.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use super::store::Store;
 use super::tx::{Sleep, Suspects, Tx};
 use crate::core::clock::BootTime;
 use crate::core::error::Result;
+use crate::core::line::Seat;
 use crate::core::report::{Finding, LineReport, Scope, Severity};
 
 /// The lines in a scope, and what a watch of it sleeps on.
@@ -70,7 +72,32 @@ pub(super) async fn survey(
         tx.commit(None)?;
     }
     reports.sort_by(|one, other| one.name.cmp(&other.name));
+    show_renewals(store, &seats, &mut reports);
     Ok((reports, Sleep::on(seats.iter())))
+}
+
+/// Shows leases as they were last renewed, which is not told to their lines.
+fn show_renewals(
+    store: &Store,
+    seats: &[Seat<super::line_file::Extra>],
+    reports: &mut [LineReport],
+) {
+    use super::leases::{Found, look_up};
+    let now = BootTime::now();
+    let lines = reports.iter_mut();
+    let claims = lines.flat_map(|line| line.holders.iter_mut().chain(&mut line.waiters));
+    let mut claims: HashMap<_, _> = claims.map(|claim| (claim.id.clone(), claim)).collect();
+    // A renewal comes after a third of the ttl: until then there is none to look for.
+    let due = |seat: &&Seat<_>| seat.expires.saturating_since(now) < seat.ttl * 2 / 3;
+    for seat in seats.iter().filter(due) {
+        let (process, slot) = (seat.extra.process, seat.extra.slot);
+        if let Found::Until(expires) = look_up(store.home(), process, slot, seat.id)
+            && let Some(claim) = claims.get_mut(&seat.id.to_string())
+        {
+            let expires = expires.max(seat.expires);
+            claim.expires_in = Some(expires.saturating_since(now));
+        }
+    }
 }
 
 /// A watch of a scope.

@@ -69,12 +69,12 @@ impl Doctor {
         let mut findings = checkup.findings;
         findings.extend(of_the_command(&target, client.is_none())?);
         if !capability.waiters_visible {
-            findings.push(Finding {
-                severity: Severity::Info,
-                code: "deadlocks_unseen",
-                message: "this engine does not show who waits, so deadlocks are not found".into(),
-                remedy: "take locks in the same order everywhere, or wait with a limit".into(),
-            });
+            findings.push(Finding::new(
+                Severity::Info,
+                "deadlocks_unseen",
+                "this engine does not show who waits, so deadlocks are not found",
+                "take locks in the same order everywhere, or wait with a limit",
+            ));
         }
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         let safe = findings

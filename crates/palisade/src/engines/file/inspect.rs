@@ -77,11 +77,7 @@ pub(super) async fn survey(
 }
 
 /// Shows leases as they were last renewed, which is not told to their lines.
-fn show_renewals(
-    store: &Store,
-    seats: &[Seat<super::line_file::Extra>],
-    reports: &mut [LineReport],
-) {
+fn show_renewals(store: &Store, seats: &[Seat<Extra>], reports: &mut [LineReport]) {
     use super::leases::{Found, look_up};
     let now = BootTime::now();
     let lines = reports.iter_mut();

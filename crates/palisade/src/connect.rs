@@ -37,10 +37,16 @@ pub mod config {
     pub use crate::engines::etcd::Etcd;
     #[cfg(feature = "file")]
     pub use crate::engines::file::File;
+    #[cfg(feature = "kubernetes")]
+    pub use crate::engines::kubernetes::config::Cluster as Kubernetes;
     #[cfg(feature = "postgres")]
     pub use crate::engines::postgres::Postgres;
     #[cfg(feature = "redis")]
     pub use crate::engines::redis::Redis;
+    #[cfg(feature = "redis")]
+    pub use crate::engines::redlock::config::Redlock;
+    #[cfg(feature = "zookeeper")]
+    pub use crate::engines::zookeeper::ZooKeeper;
     // The versions whose types the configurations take.
     #[cfg(feature = "redis")]
     #[doc(no_inline)]
@@ -464,6 +470,30 @@ mod tests {
         says_the_same(typed, "postgres://me:secret@a:1,b:2/d?tls=require");
         let error = with("host=/run/postgresql user=me").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn several_redis_servers_are_configured_by_types() {
+        let sentinels = config::Redis::sentinel(["a", "b"], "main").tls();
+        says_the_same(
+            sentinels.database(1).database(2),
+            "rediss+sentinel://a,b/main/2",
+        );
+        says_the_same(config::Redis::cluster(["a:1"]), "redis+cluster://a:1");
+        let typed = config::Redlock::new(["a", "b", "c"]).without_restart_guard();
+        says_the_same(typed.tls(), "rediss+redlock://a,b,c?restart_guard=off");
+    }
+
+    #[cfg(all(feature = "kubernetes", feature = "zookeeper"))]
+    #[test]
+    fn kubernetes_and_zookeeper_are_configured_by_types() {
+        let typed = config::ZooKeeper::new(["a", "b:1"])
+            .chroot("/x")
+            .layout("readwrite");
+        says_the_same(typed.tls(), "zookeepers://a,b:1/x?layout=readwrite");
+        let typed = config::Kubernetes::new("jobs").context("c");
+        says_the_same(typed, "kubernetes://jobs?context=c");
     }
 
     #[cfg(all(feature = "consul", feature = "etcd"))]

@@ -14,6 +14,7 @@ use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
+use crate::engines::kit::typed_config;
 
 /// The engine's own options.
 const OPTIONS: &[&str] = &["context", "kubeconfig", "service_account"];
@@ -49,6 +50,26 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
         Box::pin(async move { super::baseline::open_baseline(url, &settings).await })
     }),
 };
+
+typed_config! {
+    /// The Leases of a Kubernetes cluster, as [`connect`](crate::connect()) takes them.
+    Cluster
+    texts {
+        /// The kubeconfig, where it is neither the user's nor that of the environment.
+        kubeconfig
+        /// The context of the kubeconfig, where it is not the current one.
+        context
+        /// The folder of the service account, where it is not where pods have it.
+        service_account
+    }
+}
+
+impl Cluster {
+    /// The Leases in this namespace of Kubernetes.
+    pub fn new(namespace: impl Into<String>) -> Self {
+        Self(Url::new("kubernetes", vec![namespace.into()]))
+    }
+}
 
 fn config(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, "connect", message)

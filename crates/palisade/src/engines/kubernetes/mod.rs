@@ -12,7 +12,7 @@ mod acquire;
 #[cfg(feature = "baseline")]
 mod baseline;
 mod client;
-mod config;
+pub(crate) mod config;
 mod credentials;
 mod error;
 mod inspect;

@@ -48,13 +48,34 @@ typed_config! {
         replicas: u32
     }
     login { user }
-    tls { |url| url.scheme = "rediss".to_owned() }
+    tls { |url| {
+        if !url.scheme.starts_with("rediss") {
+            url.scheme = url.scheme.replacen("redis", "rediss", 1);
+        }
+    } }
 }
 
 impl Redis {
     /// The server at `host`: `name`, `name:port` or `[address]:port`.
     pub fn new(host: impl Into<String>) -> Self {
         Self(Url::new("redis", vec![host.into()]))
+    }
+
+    /// The master that these Sentinels know by a name.
+    pub fn sentinel(
+        sentinels: impl IntoIterator<Item = impl Into<String>>,
+        master: impl std::fmt::Display,
+    ) -> Self {
+        let hosts = sentinels.into_iter().map(Into::into).collect();
+        let mut url = Url::new("redis+sentinel", hosts);
+        url.path = format!("/{master}");
+        Self(url)
+    }
+
+    /// The Cluster that some of its nodes lead to.
+    pub fn cluster(nodes: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        let hosts = nodes.into_iter().map(Into::into).collect();
+        Self(Url::new("redis+cluster", hosts))
     }
 
     /// The server that an existing client leads to, with its login and database. Connections of
@@ -94,7 +115,12 @@ impl Redis {
 
     /// The number of a database, 0 unless it is set.
     pub fn database(mut self, number: impl std::fmt::Display) -> Self {
-        self.0.path = format!("/{number}");
+        // Behind Sentinel the name of the master comes first.
+        let path = match self.0.scheme.ends_with("+sentinel") {
+            true => self.0.path.split('/').nth(1).unwrap_or_default(),
+            false => "",
+        };
+        self.0.path = format!("{}{path}/{number}", if path.is_empty() { "" } else { "/" });
         self
     }
 }

@@ -6,15 +6,15 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 
+use super::RedlockEngine;
 use super::node::Node;
 use super::waiting::Waiting;
-use super::{Redlock, RedlockEngine};
 use crate::core::capability::{Capability, Guarantee, Permits, Tokens, TtlRange};
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
-use crate::engines::kit::Host;
+use crate::engines::kit::{Host, typed_config};
 use crate::engines::redis::config::{Access, database};
 use crate::engines::redis::connection::Server;
 use crate::engines::redis::keys::Keys;
@@ -77,6 +77,33 @@ pub(super) struct Options {
     max_ttl: Duration,
     node_timeout: Option<Duration>,
     guarded: bool,
+}
+
+typed_config! {
+    /// Redis servers that know nothing of each other, as [`connect`](crate::connect()) takes them.
+    Redlock
+    durations {
+        /// The longest ttl in use.
+        max_ttl
+        /// How long one server is waited for.
+        node_timeout
+    }
+    login { user }
+    tls { |url| url.scheme = "rediss+redlock".to_owned() }
+}
+
+impl Redlock {
+    /// Three or more servers: `name`, `name:port` or `[address]:port` each.
+    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        let hosts = hosts.into_iter().map(Into::into).collect();
+        Self(Url::new("redlock", hosts))
+    }
+
+    /// Lets a server vote right after it has restarted, though it may have forgotten a lock.
+    pub fn without_restart_guard(mut self) -> Self {
+        self.0.set("restart_guard", "off");
+        self
+    }
 }
 
 fn config(message: impl Into<String>) -> Error {
@@ -150,7 +177,7 @@ async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
             at, server, &settings, &keys, hub, freed, guard, &run_ids,
         ))
     });
-    let engine = Arc::new(Redlock {
+    let engine = Arc::new(super::Redlock {
         nodes: nodes.collect(),
         quorum: count / 2 + 1,
         keys,
@@ -174,7 +201,7 @@ const STRAGGLERS: Duration = Duration::from_millis(250);
 
 /// Connects to all servers, so that what is wrong with an address or a login is said now: to a
 /// majority, and those others that are not much slower.
-async fn greet(engine: &Arc<Redlock>, connect_timeout: Duration) -> Result<()> {
+async fn greet(engine: &Arc<super::Redlock>, connect_timeout: Duration) -> Result<()> {
     let connecting = engine.nodes.iter().map(|node| async move {
         let connected = node.link().await;
         connected.map(drop).map_err(|error| node.blame(&error))

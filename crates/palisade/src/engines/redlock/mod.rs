@@ -13,7 +13,7 @@
 mod acquire;
 #[cfg(feature = "baseline")]
 mod baseline;
-mod config;
+pub(crate) mod config;
 mod inspect;
 mod node;
 mod notify;

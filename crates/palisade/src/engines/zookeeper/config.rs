@@ -16,7 +16,7 @@ use crate::core::capability::{Capability, Guarantee, TtlRange};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{Settings, Url};
-use crate::engines::kit::{Host, Login, Tls};
+use crate::engines::kit::{Host, Login, Tls, typed_config};
 
 /// Those of the servers, without and with TLS.
 const PORT: u16 = 2181;
@@ -68,6 +68,33 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
         Box::pin(async move { super::baseline::open(url, &settings).await })
     }),
 };
+
+typed_config! {
+    /// A ZooKeeper ensemble, as [`connect`](crate::connect()) takes it.
+    ZooKeeper
+    texts {
+        /// `mutex`, or `readwrite` for the names of Curator's read-write lock.
+        layout
+        /// Who may change our nodes: `open`, or `creator`, which needs a login.
+        acl
+    }
+    login { user }
+    tls { |url| url.scheme = "zookeepers".to_owned() }
+}
+
+impl ZooKeeper {
+    /// Servers of the ensemble: `name`, `name:port` or `[address]:port` each.
+    pub fn new(hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        let hosts = hosts.into_iter().map(Into::into).collect();
+        Self(Url::new("zookeeper", hosts))
+    }
+
+    /// Puts everything below this node, as in `/locks`.
+    pub fn chroot(mut self, path: impl Into<String>) -> Self {
+        self.0.path = path.into();
+        self
+    }
+}
 
 fn config(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, "connect", message)

@@ -35,6 +35,7 @@ use parking_lot::Mutex;
 
 pub use condition::{Check, ZooKeeperHold};
 pub(crate) use config::FACTORY;
+pub use config::ZooKeeper;
 
 use self::acquire::Known;
 use self::client::Client;

@@ -199,9 +199,14 @@ impl Amending<'_> {
         }
     }
 
+    /// The children of the line as the leader has them: a follower may not have heard yet that
+    /// another reader is gone, and an upgrade would be refused for nothing.
     async fn names(&self) -> Result<Vec<String>> {
-        let read = Request::children(&self.known.line, false);
-        let answers = self.call(vec![read]).await?;
+        let requests = vec![
+            Request::sync(&self.known.line),
+            Request::children(&self.known.line, false),
+        ];
+        let answers = self.call(requests).await?;
         Ok(children(&answers)?.unwrap_or_default())
     }
 

@@ -15,10 +15,7 @@ async fn a_clock_that_jumps_makes_a_second_grant_which_the_fence_survives() {
     let Some(five) = Five::start() else { return };
     let (one, two) = (five.client(FRESH).await, five.client(FRESH).await);
     let (storage, data) = (MemoryFence::default(), Name::new("data").unwrap());
-    five.occupy("job", &[3, 4]);
-    let first = one.mutex("job").lock().await.unwrap();
-    five.free("job", &[3, 4]);
-    assert_eq!(five.having("job"), [0, 1, 2]);
+    let first = five.lock_on_three(&one, "job").await;
     let write = |token, text: &str| storage.write(&data, token, text.as_bytes().to_vec());
     assert_eq!(
         write(first.token().into(), "one").await.unwrap(),

@@ -12,9 +12,7 @@ async fn a_server_that_restarted_does_not_vote() {
     for guarded in [true, false] {
         let Some(five) = Five::start() else { return };
         let holder = five.client(FRESH).await;
-        five.occupy("job", &[3, 4]);
-        let _hold = holder.mutex("job").lock().await.unwrap();
-        five.free("job", &[3, 4]);
+        let _hold = five.lock_on_three(&holder, "job").await;
         // All have run for longer than the longest ttl, before C restarts.
         let max_ttl = Duration::from_secs(3);
         tokio::time::sleep(max_ttl + Duration::from_secs(1)).await;

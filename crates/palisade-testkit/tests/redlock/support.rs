@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use palisade::Client;
+use palisade::{Client, Hold};
 use palisade_testkit::lab::launch::{self, Running, wire};
 use palisade_testkit::lab::proxy::{Protocol, Proxy};
 pub(crate) use palisade_testkit::lab::trial::{soon, until};
@@ -54,6 +54,34 @@ impl Five {
         nodes
             .filter(|node| self.ask(*node, &["EXISTS", key]) == "1")
             .collect()
+    }
+
+    /// How many scripts a server has run.
+    fn scripts_run(&self, node: usize) -> u64 {
+        let stats = self.ask(node, &["INFO", "commandstats"]);
+        let row = stats
+            .lines()
+            .find_map(|row| row.strip_prefix("cmdstat_evalsha:calls="));
+        let calls = row.and_then(|row| row.split(',').next()?.parse().ok());
+        calls.unwrap_or(0)
+    }
+
+    /// A lock that the first three servers have voted for, and the other two not: another tool had
+    /// it there.
+    pub(crate) async fn lock_on_three(&self, client: &Client, name: &str) -> Hold {
+        let others = [3, 4];
+        self.occupy(name, &others);
+        let before = others.map(|node| self.scripts_run(node));
+        let hold = client.mutex(name).lock().await.unwrap();
+        // Three votes are enough for it: what is on its way to the others must not find them free.
+        until("the votes of the others", async || {
+            let now = others.map(|node| self.scripts_run(node));
+            now.iter().zip(&before).all(|(now, before)| now > before)
+        })
+        .await;
+        self.free(name, &others);
+        assert_eq!(self.having(name), [0, 1, 2]);
+        hold
     }
 
     /// Another tool's lock on some of the servers.

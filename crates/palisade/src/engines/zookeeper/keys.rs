@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     fn keys(namespace: &str, layout: Layout) -> Keys {
-        Keys::new("/root", namespace, layout).unwrap()
+        Keys::new("/locks", namespace, layout).unwrap()
     }
 
     #[test]
@@ -325,7 +325,7 @@ mod tests {
             }
         }
         let bare = keys("", Layout::Mutex);
-        for (name, line) in [("x", "/root/x"), ("a/b", "/root/a/b"), ("/a", "/root/a")] {
+        for (name, line) in [("x", "/locks/x"), ("a/b", "/locks/a/b"), ("/a", "/locks/a")] {
             assert_eq!(bare.line(&Name::new(name).unwrap()).unwrap(), line);
         }
         for name in ["a//b", "a/", "/", "..", "a/./b", "🔒"] {
@@ -335,8 +335,8 @@ mod tests {
         for (chroot, namespace) in [("zookeeper", "x"), ("", "zookeeper"), ("a//b", "x")] {
             assert!(Keys::new(chroot, namespace, Layout::Mutex).is_err());
         }
-        let parents: Vec<&str> = Keys::parents("/root/a/x").collect();
-        assert_eq!(parents, ["/root", "/root/a", "/root/a/x"]);
+        let parents: Vec<&str> = Keys::parents("/locks/a/x").collect();
+        assert_eq!(parents, ["/locks", "/locks/a", "/locks/a/x"]);
     }
 
     #[test]

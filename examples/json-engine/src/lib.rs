@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use palisade::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Claim, ClaimId, Engine, Entered, Lease, LeaseId,
-    LeaseStart, Left, Line, Permits, Place, Renewal, Seat, Ticket, Tokens, TtlRange, Url,
+    Alarm, Amended, Amendment, Audited, BoxStream, Claim, ClaimId, EndsWith, Engine, Entered, Lease,
+    LeaseId, LeaseStart, Left, Line, Permits, Place, Renewal, Seat, Ticket, Tokens, TtlRange, Url,
 };
 use palisade::report::{Checkup, LineReport, Scope};
 use palisade::{BootTime, Capability, Client, Error, ErrorKind, Eviction, Guarantee, Name, Result};
@@ -94,6 +94,7 @@ impl Engine for JsonEngine {
             tokens: Tokens::Floored,
             early_loss: true,
             detached: true,
+            ends_with: EndsWith::Lease,
             ttl: TtlRange {
                 min: Duration::from_millis(300),
                 max: Duration::from_secs(24 * 3600),

@@ -20,6 +20,7 @@ mod release;
 mod resize;
 mod run;
 mod schema;
+mod serve;
 mod show;
 mod top;
 
@@ -81,5 +82,6 @@ verbs! {
     Completions => completions,
     Man => man,
     Schema => schema,
+    Serve => serve,
     Help => help,
 }

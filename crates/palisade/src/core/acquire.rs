@@ -282,7 +282,7 @@ impl Request {
         Error::new(ErrorKind::Lost, "wait", message).with("name", &self.name)
     }
 
-    fn claim(&self, queue: bool) -> Claim {
+    pub(super) fn claim(&self, queue: bool) -> Claim {
         Claim {
             id: ClaimId::random(),
             name: self.name.clone(),

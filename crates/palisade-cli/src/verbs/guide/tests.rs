@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use palisade::engine::{Permits, TtlRange};
+use palisade::engine::{EndsWith, Permits, TtlRange};
 use palisade::{Capability, Guarantee};
 
 use super::*;
@@ -17,6 +17,7 @@ const SERVER: Capability = Capability {
     tokens: Tokens::Durable,
     early_loss: true,
     detached: true,
+    ends_with: EndsWith::Lease,
     ttl: TtlRange {
         min: Duration::from_secs(15),
         max: Duration::from_secs(20),

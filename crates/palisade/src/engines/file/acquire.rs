@@ -20,8 +20,12 @@ pub(super) async fn enter(
     store: Arc<Store>,
     line: LineName,
     claim: Arc<Claim>,
+    by_lease: bool,
     timeout: Duration,
 ) -> Result<Entered> {
+    if by_lease {
+        store.home().promised.raise(&store.home().dir, claim.ttl)?;
+    }
     let sent = BootTime::now();
     if store.was_left(claim.id) {
         return Ok(Entered::Busy);
@@ -40,7 +44,7 @@ pub(super) async fn enter(
             let reserved =
                 reserved.map_err(|errno| file_failed("enter", &store.leases.path(), errno))?;
             slot = Some(reserved);
-            push(tx, &claim, process, reserved)?;
+            push(tx, &claim, by_lease, process, reserved)?;
         }
         let settled = tx.settle_before(claim.id);
         if !known {
@@ -93,7 +97,13 @@ pub(super) async fn enter(
 }
 
 /// Takes the last place in the line.
-fn push(tx: &mut Tx<'_>, claim: &Claim, process: u64, slot: u32) -> Result<()> {
+fn push(
+    tx: &mut Tx<'_>,
+    claim: &Claim,
+    by_lease: bool,
+    process: u64,
+    slot: u32,
+) -> Result<()> {
     let seat = Seat {
         id: claim.id,
         ask: claim.ask,
@@ -101,7 +111,7 @@ fn push(tx: &mut Tx<'_>, claim: &Claim, process: u64, slot: u32) -> Result<()> {
         expires: tx.now + claim.ttl,
         ttl: claim.ttl,
         evicted: false,
-        extra: Extra::new(claim, process, slot),
+        extra: Extra::new(claim, by_lease, process, slot),
     };
     if let Err(error) = tx.state.line.push(seat.clone()) {
         // Only the living may keep a line at their capacity.

@@ -45,6 +45,8 @@ pub(super) struct Extra {
     pub(super) slot: u32,
     /// Whether its renewals could not be found, so that it ends by the ttl from then on.
     pub(super) orphan: bool,
+    /// Whether it is kept, once it holds, until its lease ends though its process dies.
+    pub(super) by_lease: bool,
     /// Owner and value, each as JSON, with a tab between.
     pub(super) who: Arc<str>,
     /// What the file says, and of which seat: made anew only when that has changed.
@@ -80,12 +82,13 @@ impl Said {
 }
 
 impl Extra {
-    pub(super) fn new(claim: &Claim, process: u64, slot: u32) -> Self {
+    pub(super) fn new(claim: &Claim, by_lease: bool, process: u64, slot: u32) -> Self {
         let value = serde_json::to_string(&claim.value).unwrap_or_default();
         Self {
             process,
             slot,
             orphan: false,
+            by_lease,
             who: format!("{}\t{value}", claim.owner.to_json()).into(),
             text: None,
         }
@@ -209,7 +212,9 @@ fn write_seat(seat: &Seat<Extra>) -> Arc<str> {
         Ask::Whole => (0, 0),
         Ask::Part { weight, capacity } => (weight, capacity),
     };
-    let flags = u8::from(seat.evicted) | u8::from(seat.extra.orphan) << 1;
+    let flags = u8::from(seat.evicted)
+        | u8::from(seat.extra.orphan) << 1
+        | u8::from(seat.extra.by_lease) << 2;
     let text = format!(
         "{:032x} {:016x} {} {weight}/{capacity} {} {} {} {flags} {}\n",
         seat.id.0,
@@ -247,6 +252,7 @@ fn read_seat(line: &str) -> Option<Seat<Extra>> {
             process,
             slot,
             orphan: flags & 2 != 0,
+            by_lease: flags & 4 != 0,
             who: words.next()?.into(),
             text: None,
         },

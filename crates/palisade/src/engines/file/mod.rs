@@ -19,6 +19,7 @@ mod leases;
 mod line_file;
 mod liveness;
 mod notify;
+mod promised;
 mod release;
 mod renew;
 mod store;
@@ -39,7 +40,7 @@ pub use self::config::File;
 use self::dir::Dir;
 pub use self::liveness::Liveness;
 use self::store::{LineName, Store};
-use crate::core::capability::{Capability, DEFAULT_TTL};
+use crate::core::capability::{Capability, DEFAULT_TTL, EndsWith};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::dyn_engine::SharedEngine;
@@ -87,7 +88,7 @@ pub async fn open_with(
     liveness: Option<Arc<Liveness>>,
 ) -> Result<SharedEngine> {
     let config = Config::from_url(url)?;
-    let timeout = settings.connect_timeout;
+    let (timeout, by_lease) = (settings.connect_timeout, config.by_lease);
     let (done, opened) = tokio::sync::oneshot::channel();
     // Opening reads, syncs and may wait for the lock: not on the caller's thread.
     std::thread::Builder::new()
@@ -115,6 +116,7 @@ pub async fn open_with(
         store,
         namespace: settings.namespace.as_str().into(),
         timeout: settings.timeout,
+        by_lease,
         remembered: settings.ttl.unwrap_or(DEFAULT_TTL).max(DEFAULT_TTL),
     }))
 }
@@ -144,6 +146,8 @@ struct FileEngine {
     store: Arc<Store>,
     namespace: Arc<str>,
     timeout: Duration,
+    /// Whether what it holds outlives the process.
+    by_lease: bool,
     /// How long a claim that was left before it came is remembered.
     remembered: Duration,
 }
@@ -159,7 +163,15 @@ impl FileEngine {
 
 impl Engine for FileEngine {
     fn capability(&self) -> Capability {
-        CAPABILITY
+        let ends_with = if self.by_lease {
+            EndsWith::Lease
+        } else {
+            EndsWith::Process
+        };
+        Capability {
+            ends_with,
+            ..CAPABILITY
+        }
     }
 
     fn describe(&self) -> String {
@@ -168,7 +180,7 @@ impl Engine for FileEngine {
 
     async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
         let (store, line) = (Arc::clone(&self.store), self.line(&claim.name));
-        acquire::enter(store, line, claim, self.timeout).await
+        acquire::enter(store, line, claim, self.by_lease, self.timeout).await
     }
 
     async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {

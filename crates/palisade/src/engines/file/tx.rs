@@ -162,7 +162,10 @@ impl<'a> Tx<'a> {
         let home = self.store.home();
         let ready = match self.state.line.seats.iter().all(Seat::is_held) {
             true => Ok(()),
-            false => home.tokens.prepare_grant(self.operation, &home.dir),
+            false => home
+                .promised
+                .all_over(self.operation)
+                .and_then(|()| home.tokens.prepare_grant(self.operation, &home.dir)),
         };
         loop {
             self.look_up_renewals();
@@ -186,14 +189,19 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// Removes the seats of those of `processes` that are dead; says whether there were any.
+    /// Removes the seats of those of `processes` that are dead; says whether there were any. What
+    /// is kept by its lease alone stays if it held before: its process may have told somebody.
     fn bury(&mut self, processes: Vec<u64>) -> bool {
         let mut any = false;
         for process in processes {
             if !self.is_alive(process) {
-                let seats = &mut self.state.line.seats;
-                seats.retain(|seat| seat.extra.process != process);
-                any = true;
+                let (seats, before) = (&mut self.state.line.seats, &self.before);
+                let held = |id| before.iter().any(|old| old.id == id && old.sequence != 0);
+                let count = seats.len();
+                seats.retain(|seat| {
+                    seat.extra.process != process || (seat.extra.by_lease && held(seat.id))
+                });
+                any |= seats.len() < count;
             }
         }
         any
@@ -302,7 +310,9 @@ impl Sleep {
         };
         for seat in seats {
             sleep.earliest = sleep.earliest.min(seat.expires);
-            if !sleep.processes.contains(&seat.extra.process) {
+            // Such a seat outlives its process: a dead one would wake the sleeper for ever.
+            let outlives = seat.extra.by_lease && seat.is_held();
+            if !outlives && !sleep.processes.contains(&seat.extra.process) {
                 sleep.processes.push(seat.extra.process);
             }
         }

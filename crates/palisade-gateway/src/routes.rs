@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use http_body_util::{BodyExt, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, ORIGIN};
 use hyper::{Method, Request, StatusCode};
 use palisade::command::parse_duration;
@@ -763,12 +763,18 @@ async fn read<T: DeserializeOwned>(asking: &Asking, body: Incoming) -> Result<T,
         let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
         return Err(Problem::new(status, "not_json", detail));
     }
+    let too_large = || {
+        let detail = "a body has at most 1 MiB";
+        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", detail)
+    };
+    if body.size_hint().lower() > BODY as u64 {
+        return Err(too_large());
+    }
     let collected = tokio::time::timeout(BODY_TIME, Limited::new(body, BODY).collect()).await;
     let bytes = match collected {
         Ok(Ok(bytes)) => bytes.to_bytes(),
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-            let detail = "a body has at most 1 MiB";
-            return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", detail));
+            return Err(too_large());
         }
         Ok(Err(_)) => return Err(Problem::bad_request("the body was cut off")),
         Err(_) => {

@@ -75,10 +75,7 @@ pub(crate) enum Door {
 #[derive(Debug)]
 enum Rule {
     /// The socket is this user's; the port needs the token made at the start.
-    Local {
-        user: Arc<Principal>,
-        open: bool,
-    },
+    Local { user: Arc<Principal>, open: bool },
     File {
         path: PathBuf,
         read: RwLock<(Vec<Arc<Principal>>, Seen)>,
@@ -116,7 +113,8 @@ impl Access {
     pub(crate) fn principal(&self, door: Door, token: Option<&str>) -> Option<Arc<Principal>> {
         match &self.0 {
             Rule::Local { user, open } => {
-                let known = door == Door::Socket || *open || find(&[Arc::clone(user)], token).is_some();
+                let known =
+                    door == Door::Socket || *open || find(&[Arc::clone(user)], token).is_some();
                 known.then(|| Arc::clone(user))
             }
             Rule::File { read, .. } => find(&read.read().0, token),
@@ -199,7 +197,10 @@ struct Seen(Option<(u64, u64, i64, i64)>);
 impl Seen {
     fn look(path: &Path) -> Self {
         let seen = std::fs::metadata(path);
-        Self(seen.ok().map(|file| (file.ino(), file.size(), file.mtime(), file.mtime_nsec())))
+        Self(
+            seen.ok()
+                .map(|file| (file.ino(), file.size(), file.mtime(), file.mtime_nsec())),
+        )
     }
 }
 
@@ -231,7 +232,9 @@ fn read(path: &Path) -> Result<Vec<Arc<Principal>>> {
     let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
     // What the parser says may repeat a line of the file, and with it a token in the wrong place.
     let file: File = toml::from_str(&text).map_err(|error| {
-        let at = error.span().map_or(0, |span| text[..span.start].lines().count().max(1));
+        let at = error
+            .span()
+            .map_or(0, |span| text[..span.start].lines().count().max(1));
         refuse(format!(
             "line {at} is not as expected; a principal has name, token_sha256, use, see and operate"
         ))
@@ -256,7 +259,9 @@ fn read(path: &Path) -> Result<Vec<Arc<Principal>>> {
         }
         let known = |old: &Arc<Principal>| old.name == name || old.token == Some(token);
         if principals.iter().any(known) {
-            return Err(refuse(format!("the name or the token of {name:?} is there twice")));
+            return Err(refuse(format!(
+                "the name or the token of {name:?} is there twice"
+            )));
         }
         principals.push(Arc::new(Principal {
             name,

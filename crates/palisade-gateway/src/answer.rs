@@ -27,6 +27,13 @@ impl Answer {
         }
     }
 
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Self::Document(status, _) => *status,
+            Self::Other(response) => response.status(),
+        }
+    }
+
     pub(crate) fn into_response(self) -> Response<Body> {
         let mut response = match self {
             Self::Other(response) => response,
@@ -51,6 +58,12 @@ impl Answer {
 /// A document.
 pub(crate) fn reply(status: StatusCode, document: &Value) -> Answer {
     Answer::Document(status, document.clone())
+}
+
+/// What Prometheus scrapes.
+pub(crate) fn metrics(text: String) -> Answer {
+    let kind = "text/plain; version=0.0.4";
+    Answer::Other(made(StatusCode::OK, kind, text.into_bytes()))
 }
 
 /// A problem.

@@ -21,7 +21,10 @@ pub(crate) enum Stage {
     /// The engine has not answered yet; what it said last.
     Entering(Option<Error>),
     Waiting,
-    Held { token: u64, sequence: u64 },
+    Held {
+        token: u64,
+        sequence: u64,
+    },
     /// Others hold, and nothing was left behind.
     Busy,
     Lost(String),
@@ -33,10 +36,7 @@ pub(crate) enum Stage {
 impl Stage {
     /// Whether it can't change any more.
     pub(crate) fn is_over(&self) -> bool {
-        !matches!(
-            self,
-            Self::Entering(_) | Self::Waiting | Self::Held { .. }
-        )
+        !matches!(self, Self::Entering(_) | Self::Waiting | Self::Held { .. })
     }
 
     pub(crate) fn word(&self) -> &'static str {
@@ -141,7 +141,8 @@ impl Claim {
     /// Waits until it holds or is over, `until` at the longest.
     pub(crate) async fn settled(&self, until: BootTime) -> Stage {
         let mut stage = self.stage.subscribe();
-        let settled = stage.wait_for(|stage| matches!(stage, Stage::Held { .. }) || stage.is_over());
+        let settled =
+            stage.wait_for(|stage| matches!(stage, Stage::Held { .. }) || stage.is_over());
         let _ = tokio::time::timeout(until.remaining(), settled).await;
         self.stage()
     }
@@ -212,7 +213,11 @@ impl Task {
         let mut entered = false;
         loop {
             let step = async {
-                if entered { entry.wait().await } else { entry.enter().await }
+                if entered {
+                    entry.wait().await
+                } else {
+                    entry.enter().await
+                }
             };
             let progress = tokio::select! {
                 biased;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::audit::Audit;
+use crate::metrics::Metrics;
 
 /// How much a principal may have at once.
 #[derive(Debug, Clone, Copy)]
@@ -50,4 +51,6 @@ pub struct Config {
     pub limits: Limits,
     /// Where audit events go.
     pub audit: Audit,
+    /// What `/metrics` shows.
+    pub metrics: Metrics,
 }

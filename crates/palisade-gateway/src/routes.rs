@@ -26,6 +26,7 @@ use crate::answer::{Answer, reply};
 use crate::audit::Audit;
 use crate::claim::{Asked, Claim, Order, Stage};
 use crate::events;
+use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::session::{Session, Sessions, tell};
 use crate::wire::{self, How};
@@ -43,7 +44,13 @@ const LINES: usize = 1000;
 /// The longest id that a client may give a claim.
 const LONGEST_ID: usize = 128;
 /// What must not be in an address, because addresses are logged.
-const SECRETS: &[&str] = &["token", "access_token", "secret", "session", "authorization"];
+const SECRETS: &[&str] = &[
+    "token",
+    "access_token",
+    "secret",
+    "session",
+    "authorization",
+];
 
 /// All routes.
 pub(crate) const ROUTES: &[(&str, &str)] = &[
@@ -60,6 +67,7 @@ pub(crate) const ROUTES: &[(&str, &str)] = &[
     ("GET", "/v1/events"),
     ("POST", "/v1/evictions"),
     ("GET", "/v1/engine"),
+    ("GET", "/metrics"),
     ("GET", "/healthz"),
     ("GET", "/readyz"),
 ];
@@ -76,6 +84,7 @@ pub(crate) struct Routes {
     pub(crate) hosts: Vec<String>,
     /// Where a session's client asks from now on.
     pub(crate) url: String,
+    pub(crate) metrics: Metrics,
 }
 
 /// A request of somebody known.
@@ -91,28 +100,44 @@ impl Routes {
     pub(crate) async fn answer(self: Arc<Self>, door: Door, request: Request<Incoming>) -> Answer {
         let arrival = BootTime::now();
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        // A path that is none of ours may be anything, a secret too.
+        let known = ROUTES.iter().find(|(_, known)| *known == path);
+        let path = known.map_or("other", |(_, path)| path);
+        let answer = self
+            .answer_known(door, arrival, &method, path, request)
+            .await;
+        let status = answer.status().as_u16().to_string();
+        metrics::counter!("palisade_gateway_requests_total", "route" => path, "status" => status)
+            .increment(1);
+        metrics::histogram!("palisade_gateway_request_seconds")
+            .record(BootTime::now().saturating_since(arrival));
+        answer
+    }
+
+    async fn answer_known(
+        &self,
+        door: Door,
+        arrival: BootTime,
+        method: &Method,
+        path: &str,
+        request: Request<Incoming>,
+    ) -> Answer {
         match self.route(door, arrival, request).await {
             Ok(answer) => answer,
             Err(problem) => {
                 if matches!(problem.status.as_u16(), 401 | 403 | 421) {
-                    let known = ROUTES.iter().any(|(_, known)| *known == path);
-                    // A path that is none of ours may be anything, a secret too.
-                    let path = if known { path.as_str() } else { "other" };
                     let (method, code) = (method.as_str(), problem.code);
-                    self.audit
-                        .tell("refused", json!({"method": method, "path": path, "code": code}));
+                    self.audit.tell(
+                        "refused",
+                        json!({"method": method, "path": path, "code": code}),
+                    );
                 }
                 crate::answer::problem(&problem)
             }
         }
     }
 
-    async fn route(
-        &self,
-        door: Door,
-        arrival: BootTime,
-        request: Request<Incoming>,
-    ) -> Answered {
+    async fn route(&self, door: Door, arrival: BootTime, request: Request<Incoming>) -> Answered {
         let (head, body) = request.into_parts();
         if door == Door::Port {
             self.check_host(&head.headers)?;
@@ -194,6 +219,17 @@ impl Routes {
                 self.evict(&asking, asked).await
             }
             ("GET", "/v1/engine") => self.engine(&asking).await,
+            ("GET", "/metrics") => {
+                if !asking.principal.sees_anything() {
+                    return Err(Problem::forbidden("you may see nothing here"));
+                }
+                let draining = u64::from(self.sessions.is_draining());
+                Ok(crate::answer::metrics(self.metrics.text(&[
+                    ("palisade_gateway_sessions", self.sessions.count() as u64),
+                    ("palisade_gateway_claims", self.sessions.live() as u64),
+                    ("palisade_gateway_draining", draining),
+                ])))
+            }
             // Every route of the list is above.
             _ => Err(Problem::new(StatusCode::NOT_FOUND, "not_found", "")),
         }
@@ -202,11 +238,19 @@ impl Routes {
     /// Another name for this address means that a page elsewhere had it resolved here.
     fn check_host(&self, headers: &HeaderMap) -> Result<(), Problem> {
         let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-        if host.is_some_and(|host| self.hosts.iter().any(|known| known.eq_ignore_ascii_case(host))) {
+        if host.is_some_and(|host| {
+            self.hosts
+                .iter()
+                .any(|known| known.eq_ignore_ascii_case(host))
+        }) {
             return Ok(());
         }
         let detail = "this gateway is not called so; set --public-url to what clients call it";
-        Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", detail))
+        Err(Problem::new(
+            StatusCode::MISDIRECTED_REQUEST,
+            "wrong_host",
+            detail,
+        ))
     }
 
     /// A browser says where a page that writes comes from: only ours may.
@@ -214,12 +258,21 @@ impl Routes {
         let Some(origin) = headers.get(ORIGIN) else {
             return Ok(());
         };
-        let host = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
-        let own = |(_, host): (&str, &str)| self.hosts.iter().any(|known| known.eq_ignore_ascii_case(host));
+        let host = origin
+            .to_str()
+            .ok()
+            .and_then(|origin| origin.split_once("://"));
+        let own = |(_, host): (&str, &str)| {
+            self.hosts
+                .iter()
+                .any(|known| known.eq_ignore_ascii_case(host))
+        };
         if door == Door::Port && host.is_some_and(own) {
             return Ok(());
         }
-        Err(Problem::forbidden("a page of another origin may not change anything here"))
+        Err(Problem::forbidden(
+            "a page of another origin may not change anything here",
+        ))
     }
 
     async fn ready(&self) -> Answered {
@@ -271,7 +324,10 @@ impl Routes {
     }
 
     fn session(&self, asking: &Asking) -> Result<Arc<Session>, Problem> {
-        let secret = asking.headers.get(SESSION).and_then(|secret| secret.to_str().ok());
+        let secret = asking
+            .headers
+            .get(SESSION)
+            .and_then(|secret| secret.to_str().ok());
         let Some(secret) = secret else {
             return Err(Problem::bad_request(
                 "name the session by its secret in the header Palisade-Session",
@@ -354,9 +410,7 @@ impl Routes {
                 gone("lost", "the lease was not renewed in time".into())
             }
             (Stage::Held { .. }, _) => Ok(reply(StatusCode::OK, &answer)),
-            (Stage::Waiting | Stage::Entering(None), _) => {
-                Ok(reply(StatusCode::ACCEPTED, &answer))
-            }
+            (Stage::Waiting | Stage::Entering(None), _) => Ok(reply(StatusCode::ACCEPTED, &answer)),
             (Stage::Entering(Some(error)), _) | (Stage::Failed(error), _) => Err(error.into()),
             (Stage::Busy, _) => {
                 let detail = "others hold it, and nothing was left behind; ask with queue, a \
@@ -365,7 +419,10 @@ impl Routes {
             }
             (Stage::Lost(why), _) => gone("lost", why),
             (Stage::Evicted, _) => gone("evicted", "an operator took it away".into()),
-            (Stage::Released, _) => gone("released", "it was released; claim it under a new id".into()),
+            (Stage::Released, _) => gone(
+                "released",
+                "it was released; claim it under a new id".into(),
+            ),
         }
     }
 
@@ -375,8 +432,12 @@ impl Routes {
             return Err(Problem::forbidden("you may not use this name"));
         }
         wire::passable(&self.client.capability())?;
-        let ask = wire::ask(asked.mode, asked.weight, asked.capacity).map_err(Problem::bad_request)?;
-        let id = asked.id.clone().unwrap_or_else(|| secret()[..32].to_owned());
+        let ask =
+            wire::ask(asked.mode, asked.weight, asked.capacity).map_err(Problem::bad_request)?;
+        let id = asked
+            .id
+            .clone()
+            .unwrap_or_else(|| secret()[..32].to_owned());
         if id.is_empty() || id.len() > LONGEST_ID || id.chars().any(char::is_control) {
             return Err(Problem::bad_request(
                 "an id has 1 to 128 bytes without control characters",
@@ -385,15 +446,26 @@ impl Routes {
         if asking.headers.contains_key(SESSION) {
             let session = self.session(asking)?;
             let wait = wait(&session, asked.wait.as_deref())?;
-            return self.enter(asking, &session, id, name, ask, asked, wait).await;
+            return self
+                .enter(asking, &session, id, name, ask, asked, wait)
+                .await;
         }
         // For a client without a session: one of its own, which it is told the secret of.
-        let wait = asked.wait.as_deref().map_or(Ok(Duration::ZERO), |wait| duration("wait", wait))?;
-        let ttl = self.client.capability().explicit_ttl(CURL_TTL.max(3 * wait));
+        let wait = asked
+            .wait
+            .as_deref()
+            .map_or(Ok(Duration::ZERO), |wait| duration("wait", wait))?;
+        let ttl = self
+            .client
+            .capability()
+            .explicit_ttl(CURL_TTL.max(3 * wait));
         let (session, secret) = self.sessions.open(&asking.principal, ttl?, None)?;
         let wait = self::wait(&session, asked.wait.as_deref());
         let entered = match wait {
-            Ok(wait) => self.enter(asking, &session, id, name, ask, asked, wait).await,
+            Ok(wait) => {
+                self.enter(asking, &session, id, name, ask, asked, wait)
+                    .await
+            }
             Err(problem) => Err(problem),
         };
         match entered {
@@ -565,15 +637,19 @@ impl Routes {
         };
         let after = query.get("after").map_or("", String::as_str);
         let mut found = self.client.survey(scope).await?;
-        found.retain(|line| {
-            line.name.as_str() > after && asking.principal.may_see(&line.name)
-        });
+        found.retain(|line| line.name.as_str() > after && asking.principal.may_see(&line.name));
         found.sort_by(|one, other| one.name.cmp(&other.name));
         let more = found.len() > limit;
         found.truncate(limit);
         let next = found.last().filter(|_| more).map(|line| line.name.clone());
-        let lines: Result<Vec<_>, _> = found.iter().map(|line| wire::line(&self.client, line)).collect();
-        Ok(reply(StatusCode::OK, &json!({"lines": lines?, "next": next})))
+        let lines: Result<Vec<_>, _> = found
+            .iter()
+            .map(|line| wire::line(&self.client, line))
+            .collect();
+        Ok(reply(
+            StatusCode::OK,
+            &json!({"lines": lines?, "next": next}),
+        ))
     }
 
     fn seen(&self, asking: &Asking, name: &str) -> Result<Name, Problem> {
@@ -590,7 +666,10 @@ impl Routes {
             return Err(Problem::bad_request("name the election: ?name=NAME"));
         };
         let name = self.seen(asking, name)?;
-        let wait = asking.query.get("wait").map_or(Ok(Duration::ZERO), |wait| duration("wait", wait))?;
+        let wait = asking
+            .query
+            .get("wait")
+            .map_or(Ok(Duration::ZERO), |wait| duration("wait", wait))?;
         let _counted = self.sessions.count_waiting(&asking.principal)?;
         let until = asking.arrival + wait.min(Duration::from_secs(50));
         let election = self.client.election(&name);
@@ -629,7 +708,9 @@ impl Routes {
             return Err(Problem::forbidden("you may not evict from this name"));
         }
         if asked.reason.trim().is_empty() {
-            return Err(Problem::bad_request("give a reason: it is kept in the audit events"));
+            return Err(Problem::bad_request(
+                "give a reason: it is kept in the audit events",
+            ));
         }
         let details = json!({
             "principal": asking.principal.name,
@@ -646,7 +727,11 @@ impl Routes {
             client.evict(&name, which, how).await
         });
         let evicted = evicting.await.map_err(|_| {
-            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the eviction failed (bug)")
+            Problem::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "internal",
+                "the eviction failed (bug)",
+            )
         })??;
         if evicted {
             return Ok(reply(StatusCode::OK, &json!({"evicted": true})));
@@ -725,7 +810,10 @@ fn owner(asking: &Asking, session: &Session, asked: &wire::MakeClaim) -> Owner {
         Some(label) => format!("{label} ({principal})"),
         None => principal.clone(),
     });
-    let traced = asking.headers.get("traceparent").and_then(|trace| trace.to_str().ok());
+    let traced = asking
+        .headers
+        .get("traceparent")
+        .and_then(|trace| trace.to_str().ok());
     if let Some(trace) = traced.filter(|trace| trace.len() <= 128) {
         owner.traceparent = Some(trace.to_owned());
     }
@@ -747,7 +835,11 @@ fn query(text: &str) -> Result<HashMap<String, String>, Problem> {
         if SECRETS.contains(&key.to_ascii_lowercase().as_str()) {
             let detail = "a secret must not be in an address, because addresses are logged; send \
                           it in a header, and take another one now";
-            return Err(Problem::new(StatusCode::BAD_REQUEST, "secret_in_query", detail));
+            return Err(Problem::new(
+                StatusCode::BAD_REQUEST,
+                "secret_in_query",
+                detail,
+            ));
         }
         found.insert(key, value);
     }
@@ -756,8 +848,13 @@ fn query(text: &str) -> Result<HashMap<String, String>, Problem> {
 
 /// Reads the document of a request.
 async fn read<T: DeserializeOwned>(asking: &Asking, body: Incoming) -> Result<T, Problem> {
-    let kind = asking.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-    let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default();
+    let kind = asking
+        .headers
+        .get(CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok());
+    let kind = kind
+        .and_then(|kind| kind.split(';').next())
+        .unwrap_or_default();
     if !kind.trim().eq_ignore_ascii_case("application/json") {
         let detail = "send a document of `Content-Type: application/json`";
         let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
@@ -779,11 +876,19 @@ async fn read<T: DeserializeOwned>(asking: &Asking, body: Incoming) -> Result<T,
         Ok(Err(_)) => return Err(Problem::bad_request("the body was cut off")),
         Err(_) => {
             let detail = "the body took too long";
-            return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "too_slow", detail));
+            return Err(Problem::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "too_slow",
+                detail,
+            ));
         }
     };
     // An empty body is an empty document: `curl -X POST` sends none.
-    let bytes = if bytes.is_empty() { &b"{}"[..] } else { &bytes[..] };
+    let bytes = if bytes.is_empty() {
+        &b"{}"[..]
+    } else {
+        &bytes[..]
+    };
     serde_json::from_slice(bytes).map_err(|error| {
         // What the parser says may repeat what was sent, a secret in the wrong field too.
         let (line, column) = (error.line(), error.column());

@@ -69,7 +69,9 @@ impl Gateway {
                  --insecure if something in front of the gateway sees to both",
             ));
         }
-        let unspecified = settings.listen.is_some_and(|addr| addr.ip().is_unspecified());
+        let unspecified = settings
+            .listen
+            .is_some_and(|addr| addr.ip().is_unspecified());
         if unspecified && settings.public_url.is_none() {
             return Err(config(
                 "listening at every address needs --public-url: it says what Host must be",
@@ -109,6 +111,7 @@ impl Gateway {
             hosts: hosts(bound, settings.public_url.as_deref())?,
             url,
             client,
+            metrics: settings.metrics,
         };
         Ok(Self {
             routes: Arc::new(routes),
@@ -151,7 +154,9 @@ impl Gateway {
                 () = refresh_access(&routes) => {}
             }
             routes.sessions.drain();
-            routes.audit.tell("draining", json!({"claims": routes.sessions.live()}));
+            routes
+                .audit
+                .tell("draining", json!({"claims": routes.sessions.live()}));
             let drained = async {
                 // One look more, for requests that came in before.
                 tokio::time::sleep(LOOK / 5).await;
@@ -175,7 +180,9 @@ impl Gateway {
 
 impl std::fmt::Debug for Gateway {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gateway").field("url", &self.routes.url).finish_non_exhaustive()
+        f.debug_struct("Gateway")
+            .field("url", &self.routes.url)
+            .finish_non_exhaustive()
     }
 }
 
@@ -185,7 +192,9 @@ async fn refresh_access(routes: &Routes) {
         tokio::time::sleep(LOOK).await;
         match routes.access.refresh() {
             None => {}
-            Some(Ok(count)) => routes.audit.tell("access_read", json!({"principals": count})),
+            Some(Ok(count)) => routes
+                .audit
+                .tell("access_read", json!({"principals": count})),
             Some(Err(error)) => {
                 let details = json!({"detail": error.message(), "kept": "the one before"});
                 routes.audit.tell("access_broken", details);
@@ -225,11 +234,7 @@ async fn accept_tcp(
     }
 }
 
-async fn accept_unix(
-    socket: Option<&Socket>,
-    routes: &Arc<Routes>,
-    connections: &Arc<Semaphore>,
-) {
+async fn accept_unix(socket: Option<&Socket>, routes: &Arc<Routes>, connections: &Arc<Semaphore>) {
     let Some(socket) = socket else {
         return std::future::pending().await;
     };
@@ -268,7 +273,9 @@ async fn serve(
         .max_headers(HEADERS)
         .max_buf_size(HEAD);
     // A connection that fails is the client's matter.
-    let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+    let _ = builder
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
 }
 
 /// What `Host` may be: the address itself, its names where it is this machine, the public URL's.
@@ -278,11 +285,17 @@ fn hosts(bound: Option<SocketAddr>, public: Option<&str>) -> Result<Vec<String>>
         hosts.push(addr.to_string());
         if addr.ip().is_loopback() {
             let port = addr.port();
-            hosts.extend([format!("localhost:{port}"), format!("127.0.0.1:{port}"), format!("[::1]:{port}")]);
+            hosts.extend([
+                format!("localhost:{port}"),
+                format!("127.0.0.1:{port}"),
+                format!("[::1]:{port}"),
+            ]);
         }
     }
     if let Some(url) = public {
-        let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
+        let rest = url
+            .strip_prefix("https://")
+            .or_else(|| url.strip_prefix("http://"));
         let host = rest.and_then(|rest| rest.split('/').next());
         let Some(host) = host.filter(|host| !host.is_empty() && !host.contains('@')) else {
             return Err(config("--public-url is http:// or https:// and a host"));
@@ -295,7 +308,9 @@ fn hosts(bound: Option<SocketAddr>, public: Option<&str>) -> Result<Vec<String>>
 fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor> {
     let unusable = |path: &Path| {
         let message = format!("{} can't be used for TLS; it must be PEM", path.display());
-        move |error: rustls::pki_types::pem::Error| config(message.clone()).because(error.to_string())
+        move |error: rustls::pki_types::pem::Error| {
+            config(message.clone()).because(error.to_string())
+        }
     };
     let chain: std::result::Result<Vec<_>, _> = CertificateDer::pem_file_iter(cert)
         .map_err(unusable(cert))?
@@ -320,7 +335,9 @@ struct Socket {
 impl Socket {
     fn bind(path: PathBuf) -> Result<Self> {
         let refuse = |why: String| config(format!("socket {}: {why}", path.display()));
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = path
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty());
         let Some(folder) = folder else {
             return Err(refuse("give it a folder of its own".into()));
         };
@@ -332,7 +349,9 @@ impl Socket {
         let found = std::fs::symlink_metadata(folder).map_err(|error| refuse(error.to_string()))?;
         let own = found.uid() == rustix::process::getuid().as_raw();
         if !found.is_dir() || !own || found.permissions().mode() & 0o077 != 0 {
-            return Err(refuse("its folder must be this user's alone (mode 0700)".into()));
+            return Err(refuse(
+                "its folder must be this user's alone (mode 0700)".into(),
+            ));
         }
         // A socket that nobody listens at is left from a gateway that was killed.
         if std::os::unix::net::UnixStream::connect(&path).is_ok() {

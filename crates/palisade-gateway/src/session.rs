@@ -64,8 +64,13 @@ impl Session {
 
     /// Until when the client may believe in a claim, counted from `arrival`.
     pub(crate) fn promise(&self, claim: &Claim, arrival: BootTime) -> Duration {
-        let margin = (self.ttl / 10).max(Duration::from_millis(50)).min(self.ttl / 3);
-        let by_session = claim.until().saturating_since(arrival).saturating_sub(margin);
+        let margin = (self.ttl / 10)
+            .max(Duration::from_millis(50))
+            .min(self.ttl / 3);
+        let by_session = claim
+            .until()
+            .saturating_since(arrival)
+            .saturating_sub(margin);
         let by_engine = claim.deadline().saturating_since(arrival);
         by_session.min(by_engine)
     }
@@ -97,7 +102,10 @@ impl Session {
     /// How many of its claims are in a line, or may be.
     pub(crate) fn live(&self) -> usize {
         let claims = self.claims.lock();
-        claims.values().filter(|claim| !claim.stage().is_over()).count()
+        claims
+            .values()
+            .filter(|claim| !claim.stage().is_over())
+            .count()
     }
 
     /// Releases everything.
@@ -155,7 +163,11 @@ impl Sessions {
         if let Some(known) = sessions.get(&key).filter(|known| !known.has_ended()) {
             if known.principal.name != principal.name || known.ttl != ttl {
                 let detail = "this secret has opened another session; choose 256 random bits";
-                return Err(Problem::new(hyper::StatusCode::CONFLICT, "id_reused", detail));
+                return Err(Problem::new(
+                    hyper::StatusCode::CONFLICT,
+                    "id_reused",
+                    detail,
+                ));
             }
             return Ok((Arc::clone(known), secret));
         }
@@ -191,7 +203,11 @@ impl Sessions {
     }
 
     /// The session of this secret, if it is this principal's.
-    pub(crate) fn find(&self, principal: &Principal, secret: &str) -> Result<Arc<Session>, Problem> {
+    pub(crate) fn find(
+        &self,
+        principal: &Principal,
+        secret: &str,
+    ) -> Result<Arc<Session>, Problem> {
         let sessions = self.by_key.lock();
         sessions
             .get(&hash(secret))

@@ -112,9 +112,15 @@ pub(crate) fn ask(
 
 /// A line as `palisade ls --json` shows it.
 pub(crate) fn line(client: &Client, line: &LineReport) -> Result<Value> {
-    let holders: Result<Vec<_>> = line.holders.iter().map(|one| claim(client, one, None)).collect();
+    let holders: Result<Vec<_>> = line
+        .holders
+        .iter()
+        .map(|one| claim(client, one, None))
+        .collect();
     let waiters = line.waiters.iter().enumerate();
-    let waiters: Result<Vec<_>> = waiters.map(|(at, one)| claim(client, one, Some(at + 1))).collect();
+    let waiters: Result<Vec<_>> = waiters
+        .map(|(at, one)| claim(client, one, Some(at + 1)))
+        .collect();
     let kind = match line.capacity {
         None | Some(READERS) => "lock",
         Some(_) => "permits",
@@ -206,7 +212,11 @@ pub(crate) fn passable(engine: &Capability) -> Result<()> {
         let message = "this engine ends a hold with the gateway's process, so that no promise to a \
                        client could be kept; connect to it directly, or put the gateway in front \
                        of another engine";
-        return Err(Error::new(palisade::ErrorKind::Unsupported, "enter", message));
+        return Err(Error::new(
+            palisade::ErrorKind::Unsupported,
+            "enter",
+            message,
+        ));
     }
     Ok(())
 }

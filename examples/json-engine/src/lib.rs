@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use palisade::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Claim, ClaimId, EndsWith, Engine, Entered, Lease,
-    LeaseId, LeaseStart, Left, Line, Permits, Place, Renewal, Seat, Ticket, Tokens, TtlRange, Url,
+    Alarm, Amended, Amendment, Audited, BoxStream, Claim, ClaimId, EndsWith, Engine, Entered,
+    Lease, LeaseId, LeaseStart, Left, Line, Permits, Place, Renewal, Seat, Ticket, Tokens,
+    TtlRange, Url,
 };
 use palisade::report::{Checkup, LineReport, Scope};
 use palisade::{BootTime, Capability, Client, Error, ErrorKind, Eviction, Guarantee, Name, Result};

@@ -13,7 +13,7 @@ use std::time::Duration;
 use palisade::command::parse_duration;
 use palisade::engine::Url;
 use palisade::{Error, ErrorKind};
-use palisade_gateway::{Audit, Config, Gateway, Limits, new_token};
+use palisade_gateway::{Audit, Config, Gateway, Limits, Metrics, new_token};
 use serde::Serialize;
 use serde_json::json;
 
@@ -114,10 +114,15 @@ impl Serve {
         }
         let mut endings = Endings::listen()?;
         let url = by_lease(&Target::find(global)?)?;
+        let metrics = Metrics::install()?;
         let client = palisade::connect(&url).await?;
+        let client = client.observed_by(palisade::layers::Metrics);
         let folder = self.socket.as_deref().and_then(Path::parent);
         let folder = folder.map_or_else(default_folder, Path::to_owned);
-        let socket = self.socket.clone().unwrap_or_else(|| folder.join("gateway.sock"));
+        let socket = self
+            .socket
+            .clone()
+            .unwrap_or_else(|| folder.join("gateway.sock"));
         let port = !self.no_port;
         let token = match port && self.access.is_none() && !self.insecure {
             true => Some(write_token(&folder)?),
@@ -125,9 +130,10 @@ impl Serve {
         };
         let audit = match &self.audit {
             None => Audit::to(std::io::stderr()),
-            Some(path) => Audit::to(append(path).map_err(|error| {
-                config(format!("audit file {}: {error}", path.display()))
-            })?),
+            Some(path) => Audit::to(
+                append(path)
+                    .map_err(|error| config(format!("audit file {}: {error}", path.display())))?,
+            ),
         };
         let settings = Config {
             listen: port.then_some(self.listen),
@@ -144,6 +150,7 @@ impl Serve {
                 waiting: self.max_waiting,
             },
             audit,
+            metrics,
         };
         let gateway = Gateway::bind(client.clone(), settings).await?;
         let file = token.as_ref().map(|(_, path)| path.display().to_string());
@@ -157,7 +164,11 @@ impl Serve {
         global.printer().event(event, || {
             let token = file.map_or_else(String::new, |file| format!(", token in {file}"));
             let socket = shown(&socket.display().to_string());
-            Some(format!("serving {} at {} and {socket}{token}", client.describe(), gateway.url()))
+            Some(format!(
+                "serving {} at {} and {socket}{token}",
+                client.describe(),
+                gateway.url()
+            ))
         });
         let end = async {
             endings.next().await;
@@ -209,12 +220,19 @@ fn write_token(folder: &Path) -> Result<(String, PathBuf), Failure> {
     let (token, _) = new_token();
     let path = folder.join("gateway.token");
     let write = || {
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)?;
         // A new file each time: an old one may be open elsewhere, or a link.
         let fresh = folder.join(format!("gateway.token.{}", std::process::id()));
         let _ = std::fs::remove_file(&fresh);
         let mut options = OpenOptions::new();
-        let mut file = options.write(true).create_new(true).mode(0o600).open(&fresh)?;
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&fresh)?;
         writeln!(file, "{token}")?;
         std::fs::rename(&fresh, &path)
     };
@@ -223,5 +241,9 @@ fn write_token(folder: &Path) -> Result<(String, PathBuf), Failure> {
 }
 
 fn append(path: &Path) -> std::io::Result<std::fs::File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(path)
 }

@@ -32,6 +32,17 @@ impl Serving {
         }
     }
 
+    /// The body of what is at `path`.
+    fn get(&self, path: &str) -> String {
+        let mut stream = UnixStream::connect(&self.socket).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let text = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        stream.write_all(text.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+
     /// Asks by the socket; the status and the document.
     fn ask(&self, path: &str, session: Option<&str>, body: &Value) -> (u16, Value) {
         let mut stream = UnixStream::connect(&self.socket).unwrap();
@@ -72,6 +83,21 @@ fn it_serves_this_user_and_drains() {
     let (status, held) = serving.ask("/v1/claims", None, &json!({"name": "x", "id": "me"}));
     assert_eq!((status, &held["state"]), (200, &json!("held")), "{held}");
     assert_eq!(store.lines()[0]["holders"][0]["token"], held["token"]);
+    let metrics = serving.get("/metrics");
+    for line in [
+        "palisade_gateway_claims 1",
+        "palisade_gateway_sessions 1",
+        r#"palisade_gateway_requests_total{route="/v1/claims",status="200"} 1"#,
+    ] {
+        assert!(metrics.contains(line), "{line} in {metrics}");
+    }
+    let held_line = metrics
+        .lines()
+        .find(|line| line.starts_with("palisade_held{"));
+    assert!(
+        held_line.is_some_and(|line| line.ends_with(" 1")),
+        "{metrics}"
+    );
     // Beside the command's own locks.
     assert_eq!(store.code("run x --no-wait -- true"), Some(75));
     serving.running.signal("TERM");
@@ -149,10 +175,16 @@ fn a_killed_gateway_leaves_nobody_believing_too_long() {
         let killed = Instant::now();
         assert_eq!(store.code("run x --wait 20s -- true"), Some(0));
         let granted = Instant::now();
-        assert!(granted >= believed, "round {round}: granted within a promise");
+        assert!(
+            granted >= believed,
+            "round {round}: granted within a promise"
+        );
         // Generous: the machine may be busy.
         let took = granted - killed;
-        assert!(took < ttl + Duration::from_secs(10), "round {round}: {took:?}");
+        assert!(
+            took < ttl + Duration::from_secs(10),
+            "round {round}: {took:?}"
+        );
     }
 }
 

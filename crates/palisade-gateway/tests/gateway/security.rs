@@ -14,9 +14,19 @@ use super::support::*;
 async fn no_token_and_a_wrong_one_are_refused() {
     let served = serve().await;
     let claim = || Ask::post("/v1/claims", &json!({"name": "a"}));
-    for token in ["", "Bearer wrong", "Bearer ", "Basic YTpi", &format!("Bearer {TOKEN}x")] {
+    for token in [
+        "",
+        "Bearer wrong",
+        "Bearer ",
+        "Basic YTpi",
+        &format!("Bearer {TOKEN}x"),
+    ] {
         let refused = claim().with("authorization", token).send(served.addr).await;
-        assert!(refused.head.contains("www-authenticate: bearer"), "{}", refused.head);
+        assert!(
+            refused.head.contains("www-authenticate: bearer"),
+            "{}",
+            refused.head
+        );
         refused.refuses(401, "unauthorized");
     }
     assert_eq!(served.line("a").await, (0, 0));
@@ -53,7 +63,14 @@ operate = ["billing/"]
 async fn guarded() -> (Served, [String; 3]) {
     let (text, tokens) = access();
     let access = Some(text);
-    (serve_with(With { access, ..With::default() }).await, tokens)
+    (
+        serve_with(With {
+            access,
+            ..With::default()
+        })
+        .await,
+        tokens,
+    )
 }
 
 #[tokio::test]
@@ -64,8 +81,18 @@ async fn a_name_outside_of_the_prefix_is_refused() {
     };
     claim("billing/card").send(served.addr).await.is(200);
     // One that is a prefix only by its letters, its bare name, and one that may only be seen.
-    for name in ["billing-x", "billing-x/y", "billing", "other/a", "shared/a", "a"] {
-        claim(name).send(served.addr).await.refuses(403, "forbidden");
+    for name in [
+        "billing-x",
+        "billing-x/y",
+        "billing",
+        "other/a",
+        "shared/a",
+        "a",
+    ] {
+        claim(name)
+            .send(served.addr)
+            .await
+            .refuses(403, "forbidden");
         assert_eq!(served.line(name).await, (0, 0));
     }
 }
@@ -79,7 +106,11 @@ async fn only_what_may_be_seen_is_shown() {
     assert_eq!(shown["lines"].as_array().unwrap().len(), 1);
     let shown = lines(&other).send(served.addr).await.is(200);
     assert_eq!(shown["lines"], json!([]));
-    for path in ["/v1/lines?name=billing/card", "/v1/leaders?name=billing/card", "/v1/events"] {
+    for path in [
+        "/v1/lines?name=billing/card",
+        "/v1/leaders?name=billing/card",
+        "/v1/events",
+    ] {
         let peek = Ask::get(path).with("authorization", &other);
         peek.send(served.addr).await.refuses(403, "forbidden");
     }
@@ -87,7 +118,13 @@ async fn only_what_may_be_seen_is_shown() {
     let asks = ["/v1/lines?name=billing/card", "/v1/lines?name=billing/none"];
     let mut said = Vec::new();
     for path in asks {
-        said.push(Ask::get(path).with("authorization", &other).send(served.addr).await.json);
+        said.push(
+            Ask::get(path)
+                .with("authorization", &other)
+                .send(served.addr)
+                .await
+                .json,
+        );
     }
     assert_eq!(said[0], said[1]);
     let evict = json!({"name": "billing/card", "how": "force", "reason": "test"});
@@ -114,7 +151,9 @@ async fn the_session_of_another_principal_is_not_there() {
         ("GET", "/v1/sessions/events", ""),
         ("DELETE", "/v1/sessions", ""),
     ] {
-        let ask = Ask::new(method, path, body).with("authorization", &other).session(secret);
+        let ask = Ask::new(method, path, body)
+            .with("authorization", &other)
+            .session(secret);
         ask.send(served.addr).await.refuses(410, "no_session");
     }
     let own = Ask::post("/v1/sessions/keepalive", &json!({})).with("authorization", &billing);
@@ -124,12 +163,21 @@ async fn the_session_of_another_principal_is_not_there() {
 #[tokio::test]
 async fn another_host_and_another_origin_are_refused() {
     let served = serve().await;
-    for host in ["evil.example", "evil.example:7420", "127.0.0.1", "localhost.evil.example"] {
+    for host in [
+        "evil.example",
+        "evil.example:7420",
+        "127.0.0.1",
+        "localhost.evil.example",
+    ] {
         let rebound = Ask::get("/v1/lines").with("host", host);
         rebound.send(served.addr).await.refuses(421, "wrong_host");
     }
     let local = format!("localhost:{}", served.addr.port());
-    Ask::get("/v1/lines").with("host", &local).send(served.addr).await.is(200);
+    Ask::get("/v1/lines")
+        .with("host", &local)
+        .send(served.addr)
+        .await
+        .is(200);
     let claim = || Ask::post("/v1/claims", &json!({"name": "a"}));
     for origin in ["https://evil.example", "null", "http://127.0.0.1:1"] {
         let foreign = claim().with("origin", origin);
@@ -143,14 +191,30 @@ async fn another_host_and_another_origin_are_refused() {
 #[tokio::test]
 async fn a_form_is_no_request_and_a_get_changes_nothing() {
     let served = serve().await;
-    for kind in ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data", ""] {
+    for kind in [
+        "application/x-www-form-urlencoded",
+        "text/plain",
+        "multipart/form-data",
+        "",
+    ] {
         let form = Ask::post("/v1/claims", &json!({"name": "a"})).with("content-type", kind);
         form.send(served.addr).await.refuses(415, "not_json");
     }
-    for path in ["/v1/claims", "/v1/sessions", "/v1/evictions", "/v1/claims/release"] {
-        Ask::get(path).send(served.addr).await.refuses(405, "method_not_allowed");
+    for path in [
+        "/v1/claims",
+        "/v1/sessions",
+        "/v1/evictions",
+        "/v1/claims/release",
+    ] {
+        Ask::get(path)
+            .send(served.addr)
+            .await
+            .refuses(405, "method_not_allowed");
     }
-    Ask::get("/../etc/passwd").send(served.addr).await.refuses(404, "not_found");
+    Ask::get("/../etc/passwd")
+        .send(served.addr)
+        .await
+        .refuses(404, "not_found");
     assert_eq!(served.line("a").await, (0, 0));
 }
 
@@ -182,17 +246,31 @@ async fn no_secret_is_taken_in_an_address_or_written_to_the_log() {
     }
     // In every place where it does not belong.
     let path = format!("/{TOKEN}");
-    Ask::get(&path).with("authorization", "").send(served.addr).await.refuses(404, "not_found");
+    Ask::get(&path)
+        .with("authorization", "")
+        .send(served.addr)
+        .await
+        .refuses(404, "not_found");
     let bad = json!({"ttl": TOKEN, "tokens": secret});
-    let said = Ask::post("/v1/sessions", &bad).send(served.addr).await.refuses(400, "invalid_argument");
+    let said = Ask::post("/v1/sessions", &bad)
+        .send(served.addr)
+        .await
+        .refuses(400, "invalid_argument");
     assert!(!said.to_string().contains(TOKEN) && !said.to_string().contains(&secret));
     let wrong = Ask::get("/v1/lines").with("authorization", &format!("Bearer {secret}"));
     wrong.send(served.addr).await.refuses(401, "unauthorized");
-    served.post("/v1/claims", &secret, &json!({"name": "a", "id": "one"})).await.is(200);
+    served
+        .post("/v1/claims", &secret, &json!({"name": "a", "id": "one"}))
+        .await
+        .is(200);
     served.until_logged("session_ended").await;
     let log = served.log.text();
     assert!(!log.contains(TOKEN) && !log.contains(&secret), "{log}");
-    let lines = Ask::get("/v1/lines").send(served.addr).await.json.to_string();
+    let lines = Ask::get("/v1/lines")
+        .send(served.addr)
+        .await
+        .json
+        .to_string();
     assert!(!lines.contains(&secret));
 }
 
@@ -258,7 +336,10 @@ async fn slow_heads_cost_nobody_else_and_are_closed() {
     let mut slow = Vec::new();
     for _ in 0..300 {
         let mut stream = TcpStream::connect(served.addr).await.unwrap();
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: ").await.unwrap();
+        stream
+            .write_all(b"GET /healthz HTTP/1.1\r\nhost: ")
+            .await
+            .unwrap();
         slow.push(stream);
     }
     for _ in 0..20 {
@@ -266,27 +347,51 @@ async fn slow_heads_cost_nobody_else_and_are_closed() {
     }
     let mut rest = Vec::new();
     let closed = slow[0].read_to_end(&mut rest);
-    let _ = tokio::time::timeout(LIMIT, closed).await.expect("it is closed");
+    let _ = tokio::time::timeout(LIMIT, closed)
+        .await
+        .expect("it is closed");
     let took = BootTime::now().saturating_since(began);
-    assert!(took > Duration::from_secs(5), "a head has some time: {took:?}");
+    assert!(
+        took > Duration::from_secs(5),
+        "a head has some time: {took:?}"
+    );
 }
 
 #[tokio::test]
 async fn sessions_claims_and_waiting_requests_are_bounded() {
-    let limits = Some(Limits { sessions: 2, claims: 2, waiting: 1 });
-    let served = serve_with(With { limits, ..With::default() }).await;
+    let limits = Some(Limits {
+        sessions: 2,
+        claims: 2,
+        waiting: 1,
+    });
+    let served = serve_with(With {
+        limits,
+        ..With::default()
+    })
+    .await;
     let secret = served.session("30s").await;
     served.session("30s").await;
-    let third = Ask::post("/v1/sessions", &json!({})).send(served.addr).await;
+    let third = Ask::post("/v1/sessions", &json!({}))
+        .send(served.addr)
+        .await;
     assert!(third.head.contains("retry-after"), "{}", third.head);
     third.refuses(429, "too_many");
     for id in ["one", "two"] {
-        served.post("/v1/claims", &secret, &json!({"name": id, "id": id})).await.is(200);
+        served
+            .post("/v1/claims", &secret, &json!({"name": id, "id": id}))
+            .await
+            .is(200);
     }
     let third = json!({"name": "three", "id": "three"});
-    served.post("/v1/claims", &secret, &third).await.refuses(429, "too_many");
+    served
+        .post("/v1/claims", &secret, &third)
+        .await
+        .refuses(429, "too_many");
     // What is given back can be had again.
-    served.post("/v1/claims/release", &secret, &json!({"id": "two"})).await.is(200);
+    served
+        .post("/v1/claims/release", &secret, &json!({"id": "two"}))
+        .await
+        .is(200);
     let until = BootTime::now() + LIMIT;
     while served.post("/v1/claims", &secret, &third).await.status == 429 {
         assert!(!until.has_passed());
@@ -300,7 +405,11 @@ async fn a_broken_access_file_is_refused_and_the_old_one_stays() {
     let path = served.dir.path().join("access.toml");
     let good = std::fs::read_to_string(&path).unwrap();
     let lines = || Ask::get("/v1/lines").with("authorization", &billing);
-    for broken in ["[[principal]]\nname = 1", "rubbish hunter2", &good.replace("billing/", "billing")] {
+    for broken in [
+        "[[principal]]\nname = 1",
+        "rubbish hunter2",
+        &good.replace("billing/", "billing"),
+    ] {
         let before = served.log.text().matches("access_broken").count();
         std::fs::write(&path, broken).unwrap();
         let until = BootTime::now() + LIMIT;
@@ -321,9 +430,13 @@ async fn a_broken_access_file_is_refused_and_the_old_one_stays() {
 async fn the_socket_needs_no_token_unless_there_is_an_access_file() {
     let served = serve().await;
     let socket = served.dir.path().join("run/gateway.sock");
-    let ask = Ask::get("/v1/lines").with("authorization", "").with("host", "localhost");
+    let ask = Ask::get("/v1/lines")
+        .with("authorization", "")
+        .with("host", "localhost");
     let bytes = ask.bytes(served.addr);
-    exchange(UnixStream::connect(&socket).await.unwrap(), &bytes).await.is(200);
+    exchange(UnixStream::connect(&socket).await.unwrap(), &bytes)
+        .await
+        .is(200);
     let (served, _) = guarded().await;
     let socket = served.dir.path().join("run/gateway.sock");
     let stream = UnixStream::connect(&socket).await.unwrap();

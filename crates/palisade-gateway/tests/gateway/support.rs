@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use palisade::BootTime;
-use palisade_gateway::{Audit, Config, Gateway, Limits};
+use palisade_gateway::{Audit, Config, Gateway, Limits, Metrics};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -68,9 +68,12 @@ pub(crate) async fn serve() -> Served {
 
 pub(crate) async fn serve_with(with: With) -> Served {
     let dir = TempDir::new().unwrap();
-    let url = with
-        .url
-        .unwrap_or_else(|| format!("file:{}?ends_with=lease", dir.path().join("store").display()));
+    let url = with.url.unwrap_or_else(|| {
+        format!(
+            "file:{}?ends_with=lease",
+            dir.path().join("store").display()
+        )
+    });
     let engine = palisade::connect(&url).await.unwrap();
     let log = Log::default();
     let access = with.access.map(|text| {
@@ -89,6 +92,7 @@ pub(crate) async fn serve_with(with: With) -> Served {
         drain: with.drain.unwrap_or(Duration::from_secs(60)),
         limits: with.limits.unwrap_or_default(),
         audit: Audit::to(log.clone()),
+        metrics: Metrics::default(),
     };
     let gateway = Gateway::bind(engine.clone(), config).await.unwrap();
     let addr = gateway.local_addr().unwrap();
@@ -124,8 +128,16 @@ impl Reply {
     /// A problem with this code.
     #[track_caller]
     pub(crate) fn refuses(self, status: u16, code: &str) -> Value {
-        assert_eq!((self.status, self.json["code"].as_str()), (status, Some(code)), "{self:?}");
-        assert!(self.head.contains("application/problem+json"), "{}", self.head);
+        assert_eq!(
+            (self.status, self.json["code"].as_str()),
+            (status, Some(code)),
+            "{self:?}"
+        );
+        assert!(
+            self.head.contains("application/problem+json"),
+            "{}",
+            self.head
+        );
         assert!(!self.json["detail"].as_str().unwrap().is_empty());
         self.json
     }
@@ -148,7 +160,8 @@ impl<'a> Ask<'a> {
             body: body.into(),
         };
         if method == "POST" {
-            ask.headers.push(("content-type", "application/json".into()));
+            ask.headers
+                .push(("content-type", "application/json".into()));
         }
         ask
     }
@@ -175,7 +188,10 @@ impl<'a> Ask<'a> {
     }
 
     pub(crate) fn bytes(&self, addr: SocketAddr) -> Vec<u8> {
-        let mut text = format!("{} {} HTTP/1.1\r\nconnection: close\r\n", self.method, self.path);
+        let mut text = format!(
+            "{} {} HTTP/1.1\r\nconnection: close\r\n",
+            self.method, self.path
+        );
         if !self.headers.iter().any(|(name, _)| *name == "host") {
             text += &format!("host: {addr}\r\n");
         }
@@ -207,7 +223,10 @@ pub(crate) async fn exchange(
 pub(crate) fn parse(answer: &[u8]) -> Reply {
     let text = String::from_utf8_lossy(answer);
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok());
     Reply {
         status: status.unwrap_or(0),
         head: head.to_ascii_lowercase(),
@@ -232,14 +251,20 @@ impl Served {
         let name = palisade::Name::new(name).unwrap();
         let scope = palisade::report::Scope::Line(name);
         let lines = self.engine.survey(scope).await.unwrap();
-        lines.first().map_or((0, 0), |line| (line.holders.len(), line.waiters.len()))
+        lines
+            .first()
+            .map_or((0, 0), |line| (line.holders.len(), line.waiters.len()))
     }
 
     /// Waits until the line has so many holders and waiters.
     pub(crate) async fn until_line(&self, name: &str, wanted: (usize, usize)) {
         let until = BootTime::now() + LIMIT;
         while self.line(name).await != wanted {
-            assert!(!until.has_passed(), "{name}: {:?}, not {wanted:?}", self.line(name).await);
+            assert!(
+                !until.has_passed(),
+                "{name}: {:?}, not {wanted:?}",
+                self.line(name).await
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

@@ -4,6 +4,7 @@
 //! same claim id; a claim whose lease ended while it waited starts over as a new claim. Whatever
 //! happens, a future dropped at any await leaves no place behind: `Occupied` sees to that.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -298,16 +299,17 @@ impl Request {
 }
 
 /// An acquire under way, which tells its end, also when its future is dropped.
-struct Acquiring<'a> {
-    request: &'a Request,
+pub(super) struct Acquiring<R: Borrow<Request>> {
+    request: R,
     since: BootTime,
-    ending: Ending,
+    pub(super) ending: Ending,
 }
 
-impl<'a> Acquiring<'a> {
-    fn begin(request: &'a Request) -> Self {
-        let (name, mode) = (&request.name, request.ask.mode());
-        let observers = request.keeper.observers();
+impl<R: Borrow<Request>> Acquiring<R> {
+    pub(super) fn begin(request: R) -> Self {
+        let asked = request.borrow();
+        let (name, mode) = (&asked.name, asked.ask.mode());
+        let observers = asked.keeper.observers();
         observers.tell(|engine| Event::Acquiring { engine, name, mode });
         Self {
             request,
@@ -317,11 +319,12 @@ impl<'a> Acquiring<'a> {
     }
 }
 
-impl Drop for Acquiring<'_> {
+impl<R: Borrow<Request>> Drop for Acquiring<R> {
     fn drop(&mut self) {
-        let (name, mode, ending) = (&self.request.name, self.request.ask.mode(), self.ending);
+        let request = self.request.borrow();
+        let (name, mode, ending) = (&request.name, request.ask.mode(), self.ending);
         let took = BootTime::now().saturating_since(self.since);
-        let observers = self.request.keeper.observers();
+        let observers = request.keeper.observers();
         observers.tell(|engine| Event::Acquired {
             engine,
             name,

@@ -8,11 +8,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::acquire::Request;
+use super::acquire::{Acquiring, Request};
 use super::claim::{Claim, ClaimId};
 use super::clock::BootTime;
 use super::engine::{Entered, Place};
 use super::error::{Outcome, Result};
+use super::events::Ending;
 use super::hold::Hold;
 use super::owner::Owner;
 use super::place::Occupied;
@@ -40,6 +41,8 @@ pub struct Entry {
     occupied: Option<Occupied>,
     validity: Option<Arc<Validity>>,
     place: Place,
+    /// Tells the observers how it ended.
+    told: Acquiring<Request>,
 }
 
 impl Request {
@@ -63,6 +66,7 @@ impl Request {
             occupied: None,
             validity: None,
             place: Place::Waiting,
+            told: Acquiring::begin(self.clone()),
         })
     }
 }
@@ -85,6 +89,7 @@ impl Entry {
         match keeper.engine().enter(Arc::clone(&self.claim)).await {
             Ok(Entered::Busy) => {
                 occupied.not_taken();
+                self.told.ending = Ending::Busy;
                 Ok(Progress::Busy)
             }
             Ok(Entered::In {
@@ -98,9 +103,11 @@ impl Entry {
                 self.validity = Some(keeper.watch_over(&occupied.ticket, armed));
                 self.occupied = Some(occupied);
                 self.place = place;
+                self.told.ending = Ending::Cancelled;
                 Ok(self.progress())
             }
             Err(error) => {
+                self.told.ending = Ending::Failed;
                 if error.outcome() == Outcome::MaybeApplied {
                     occupied.in_doubt();
                     self.occupied = Some(occupied);
@@ -166,7 +173,7 @@ impl Entry {
     ///
     /// # Errors
     /// [`ErrorKind::Unusable`](super::error::ErrorKind::Unusable) when the engine's counter has outgrown the token.
-    pub fn into_hold(self) -> Result<Option<Hold>> {
+    pub fn into_hold(mut self) -> Result<Option<Hold>> {
         let (Some(mut occupied), Some(validity)) = (self.occupied, self.validity) else {
             return Ok(None);
         };
@@ -177,6 +184,7 @@ impl Entry {
             return Ok(None);
         }
         let token = self.request.era.stamp(sequence)?;
+        self.told.ending = Ending::Held(token);
         validity.grant();
         occupied.granted(sequence, self.request.at_least, self.request.renewed);
         Ok(Some(Hold::new(occupied, token, validity)))

@@ -97,13 +97,7 @@ pub(super) async fn enter(
 }
 
 /// Takes the last place in the line.
-fn push(
-    tx: &mut Tx<'_>,
-    claim: &Claim,
-    by_lease: bool,
-    process: u64,
-    slot: u32,
-) -> Result<()> {
+fn push(tx: &mut Tx<'_>, claim: &Claim, by_lease: bool, process: u64, slot: u32) -> Result<()> {
     let seat = Seat {
         id: claim.id,
         ask: claim.ask,

@@ -79,8 +79,8 @@ pub(crate) struct Claim {
     /// When the gateway lets go of it: no promise goes beyond this.
     until: Mutex<BootTime>,
     /// Reads the engine's deadline.
-    #[allow(clippy::type_complexity)]
-    deadline: Mutex<Option<Box<dyn Fn() -> BootTime + Send + Sync>>>,
+    deadline: Mutex<Option<DeadlineReader>>,
+    /// Since when it can't change any more.
     pub(crate) over_since: Mutex<Option<BootTime>>,
 }
 
@@ -169,11 +169,17 @@ impl Claim {
     }
 }
 
+/// Hears of every change of a claim.
+type Told = Box<dyn Fn(&Claim, &Stage) + Send + Sync>;
+
+/// Reads the engine's deadline of a claim.
+type DeadlineReader = Box<dyn Fn() -> BootTime + Send + Sync>;
+
 struct Task {
     claim: Arc<Claim>,
     client: Client,
     orders: mpsc::Receiver<Order>,
-    told: Box<dyn Fn(&Claim, &Stage) + Send + Sync>,
+    told: Told,
 }
 
 /// How the time before the grant ended.

@@ -387,7 +387,9 @@ async fn after_the_drain_nothing_is_extended() {
     let (addr, stubborn) = (served.addr, secret.clone());
     // A client that keeps alive whatever it is told.
     let mut believed = BootTime::now();
+    let patience = BootTime::now() + LIMIT;
     let ended = loop {
+        assert!(!patience.has_passed(), "it goes on being extended");
         let sent = BootTime::now();
         let Ok(stream) = TcpStream::connect(addr).await else {
             break BootTime::now();

@@ -90,7 +90,7 @@ async fn what_was_promised_before_a_reboot_is_waited_for() {
     };
     enter(&engine, held).await;
     drop(engine);
-    crate::damage::reboot(dir.path());
+    damage::reboot(dir.path());
     let before = BootTime::now();
     let engine = open(dir.path()).await;
     let again = Arc::new(claim("door", Ask::Whole));

@@ -25,12 +25,17 @@ soak:
     PALISADE_TEST_FULL=1 cargo test --release -p palisade --test file
     PALISADE_TEST_FULL=1 cargo test --release -p palisade-cli --test cli guardian
     PALISADE_TEST_FULL=1 cargo test --release -p palisade-cli --test cli demo
+    PALISADE_TEST_FULL=1 cargo test --release -p palisade-testkit --test fences paused
     PALISADE_TEST_FULL=1 RUSTC_WORKSPACE_WRAPPER=$PWD/.ci/cfg/palisade_shuttle CARGO_TARGET_DIR=target/cfg cargo test --release -p palisade --no-default-features --features memory --test orderings
     RUSTC_WORKSPACE_WRAPPER=$PWD/.ci/cfg/palisade_known_bad CARGO_TARGET_DIR=target/cfg cargo test -p palisade --no-default-features --features memory --test known_bad -- each_variant --nocapture
 
 # One cell of workloads × faults, with its timeline in target/faults.
 faults workload="fenced-counter" fault="pause-holder" engine="file" seconds="60":
     cargo run -q -p palisade-testkit -- faults --engine {{engine}} --workload {{workload}} --fault {{fault}} --seconds {{seconds}} --keep target/faults
+
+# The textbook experiment on every engine that can be had: updates lost without and with the fence.
+pause-experiment engines="file,redis,valkey,postgres,postgres+advisory,etcd,etcd3,consul" seconds="60":
+    cargo run -q -p palisade-testkit -- pause-experiment --engines {{engines}} --seconds {{seconds}}
 
 # Ratios to the raw operations, in one run.
 bench:

@@ -44,6 +44,15 @@ pub(crate) enum Failure {
         /// Say nothing.
         quiet: bool,
     },
+    /// The claim was in a deadlock and gave way.
+    Deadlock {
+        /// The circle.
+        message: String,
+        /// The code that `-E` asks for.
+        code: Option<u8>,
+        /// Say nothing.
+        quiet: bool,
+    },
     /// The lock is held by the palisade that runs this one, which would wait for ever.
     Nested(String),
     /// The lock was lost while it was held.
@@ -74,7 +83,9 @@ pub(crate) fn code(verdict: &Verdict) -> u8 {
             Failure::Library(error) => of_kind(error.kind()),
             Failure::Usage(_) => 2,
             Failure::Arguments(error) => u8::from(error.use_stderr()) * 2,
-            Failure::NotAcquired { code, .. } => code.unwrap_or(75),
+            Failure::NotAcquired { code, .. } | Failure::Deadlock { code, .. } => {
+                code.unwrap_or(75)
+            }
             Failure::Lost(_) => 76,
             Failure::Nested(_) => 77,
             Failure::Command { missing: true, .. } => 127,
@@ -97,6 +108,7 @@ fn of_kind(kind: ErrorKind) -> u8 {
     match kind {
         ErrorKind::InvalidName | ErrorKind::InvalidArgument => 2,
         ErrorKind::Unreachable => 69,
+        ErrorKind::Deadlock => 75,
         ErrorKind::Lost => 76,
         ErrorKind::Denied
         | ErrorKind::Unsupported
@@ -116,6 +128,7 @@ impl Failure {
             Self::Usage(_) | Self::Arguments(_) => ErrorKind::InvalidArgument.code(),
             Self::Interrupted(_) => "interrupted",
             Self::NotAcquired { .. } => "not_acquired",
+            Self::Deadlock { .. } => ErrorKind::Deadlock.code(),
             Self::Nested(_) => "held_by_ancestor",
             Self::Lost(_) => ErrorKind::Lost.code(),
             Self::Command { missing: true, .. } => "command_not_found",
@@ -129,7 +142,7 @@ impl Failure {
     pub(crate) fn is_silent(&self) -> bool {
         match self {
             Self::Interrupted(_) => true,
-            Self::NotAcquired { quiet, .. } => *quiet,
+            Self::NotAcquired { quiet, .. } | Self::Deadlock { quiet, .. } => *quiet,
             Self::Output(error) => error.kind() == io::ErrorKind::BrokenPipe,
             _ => false,
         }
@@ -153,6 +166,7 @@ impl fmt::Display for Failure {
             }
             Self::Usage(message)
             | Self::NotAcquired { message, .. }
+            | Self::Deadlock { message, .. }
             | Self::Nested(message)
             | Self::Lost(message)
             | Self::Command { message, .. }

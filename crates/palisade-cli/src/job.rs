@@ -5,9 +5,12 @@
 //! fails leaves nothing held; [`Connected::close`] leaves nothing behind in the engine.
 
 use std::ffi::OsString;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use palisade::engine::Ask;
+use palisade::events;
+use palisade::report::Ancestor;
 use palisade::{Client, Error, ErrorKind, Hold, LossReason, Name, Patience, Request};
 use rustix::process::Signal;
 use serde_json::json;
@@ -53,12 +56,22 @@ pub(crate) struct Job {
     pub(crate) patience: Patience,
     /// How long the lock is kept at least.
     pub(crate) at_least: Duration,
+    /// How it looks for deadlocks, if it is an agent.
+    pub(crate) agent: Option<Agent>,
     /// Empty when there is nothing to run.
     pub(crate) command: Vec<OsString>,
     /// The exit code that `-E` asks for.
     pub(crate) conflict_code: Option<u8>,
     pub(crate) quiet: bool,
     pub(crate) printer: Printer,
+}
+
+/// How an agent looks for deadlocks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Agent {
+    pub(crate) deadlock_after: Option<Duration>,
+    /// Whether it gives way also in those that are only likely.
+    pub(crate) nested: bool,
 }
 
 /// A job that can be done, with the guardian of its command, and no thread yet.
@@ -138,10 +151,29 @@ impl Job {
         if let Some(ttl) = self.ttl {
             request = request.ttl(ttl);
         }
+        if let Some(agent) = self.agent {
+            request = request.deadlock_after(agent.deadlock_after);
+        }
         match &self.value {
             Some(value) => request.value(value.clone()),
             None => request,
         }
+    }
+
+    /// The client as this job uses it: an agent's says so, and tells of deadlocks.
+    fn on(&self, client: Client) -> Client {
+        let Some(agent) = self.agent else {
+            return client;
+        };
+        let name = format!("run {}", self.name);
+        let warns = Warns {
+            name: self.name.clone(),
+            printer: self.printer,
+            nested: agent.nested,
+            told: AtomicBool::new(self.quiet),
+        };
+        let client = client.agent_within(name, outer_claims(), agent.nested);
+        client.observed_by(warns)
     }
 
     /// The ttl of its hold.
@@ -315,6 +347,7 @@ impl Prepared {
             connected = connect => connected?,
         };
         job.say_rounded(&client)?;
+        let client = job.on(client);
         Ok(Connected {
             job,
             client,
@@ -370,6 +403,11 @@ impl Connected {
                     _ => format!("{name} is held by someone else"),
                 }))
             }
+            Err(error) if error.kind() == ErrorKind::Deadlock => Err(Failure::Deadlock {
+                message: error.message().to_owned(),
+                code: job.conflict_code,
+                quiet: job.quiet,
+            }),
             // Evicted from the line: nothing was ever held.
             Err(error) if error.kind() == ErrorKind::Lost => Err(Failure::NotAcquired {
                 message: error.message().to_owned(),
@@ -407,6 +445,7 @@ impl Connected {
             ("PALISADE_OWNER".to_owned(), client.owner().to_owned()),
             ("PALISADE_ENGINE".to_owned(), client.describe()),
             (ANCESTORS.to_owned(), lineage(client.owner())),
+            (OUTER_CLAIMS.to_owned(), claims_within(hold)),
         ];
         if let Some(key) = client.engine().key(hold.ticket()) {
             environment.push(("PALISADE_KEY".to_owned(), key));
@@ -553,4 +592,67 @@ fn lineage(owner: &str) -> String {
     let mut lineage = ancestors();
     lineage.push(owner.to_owned());
     lineage.join(" ")
+}
+
+/// The claims of the palisades that run this one, the outermost first, as JSON: it ends before
+/// they do.
+const OUTER_CLAIMS: &str = "PALISADE_CLAIMS";
+
+/// How many of them are told, the innermost: more are in no script that anyone reads.
+const DEPTH: usize = 16;
+
+fn outer_claims() -> Vec<Ancestor> {
+    let claims = std::env::var(OUTER_CLAIMS).unwrap_or_default();
+    let mut claims: Vec<Ancestor> = serde_json::from_str(&claims).unwrap_or_default();
+    // Somebody may have set it to anything, and it goes into every record.
+    let is_sound = |claim: &Ancestor| claim.claim.len() <= 32 && Name::new(&claim.name).is_ok();
+    claims.retain(is_sound);
+    claims.drain(..claims.len().saturating_sub(DEPTH));
+    claims
+}
+
+/// The claims above a command under `hold`.
+fn claims_within(hold: &Hold) -> String {
+    let mut claims = outer_claims();
+    claims.push(Ancestor {
+        claim: hold.claim().to_string(),
+        name: hold.name().as_str().to_owned(),
+    });
+    claims.drain(..claims.len().saturating_sub(DEPTH));
+    json!(claims).to_string()
+}
+
+/// Warns of the first deadlock that it hears of.
+struct Warns {
+    name: Name,
+    printer: Printer,
+    nested: bool,
+    told: AtomicBool,
+}
+
+impl events::Observer for Warns {
+    fn see(&self, event: &events::Event<'_>) {
+        let events::Event::Deadlocked { deadlock, .. } = event else {
+            return;
+        };
+        if self.told.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let circle = deadlock.to_string();
+        let event = json!({
+            "event": "deadlock",
+            "name": self.name.as_str(),
+            "likely": deadlock.likely,
+            "circle": circle,
+        });
+        self.printer.event(event, || {
+            let likely = if deadlock.likely { "likely " } else { "" };
+            let then = match (deadlock.gives_way.is_some(), self.nested) {
+                (true, _) => "one of them gives way",
+                (false, false) => "with --nested one of them would give way",
+                (false, true) => "none of the others has --nested",
+            };
+            Some(format!("{likely}deadlock: {circle}; {then}"))
+        });
+    }
 }

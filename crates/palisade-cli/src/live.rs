@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use palisade::Client;
-use palisade::report::Scope;
+use palisade::report::{Deadlock, LineReport, Scope, Sightings, find};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use serde_json::json;
@@ -29,8 +29,16 @@ const CALM: Duration = Duration::from_millis(100);
 /// Between two looks whether anyone still reads.
 const READER_CHECK: Duration = Duration::from_millis(500);
 
+/// What a look saw.
+#[derive(Default)]
+pub(crate) struct Sight {
+    pub(crate) lines: Vec<LineView>,
+    /// The deadlocks that the look before saw too.
+    pub(crate) deadlocks: Vec<Deadlock>,
+}
+
 /// What was seen.
-pub(crate) type Seen = Result<Vec<LineView>, Failure>;
+pub(crate) type Seen = Result<Sight, Failure>;
 
 /// Connects for looking; an embedded store that is not there yet is waited for, and not made.
 pub(crate) async fn connect(target: &Target) -> Result<Client, Failure> {
@@ -53,7 +61,7 @@ pub(crate) async fn feed(target: Target, scope: Scope) -> Result<mpsc::Receiver<
         let client = match existing {
             Some(client) => client,
             None => {
-                if sender.send(Ok(Vec::new())).await.is_err() {
+                if sender.send(Ok(Sight::default())).await.is_err() {
                     return;
                 }
                 match connect(&target).await {
@@ -64,8 +72,9 @@ pub(crate) async fn feed(target: Target, scope: Scope) -> Result<mpsc::Receiver<
         };
         // Opened before the first look, so that no change falls between the two.
         let mut changes = client.engine().watch(scope.clone());
+        let mut sightings = Sightings::default();
         loop {
-            let seen = look(&client, &scope).await;
+            let seen = see(&client, &scope, &mut sightings).await;
             if sender.send(seen).await.is_err() {
                 return;
             }
@@ -118,9 +127,19 @@ impl<'a> Outages<'a> {
     }
 }
 
-/// The lines of `scope`.
-pub(crate) async fn look(client: &Client, scope: &Scope) -> Seen {
+async fn see(client: &Client, scope: &Scope, sightings: &mut Sightings) -> Seen {
     let reports = client.survey(scope.clone()).await?;
+    let deadlocks = sightings.confirm(find(&reports));
+    let lines = views(client, reports)?;
+    Ok(Sight { lines, deadlocks })
+}
+
+/// The lines of `scope`.
+pub(crate) async fn look(client: &Client, scope: &Scope) -> Result<Vec<LineView>, Failure> {
+    views(client, client.survey(scope.clone()).await?)
+}
+
+fn views(client: &Client, reports: Vec<LineReport>) -> Result<Vec<LineView>, Failure> {
     let views = reports.into_iter();
     views.map(|report| LineView::new(report, client)).collect()
 }

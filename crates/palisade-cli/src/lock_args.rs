@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use palisade::command::parse_duration;
+use palisade::command::{DEADLOCK_AFTER, parse_duration};
 use palisade::engine::Ask;
 use palisade::{Name, Patience};
 
@@ -11,7 +11,7 @@ use crate::args::Global;
 use crate::config::parse_wait;
 use crate::connect::Target;
 use crate::exit::Failure;
-use crate::job::Job;
+use crate::job::{Agent, Job};
 
 /// Of `run`, `acquire` and `elect`.
 #[derive(Debug, clap::Args)]
@@ -71,6 +71,7 @@ impl HoldArgs {
             patience: Patience::Forever,
             at_least: Duration::ZERO,
             command,
+            agent: None,
             conflict_code: None,
             quiet: self.quiet,
             printer: global.printer(),
@@ -98,6 +99,39 @@ impl LockArgs {
         job.at_least = self.at_least.unwrap_or_default();
         job.conflict_code = self.conflict_exit_code;
         Ok(job)
+    }
+}
+
+/// Of `run`, which is an agent.
+#[derive(Debug, clap::Args)]
+pub(crate) struct AgentArgs {
+    /// Look for a deadlock after so long a wait, or `off`: inside another palisade, whose lock this
+    /// one may wait for in a circle [default: 2s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_deadlock_after)]
+    deadlock_after: Option<DeadlockAfter>,
+    /// Give way in a likely deadlock, with exit code 75: a circle through the palisade that runs
+    /// this one, which can't be sure whether that one waits for it
+    #[arg(long)]
+    nested: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct DeadlockAfter(Option<Duration>);
+
+impl AgentArgs {
+    pub(crate) fn agent(self) -> Agent {
+        let default = DeadlockAfter(Some(DEADLOCK_AFTER));
+        Agent {
+            deadlock_after: self.deadlock_after.unwrap_or(default).0,
+            nested: self.nested,
+        }
+    }
+}
+
+fn parse_deadlock_after(text: &str) -> Result<DeadlockAfter, String> {
+    match text {
+        "off" => Ok(DeadlockAfter(None)),
+        text => parse_duration(text).map(|after| DeadlockAfter(Some(after))),
     }
 }
 

@@ -67,6 +67,9 @@ pub struct Site {
     pub lasts: u32,
     /// How late a lease is found to be over.
     pub late: Duration,
+    /// Whether a claim that does not wait watches a holder that should be gone, for its lease,
+    /// before it says busy.
+    pub watches_overdue: bool,
     /// How to cut off this site, which no other trial uses.
     pub cut_off: Option<Arc<dyn CutOff>>,
     /// What can be done to its server, if it has one.
@@ -84,6 +87,7 @@ impl Site {
             notices_death: None,
             lasts: 1,
             late: Duration::ZERO,
+            watches_overdue: false,
             cut_off: None,
             outages: None,
             keep: None,

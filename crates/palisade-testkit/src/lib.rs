@@ -4,13 +4,14 @@
 //! after a behaviour that the engine trait or a primitive promises. [`harness`] makes a trial of
 //! every engine × case, [`engine`] says what an engine under test is, [`spy`] is an engine around
 //! an engine that counts and loses calls, [`taker`] a real second process that can be stopped and
-//! killed, [`report`] the table of behaviours × engines, [`model`] a line to compare with.
+//! killed, [`fences`] the suite of fenced storage, [`report`] the table of behaviours × engines, [`model`] a line to compare with.
 //!
 //! **For palisade itself**, in [`lab`]: real servers, faults, a proxy that knows the engines'
 //! protocols, histories and their checkers.
 
 pub mod conformance;
 pub mod engine;
+pub mod fences;
 pub mod harness;
 pub mod lab;
 pub mod model;

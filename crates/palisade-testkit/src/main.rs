@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use palisade_testkit::lab::engines::ENGINES;
-use palisade_testkit::lab::{faults, launch};
+use palisade_testkit::lab::{faults, fencing, launch};
 use palisade_testkit::{conformance, report, taker};
 
 const USAGE: &str = "usage:
@@ -20,6 +20,8 @@ fn main() -> ExitCode {
     }
     if let Some(code) = faults::worker::main(&arguments, ENGINES)
         .or_else(|| faults::command::main(&arguments, ENGINES))
+        .or_else(|| faults::experiment::main(&arguments, ENGINES))
+        .or_else(|| fencing::writer::main(&arguments))
     {
         return code;
     }
@@ -29,7 +31,11 @@ fn main() -> ExitCode {
         ["table", path] => table(path, ""),
         ["table", path, "--require", engines] => table(path, engines),
         _ => {
-            eprintln!("{USAGE}\n{}", faults::command::USAGE);
+            eprintln!(
+                "{USAGE}\n{}\n{}",
+                faults::command::USAGE,
+                faults::experiment::USAGE
+            );
             ExitCode::from(2)
         }
     }

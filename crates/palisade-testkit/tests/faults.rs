@@ -140,6 +140,7 @@ fn went(
         time,
         ttl,
         seed,
+        every: None,
         workers: 4,
         // Four cells and whatever else runs on the machine.
         slack: Duration::from_millis(400),

@@ -5,6 +5,7 @@
 //!   blocking flock passed between two processes; where the scheduler puts them, which changes it
 //!   several times over (an idle core takes long to wake), and on one core;
 //! - 64 names: lock + release by 64 tasks, each with a name of its own, per lock;
+//! - a crowd: tasks of one process that want one name, per grant;
 //! - renewal: of each of 10 000 held names;
 //! - start: a process that connects, locks, releases and ends, beside one that takes a flock.
 //!
@@ -42,6 +43,8 @@ fn main() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     uncontended(dir.path());
     names(dir.path());
+    crowd(dir.path(), 64);
+    crowd(dir.path(), 1000);
     start(dir.path());
     hand_over(dir.path());
     renewal(dir.path());
@@ -115,6 +118,45 @@ fn names(dir: &Path) {
     }
     print(
         "64 names, lock + release",
+        "open + flock + close",
+        median(raw),
+        median(ours),
+    );
+}
+
+/// What a grant costs when so many tasks of one process want one name.
+fn crowd(dir: &Path, tasks: usize) {
+    let runtime = runtime();
+    let url = format!("file:{}?ttl=1h", dir.join("store").display());
+    let client = runtime.block_on(palisade::connect(&url)).unwrap();
+    let (mut raw, mut ours) = (Vec::new(), Vec::new());
+    let grants = tasks.max(BATCH) / tasks;
+    for _ in 0..ROUNDS / 4 {
+        let raw_path = dir.join("raw");
+        raw.push(per_call(|| {
+            let file = File::create(&raw_path).unwrap();
+            flock(file, FlockOperation::LockExclusive).unwrap();
+        }));
+        let begin = Instant::now();
+        runtime.block_on(async {
+            let mut crowd = tokio::task::JoinSet::new();
+            for _ in 0..tasks {
+                let mutex = client.mutex("crowd");
+                crowd.spawn(async move {
+                    for _ in 0..grants {
+                        let hold = mutex.lock().await.unwrap();
+                        // The others take their places in the line.
+                        tokio::task::yield_now().await;
+                        hold.release().await.unwrap();
+                    }
+                });
+            }
+            crowd.join_all().await;
+        });
+        ours.push(begin.elapsed() / (grants * tasks) as u32);
+    }
+    print(
+        &format!("crowd of {tasks}, per grant"),
         "open + flock + close",
         median(raw),
         median(ours),

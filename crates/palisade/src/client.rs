@@ -10,14 +10,16 @@ use crate::core::acquire::Request;
 use crate::core::capability::{Capability, Guarantee, Tokens};
 use crate::core::claim::{Ask, READERS};
 use crate::core::clock::BootTime;
+use crate::core::deadlock::{Deadlock, Sightings, find};
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::engine::{Engine, Eviction, cannot_resize};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::events::Observer;
 use crate::core::hold::Hold;
 use crate::core::keeper::Keeper;
+use crate::core::lookout::{AgentState, Agents, DEADLOCK_AFTER};
 use crate::core::name::Name;
-use crate::core::owner::Owner;
+use crate::core::owner::{Ancestor, Owner};
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope, Severity};
 use crate::core::token::{Era, Token};
 use crate::core::url::Settings;
@@ -32,6 +34,8 @@ pub struct Client {
     keeper: Arc<Keeper>,
     era: Era,
     owner: Arc<Owner>,
+    agents: Arc<Agents>,
+    agent: Option<Arc<AgentState>>,
     ttl: Duration,
 }
 
@@ -58,6 +62,8 @@ impl Client {
             keeper: Arc::new(Keeper::new(engine, settings.timeout)),
             era: settings.era,
             owner: Arc::new(Owner::here(handle, settings.label.clone())),
+            agents: Agents::new(),
+            agent: None,
             ttl,
         })
     }
@@ -96,6 +102,44 @@ impl Client {
         };
         Self {
             owner: Arc::new(owner),
+            ..self.clone()
+        }
+    }
+
+    /// A client whose claims are those of one agent, which does one thing at a time: while one of
+    /// its claims waits, it releases nothing. Agents that wait for each other are found, by
+    /// [`Client::deadlocks`] and by themselves, and one of them gives way with
+    /// [`ErrorKind::Deadlock`]; see [`Request::deadlock_after`].
+    ///
+    /// The same name on this client and its clones is the same agent; on another client it is
+    /// another.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let worker = palisade.agent("worker-7");
+    /// let from = worker.mutex("account-1").lock().await?;
+    /// let to = worker.mutex("account-2").lock().await?;
+    /// # to.release().await?; from.release().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn agent(&self, name: impl Into<String>) -> Self {
+        self.agent_within(name, Vec::new(), false)
+    }
+
+    /// An agent that runs under claims of others, which end after it: the outermost first. Whether
+    /// it gives way also in circles through them, which are likely and not certain.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn agent_within(
+        &self,
+        name: impl Into<String>,
+        within: Vec<Ancestor>,
+        yields_nested: bool,
+    ) -> Self {
+        Self {
+            agent: Some(self.agents.named(name.into(), within, yields_nested)),
             ..self.clone()
         }
     }
@@ -240,6 +284,9 @@ impl Client {
             at_least: Duration::ZERO,
             retry: Retry::default(),
             renewed: true,
+            agent: self.agent.clone(),
+            group: None,
+            deadlock_after: Some(DEADLOCK_AFTER),
             refused,
         }
         .asking(ask)
@@ -251,6 +298,26 @@ impl Client {
     /// Those of the engine.
     pub async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
         self.engine().survey(scope).await
+    }
+
+    /// The agents of this namespace that wait for each other, as two surveys show alike.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where an engine does not show who waits; those of the engine.
+    pub async fn deadlocks(&self) -> Result<Vec<Deadlock>> {
+        if !self.capability().waiters_visible {
+            let message = "this engine does not show who waits, so deadlocks can't be found;                            see its page";
+            let error = Error::new(ErrorKind::Unsupported, "deadlocks", message);
+            return Err(error.with("engine", self.describe()));
+        }
+        let mut sightings = Sightings::default();
+        let found = find(&self.survey(Scope::Prefix(String::new())).await?);
+        if found.is_empty() {
+            return Ok(found);
+        }
+        sightings.confirm(found);
+        let again = find(&self.survey(Scope::Prefix(String::new())).await?);
+        Ok(sightings.confirm(again))
     }
 
     /// The token that users see for what the engine counted, as in a survey.
@@ -381,6 +448,7 @@ impl Client {
 
 /// Whom [`Client::evict`] takes places from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Which<'a> {
     /// Every holder of the line.
     Holders,

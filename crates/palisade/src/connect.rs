@@ -1,16 +1,19 @@
 //! `connect`: from a URL to a client. The only place that names all engines.
 
-#[cfg(any(feature = "baseline", feature = "file"))]
+#[cfg(any(feature = "baseline", feature = "file", feature = "redis"))]
 use std::sync::Arc;
 
 use crate::client::Client;
 #[cfg(feature = "baseline")]
 use crate::core::baseline::Baseline;
 use crate::core::dyn_engine::SharedEngine;
+use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::{IntoUrl, Settings, Url, nearest};
+#[cfg(feature = "file")]
 use crate::fence::FileFence;
+use crate::fence::{Rule, SharedFence};
 
 /// Typed configuration of each engine, for [`connect`]: what a URL can say, in Rust, and a TLS
 /// configuration, a client or the like that a program has already.
@@ -34,10 +37,16 @@ pub mod config {
     pub use crate::engines::etcd::Etcd;
     #[cfg(feature = "file")]
     pub use crate::engines::file::File;
+    #[cfg(feature = "kubernetes")]
+    pub use crate::engines::kubernetes::config::Cluster as Kubernetes;
     #[cfg(feature = "postgres")]
     pub use crate::engines::postgres::Postgres;
     #[cfg(feature = "redis")]
     pub use crate::engines::redis::Redis;
+    #[cfg(feature = "redis")]
+    pub use crate::engines::redlock::config::Redlock;
+    #[cfg(feature = "zookeeper")]
+    pub use crate::engines::zookeeper::ZooKeeper;
     // The versions whose types the configurations take.
     #[cfg(feature = "redis")]
     #[doc(no_inline)]
@@ -158,30 +167,101 @@ impl std::fmt::Debug for Prepared {
     }
 }
 
-/// Opens the fence that is kept beside the embedded store: one for each namespace, in files of
-/// their own, which a reboot leaves as they are. For data that can't compare tokens itself; see
-/// [`FileFence::accept`] for what that is worth.
+/// Opens the fenced storage that an engine keeps beside its locks, one for each namespace:
+/// `file:`, `redis:`, `etcd:` and `postgres:` have one.
+///
+/// ```no_run
+/// use palisade::fence::{self, Verdict};
+/// # async fn example() -> palisade::Result<()> {
+/// let url = "redis://localhost";
+/// let (client, fence) = (palisade::connect(url).await?, fence::open(url).await?);
+/// let hold = client.mutex("stock").lock().await?;
+/// let written = fence.write(hold.name(), hold.write_token()?, b"9 left".into()).await?;
+/// assert_eq!(written, Verdict::Accepted);
+/// # Ok(()) }
+/// ```
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] on an engine other than `file:`; [`ErrorKind::Config`] as [`connect`].
-pub fn open_fence(url: &str) -> Result<FileFence> {
-    let mut url = Url::parse(url)?;
-    let _settings = url.take_settings()?;
-    match url.scheme.as_str() {
-        #[cfg(feature = "file")]
-        "file" => {
-            let folder = crate::fence::encode(&_settings.namespace);
-            let fences = crate::engines::file::fences(url)?;
-            FileFence::open(fences.join(folder))
-        }
-        scheme if schemes().contains(&scheme) => {
-            let message = "only file: keeps a fence beside its locks; with other engines the \
-                           storage itself must compare the tokens";
-            Err(Error::new(ErrorKind::Unsupported, "fence", message).with("engine", url.shown()))
-        }
-        _ => Err(unknown(&url)),
-    }
+/// [`ErrorKind::Unsupported`] on an engine that has none; [`ErrorKind::Config`] and those of the
+/// server as [`connect`].
+pub async fn open_fence(url: &str) -> Result<SharedFence> {
+    open_fence_by(url, Rule::default()).await
 }
+
+/// As [`open_fence`], taking each token once.
+///
+/// # Errors
+/// As [`open_fence`].
+pub async fn open_strict_fence(url: &str) -> Result<SharedFence> {
+    open_fence_by(url, Rule::Strict).await
+}
+
+async fn open_fence_by(url: &str, rule: Rule) -> Result<SharedFence> {
+    let mut url = Url::parse(url)?;
+    let settings = url.take_settings()?;
+    let scheme = url.scheme.as_str();
+    if let Some((_, open)) = FENCES.iter().find(|(known, _)| known.contains(&scheme)) {
+        return open(url, settings, rule).await;
+    }
+    if !schemes().contains(&scheme) {
+        return Err(unknown(&url));
+    }
+    let message = "this engine keeps no fence beside its locks; let the storage itself compare \
+                   the tokens (docs/fences.md), or name another engine's URL";
+    Err(Error::new(ErrorKind::Unsupported, "fence", message).with("engine", url.shown()))
+}
+
+/// How a fence is opened.
+type FenceOpener = fn(Url, Settings, Rule) -> BoxFuture<Result<SharedFence>>;
+
+/// The engines of this build that keep a fence, by their schemes.
+const FENCES: &[(&[&str], FenceOpener)] = &[
+    #[cfg(feature = "file")]
+    (
+        crate::engines::file::FACTORY.info.schemes,
+        |url, settings, rule| {
+            Box::pin(async move {
+                let folder = crate::fence::encode(&settings.namespace);
+                let fence = FileFence::open(crate::engines::file::fences(url)?.join(folder))?;
+                Ok(match rule {
+                    Rule::Strict => Arc::new(fence.strict()) as _,
+                    Rule::NotOlder => Arc::new(fence) as _,
+                })
+            })
+        },
+    ),
+    #[cfg(feature = "redis")]
+    (
+        crate::engines::redis::FACTORY.info.schemes,
+        |url, settings, rule| {
+            Box::pin(async move {
+                let fence = crate::engines::redis::RedisFence::connect(url, &settings, rule);
+                Ok(Arc::new(fence.await?) as _)
+            })
+        },
+    ),
+    #[cfg(feature = "etcd")]
+    (
+        crate::engines::etcd::FACTORY.info.schemes,
+        |url, settings, rule| {
+            Box::pin(async move { crate::engines::etcd::open_fence(url, &settings, rule).await })
+        },
+    ),
+    #[cfg(feature = "postgres")]
+    (
+        crate::engines::postgres::FACTORY.info.schemes,
+        |url, settings, rule| {
+            Box::pin(async move { crate::engines::postgres::open_fence(url, &settings, rule) })
+        },
+    ),
+    #[cfg(feature = "postgres")]
+    (
+        crate::engines::postgres::advisory::FACTORY.info.schemes,
+        |url, settings, rule| {
+            Box::pin(async move { crate::engines::postgres::open_fence(url, &settings, rule) })
+        },
+    ),
+];
 
 /// The engines of this build. Adding one is one line here; of two that do the same, the first is
 /// advised.
@@ -190,12 +270,22 @@ const OFFERS: &[EngineFactory] = &[
     crate::engines::etcd::FACTORY,
     #[cfg(feature = "consul")]
     crate::engines::consul::FACTORY,
+    #[cfg(feature = "zookeeper")]
+    crate::engines::zookeeper::FACTORY,
+    #[cfg(feature = "kubernetes")]
+    crate::engines::kubernetes::FACTORY,
     #[cfg(feature = "file")]
     crate::engines::file::FACTORY,
     #[cfg(feature = "memory")]
     crate::engines::memory::FACTORY,
     #[cfg(feature = "redis")]
     crate::engines::redis::FACTORY,
+    #[cfg(feature = "redis")]
+    crate::engines::redis::SENTINEL,
+    #[cfg(feature = "redis")]
+    crate::engines::redis::CLUSTER,
+    #[cfg(feature = "redis")]
+    crate::engines::redlock::FACTORY,
     #[cfg(feature = "postgres")]
     crate::engines::postgres::FACTORY,
     #[cfg(feature = "postgres")]
@@ -243,7 +333,20 @@ pub async fn baseline(url: &str) -> Result<Option<Arc<dyn Baseline>>> {
 
 /// The features that bring engines, with their schemes and the port of their servers.
 const FEATURES: &[(&str, &[&str], Option<&str>)] = &[
-    ("redis", &["redis", "rediss"], Some("6379")),
+    (
+        "redis",
+        &[
+            "redis",
+            "rediss",
+            "redis+sentinel",
+            "rediss+sentinel",
+            "redis+cluster",
+            "rediss+cluster",
+            "redlock",
+            "rediss+redlock",
+        ],
+        Some("6379"),
+    ),
     (
         "postgres",
         &[
@@ -256,6 +359,8 @@ const FEATURES: &[(&str, &[&str], Option<&str>)] = &[
     ),
     ("etcd", &["etcd", "etcds"], Some("2379")),
     ("consul", &["consul", "consuls"], Some("8500")),
+    ("zookeeper", &["zookeeper", "zookeepers"], Some("2181")),
+    ("kubernetes", &["kubernetes"], None),
     ("file", &["file"], None),
     ("memory", &["memory"], None),
 ];
@@ -365,6 +470,30 @@ mod tests {
         says_the_same(typed, "postgres://me:secret@a:1,b:2/d?tls=require");
         let error = with("host=/run/postgresql user=me").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn several_redis_servers_are_configured_by_types() {
+        let sentinels = config::Redis::sentinel(["a", "b"], "main").tls();
+        says_the_same(
+            sentinels.database(1).database(2),
+            "rediss+sentinel://a,b/main/2",
+        );
+        says_the_same(config::Redis::cluster(["a:1"]), "redis+cluster://a:1");
+        let typed = config::Redlock::new(["a", "b", "c"]).without_restart_guard();
+        says_the_same(typed.tls(), "rediss+redlock://a,b,c?restart_guard=off");
+    }
+
+    #[cfg(all(feature = "kubernetes", feature = "zookeeper"))]
+    #[test]
+    fn kubernetes_and_zookeeper_are_configured_by_types() {
+        let typed = config::ZooKeeper::new(["a", "b:1"])
+            .chroot("/x")
+            .layout("readwrite");
+        says_the_same(typed.tls(), "zookeepers://a,b:1/x?layout=readwrite");
+        let typed = config::Kubernetes::new("jobs").context("c");
+        says_the_same(typed, "kubernetes://jobs?context=c");
     }
 
     #[cfg(all(feature = "consul", feature = "etcd"))]

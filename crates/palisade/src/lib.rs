@@ -70,9 +70,10 @@ pub mod events {
     pub use crate::core::events::{Ending, Event, Observer, Renewed};
 }
 
-/// What [`Client::survey`] and [`Client::check`] answer.
+/// What [`Client::survey`], [`Client::deadlocks`] and [`Client::check`] answer.
 pub mod report {
-    pub use crate::core::owner::Owner;
+    pub use crate::core::deadlock::{Deadlock, Sightings, StuckAgent, StuckClaim, find};
+    pub use crate::core::owner::{Agent, Ancestor, Group, Owner};
     pub use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 }
 
@@ -87,6 +88,7 @@ pub mod command {
     pub use crate::core::duration::parse_duration;
     #[cfg(palisade_known_bad)]
     pub use crate::core::known_bad::step_wall_clock;
+    pub use crate::core::lookout::DEADLOCK_AFTER;
     #[cfg(palisade_shuttle)]
     pub use crate::core::sync::advance;
     pub use crate::core::url::nearest;

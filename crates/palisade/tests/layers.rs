@@ -9,9 +9,9 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use palisade::Name;
 use palisade::fence::{Fence, MemoryFence};
 use palisade::layers::{FenceMetrics, Metrics, Trace, Traced};
-use palisade::{Name, Token};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
@@ -95,8 +95,8 @@ async fn everything_that_happens_is_counted_under_its_name() {
     other_capacity.try_acquire().await.unwrap_err();
 
     let fence = FenceMetrics(MemoryFence::default());
-    fence.write(&name, Token(2), Vec::new()).await.unwrap();
-    fence.write(&name, Token(1), Vec::new()).await.unwrap();
+    fence.write(&name, 2.into(), Vec::new()).await.unwrap();
+    fence.write(&name, 1.into(), Vec::new()).await.unwrap();
 
     recorded(&mut seen);
     for (name, count) in [

@@ -11,9 +11,8 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use palisade::engine::{
-    Alarm, Amended, Amendment, Audited, BoxStream, Claim, ClaimId, EndsWith, Engine, Entered,
-    Lease, LeaseId, LeaseStart, Left, Line, Permits, Place, Renewal, Seat, Ticket, Tokens,
-    TtlRange, Url,
+    Alarm, Amended, Amendment, Audited, BoxStream, Claim, ClaimId, Engine, Entered, Lease, LeaseId,
+    LeaseStart, Left, Line, Place, Renewal, Seat, Ticket, Tokens, Url,
 };
 use palisade::report::{Checkup, LineReport, Scope};
 use palisade::{BootTime, Capability, Client, Error, ErrorKind, Eviction, Guarantee, Name, Result};
@@ -85,24 +84,11 @@ impl JsonEngine {
 
 impl Engine for JsonEngine {
     fn capability(&self) -> Capability {
-        Capability {
-            class: Guarantee::Timed,
-            shared: true,
-            permits: Permits::Weighted,
-            resize: true,
-            fair: true,
-            waiters_visible: true,
-            tokens: Tokens::Floored,
-            early_loss: true,
-            detached: true,
-            ends_with: EndsWith::Lease,
-            ttl: TtlRange {
-                min: Duration::from_millis(300),
-                max: Duration::from_secs(24 * 3600),
-                step: Duration::from_millis(1),
-            },
-            reentrant_session: false,
-        }
+        let mut can = Capability::FULL;
+        can.class = Guarantee::Timed;
+        can.tokens = Tokens::Floored;
+        can.ttl.min = Duration::from_millis(300);
+        can
     }
 
     fn describe(&self) -> String {

@@ -68,6 +68,14 @@ impl Doctor {
         };
         let mut findings = checkup.findings;
         findings.extend(of_the_command(&target, client.is_none())?);
+        if !capability.waiters_visible {
+            findings.push(Finding::new(
+                Severity::Info,
+                "deadlocks_unseen",
+                "this engine does not show who waits, so deadlocks are not found",
+                "take locks in the same order everywhere, or wait with a limit",
+            ));
+        }
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         let safe = findings
             .first()
@@ -103,23 +111,22 @@ impl FindingView {
 
 /// What the engine itself can't know: how the command uses it.
 fn of_the_command(target: &Target, absent: bool) -> Result<Vec<Finding>, Failure> {
-    let finding = |severity, code, message: &str, remedy: &str| Finding {
-        severity,
-        code,
-        message: message.into(),
-        remedy: remedy.into(),
-    };
     let mut findings = Vec::new();
     if absent {
         let message = "there is no store yet: the first lock makes it";
         let remedy = "nothing; look again when a lock was taken";
-        findings.push(finding(Severity::Info, "no_store_yet", message, remedy));
+        findings.push(Finding::new(
+            Severity::Info,
+            "no_store_yet",
+            message,
+            remedy,
+        ));
     }
     if target.is_private()? {
         let message = "memory: keeps its locks inside one process: two commands never meet there, \
                        and `run` and `elect` refuse it";
         let remedy = "use file: for the processes of this machine, or a server";
-        findings.push(finding(
+        findings.push(Finding::new(
             Severity::Danger,
             "excludes_nobody",
             message,
@@ -129,7 +136,7 @@ fn of_the_command(target: &Target, absent: bool) -> Result<Vec<Finding>, Failure
     if let Some(message) = target.exposed() {
         let remedy = "chmod 600 it, or put the password into a file of its own and name that with \
                       password_file=";
-        findings.push(finding(
+        findings.push(Finding::new(
             Severity::Warning,
             "exposed_password",
             message,

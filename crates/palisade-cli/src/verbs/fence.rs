@@ -1,10 +1,10 @@
 //! `palisade fence`: compares fencing tokens with the highest one that was accepted.
 //!
-//! The fence is kept in files beside the embedded store, one for each name. It serves scripts
+//! The fence is what the engine keeps beside its locks, one mark for each name. It serves scripts
 //! whose storage can't compare tokens itself, and narrows the window of a stale writer; only a
 //! storage that compares the token in the same step as its write closes it.
 
-use palisade::fence::{Fence as _, FileFence, Verdict as Judgement};
+use palisade::fence::{Fence as Storage, Verdict as Judgement, WriteToken};
 use palisade::{Name, Token};
 use serde::Serialize;
 
@@ -32,8 +32,9 @@ enum What {
 
 /// Compare a token: exit code 0 when none newer was accepted, 1 when it is stale
 ///
-/// Tokens are remembered for each name in the directory of the embedded store; with other engines
-/// the storage itself must compare them.
+/// Tokens are remembered for each name by the engine: in the directory of the embedded store, or in
+/// Redis, etcd or PostgreSQL. With an engine that remembers none the storage itself must compare
+/// them.
 ///
 /// A check apart from the write is advisory: its process can be paused between the two, and a newer
 /// holder may write in between. Only storage that compares the token in the same step as its write
@@ -47,7 +48,7 @@ struct Check {
     name: String,
     /// The fencing token, as in PALISADE_TOKEN
     #[arg(value_parser = parse_token)]
-    token: Token,
+    token: WriteToken,
     /// Remember the token: older ones are stale from now on
     #[arg(long)]
     accept: bool,
@@ -76,8 +77,8 @@ impl Check {
     async fn run(self, global: &Global) -> Verdict {
         let name = Name::new(&self.name)?;
         let target = Target::find(global)?;
-        let fence = palisade::fence::open(target.url())?;
-        let (stale, highest) = self.judge(&fence, &name).await?;
+        let fence = palisade::fence::open(target.url()).await?;
+        let (stale, highest) = self.judge(&*fence, &name).await?;
         let answer = Answer {
             name: self.name,
             token: self.token.to_string(),
@@ -92,16 +93,16 @@ impl Check {
     /// Whether the token is stale, and the highest that was accepted.
     async fn judge(
         &self,
-        fence: &FileFence,
+        fence: &dyn Storage,
         name: &Name,
     ) -> Result<(bool, Option<Token>), Failure> {
         if !self.accept {
-            let highest = fence.read(name).await?.map(|fenced| fenced.token);
-            let stale = highest.is_some_and(|highest| self.token < highest);
-            return Ok((stale, highest));
+            let highest = fence.highest(name).await?;
+            let verdict = fence.rule().judge(highest, self.token);
+            return Ok((verdict != Judgement::Accepted, highest));
         }
         Ok(match fence.accept(name, self.token).await? {
-            Judgement::Accepted => (false, Some(self.token)),
+            Judgement::Accepted => (false, Some(self.token.token())),
             Judgement::Stale { highest } => (true, Some(highest)),
         })
     }
@@ -123,8 +124,11 @@ impl Answer {
     }
 }
 
-fn parse_token(text: &str) -> Result<Token, String> {
+fn parse_token(text: &str) -> Result<WriteToken, String> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let token = text.parse().ok().filter(|_| digits).map(Token);
-    token.ok_or_else(|| "a token is a whole number, as PALISADE_TOKEN has it".to_owned())
+    let token = text.parse::<u64>().ok().filter(|_| digits);
+    let token = token
+        .map(WriteToken::from)
+        .filter(|token| token.stored().is_ok());
+    token.ok_or_else(|| "a token is a whole number above 0, as PALISADE_TOKEN has it".to_owned())
 }

@@ -26,6 +26,8 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("memory", &[]),
     ("postgres", &["postgresql"]),
     ("redis", &["valkey"]),
+    ("redis+cluster", &[]),
+    ("redis+sentinel", &["sentinel"]),
     ("redlock", &[]),
     ("zookeeper", &["zk"]),
 ];

@@ -6,6 +6,7 @@ mod acquire;
 mod bench;
 mod completions;
 mod config;
+mod deadlocks;
 mod demo;
 mod doctor;
 mod elect;
@@ -71,6 +72,7 @@ verbs! {
     Ls => ls,
     Show => show,
     Top => top,
+    Deadlocks => deadlocks,
     Evict => evict,
     Resize => resize,
     Fence => fence,

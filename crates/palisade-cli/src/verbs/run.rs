@@ -8,7 +8,7 @@ use crate::args::Global;
 use crate::exit::Verdict;
 use crate::guardian::Terms;
 use crate::job::Connected;
-use crate::lock_args::LockArgs;
+use crate::lock_args::{AgentArgs, LockArgs};
 use crate::on_runtime;
 
 /// Run a command while holding a lock
@@ -31,6 +31,8 @@ pub(crate) struct Run {
     name: String,
     #[command(flatten)]
     lock: LockArgs,
+    #[command(flatten)]
+    agent: AgentArgs,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -38,7 +40,8 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn run(self, global: &Global) -> Verdict {
-        let job = self.lock.job(&self.name, self.command, global)?;
+        let mut job = self.lock.job(&self.name, self.command, global)?;
+        job.agent = Some(self.agent.agent());
         let prepared = job.prepare(Terms::One)?;
         on_runtime(async {
             let mut connected = prepared.connect().await?;

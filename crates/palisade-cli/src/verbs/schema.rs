@@ -1,50 +1,98 @@
 //! `palisade schema`: prints the SQL of an engine that keeps its locks in tables, for databases
-//! whose users may not make tables themselves.
+//! whose users may not make tables themselves, and the SQL that fences the rows of any table.
 
 use palisade::engines::postgres::Schema as Tables;
+use palisade::fence::sql::Table;
 use serde_json::json;
 
 use crate::args::Global;
-use crate::exit::Verdict;
+use crate::exit::{Failure, Verdict};
 
-/// Print the SQL that an engine's tables and functions are made with
+/// Print the SQL that an engine's tables are made with, or that fences a table of yours
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  palisade schema postgres | psql shop\n  \
-    palisade schema postgres --user app | psql shop")]
+    palisade schema postgres --user app | psql shop\n  \
+    palisade schema postgres --fence shop.stock --key sku | psql shop\n  \
+    palisade schema sqlite --fence stock | sqlite3 shop.db")]
 pub(crate) struct Schema {
-    /// The engine
+    /// The database
     #[arg(value_enum)]
     engine: Which,
-    /// The schema to make them in, as in the URL's schema=
+    /// The schema to make the tables of locks in, as in the URL's schema=
     #[arg(long, default_value = "palisade")]
     schema: String,
     /// Also the grants for this user, who need not own anything
     #[arg(long)]
     user: Option<String>,
+    /// Fence the rows of this table instead: a write without the newest token is refused
+    #[arg(long, value_name = "TABLE")]
+    fence: Option<String>,
+    /// The columns of its primary key
+    #[arg(
+        long,
+        value_name = "COLUMNS",
+        value_delimiter = ',',
+        default_value = "id",
+        requires = "fence"
+    )]
+    key: Vec<String>,
+    /// Take each token once for each row
+    #[arg(long, requires = "fence")]
+    strict: bool,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Which {
     Postgres,
+    Sqlite,
 }
 
 impl Schema {
     pub(crate) async fn run(self, global: &Global) -> Verdict {
-        let Which::Postgres = self.engine;
-        let tables = Tables::new(&self.schema)?;
-        let grants = match &self.user {
-            Some(user) => format!("\n{}", tables.grants(user)),
-            None => {
-                let grants = tables.grants("app");
-                let grants = grants.lines().map(|line| format!("-- {line}\n"));
-                let about =
-                    "\n-- For a user who does not own it (--user NAME prints them for yours):\n";
-                std::iter::once(about.to_owned()).chain(grants).collect()
+        let sql = match (&self.fence, self.engine) {
+            (Some(table), engine) => self.fencing(table, engine)?,
+            (None, Which::Postgres) => self.tables()?,
+            (None, Which::Sqlite) => {
+                let message = "SQLite keeps no locks; name a table to fence with --fence TABLE";
+                return Err(Failure::Usage(message.into()));
             }
         };
-        let sql = format!("{}{grants}", tables.sql());
         global
             .printer()
             .reply(&json!({"sql": sql}), |_| sql.clone(), true)
+    }
+
+    /// The tables of locks.
+    fn tables(&self) -> Result<String, Failure> {
+        let tables = Tables::new(&self.schema)?;
+        let grants = self.grants(|user| tables.grants(user));
+        Ok(format!("{}{grants}", tables.sql()))
+    }
+
+    /// What fences a table.
+    fn fencing(&self, table: &str, engine: Which) -> Result<String, Failure> {
+        let mut table = Table::new(table)?.keyed_by(&self.key)?;
+        if self.strict {
+            table = table.strict();
+        }
+        let (sql, grants) = match engine {
+            Which::Postgres => (
+                table.postgres(),
+                self.grants(|user| table.postgres_grants(user)),
+            ),
+            Which::Sqlite => (table.sqlite()?, String::new()),
+        };
+        Ok(format!("BEGIN;\n\n{sql}\nCOMMIT;\n{grants}"))
+    }
+
+    /// The grants for the user, or, for an example, as a comment.
+    fn grants(&self, grants: impl Fn(&str) -> String) -> String {
+        if let Some(user) = &self.user {
+            return format!("\n{}", grants(user));
+        }
+        let example = grants("app");
+        let example = example.lines().map(|line| format!("-- {line}\n"));
+        let about = "\n-- For a user who does not own it (--user NAME prints them for yours):\n";
+        std::iter::once(about.to_owned()).chain(example).collect()
     }
 }

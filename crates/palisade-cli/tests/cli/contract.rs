@@ -15,6 +15,11 @@ const WAITER: Is = "id:text owner:text? host:text? pid:number? label:text? weigh
 pub(crate) const LINE: Is =
     "name:text kind:lock|permits capacity:number holders:[HOLDER] waiters:[WAITER]";
 pub(crate) const LINES: Is = "[LINE]";
+pub(crate) const DEADLOCKS: Is = "[DEADLOCK]";
+const DEADLOCK: Is = "likely:bool gives_way:text? circle:number agents:[AGENT]";
+const AGENT: Is = "agent:text owner:text host:text pid:number label:text? holds:[STUCK] \
+    waits:[STUCK] behind:[number] children:[number]";
+const STUCK: Is = "name:text id:text mode:exclusive|shared|permits since:time?";
 pub(crate) const EVICTED: Is = "name:text forced:bool evicted:[HOLDER]";
 pub(crate) const LEADER: Is = "name:text leader:LEADING?";
 const LEADING: Is = "value:text? owner:text? host:text? pid:number? token:digits since:time?";
@@ -58,6 +63,9 @@ fn named(name: &str) -> Is {
         "HOLDER" => HOLDER,
         "WAITER" => WAITER,
         "LINE" => LINE,
+        "DEADLOCK" => DEADLOCK,
+        "AGENT" => AGENT,
+        "STUCK" => STUCK,
         "LEADING" => LEADING,
         "SETTING" => SETTING,
         "FIGURE" => FIGURE,
@@ -83,6 +91,7 @@ pub(crate) fn event(word: &str) -> Is {
         "ttl_rounded" => "event:text name:text asked_ms:figure ttl_ms:number",
         "exposed_password" | "visible_password" => "event:text message:text",
         "released" => "event:text name:text code:number",
+        "deadlock" => "event:text name:text likely:bool circle:text",
         "lost" => "event:text name:text reason:expired|evicted|taken",
         other => panic!("there is no event {other}"),
     }

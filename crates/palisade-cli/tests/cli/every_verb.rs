@@ -17,6 +17,7 @@ const SAMPLES: &[(&str, i32)] = &[
     ("leader x", 1),
     ("ls", 0),
     ("show x", 1),
+    ("deadlocks", 0),
     ("evict x", 1),
     ("fence check x 1", 0),
     ("config show", 0),
@@ -35,6 +36,7 @@ const ENDLESS: &[&str] = &[
     "elect x",
     "leader x --watch",
     "ls --watch",
+    "deadlocks --watch",
     "ls --watch --json",
 ];
 

@@ -6,6 +6,7 @@ mod acquire;
 mod bench;
 mod config;
 mod contract;
+mod deadlocks;
 mod demo;
 mod doctor;
 mod elect;

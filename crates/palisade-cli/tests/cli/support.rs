@@ -24,6 +24,7 @@ pub(crate) fn palisade() -> Command {
         "PALISADE_TOKEN",
         "PALISADE_LOCK",
         "PALISADE_ANCESTORS",
+        "PALISADE_CLAIMS",
         "NO_COLOR",
     ] {
         command.env_remove(name);
@@ -214,7 +215,7 @@ pub(crate) struct Running {
     pub(crate) process: Child,
     stdin: Option<ChildStdin>,
     stdout: Option<Pipe>,
-    stderr: Option<Pipe>,
+    pub(crate) stderr: Option<Pipe>,
 }
 
 impl Running {

@@ -238,4 +238,21 @@ fn schemas() {
     assert!(sql.contains("\nGRANT USAGE ON SCHEMA \"palisade\" TO \"app\";"));
     refused(&store, "schema postgres --schema a;b", 78, "lower-case");
     refused(&store, "schema oracle", 2, "postgres");
+    let sql = store
+        .soon("schema postgres --fence shop.stock --key tenant,sku --strict --user app")
+        .is(0)
+        .out();
+    for part in [
+        "BEFORE UPDATE ON \"shop\".\"stock\"",
+        "NEW.fence <= OLD.fence_token",
+        "jsonb_build_array(NEW.\"tenant\", NEW.\"sku\")",
+        "TO \"app\"",
+    ] {
+        assert!(sql.contains(part), "{part} in {sql}");
+    }
+    let sql = store.soon("schema sqlite --fence stock").is(0).out();
+    assert!(sql.contains("BEFORE DELETE ON \"stock\""), "{sql}");
+    refused(&store, "schema sqlite", 2, "--fence");
+    refused(&store, "schema sqlite --fence a;b", 78, "letters");
+    refused(&store, "schema postgres --strict", 2, "--fence");
 }

@@ -125,10 +125,10 @@ async fn an_unknown_option_is_refused(fx: Fixture) {
 
 /// On an engine that lacks nothing, a spy takes it away.
 async fn what_the_engine_lacks_is_unsupported(fx: Fixture) {
-    let poor = |permits| Capability {
-        shared: false,
-        permits,
-        ..fx.capability()
+    let poor = |permits| {
+        let mut poor = fx.capability();
+        (poor.shared, poor.permits) = (false, permits);
+        poor
     };
     let (spy, client) = fx.spying(fx.engine(), poor(Permits::Slots));
     refuses(&client, &spy, Ask::READ).await;

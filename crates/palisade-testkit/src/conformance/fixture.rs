@@ -16,13 +16,14 @@ use palisade::engine::{
     Renewal, Settings, SharedEngine, Ticket, Url,
 };
 use palisade::report::{LineReport, Owner, Scope};
-use palisade::{BootTime, Capability, Client, Error, ErrorKind, Eviction, Hold, Name};
+use palisade::{BootTime, Capability, Client, ErrorKind, Eviction, Hold, Name};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
 use super::NotApplicable;
 use crate::engine::{EngineUnderTest, Site, with_option};
 use crate::lab::proxy::Proxies;
+pub(super) use crate::lab::trial::fails;
 use crate::spy::Spy;
 use crate::taker::{Second, Taker, TakerArgs};
 
@@ -87,16 +88,6 @@ pub(super) fn free<T>(answer: palisade::Result<Option<T>>) -> T {
 #[track_caller]
 pub(super) fn taken<T>(answer: palisade::Result<Option<T>>) {
     assert!(answer.unwrap().is_none(), "two holders");
-}
-
-/// The error, which must be of this kind.
-#[track_caller]
-pub(super) fn fails<T>(answer: palisade::Result<T>, kind: ErrorKind) -> Error {
-    let Err(error) = answer else {
-        panic!("not {kind:?} but success");
-    };
-    assert_eq!(error.kind(), kind, "{error}");
-    error
 }
 
 /// Asks again while the engine does not answer in time, as it may not on a busy machine.
@@ -413,12 +404,8 @@ impl Line {
         let scope = Scope::Line(self.name.clone());
         let mut lines = self.fixture.engine().survey(scope).await.unwrap();
         assert!(lines.len() <= 1, "a survey of one line shows {lines:?}");
-        lines.pop().unwrap_or(LineReport {
-            name: self.name.to_string(),
-            capacity: None,
-            holders: Vec::new(),
-            waiters: Vec::new(),
-        })
+        let shown = lines.pop();
+        shown.unwrap_or_else(|| LineReport::empty(self.name.as_str()))
     }
 
     /// How many hold, and how many wait.

@@ -18,110 +18,57 @@ pub enum Need {
     },
 }
 
-fn need(met: bool, reason: &str, refused: Option<Ask>) -> Need {
-    if met {
-        return Need::Met;
+/// Writes the functions: whether it is there, why not, and what is refused then; and both of two.
+macro_rules! needs {
+    (
+        one($fx:ident) { $($name:ident = $met:expr, $reason:literal $(, $refused:expr)?;)* }
+        both { $($both:ident = $first:ident, $second:ident;)* }
+    ) => {
+        $(pub(super) fn $name($fx: &Fixture) -> Need {
+            if $met {
+                return Need::Met;
+            }
+            let refused = [$($refused)?].into_iter().next();
+            Need::Missing { reason: $reason.to_owned(), refused }
+        })*
+
+        $(pub(super) fn $both(fx: &Fixture) -> Need {
+            match $first(fx) {
+                Need::Met => $second(fx),
+                missing => missing,
+            }
+        })*
+    };
+}
+
+needs! {
+    one(fx) {
+        shared = fx.capability().shared, "no read lock", Ask::READ;
+        any_permits = fx.capability().permits != Permits::None, "no permits", permits(1, 2);
+        weighted = fx.capability().permits == Permits::Weighted, "permits one by one", permits(2, 3);
+        resize = fx.capability().resize, "permits can't be resized";
+        ordered = fx.capability().fair, "waiters have no order";
+        visible = fx.capability().waiters_visible, "waiters are not visible";
+        tokens = fx.capability().tokens != Tokens::None, "no tokens";
+        early_loss = fx.capability().early_loss, "no early loss signal";
+        outage = fx.site().cut_off.is_some(), "nothing that could be cut off";
+        remote = fx.url().contains("://"), "no network in between";
+        reached = !["+sentinel:", "+cluster:"].iter().any(|way| fx.url().contains(way)),
+            "its servers are named by others, past any proxy";
+        lives_on = fx.site().notices_death.is_none(), "a hold ends with its connection";
+        processes = fx.site().processes, "lives in one process";
     }
-    Need::Missing {
-        reason: reason.to_owned(),
-        refused,
+    both {
+        resize_weighted = resize, weighted;
+        resize_shared = resize, shared;
+        shared_and_permits = shared, any_permits;
+        fair = ordered, visible;
+        fair_shared = shared, fair;
+        fair_weighted = weighted, fair;
+        reached_on = reached, lives_on;
+        network = remote, reached_on;
+        fair_processes = processes, fair;
+        shared_processes = shared, processes;
+        permits_processes = any_permits, processes;
     }
-}
-
-fn all<const N: usize>(needs: [Need; N]) -> Need {
-    let missing = needs.into_iter().find(|need| *need != Need::Met);
-    missing.unwrap_or(Need::Met)
-}
-
-pub(super) fn shared(fx: &Fixture) -> Need {
-    need(fx.capability().shared, "no read lock", Some(Ask::READ))
-}
-
-pub(super) fn any_permits(fx: &Fixture) -> Need {
-    let met = fx.capability().permits != Permits::None;
-    need(met, "no permits", Some(permits(1, 2)))
-}
-
-pub(super) fn weighted(fx: &Fixture) -> Need {
-    let met = fx.capability().permits == Permits::Weighted;
-    need(met, "permits one by one", Some(permits(2, 3)))
-}
-
-pub(super) fn resize(fx: &Fixture) -> Need {
-    need(fx.capability().resize, "permits can't be resized", None)
-}
-
-pub(super) fn resize_weighted(fx: &Fixture) -> Need {
-    all([resize(fx), weighted(fx)])
-}
-
-pub(super) fn resize_shared(fx: &Fixture) -> Need {
-    all([resize(fx), shared(fx)])
-}
-
-pub(super) fn shared_and_permits(fx: &Fixture) -> Need {
-    all([shared(fx), any_permits(fx)])
-}
-
-pub(super) fn fair(fx: &Fixture) -> Need {
-    all([
-        need(fx.capability().fair, "waiters have no order", None),
-        visible(fx),
-    ])
-}
-
-pub(super) fn fair_shared(fx: &Fixture) -> Need {
-    all([shared(fx), fair(fx)])
-}
-
-pub(super) fn fair_weighted(fx: &Fixture) -> Need {
-    all([weighted(fx), fair(fx)])
-}
-
-pub(super) fn visible(fx: &Fixture) -> Need {
-    let met = fx.capability().waiters_visible;
-    need(met, "waiters are not visible", None)
-}
-
-pub(super) fn tokens(fx: &Fixture) -> Need {
-    let met = fx.capability().tokens != Tokens::None;
-    need(met, "no tokens", None)
-}
-
-pub(super) fn early_loss(fx: &Fixture) -> Need {
-    let met = fx.capability().early_loss;
-    need(met, "no early loss signal", None)
-}
-
-pub(super) fn outage(fx: &Fixture) -> Need {
-    let met = fx.site().cut_off.is_some();
-    need(met, "nothing that could be cut off", None)
-}
-
-/// A server whose holds live on when their connection breaks.
-pub(super) fn network(fx: &Fixture) -> Need {
-    all([
-        need(fx.url().contains("://"), "no network in between", None),
-        need(
-            fx.site().notices_death.is_none(),
-            "a hold ends with its connection",
-            None,
-        ),
-    ])
-}
-
-pub(super) fn processes(fx: &Fixture) -> Need {
-    need(fx.site().processes, "lives in one process", None)
-}
-
-pub(super) fn fair_processes(fx: &Fixture) -> Need {
-    all([processes(fx), fair(fx)])
-}
-
-pub(super) fn shared_processes(fx: &Fixture) -> Need {
-    all([shared(fx), processes(fx)])
-}
-
-pub(super) fn permits_processes(fx: &Fixture) -> Need {
-    all([any_permits(fx), processes(fx)])
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::launch::apiserver::ApiServer;
 use super::launch::{self, Running};
 use super::outage::Servers;
 use super::proxy::Protocol;
@@ -25,8 +26,17 @@ pub const ENGINES: &[EngineUnderTest] = &[
     served("consul-proxied", || {
         proxied("consul", Protocol::Http1).map(keeps_twice_the_ttl)
     }),
+    served("zookeeper", || server("zookeeper").map(keeps_longer)),
+    served("zookeeper3", || server("zookeeper3").map(keeps_longer)),
+    served("zookeeper3-proxied", || {
+        proxied("zookeeper3", Protocol::ZooKeeper).map(keeps_longer)
+    }),
+    served("kubernetes", kubernetes),
     served("redis", || proxied("redis", Protocol::Resp)),
     served("valkey", || server("valkey")),
+    served("redis+sentinel", || server("redis-sentinel")),
+    served("redis+cluster", || server("redis-cluster")),
+    served("redlock", redlock),
     served("postgres", || server("postgres")),
     served("postgres+advisory", advisory),
     served("postgres-pooled", pooled),
@@ -81,12 +91,52 @@ fn keeps_twice_the_ttl(site: Site) -> Site {
     Site { lasts: 2, ..site }
 }
 
+/// A session of ZooKeeper is half as long again as the ttl, and ends with a tick of 500 ms.
+fn keeps_longer(site: Site) -> Site {
+    Site {
+        lasts: 2,
+        late: Duration::from_millis(1000),
+        ..site
+    }
+}
+
 /// etcd looks for leases that are over twice a second.
 fn scans_twice_a_second(site: Site) -> Site {
     Site {
         late: Duration::from_millis(500),
         ..site
     }
+}
+
+/// The cluster of the kubeconfig that [`KUBECONFIG`] names, else a stand-in for its API server.
+fn kubernetes() -> Result<Site, String> {
+    if let Some(path) = std::env::var_os(KUBECONFIG).filter(|path| !path.is_empty()) {
+        let path = path.to_string_lossy().into_owned();
+        return Ok(Site {
+            processes: true,
+            watches_overdue: true,
+            ..Site::new(format!("kubernetes://?kubeconfig={path}"))
+        });
+    }
+    let server = Arc::new(ApiServer::start()?);
+    Ok(Site {
+        processes: true,
+        watches_overdue: true,
+        outages: Some(server.clone()),
+        ..Site::new(server.url())
+    })
+}
+
+/// Names a kubeconfig of a real cluster; its context's namespace is used.
+pub const KUBECONFIG: &str = "PALISADE_TEST_KUBECONFIG";
+
+/// Five servers, which have just started and are on a busy machine.
+fn redlock() -> Result<Site, String> {
+    let site = proxied("redis5", Protocol::Resp)?;
+    Ok(Site {
+        url: format!("{}?restart_guard=off&node_timeout=500ms", site.url),
+        ..site
+    })
 }
 
 /// PostgreSQL for session locks.

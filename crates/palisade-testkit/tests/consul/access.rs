@@ -189,7 +189,8 @@ async fn certificates_of_both_sides_are_checked() {
     );
     let running = need!("consul", "-hcl", &settings);
     let (ca, cert, key) = (at("ca.pem"), at("client.pem"), at("client.key"));
-    let server = format!("consuls://localhost:{port}?tls_ca={ca}");
+    // A busy machine takes its time for a handshake.
+    let server = format!("consuls://localhost:{port}?tls_ca={ca}&connect_timeout=8s");
     let whole = format!("{server}&tls_cert={cert}&tls_key={key}");
     lock(&whole).await.unwrap();
     let plain_port = running.nodes()[0].port();

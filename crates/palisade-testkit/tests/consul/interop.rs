@@ -1,8 +1,9 @@
 //! `consul lock` and palisade exclude each other on the same keys, both ways.
 
+use palisade::ErrorKind;
 use palisade_testkit::lab::launch::Running;
 
-use crate::util::{beside_others, consul_holds, consul_lock, get, holder, soon};
+use crate::util::{beside_others, consul_holds, consul_lock, fails, get, holder, soon};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn palisade_waits_for_consul_lock() {
@@ -111,12 +112,18 @@ async fn permits_are_shared_with_consul_lock() {
     tokio::task::block_in_place(|| waits.interrupt());
     // Another capacity on a name in use, and the lock below it, are refused.
     let hold = client.semaphore("pool", 2).acquire().await.unwrap();
-    let error = client.semaphore("pool", 3).try_acquire().await.unwrap_err();
-    assert_eq!(error.kind(), palisade::ErrorKind::CapacityMismatch);
-    let error = client.mutex("pool/.lock").try_lock().await.unwrap_err();
-    assert_eq!(error.kind(), palisade::ErrorKind::CapacityMismatch);
-    let error = client.mutex("pool").try_lock().await.unwrap_err();
-    assert_eq!(error.kind(), palisade::ErrorKind::CapacityMismatch);
+    fails(
+        client.semaphore("pool", 3).try_acquire().await,
+        ErrorKind::CapacityMismatch,
+    );
+    fails(
+        client.mutex("pool/.lock").try_lock().await,
+        ErrorKind::CapacityMismatch,
+    );
+    fails(
+        client.mutex("pool").try_lock().await,
+        ErrorKind::CapacityMismatch,
+    );
     hold.release().await.unwrap();
 }
 
@@ -152,8 +159,10 @@ async fn a_key_of_something_else_is_not_overwritten() {
     let port = running.nodes()[0].port();
     palisade_testkit::lab::launch::wire::http(port, "PUT", "/v1/kv/app/config", "precious")
         .unwrap();
-    let error = client.mutex("app/config").try_lock().await.unwrap_err();
-    assert_eq!(error.kind(), palisade::ErrorKind::Unusable, "{error}");
+    fails(
+        client.mutex("app/config").try_lock().await,
+        ErrorKind::Unusable,
+    );
     let (_, kept) =
         palisade_testkit::lab::launch::wire::http(port, "GET", "/v1/kv/app/config?raw", "")
             .unwrap();

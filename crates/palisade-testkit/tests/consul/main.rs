@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 #[macro_use]
-mod util;
+extern crate palisade_testkit;
 
 mod access;
 mod crowd;
@@ -11,3 +11,4 @@ mod faults;
 mod interop;
 mod names;
 mod sessions;
+mod util;

@@ -9,7 +9,7 @@ use palisade::{BootTime, ErrorKind, LossReason, Patience};
 use palisade_testkit::lab::launch::Running;
 use palisade_testkit::lab::proxy::{Direction, Protocol, Proxy, to_engine};
 
-use crate::util::{connected, consul, destroy, get, holder, keys, soon, until};
+use crate::util::{connected, consul, destroy, fails, get, holder, keys, soon, until};
 
 fn behind(running: &Running) -> (Proxy, String) {
     let target = SocketAddr::from(([127, 0, 0, 1], running.nodes()[0].port()));
@@ -285,16 +285,15 @@ async fn a_blackholed_agent_is_noticed_before_the_session_can_end() {
 #[tokio::test]
 async fn a_ttl_below_the_minimum_is_refused_by_name() {
     let running = need!("consul", "-hcl", "session_ttl_min = \"10s\"");
-    let error = palisade::connect(&format!("{}?ttl=5s", running.url()))
-        .await
-        .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    let error = fails(
+        palisade::connect(&format!("{}?ttl=5s", running.url())).await,
+        ErrorKind::InvalidArgument,
+    );
     assert!(error.to_string().contains("session_ttl_min"), "{error}");
     let client = connected(&running).await;
     assert_eq!(client.capability().ttl.min, Duration::from_secs(10));
     let short = client.mutex("x").ttl(Duration::from_secs(5));
-    let error = short.try_lock().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    fails(short.try_lock().await, ErrorKind::InvalidArgument);
 }
 
 /// Holders that wait for nothing sleep, however much is written beside them.

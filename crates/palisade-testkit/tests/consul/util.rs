@@ -3,9 +3,9 @@
 use std::process::{Command, Stdio};
 
 use palisade::Client;
-use palisade_testkit::lab::launch::{self, Running, table, wire};
+use palisade_testkit::lab::launch::{Running, table, wire};
 use palisade_testkit::lab::trial::Tool;
-pub(crate) use palisade_testkit::lab::trial::{soon, until};
+pub(crate) use palisade_testkit::lab::trial::{fails, soon, started, until};
 use serde_json::Value;
 
 pub(crate) async fn connected(running: &Running) -> Client {
@@ -75,32 +75,4 @@ pub(crate) fn consul_holds(running: &Running, arguments: &[&str], prefix: &str) 
     let lock = consul_lock(running, &[arguments, &command].concat());
     assert_eq!(lock.line(), "held");
     lock
-}
-
-/// Starts an engine for a test, with settings of its own, or says why not.
-pub(crate) fn started(name: &str, settings: &[&str]) -> Option<Running> {
-    if settings.is_empty() {
-        return launch::need(name);
-    }
-    match launch::start_with(name, settings) {
-        Ok(running) => Some(running),
-        Err(launch::Error::Missing(why)) => {
-            launch::skip(name, &why);
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
-
-/// An engine for a test, which is skipped where it can't be had.
-macro_rules! need {
-    ($name:literal $(, $setting:expr)*) => {
-        need!($crate::util::started($name, &[$($setting),*]))
-    };
-    ($running:expr) => {
-        match $running {
-            Some(running) => running,
-            None => return,
-        }
-    };
 }

@@ -9,7 +9,7 @@ use palisade_testkit::lab::trial::{certificates, says_no_secret};
 use serde_json::json;
 
 use crate::util::{
-    base64, call, cycle, etcdctl, guarded, password, run_ctl, soon, until, until_one_waits,
+    base64, call, cycle, etcdctl, fails, guarded, password, run_ctl, soon, until, until_one_waits,
 };
 
 /// A role with the keys of the namespace, and a user who has it.
@@ -25,9 +25,7 @@ const OWN_PREFIX: &str = "role grant-permission --prefix locks readwrite .palisa
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_login_is_asked_for_and_outlives_a_restart() {
-    let Some((running, host)) = guarded(&[]) else {
-        return;
-    };
+    let (running, host) = need!(guarded(&[]));
     let refused = |url: String| async move {
         let client = match palisade::connect(&url).await {
             Err(error) => return error,
@@ -62,9 +60,7 @@ async fn a_login_is_asked_for_and_outlives_a_restart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_needs_the_namespace_and_no_more() {
-    let Some((_running, host)) = guarded(&[&WORKER[..], &[OWN_PREFIX]].concat()) else {
-        return;
-    };
+    let (_running, host) = need!(guarded(&[&WORKER[..], &[OWN_PREFIX]].concat()));
     let password = password("pass-word");
     let file = password.path().display();
     let url = format!("etcd://{host}?user=worker&password_file={file}");
@@ -92,17 +88,14 @@ async fn a_user_needs_the_namespace_and_no_more() {
     let elsewhere = palisade::connect(&format!("{url}&namespace=elsewhere"))
         .await
         .unwrap();
-    let error = elsewhere.mutex("x").lock().await.err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+    let error = fails(elsewhere.mutex("x").lock().await, ErrorKind::Denied);
     assert!(error.to_string().contains("readwrite"), "{error}");
 }
 
 /// A role that lacks the engine's own prefix could lock, and neither renew nor release.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_without_the_engines_own_prefix_is_refused_at_once() {
-    let Some((running, host)) = guarded(&WORKER) else {
-        return;
-    };
+    let (running, host) = need!(guarded(&WORKER));
     let url = format!("etcd://worker:pass-word@{host}");
     let client = palisade::connect(&url).await.unwrap();
     let refused = client.mutex("x").lock().await.err().unwrap();
@@ -119,9 +112,7 @@ async fn a_user_without_the_engines_own_prefix_is_refused_at_once() {
 /// A password that is rotated while a client lives.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_password_file_is_read_at_each_connect() {
-    let Some((running, host)) = guarded(&[]) else {
-        return;
-    };
+    let (running, host) = need!(guarded(&[]));
     let password = password("top-secret");
     let file = password.path().display();
     let url = format!("etcd://{host}?user=root&password_file={file}&ttl=20s");
@@ -155,9 +146,7 @@ impl Drop for Secured {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn certificates_of_both_sides_are_checked() {
-    let Some(etcd) = launch::need_tool("etcd") else {
-        return;
-    };
+    let etcd = need!(launch::need_tool("etcd"));
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
     if let Err(why) = certificates(dir.path(), "DNS:localhost,IP:127.0.0.1") {
@@ -220,9 +209,7 @@ async fn certificates_of_both_sides_are_checked() {
         assert!(error.to_string().contains(words), "{url}: {error}");
     }
     // A login beside the certificate.
-    let Some(etcdctl) = launch::need_tool("etcdctl") else {
-        return;
-    };
+    let etcdctl = need!(launch::need_tool("etcdctl"));
     for call in [
         "user add root:top-secret",
         "user grant-role root root",
@@ -327,8 +314,7 @@ async fn urls_that_can_not_be_used_are_refused() {
         format!("etcds://{host}?connect_timeout=300ms"),
     ] {
         let error = soon("an error", palisade::connect(&url)).await;
-        let error = error.err().unwrap();
-        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error:?}");
+        let error = fails(error, ErrorKind::Unreachable);
         assert!(error.message().contains(&host), "{error}");
     }
     let unknown = palisade::connect("etcd://no.such.host.invalid").await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use palisade::engine::{Lease, Renewal};
 use palisade::{BootTime, LossReason};
-use palisade_testkit::lab::launch::{self, Running};
+use palisade_testkit::lab::launch::Running;
 use palisade_testkit::lab::proxy::{Direction, Kind, Protocol, Proxy};
 use palisade_testkit::lab::trial::Crew;
 use serde_json::json;
@@ -21,9 +21,7 @@ async fn crew(running: &Running) -> Crew {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_leader_is_killed() {
-    let Some(running) = launch::need("etcd3") else {
-        return;
-    };
+    let running = need!("etcd3");
     let crew = crew(&running).await;
     crew.grants(40).await;
     let killed = tokio::task::block_in_place(|| running.kill_leader()).unwrap();
@@ -35,9 +33,7 @@ async fn the_leader_is_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_leader_is_stopped_for_five_seconds() {
-    let Some(running) = launch::need("etcd3") else {
-        return;
-    };
+    let running = need!("etcd3");
     let patient = palisade::connect(running.url()).await.unwrap();
     let mutex = patient.mutex("patient");
     let hold = mutex.ttl(Duration::from_secs(10)).lock().await.unwrap();
@@ -62,9 +58,7 @@ async fn the_leader_is_stopped_for_five_seconds() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn members_are_restarted_one_by_one() {
-    let Some(running) = launch::need("etcd3") else {
-        return;
-    };
+    let running = need!("etcd3");
     let crew = crew(&running).await;
     for node in running.nodes() {
         crew.grants(20).await;
@@ -92,9 +86,7 @@ fn proxied(running: &Running) -> (Vec<Proxy>, String) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_is_cut_off_for_longer_than_the_ttl() {
-    let Some(running) = launch::need("etcd3") else {
-        return;
-    };
+    let running = need!("etcd3");
     let (proxies, url) = proxied(&running);
     let lonely = palisade::connect(&url).await.unwrap();
     let mutex = lonely.mutex("shared").ttl(TTL);
@@ -129,9 +121,7 @@ async fn a_client_is_cut_off_for_longer_than_the_ttl() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewal_that_hangs_is_a_loss_by_the_local_deadline() {
-    let Some(running) = launch::need("etcd") else {
-        return;
-    };
+    let running = need!("etcd");
     let (proxies, url) = proxied(&running);
     let client = palisade::connect(&url).await.unwrap();
     let ttl = Duration::from_secs(3);
@@ -155,9 +145,7 @@ async fn a_renewal_that_hangs_is_a_loss_by_the_local_deadline() {
 /// down. So an answer from before a change of leaders is not believed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewal_of_an_earlier_term_is_not_believed() {
-    let Some(running) = launch::need("etcd3") else {
-        return;
-    };
+    let running = need!("etcd3");
     let (proxies, _) = proxied(&running);
     let leader = running.leader_where(|_| true).unwrap();
     let follower = &proxies[(leader + 1) % proxies.len()];
@@ -196,9 +184,7 @@ async fn a_renewal_of_an_earlier_term_is_not_believed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_is_revoked_by_hand() {
-    let Some(running) = launch::need("etcd3") else {
-        return;
-    };
+    let running = need!("etcd3");
     let client = palisade::connect(running.url()).await.unwrap();
     let mutex = client.mutex("shared").ttl(TTL);
     let hold = mutex.lock().await.unwrap();
@@ -232,9 +218,7 @@ async fn a_lease_is_revoked_by_hand() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn history_is_compacted_while_clients_wait() {
-    let Some(running) = launch::need("etcd3") else {
-        return;
-    };
+    let running = need!("etcd3");
     let crew = crew(&running).await;
     for _ in 0..5 {
         crew.grants(20).await;
@@ -249,9 +233,7 @@ async fn history_is_compacted_while_clients_wait() {
 /// Existing connections say nothing any more, new ones are served: a hold lives on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_connection_costs_no_hold() {
-    let Some(running) = launch::need("etcd") else {
-        return;
-    };
+    let running = need!("etcd");
     let (proxies, url) = proxied(&running);
     let client = palisade::connect(&url).await.unwrap();
     let ttl = Duration::from_secs(3);
@@ -273,9 +255,7 @@ async fn a_dead_connection_costs_no_hold() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restored_cluster_ends_holds() {
     for token in ["another", "etcd-cluster"] {
-        let Some(running) = launch::need("etcd") else {
-            return;
-        };
+        let running = need!("etcd");
         let client = palisade::connect(running.url()).await.unwrap();
         let mutex = client.mutex("kept");
         let mutex = mutex.ttl(Duration::from_secs(20));

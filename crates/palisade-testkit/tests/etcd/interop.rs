@@ -11,12 +11,8 @@ use crate::util::{
 
 #[tokio::test(flavor = "multi_thread")]
 async fn etcdctl_lock_excludes_palisade() {
-    let Some((running, client)) = beside_others().await else {
-        return;
-    };
-    let Some(ctl) = start_ctl(&running, &["lock", "/jobs/nightly"]) else {
-        return;
-    };
+    let (running, client) = need!(beside_others().await);
+    let ctl = need!(start_ctl(&running, &["lock", "/jobs/nightly"]));
     let key = ctl.line();
     let mutex = client.mutex("/jobs/nightly");
     assert!(mutex.try_lock().await.unwrap().is_none(), "two holders");
@@ -44,14 +40,10 @@ async fn etcdctl_lock_excludes_palisade() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn etcdctl_lock_is_excluded_by_palisade() {
-    let Some((running, client)) = beside_others().await else {
-        return;
-    };
+    let (running, client) = need!(beside_others().await);
     // A reader excludes it as well as a lock does.
     let read = client.rwlock("jobs").read().await.unwrap();
-    let Some(ctl) = start_ctl(&running, &["lock", "jobs"]) else {
-        return;
-    };
+    let ctl = need!(start_ctl(&running, &["lock", "jobs"]));
     until_one_waits(&client, "jobs").await;
     assert!(ctl.is_silent(), "two holders");
     read.release().await.unwrap();
@@ -66,9 +58,7 @@ async fn etcdctl_lock_is_excluded_by_palisade() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v3lock_and_palisade_exclude_each_other() {
-    let Some((running, client)) = beside_others().await else {
-        return;
-    };
+    let (running, client) = need!(beside_others().await);
     let lease = call(&running, "/v3/lease/grant", json!({ "TTL": 60 }));
     let lock = json!({ "name": base64(b"served"), "lease": lease["ID"] });
     let locked = call(&running, "/v3/lock/lock", lock.clone());
@@ -88,13 +78,9 @@ async fn v3lock_and_palisade_exclude_each_other() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn etcdctl_elect_and_palisade_elect_one_leader() {
-    let Some((running, client)) = beside_others().await else {
-        return;
-    };
+    let (running, client) = need!(beside_others().await);
     let election = client.election("boss");
-    let Some(ctl) = start_ctl(&running, &["elect", "boss", "theirs"]) else {
-        return;
-    };
+    let ctl = need!(start_ctl(&running, &["elect", "boss", "theirs"]));
     assert!(ctl.line().starts_with("boss/"));
     assert_eq!(ctl.line(), "theirs");
     let leader = election.leader().await.unwrap().unwrap();
@@ -121,9 +107,7 @@ async fn etcdctl_elect_and_palisade_elect_one_leader() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_is_a_condition_for_other_writes() {
-    let Some((running, client)) = served().await else {
-        return;
-    };
+    let (running, client) = need!(served().await);
     let hold = client.mutex("guarded").lock().await.unwrap();
     let condition = hold.etcd_compare().unwrap();
     assert_eq!(hold.token().0, condition.create_revision as u64);

@@ -19,9 +19,7 @@ fn leases(running: &Running) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn all_holds_of_a_ttl_share_one_lease_which_is_given_back() {
-    let Some((running, client)) = served().await else {
-        return;
-    };
+    let (running, client) = need!(served().await);
     let mut holds = Vec::new();
     for index in 0..50 {
         let mutex = client.mutex(format!("many-{index}"));
@@ -42,9 +40,7 @@ async fn all_holds_of_a_ttl_share_one_lease_which_is_given_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_without_renewal_has_a_lease_of_its_own_which_is_given_back() {
-    let Some((running, spy, client)) = spied().await else {
-        return;
-    };
+    let (running, spy, client) = need!(spied().await);
     let ttl = Duration::from_secs(60);
     let kept = client.mutex("kept").ttl(ttl);
     let kept = kept.lock().await.unwrap();
@@ -85,9 +81,7 @@ async fn a_hold_without_renewal_has_a_lease_of_its_own_which_is_given_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_own_lease_is_kept_alive_only_with_its_place() {
-    let Some((running, client)) = served().await else {
-        return;
-    };
+    let (running, client) = need!(served().await);
     let engine = client.engine();
     let name = Name::new("own").unwrap();
     let enter = || async {
@@ -137,9 +131,7 @@ async fn spied() -> Option<(Running, Arc<Spy>, Client)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_enter_that_arrives_after_its_leave_is_removed_by_the_audit() {
-    let Some((running, spy, client)) = spied().await else {
-        return;
-    };
+    let (running, spy, client) = need!(spied().await);
     let ttl = Duration::from_secs(9);
     // The lease is under care, and the audit goes with every renewal of it.
     let kept = client.mutex("kept").ttl(ttl).lock().await.unwrap();
@@ -161,9 +153,7 @@ async fn an_enter_that_arrives_after_its_leave_is_removed_by_the_audit() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_enter_on_a_key_that_was_used_before_is_left_when_it_is_dropped() {
-    let Some((running, spy, client)) = spied().await else {
-        return;
-    };
+    let (running, spy, client) = need!(spied().await);
     // No audit comes within the test.
     let ttl = Duration::from_secs(300);
     let mutex = client.mutex("dropped").ttl(ttl);
@@ -180,9 +170,7 @@ async fn an_enter_on_a_key_that_was_used_before_is_left_when_it_is_dropped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn quick_locks_beside_audits_are_never_lost() {
-    let Some((_running, client)) = served().await else {
-        return;
-    };
+    let (_running, client) = need!(served().await);
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..4 {
         let mutex = client.mutex(format!("quick-{task}"));
@@ -200,9 +188,7 @@ async fn quick_locks_beside_audits_are_never_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_are_used_again_and_marks_do_not_stay_on_them() {
-    let Some((_running, client)) = served().await else {
-        return;
-    };
+    let (_running, client) = need!(served().await);
     let mutex = client.mutex("again");
     let first = mutex.lock().await.unwrap();
     let key = first.ticket().native.clone();

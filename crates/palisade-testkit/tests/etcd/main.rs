@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[macro_use]
+extern crate palisade_testkit;
+
 mod access;
 mod faults;
 mod interop;

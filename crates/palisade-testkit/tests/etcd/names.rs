@@ -1,13 +1,10 @@
 //! Names that are hard to write down.
 
-use palisade_testkit::lab::launch;
 use palisade_testkit::lab::trial::every_nasty_name;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_name_locks_shows_and_goes() {
-    let Some(running) = launch::need("etcd") else {
-        return;
-    };
+    let running = need!("etcd");
     for namespace in ["palisade", "ü/\u{200b}"] {
         let url = format!("{}?namespace={namespace}", running.url());
         every_nasty_name(&palisade::connect(&url).await.unwrap()).await;

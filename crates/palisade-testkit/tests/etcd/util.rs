@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use palisade::engine::{Ask, Claim, ClaimId};
 use palisade::report::{Owner, Scope};
-use palisade::{Client, Mutex, Name};
+use palisade::{Client, Name};
 use palisade_testkit::lab::launch::{self, Running, wire};
 use palisade_testkit::lab::trial::Tool;
-pub(crate) use palisade_testkit::lab::trial::{soon, until};
+pub(crate) use palisade_testkit::lab::trial::{cycle, fails, soon, until};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
@@ -37,12 +37,6 @@ pub(crate) fn password(word: &str) -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("{word}\n")).unwrap();
     file
-}
-
-/// Locks, soon, and unlocks.
-pub(crate) async fn cycle(mutex: &Mutex) {
-    let hold = soon("the lock", mutex.lock()).await.unwrap();
-    hold.release().await.unwrap();
 }
 
 /// Waits until somebody waits in the line.

@@ -4,16 +4,13 @@ use std::time::{Duration, Instant};
 
 use palisade::BootTime;
 use palisade::engine::{Entered, Place};
-use palisade_testkit::lab::launch;
 use serde_json::json;
 
 use crate::util::{call, claim, served, soon};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hand_over_does_not_wait_for_the_sync_loop() {
-    let Some(running) = launch::need("etcd") else {
-        return;
-    };
+    let running = need!("etcd");
     // A watch that begins in the past is served ten times a second: two contenders would get
     // about twenty grants a second, and with the bounded look alone two.
     const GRANTS: u32 = 60;
@@ -39,9 +36,7 @@ async fn a_hand_over_does_not_wait_for_the_sync_loop() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_whose_lease_died_is_never_granted() {
-    let Some((running, client)) = served().await else {
-        return;
-    };
+    let (running, client) = need!(served().await);
     let hold = client.mutex("line").lock().await.unwrap();
     // Nobody keeps this one's lease alive: it has another ttl than the hold's.
     let other = palisade::connect(running.url()).await.unwrap();

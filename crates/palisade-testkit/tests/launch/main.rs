@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[macro_use]
+extern crate palisade_testkit;
+
 mod verbs;
 
 use std::io::{BufRead, BufReader};
@@ -213,9 +216,7 @@ fn a_starter_that_is_killed_leaves_nothing() {
 
 #[test]
 fn the_command_ends_with_its_input() {
-    let Some(spare) = launch::need("redis") else {
-        return;
-    };
+    let spare = need!("redis");
     drop(spare);
     let up = Command::new(env!("CARGO_BIN_EXE_palisade-testkit"))
         .args(["up", "redis"])
@@ -236,9 +237,7 @@ fn the_command_ends_with_its_input() {
 
 #[test]
 fn settings_reach_the_server_and_bad_ones_show_its_log() {
-    let Some(engine) = launch::need("redis") else {
-        return;
-    };
+    let engine = need!("redis");
     drop(engine);
     let engine = launch::start_with("redis", &["--maxmemory", "3mb"]).unwrap();
     let limit = wire::redis(engine.nodes()[0].port(), &["CONFIG", "GET", "maxmemory"]).unwrap();

@@ -10,9 +10,7 @@ use super::ask;
 
 #[test]
 fn a_node_is_stopped_continued_killed_restarted_and_wiped() {
-    let Some(engine) = launch::need("redis") else {
-        return;
-    };
+    let engine = need!("redis");
     let node = &engine.nodes()[0];
     let port = node.port();
     let get = || wire::redis(port, &["GET", "key"]);
@@ -45,9 +43,7 @@ fn a_node_is_stopped_continued_killed_restarted_and_wiped() {
 
 #[test]
 fn an_outage_stops_every_node_and_ends() {
-    let Some(engine) = launch::need("redis5") else {
-        return;
-    };
+    let engine = need!("redis5");
     let answering = || {
         let answers = |node: &&Node| wire::redis(node.port(), &["PING"]).is_ok();
         engine.nodes().iter().filter(answers).count()
@@ -67,9 +63,7 @@ fn an_outage_stops_every_node_and_ends() {
 
 #[test]
 fn postgres_stands_still_with_all_its_processes_and_keeps_its_rows() {
-    let Some(engine) = launch::need("postgres") else {
-        return;
-    };
+    let engine = need!("postgres");
     let node = &engine.nodes()[0];
     let query = |sql| wire::postgres(node.port(), "palisade", sql);
     query("CREATE TABLE t AS SELECT 7 AS n").unwrap();
@@ -89,9 +83,7 @@ fn postgres_stands_still_with_all_its_processes_and_keeps_its_rows() {
 
 /// Kills the leader, sees another, and the first comes back as a follower.
 fn leader_changes(name: &str) {
-    let Some(engine) = launch::need(name) else {
-        return;
-    };
+    let engine = need!(launch::need(name));
     let first = engine.kill_leader().unwrap();
     let begun = Instant::now();
     let second = engine.leader_where(|leader| leader != first).unwrap();
@@ -128,9 +120,7 @@ fn sentinels_have_another_master_after_a_kill() {
 
 /// Wipes one node that does not lead; the others keep what was written, and take it in again.
 fn wiped_member_joins_again(name: &str) {
-    let Some(engine) = launch::need(name) else {
-        return;
-    };
+    let engine = need!(launch::need(name));
     let other = engine.leader().map_or(1, |leader| (leader + 1) % 3);
     let node = &engine.nodes()[other];
     let pid = node.pid();
@@ -172,9 +162,7 @@ fn a_wiped_master_of_a_redis_cluster_joins_again() {
 
 #[test]
 fn a_whole_engine_comes_back_empty() {
-    let Some(engine) = launch::need("etcd3") else {
-        return;
-    };
+    let engine = need!("etcd3");
     let port = engine.nodes()[0].port();
     let call = |verb: &str, body: &str| {
         wire::http(port, "POST", &format!("/v3/kv/{verb}"), body)

@@ -16,7 +16,7 @@ const SEATS: &str = "SELECT cardinality(seats) FROM palisade.line WHERE name = '
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_waiters_cost_nobody_a_lock() {
     const CROWD: u32 = 2000;
-    let Some(server) = server() else { return };
+    let server = need!(server());
     // The timeout is for a busy machine; a renewal gives up after a sixth of the ttl.
     let client = connect(&format!("{}?ttl=6s&timeout=20s", server.url())).await;
     let lock = client.mutex("crowd");
@@ -56,7 +56,7 @@ async fn two_thousand_waiters_cost_nobody_a_lock() {
 /// Dropped while it waits, also before it is in the server's line, a claim leaves nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_that_goes_leaves_nothing() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let client = connect(server.url()).await;
     let lock = client.mutex("crowd");
     let hold = lock.lock().await.unwrap();
@@ -76,12 +76,10 @@ async fn a_crowd_that_goes_leaves_nothing() {
 /// However many claims a line has, a renewal of all of them writes its row once.
 #[tokio::test]
 async fn a_renewal_writes_each_row_once() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let client = connect(server.url()).await;
     drop(client.mutex("x").lock().await.unwrap());
-    let Some(mut psql) = Psql::open(&server) else {
-        return;
-    };
+    let mut psql = need!(Psql::open(&server));
     psql.ask(
         "CREATE FUNCTION id(i int) RETURNS uuid LANGUAGE sql AS
            $$ SELECT ('00000000-0000-0000-0000-' || lpad(i::text, 12, '0'))::uuid $$;
@@ -104,10 +102,8 @@ async fn a_renewal_writes_each_row_once() {
 /// Only the lease whose row is locked is unknown, and ends; the others live on.
 #[tokio::test]
 async fn a_row_that_another_locks_costs_its_own_lease_only() {
-    let Some(server) = server() else { return };
-    let Some(mut psql) = Psql::open(&server) else {
-        return;
-    };
+    let server = need!(server());
+    let mut psql = need!(Psql::open(&server));
     let client = connect(&format!("{}?ttl=4s", server.url())).await;
     let mut holds = Vec::new();
     for name in ["a", "b", "c"] {

@@ -83,7 +83,7 @@ fn start() -> Option<(Running, Far)> {
 }
 
 async fn is_told_before_the_next_grant(scheme: &str, limit: Duration) {
-    let Some((server, far)) = start() else { return };
+    let (server, far) = need!(start());
     let script = server.folder().join("far.sh");
     let program = env!("CARGO_BIN_EXE_palisade-testkit");
     let text = format!(

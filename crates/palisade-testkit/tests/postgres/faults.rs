@@ -13,7 +13,7 @@ const OURS: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activit
 
 #[tokio::test]
 async fn a_terminated_session_is_a_lost_lock_that_is_told() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let client = connect(&advisory(&server)).await;
     let lock = client.mutex("x");
     let hold = lock.lock().await.unwrap();
@@ -27,7 +27,7 @@ async fn a_terminated_session_is_a_lost_lock_that_is_told() {
 
 #[tokio::test]
 async fn terminated_sessions_cost_the_table_nothing() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let client = connect(&format!("{}?ttl=2s", server.url())).await;
     let lock = client.mutex("x");
     let hold = lock.lock().await.unwrap();
@@ -46,7 +46,7 @@ async fn terminated_sessions_cost_the_table_nothing() {
 
 #[tokio::test]
 async fn a_crash_keeps_the_table_s_holds_and_tokens_and_ends_session_locks() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let table = connect(server.url()).await;
     let sessions = connect(&advisory(&server)).await;
     let row = table.mutex("x").lock().await.unwrap();
@@ -69,7 +69,7 @@ async fn a_crash_keeps_the_table_s_holds_and_tokens_and_ends_session_locks() {
 /// Old versions of rows are removed by whoever comes next, not by a vacuum that never comes.
 #[tokio::test]
 async fn dead_rows_do_not_pile_up() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let client = connect(server.url()).await;
     let lock = client.mutex("x");
     for _ in 0..3000 {
@@ -86,7 +86,7 @@ async fn dead_rows_do_not_pile_up() {
 /// A message of the past, or one without a token, is no grant.
 #[tokio::test]
 async fn only_the_message_of_its_grant_is_a_grant() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let client = connect(server.url()).await;
     let lock = client.mutex("told");
     let hold = lock.lock().await.unwrap();
@@ -117,7 +117,7 @@ async fn only_the_message_of_its_grant_is_a_grant() {
 /// Whoever leaves grants to the first whose lease lasts, in the same statement.
 #[tokio::test]
 async fn a_waiter_whose_lease_has_ended_is_passed_over() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let client = connect(&format!("{}?ttl=60s", server.url())).await;
     let lock = client.mutex("ended");
     let hold = lock.lock().await.unwrap();
@@ -142,7 +142,7 @@ async fn a_waiter_whose_lease_has_ended_is_passed_over() {
 /// A dropped future's request is applied all the same, and leaves nothing.
 #[tokio::test]
 async fn dropped_futures_leave_no_claim() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     for url in [server.url().to_owned(), advisory(&server)] {
         let client = connect(&url).await;
         let lock = client.mutex("dropped");
@@ -167,12 +167,8 @@ async fn dropped_futures_leave_no_claim() {
 #[tokio::test]
 async fn a_deadlock_at_our_cost_is_asked_again() {
     // Time to close the circle before the server looks for one.
-    let Some(server) = server_with(&["-c", "deadlock_timeout=4s"]) else {
-        return;
-    };
-    let Some(mut other) = Psql::open(&server) else {
-        return;
-    };
+    let server = need!(server_with(&["-c", "deadlock_timeout=4s"]));
+    let mut other = need!(Psql::open(&server));
     let client = connect(&format!("{}?timeout=30s", server.url())).await;
     let lock = client.mutex("x");
     lock.lock().await.unwrap().release().await.unwrap();
@@ -208,7 +204,7 @@ async fn a_deadlock_at_our_cost_is_asked_again() {
 #[tokio::test]
 async fn a_grant_whose_news_come_late_lasts_no_longer_for_it() {
     const TTL: Duration = Duration::from_secs(6);
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let target = server.nodes()[0].address().parse().unwrap();
     let proxy = Proxy::start(target, Protocol::Postgres).unwrap();
     let near = connect(&advisory(&server)).await;

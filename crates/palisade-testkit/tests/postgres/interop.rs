@@ -12,7 +12,7 @@ use super::{Psql, SOON, advisory, connect, server, soon, sql, throughout, waits_
 /// A lock of sqlx and one of palisade by the same name, with its defaults: `key=sqlx`.
 #[tokio::test]
 async fn sqlx_s_advisory_lock_and_ours_exclude_each_other() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let mut theirs = PgConnection::connect(server.url()).await.unwrap();
     for (namespace, name, known_as) in [
         ("?namespace=", "nightly import ⚙", "nightly import ⚙"),
@@ -53,10 +53,8 @@ async fn sqlx_s_advisory_lock_and_ours_exclude_each_other() {
 
 #[tokio::test]
 async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
-    let Some(server) = server() else { return };
-    let Some(mut psql) = Psql::open(&server) else {
-        return;
-    };
+    let server = need!(server());
+    let mut psql = need!(Psql::open(&server));
     let cases = [
         ("hashtext", "nightly", "hashtext('nightly')".to_owned()),
         ("raw", "4711", "4711".to_owned()),
@@ -114,7 +112,7 @@ async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
 /// it has it.
 #[tokio::test]
 async fn a_session_is_called_after_the_claim_that_it_has() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let client = connect(&advisory(&server)).await;
     let other = connect(&advisory(&server)).await;
     let named = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'palisade _%'";
@@ -139,10 +137,8 @@ async fn a_session_is_called_after_the_claim_that_it_has() {
 
 #[tokio::test]
 async fn a_foreign_session_is_taken_away_only_by_force() {
-    let Some(server) = server() else { return };
-    let Some(mut psql) = Psql::open(&server) else {
-        return;
-    };
+    let server = need!(server());
+    let mut psql = need!(Psql::open(&server));
     let url = format!("{}?namespace=&key=raw", advisory(&server));
     let client = connect(&url).await;
     let name = Name::new("7").unwrap();
@@ -164,7 +160,7 @@ async fn a_foreign_session_is_taken_away_only_by_force() {
 /// The statements are ShedLock's own for PostgreSQL, with `usingDbTime`.
 #[tokio::test]
 async fn a_shedlock_job_and_palisade_exclude_each_other() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let url = format!("{}?namespace=&layout=shedlock&ttl=1s", server.url());
     let client = connect(&url).await;
     let lock = client.mutex("nightly");
@@ -238,7 +234,7 @@ async fn a_shedlock_job_and_palisade_exclude_each_other() {
 /// A job that ran once in its time does not run again when its host dies: the row says so.
 #[tokio::test]
 async fn a_minimum_hold_is_written_into_shedlocks_row() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let url = format!("{}?namespace=&layout=shedlock&ttl=1s", server.url());
     let client = connect(&url).await;
     let line = client.line("daily", Ask::Whole);

@@ -64,9 +64,7 @@ async fn an_existing_configuration_leads_to_the_same_locks() {
 
 #[tokio::test]
 async fn each_refusal_says_what_to_do() {
-    let Some(server) = with_passwords() else {
-        return;
-    };
+    let server = need!(with_passwords());
     let address = server.nodes()[0].address();
     let folder = server.folder().to_owned();
     std::fs::write(folder.join("empty"), "\n").unwrap();
@@ -144,9 +142,7 @@ async fn each_refusal_says_what_to_do() {
 
 #[tokio::test]
 async fn a_password_is_read_at_each_connect() {
-    let Some(server) = with_passwords() else {
-        return;
-    };
+    let server = need!(with_passwords());
     let file = server.folder().join("password");
     std::fs::write(&file, "first\n").unwrap();
     for (round, scheme) in SCHEMES.into_iter().enumerate() {

@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[macro_use]
+extern crate palisade_testkit;
+
 mod crowd;
 mod far;
 mod faults;
@@ -22,26 +25,14 @@ use std::time::Duration;
 
 use palisade::{BootTime, Client};
 use palisade_testkit::lab::launch::{self, Running, wire};
-use palisade_testkit::lab::trial::{SOON, until};
+use palisade_testkit::lab::trial::{SOON, fails, started, until};
 
 fn server() -> Option<Running> {
     server_with(&[])
 }
 
 fn server_with(settings: &[&str]) -> Option<Running> {
-    start("postgres", settings)
-}
-
-/// What is missing is told.
-fn start(engine: &'static str, settings: &[&str]) -> Option<Running> {
-    match launch::start_with(engine, settings) {
-        Ok(server) => Some(server),
-        Err(launch::Error::Missing(why)) => {
-            launch::skip(engine, &why);
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    started("postgres", settings)
 }
 
 async fn connect(url: impl AsRef<str>) -> Client {

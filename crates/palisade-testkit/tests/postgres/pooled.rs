@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use palisade::ErrorKind;
 use palisade::report::Severity;
-use palisade_testkit::lab::launch::{self, Running, wire};
+use palisade_testkit::lab::launch::{Running, wire};
 
-use super::{Psql, SOON, advisory, connect, refusal, soon, sql, start};
+use super::{Psql, SOON, advisory, connect, refusal, soon, sql, started};
 
 async fn codes(url: &str) -> Vec<(&'static str, Severity)> {
     let client = connect(url).await;
@@ -23,9 +23,7 @@ async fn codes(url: &str) -> Vec<(&'static str, Severity)> {
 
 #[tokio::test]
 async fn a_pooler_is_found_out_and_waiters_are_served_without_a_push() {
-    let Some(pooler) = launch::need("pgbouncer") else {
-        return;
-    };
+    let pooler = need!("pgbouncer");
     let _traffic = Traffic::through(&pooler, 2);
     for _ in 0..20 {
         let found = codes(pooler.url()).await;
@@ -63,7 +61,7 @@ async fn a_pooler_is_found_out_and_waiters_are_served_without_a_push() {
 const LENIENT: &str = "pooler.ignore_startup_parameters = extra_float_digits,options";
 
 fn pooler_with(settings: &[&str]) -> Option<Running> {
-    start("pgbouncer", settings)
+    started("pgbouncer", settings)
 }
 
 /// Other clients of a pooler, so that its server connections change hands all the time.
@@ -122,9 +120,7 @@ fn left(pooler: &Running, count: usize) -> Option<Vec<String>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn session_locks_are_refused_beside_other_traffic() {
     const CONNECTS: usize = 2000;
-    let Some(pooler) = pooler_with(&[LENIENT]) else {
-        return;
-    };
+    let pooler = need!(pooler_with(&[LENIENT]));
     let traffic = Traffic::through(&pooler, 2);
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..8 {
@@ -149,9 +145,7 @@ async fn session_locks_are_refused_beside_other_traffic() {
         );
     }
     // One that is told everything refuses by itself, and we say what it means.
-    let Some(strict) = pooler_with(&[]) else {
-        return;
-    };
+    let strict = need!(pooler_with(&[]));
     for options in ["", "?pooler=transaction"] {
         let refused = refusal(&format!("{}{options}", advisory(&strict))).await;
         assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
@@ -162,9 +156,7 @@ async fn session_locks_are_refused_beside_other_traffic() {
 #[tokio::test]
 async fn a_pool_of_one_connection_is_enough() {
     let one = ["pooler.default_pool_size = 1", LENIENT];
-    let Some(pooler) = pooler_with(&one) else {
-        return;
-    };
+    let pooler = need!(pooler_with(&one));
     let client = connect(pooler.url()).await;
     let lock = client.mutex("x");
     let hold = tokio::time::timeout(SOON, lock.lock()).await;
@@ -175,9 +167,7 @@ async fn a_pool_of_one_connection_is_enough() {
 
 #[tokio::test]
 async fn a_pooler_in_session_mode_is_believed_only_when_it_is_said_so() {
-    let Some(pooler) = pooler_with(&["pooler.pool_mode = session", LENIENT]) else {
-        return;
-    };
+    let pooler = need!(pooler_with(&["pooler.pool_mode = session", LENIENT]));
     let refused = refusal(&advisory(&pooler)).await;
     assert_eq!(refused.kind(), ErrorKind::Unsupported);
     assert!(refused.to_string().contains("pooler=session"), "{refused}");
@@ -193,18 +183,14 @@ async fn a_pooler_in_session_mode_is_believed_only_when_it_is_said_so() {
 #[tokio::test]
 async fn a_statement_in_another_session_takes_no_lock() {
     let two = ["pooler.default_pool_size = 2", LENIENT];
-    let Some(pooler) = pooler_with(&two) else {
-        return;
-    };
+    let pooler = need!(pooler_with(&two));
     // A lie, which makes the client believe in the first session that it sees.
     let url = format!("{}?pooler=session", advisory(&pooler));
     let client = connect(&url).await;
     let first = client.mutex("first");
     first.lock().await.unwrap().release().await.unwrap();
     // The pooler gives this one the session that was used last.
-    let Some(mut psql) = Psql::open(&pooler) else {
-        return;
-    };
+    let mut psql = need!(Psql::open(&pooler));
     psql.ask("BEGIN;");
     let readers = client.rwlock("second");
     let refused = readers.try_read().await.unwrap_err();
@@ -217,9 +203,7 @@ async fn a_statement_in_another_session_takes_no_lock() {
 #[tokio::test(flavor = "multi_thread")]
 async fn stricter_isolation_costs_nobody_a_lock() {
     let strict = ["-c", "default_transaction_isolation=repeatable read"];
-    let Some(pooler) = pooler_with(&strict) else {
-        return;
-    };
+    let pooler = need!(pooler_with(&strict));
     let _traffic = Traffic::through(&pooler, 2);
     let client = connect(pooler.url()).await;
     let (inside, most) = (Arc::new(std::sync::atomic::AtomicU32::new(0)), 8);

@@ -14,7 +14,7 @@ use super::{SOON, connect, server, throughout};
 /// The connections that there are go silent, new ones are fine: holds live on, waiters are served.
 #[tokio::test]
 async fn a_silent_connection_costs_no_lock() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let proxies = Proxies::before(server.url()).unwrap();
     let client = connect(&format!("{}?ttl=3s", proxies.url())).await;
     let near = connect(server.url()).await;

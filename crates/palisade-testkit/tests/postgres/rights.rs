@@ -7,10 +7,8 @@ use super::{Psql, advisory, connect, server, server_with, sql};
 
 #[tokio::test]
 async fn a_lesser_user_needs_the_grants_that_are_printed_and_no_more() {
-    let Some(server) = server() else { return };
-    let Some(mut psql) = Psql::open(&server) else {
-        return;
-    };
+    let server = need!(server());
+    let mut psql = need!(Psql::open(&server));
     sql(&server, "CREATE ROLE app LOGIN");
     let urls = [
         server.url().replace("palisade@", "app@"),
@@ -40,7 +38,7 @@ async fn a_lesser_user_needs_the_grants_that_are_printed_and_no_more() {
 
 #[tokio::test]
 async fn another_schema_is_another_set_of_locks() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let one = connect(server.url()).await;
     let other = format!("{}?schema=other_locks", server.url());
     let other = connect(&other).await;
@@ -65,9 +63,7 @@ async fn no_connection_left_is_unreachable_and_passes() {
         "-c",
         "max_wal_senders=0",
     ];
-    let Some(server) = server_with(&few) else {
-        return;
-    };
+    let server = need!(server_with(&few));
     let client = connect(server.url()).await;
     let mut sessions: Vec<_> = (0..4).filter_map(|_| Psql::open(&server)).collect();
     if sessions.is_empty() {

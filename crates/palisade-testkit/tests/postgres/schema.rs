@@ -25,10 +25,8 @@ const ENTER: &str = "enter('palisade', 'x', ID, 0, 0, 30000000, true, 'm', '{}',
 
 #[tokio::test]
 async fn an_earlier_schema_is_left_alone_and_its_clients_go_on_with_this_one() {
-    let Some(server) = server() else { return };
-    let Some(mut psql) = Psql::open(&server) else {
-        return;
-    };
+    let server = need!(server());
+    let mut psql = need!(Psql::open(&server));
     psql.ask(SCHEMA_3);
     let before = sql(&server, FUNCTIONS);
     let client = connect(server.url()).await;
@@ -67,7 +65,7 @@ async fn an_earlier_schema_is_left_alone_and_its_clients_go_on_with_this_one() {
 
 #[tokio::test]
 async fn a_later_schema_is_used_unless_it_says_that_it_can_t_be() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let first = connect(server.url()).await;
     first.mutex("x").try_lock().await.unwrap();
     let say = |what: &str, number: u32| {
@@ -88,7 +86,7 @@ async fn a_later_schema_is_used_unless_it_says_that_it_can_t_be() {
 
 #[tokio::test]
 async fn a_deleted_row_sends_no_token_back() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let client = connect(server.url()).await;
     let lock = client.mutex("x");
     let token = async || {
@@ -117,9 +115,7 @@ async fn a_grant_survives_a_crash_of_a_server_that_commits_later() {
         "-c",
         "wal_writer_flush_after=0",
     ];
-    let Some(server) = server_with(&later) else {
-        return;
-    };
+    let server = need!(server_with(&later));
     let client = connect(server.url()).await;
     drop(client.mutex("other").lock().await.unwrap());
     sql(&server, "CHECKPOINT");
@@ -141,12 +137,8 @@ async fn a_grant_survives_a_crash_of_a_server_that_commits_later() {
 #[tokio::test]
 async fn what_is_not_durable_is_a_danger() {
     let settings = ["-c", "fsync=off", "-c", "synchronous_commit=off"];
-    let Some(unsafe_one) = server_with(&settings) else {
-        return;
-    };
-    let Some(safe) = server_with(&["-c", "synchronous_commit=off"]) else {
-        return;
-    };
+    let unsafe_one = need!(server_with(&settings));
+    let safe = need!(server_with(&["-c", "synchronous_commit=off"]));
     let dangers = async |server: &Running| {
         let client = connect(server.url()).await;
         client.mutex("x").try_lock().await.unwrap();
@@ -163,7 +155,7 @@ async fn what_is_not_durable_is_a_danger() {
 /// Claims that were left before they arrived are forgotten, by every way to leave.
 #[tokio::test]
 async fn departed_claims_are_swept() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let client = connect(server.url()).await;
     client.mutex("x").try_lock().await.unwrap();
     for leave in [
@@ -193,10 +185,8 @@ async fn departed_claims_are_swept() {
 /// A look at one line or at a prefix reads what it needs, whatever the database's collation is.
 #[tokio::test]
 async fn looks_don_t_scan_the_table() {
-    let Some(server) = server() else { return };
-    let Some(mut psql) = Psql::open(&server) else {
-        return;
-    };
+    let server = need!(server());
+    let mut psql = need!(Psql::open(&server));
     psql.ask("CREATE DATABASE other TEMPLATE template0 LC_COLLATE 'C.UTF-8' LC_CTYPE 'C.UTF-8';");
     let url = server.url().replace("/postgres", "/other");
     let client = connect(&url).await;
@@ -242,7 +232,7 @@ async fn looks_don_t_scan_the_table() {
 /// Whoever makes it again locks tables that the others use by then.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_who_start_at_once_one_makes_the_schema() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let url = format!("{}?schema=crowded&ttl=5s", server.url());
     let starters = (0..20).map(|_| {
         let url = url.clone();

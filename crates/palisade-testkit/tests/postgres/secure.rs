@@ -10,9 +10,7 @@ use super::{connect, server_with, sql};
 
 #[tokio::test]
 async fn a_server_s_certificate_is_checked_by_both_engines() {
-    let Some(server) = server_with(&["-c", "listen_addresses=127.0.0.1,127.0.0.2"]) else {
-        return;
-    };
+    let server = need!(server_with(&["-c", "listen_addresses=127.0.0.1,127.0.0.2"]));
     let data = server.nodes()[0].folder().join("data");
     if let Err(why) = certificates(&data, "IP:127.0.0.1") {
         return launch::skip("openssl", &why);

@@ -10,7 +10,7 @@ use palisade::report::Owner;
 use palisade::{BootTime, Client, ErrorKind, LossReason, Name};
 use palisade_testkit::lab::proxy::{Protocol, Proxy};
 
-use super::{Psql, SOON, advisory, connect, server, soon, sql, waits_for_a_lock};
+use super::{Psql, SOON, advisory, connect, fails, server, soon, sql, waits_for_a_lock};
 
 const SESSIONS: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'palisade%'";
@@ -36,7 +36,7 @@ async fn enter(client: &Client, name: &str) -> (Ticket, Place) {
 
 #[tokio::test]
 async fn connections_have_a_ceiling() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let url = format!("{}?max_connections=3&timeout=500ms", advisory(&server));
     let client = connect(&url).await;
     let lock = |name: &str| client.mutex(name);
@@ -81,7 +81,7 @@ async fn connections_have_a_ceiling() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crowd_costs_one_connection_and_leaves_others_alone() {
     const CROWD: usize = 300;
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let url = format!("{}?max_connections=4", advisory(&server));
     let client = connect(&url).await;
     let hold = client.mutex("x").lock().await.unwrap();
@@ -117,7 +117,7 @@ async fn a_crowd_costs_one_connection_and_leaves_others_alone() {
 /// The connection of a lock that ends gives its place to the next, whoever ends it.
 #[tokio::test]
 async fn a_dead_connection_gives_its_place_back() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let url = format!("{}?max_connections=1", advisory(&server));
     let client = connect(&url).await;
     let hold = client.mutex("a").lock().await.unwrap();
@@ -134,7 +134,7 @@ async fn a_dead_connection_gives_its_place_back() {
 #[tokio::test]
 async fn a_frozen_server_keeps_waiters_no_longer_than_one() {
     const WAITERS: usize = 12;
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let url = format!("{}?timeout=1s&connect_timeout=1s", advisory(&server));
     let client = connect(&url).await;
     let (_, place) = enter(&client, "x").await;
@@ -151,8 +151,7 @@ async fn a_frozen_server_keeps_waiters_no_longer_than_one() {
         tokio::spawn(async move { engine.wait(ticket, until).await })
     });
     for wait in waits.collect::<Vec<_>>() {
-        let error = wait.await.unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unreachable);
+        fails(wait.await.unwrap(), ErrorKind::Unreachable);
     }
     let took = BootTime::now().saturating_since(start);
     server.nodes()[0].cont().unwrap();
@@ -163,7 +162,7 @@ async fn a_frozen_server_keeps_waiters_no_longer_than_one() {
 #[tokio::test]
 async fn a_renewal_gives_a_silent_connection_up_in_time_and_the_owner_is_told() {
     const WITHIN: Duration = Duration::from_millis(700);
-    let Some(server) = server() else { return };
+    let server = need!(server());
     let target = server.nodes()[0].address().parse().unwrap();
     let proxy = Proxy::start(target, Protocol::Postgres).unwrap();
     let url = format!(
@@ -192,7 +191,7 @@ async fn a_renewal_gives_a_silent_connection_up_in_time_and_the_owner_is_told() 
 
 #[tokio::test]
 async fn the_key_is_the_number_that_the_server_locks() {
-    let Some(server) = server() else { return };
+    let server = need!(server());
     for options in ["", "?key=hashtext", "?key=raw&namespace="] {
         let client = palisade::connect(&format!("{}{options}", advisory(&server))).await;
         let client = client.unwrap();
@@ -210,10 +209,8 @@ async fn the_key_is_the_number_that_the_server_locks() {
 /// Commits that are not waited for could lose a token in a crash.
 #[tokio::test]
 async fn a_token_is_on_the_disk_before_it_is_told() {
-    let Some(server) = server() else { return };
-    let Some(mut psql) = Psql::open(&server) else {
-        return;
-    };
+    let server = need!(server());
+    let mut psql = need!(Psql::open(&server));
     psql.ask("ALTER ROLE palisade SET synchronous_commit = off;");
     let client = connect(&advisory(&server)).await;
     let mut last = 0;

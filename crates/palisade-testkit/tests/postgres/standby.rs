@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use palisade::ErrorKind;
-use palisade_testkit::lab::launch::{self, Node, Running, wire};
+use palisade_testkit::lab::launch::{Node, Running, wire};
 
 use super::{SOON, connect, soon, throughout};
 
@@ -37,9 +37,7 @@ async fn caught_up(pair: &Running) {
 
 #[tokio::test]
 async fn a_standby_is_refused_and_the_primary_among_several_is_found() {
-    let Some(pair) = launch::need("postgres-pair") else {
-        return;
-    };
+    let pair = need!("postgres-pair");
     let [primary, standby] = [0, 1].map(|at| pair.nodes()[at].address());
     // First without palisade's tables there, then with them.
     for tables in [false, true] {
@@ -76,9 +74,7 @@ async fn a_standby_is_refused_and_the_primary_among_several_is_found() {
 /// told, a row lives on; no token goes back.
 #[tokio::test]
 async fn a_failover_ends_session_locks_and_keeps_rows() {
-    let Some(pair) = launch::need("postgres-pair") else {
-        return;
-    };
+    let pair = need!("postgres-pair");
     let hosts = [0, 1].map(|at| pair.nodes()[at].address());
     let [table, sessions] = SCHEMES.map(|scheme| url(scheme, &hosts));
     let table = connect(&table).await;
@@ -115,9 +111,7 @@ async fn a_failover_ends_session_locks_and_keeps_rows() {
 /// host that does.
 #[tokio::test]
 async fn a_demoted_primary_is_left_for_the_one_that_takes_writes() {
-    let Some(pair) = launch::need("postgres-pair") else {
-        return;
-    };
+    let pair = need!("postgres-pair");
     let hosts = [0, 1].map(|at| pair.nodes()[at].address());
     let client = connect(&url("postgres", &hosts)).await;
     let lock = client.mutex("x");

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[macro_use]
+extern crate palisade_testkit;
+
 mod actions;
 mod grpc;
 mod protocols;

@@ -33,9 +33,7 @@ fn all_understood(proxy: &Proxy) -> bool {
 
 #[test]
 fn redis_loses_a_reply_and_the_next_one_is_the_next() {
-    let Some((_redis, proxy)) = behind("redis", Protocol::Resp) else {
-        return;
-    };
+    let (_redis, proxy) = need!(behind("redis", Protocol::Resp));
     let mut asker = Asker::new(proxy.addr());
     assert_eq!(asker.ask(&["INCR", "n"]), ":1");
     let eaten = proxy.inject(to_client().label("INCR").once().eat());
@@ -52,9 +50,7 @@ fn redis_loses_a_reply_and_the_next_one_is_the_next() {
 
 #[test]
 fn redis_loses_pushed_messages_in_both_versions_of_the_protocol() {
-    let Some((_redis, proxy)) = behind("redis", Protocol::Resp) else {
-        return;
-    };
+    let (_redis, proxy) = need!(behind("redis", Protocol::Resp));
     for version in ["2", "3"] {
         let mut listener = Asker::new(proxy.addr());
         listener.send(&["HELLO", version]);
@@ -101,9 +97,7 @@ fn put(client: &mut Client) {
 
 #[test]
 fn etcd_goes_on_without_one_stream() {
-    let Some((_etcd, proxy)) = behind("etcd", Protocol::Grpc) else {
-        return;
-    };
+    let (_etcd, proxy) = need!(behind("etcd", Protocol::Grpc));
     let mut client = Client::new(proxy.addr());
     put(&mut client);
     let lost = proxy.inject(to_engine().label(WATCH).black_hole(Extent::Stream));
@@ -119,9 +113,7 @@ fn etcd_goes_on_without_one_stream() {
 
 #[test]
 fn etcd_loses_a_reply_and_has_applied_the_request() {
-    let Some((_etcd, proxy)) = behind("etcd", Protocol::Grpc) else {
-        return;
-    };
+    let (_etcd, proxy) = need!(behind("etcd", Protocol::Grpc));
     let mut client = Client::new(proxy.addr());
     let lost = proxy.inject(to_client().label(PUT).kind(Kind::Reply).once().eat());
     client.request(PUT, A_IS_B);
@@ -138,9 +130,7 @@ fn etcd_loses_a_reply_and_has_applied_the_request() {
 
 #[test]
 fn consul_has_applied_what_it_never_confirmed() {
-    let Some((consul, proxy)) = behind("consul", Protocol::Http1) else {
-        return;
-    };
+    let (consul, proxy) = need!(behind("consul", Protocol::Http1));
     let cut = proxy.inject(to_client().label("PUT /v1/kv/a").cut_before());
     wire::http(proxy.addr().port(), "PUT", "/v1/kv/a", "b").unwrap_err();
     assert_eq!(cut.hits(), 1);
@@ -154,9 +144,7 @@ fn consul_has_applied_what_it_never_confirmed() {
 
 #[test]
 fn postgres_loses_a_row() {
-    let Some((_postgres, proxy)) = behind("postgres", Protocol::Postgres) else {
-        return;
-    };
+    let (_postgres, proxy) = need!(behind("postgres", Protocol::Postgres));
     let eaten = proxy.inject(to_client().label("DataRow").nth(2).eat());
     let port = proxy.addr().port();
     let rows = wire::postgres(port, "palisade", "select generate_series(1, 3)").unwrap();
@@ -183,9 +171,7 @@ fn zookeeper_loses_a_reply_and_a_watch() {
     const EXISTS: i32 = 3;
     const CREATE: i32 = 1;
     const NO_NODE: i32 = -101;
-    let Some((_zookeeper, proxy)) = behind("zookeeper", Protocol::ZooKeeper) else {
-        return;
-    };
+    let (_zookeeper, proxy) = need!(behind("zookeeper", Protocol::ZooKeeper));
     let mut stream = connect(proxy.addr());
     // Version, last zxid, a timeout of 4 s, no session yet, its password, not read-only.
     let timeout = 4000i32.to_be_bytes();

@@ -4,15 +4,13 @@ use std::time::Duration;
 
 use palisade::{ErrorKind, LossReason};
 
-use super::support::{Server, line, mutex, soon, until};
+use super::support::{Server, fails, line, mutex, soon, until};
 
 const TTL: Duration = Duration::from_millis(900);
 
 #[tokio::test]
 async fn flushed_and_deleted_locks_are_lost_and_tokens_rise() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("").await;
     for command in [&["FLUSHALL"][..], &["DEL", "palisade:gone"]] {
         let hold = mutex(&client, "gone", TTL).lock().await.unwrap();
@@ -39,9 +37,7 @@ async fn flushed_and_deleted_locks_are_lost_and_tokens_rise() {
 /// told, the waiter starts over and is granted, and the token is greater.
 #[tokio::test]
 async fn a_server_that_comes_back_empty_has_lost_the_locks_and_no_token_falls() {
-    let Some(server) = Server::with(&["--appendonly", "no"]) else {
-        return;
-    };
+    let server = need!(Server::with(&["--appendonly", "no"]));
     let (one, two) = (
         server.direct_client("").await,
         server.direct_client("").await,
@@ -82,9 +78,7 @@ async fn a_server_that_comes_back_empty_has_lost_the_locks_and_no_token_falls() 
 /// there, for those who find the line idle and for those who waited.
 #[tokio::test]
 async fn tokens_rise_when_the_clock_was_set_back() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("").await;
     let lock = mutex(&client, "back", Duration::from_secs(30));
     let before = lock.lock().await.unwrap();
@@ -112,9 +106,7 @@ async fn tokens_rise_when_the_clock_was_set_back() {
 /// Whoever leaves grants to the first whose lease lasts, in the same step.
 #[tokio::test]
 async fn a_waiter_whose_lease_has_ended_is_passed_over() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("").await;
     let ttl = Duration::from_secs(60);
     let hold = mutex(&client, "ended", ttl).lock().await.unwrap();
@@ -144,9 +136,7 @@ const DAYS: std::ops::RangeInclusive<i64> = 6 * 86_400_000..=7 * 86_400_000;
 /// Nothing but the user's key and what belongs to it is kept, and that for days, not for ever.
 #[tokio::test]
 async fn what_is_kept_beside_a_key_is_forgotten_after_days() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("").await;
     let lasts = |key: &str| server.ask(&["PTTL", key]).parse::<i64>().unwrap();
     let state = "{palisade:idle}:palisade";
@@ -187,9 +177,7 @@ async fn what_is_kept_beside_a_key_is_forgotten_after_days() {
 /// tokens go on from there.
 #[tokio::test]
 async fn state_without_a_version_is_read() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("").await;
     let holder = format!("{:032x}", 7);
     let token = 4_000_000_000_000_000_u64;
@@ -221,9 +209,7 @@ async fn state_without_a_version_is_read() {
 /// do; the lock is not taken.
 #[tokio::test]
 async fn state_of_a_newer_version_is_read_or_refused() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("").await;
     let state = "{palisade:new}:palisade";
     let lock = mutex(&client, "new", TTL);
@@ -240,14 +226,12 @@ async fn state_of_a_newer_version_is_read_or_refused() {
     server.ask(&["DEL", "palisade:new"]);
     for other in ["v3 5", "v30 5 0 1 0", "v3.1 something else"] {
         server.ask(&["SET", state, other]);
-        let error = lock.try_lock().await.err().unwrap();
-        assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
+        let error = fails(lock.try_lock().await, ErrorKind::Unusable);
         assert!(error.message().contains("newer"), "{error}");
         assert_eq!(server.ask(&["EXISTS", "palisade:new"]), "0");
         assert_eq!(server.ask(&["GET", state]), other);
     }
     server.ask(&["SET", state, "nonsense"]);
-    let error = lock.try_lock().await.err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
+    let error = fails(lock.try_lock().await, ErrorKind::Unusable);
     assert!(error.message().contains(":palisade"), "{error}");
 }

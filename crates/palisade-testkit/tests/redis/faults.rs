@@ -23,9 +23,7 @@ const MS: fn(u64) -> Duration = Duration::from_millis;
 async fn a_lost_reply_to_enter_is_no_second_grant() {
     const LOST: u64 = 1000;
     const CLIENTS: usize = 8;
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let server = Arc::new(server);
     let ttl = Duration::from_secs(2);
     let eaten = server.proxy.inject(
@@ -83,9 +81,7 @@ async fn a_lost_reply_to_enter_is_no_second_grant() {
 /// The reply to a leave never comes, and another has the lock when it is asked again.
 #[tokio::test]
 async fn a_leave_asked_again_leaves_the_next_holder_alone() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.client("timeout=200ms").await;
     let other = server.direct_client("").await;
     let held = mutex(&client, "left", MS(30_000)).lock().await.unwrap();
@@ -147,9 +143,7 @@ fn client_left_twice(server: &Server) -> bool {
 /// Every message is lost: the next in line looks by itself, within a second.
 #[tokio::test]
 async fn without_messages_the_lock_is_handed_over_within_a_second() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let (one, two) = (server.client("").await, server.client("").await);
     let lost = server
         .proxy
@@ -183,9 +177,7 @@ async fn without_messages_the_lock_is_handed_over_within_a_second() {
 /// on another connection, keeps a short lease alive.
 #[tokio::test]
 async fn silent_connections_cost_no_hold() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.client("").await;
     let holds = [
         mutex(&client, "silent", MS(3000)).lock().await.unwrap(),
@@ -220,9 +212,7 @@ fn key_ends(server: &Server, name: &str) -> Instant {
 
 #[tokio::test]
 async fn a_cut_connection_is_a_loss_before_the_key_ends() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.client("").await;
     let hold = mutex(&client, "cut", MS(1500)).lock().await.unwrap();
     server.proxy.refuse();
@@ -239,9 +229,7 @@ async fn a_cut_connection_is_a_loss_before_the_key_ends() {
 
 #[tokio::test]
 async fn a_frozen_server_is_a_loss_before_the_key_ends() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.client("").await;
     let hold = mutex(&client, "frozen", MS(1500)).lock().await.unwrap();
     let ends = key_ends(&server, "frozen");
@@ -256,9 +244,7 @@ async fn a_frozen_server_is_a_loss_before_the_key_ends() {
 /// A short cut costs neither the hold nor the waiter's place, and messages are heard again.
 #[tokio::test]
 async fn after_a_reconnect_the_hold_lives_and_messages_are_heard() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let (one, two) = (server.client("").await, server.client("").await);
     let hold = mutex(&one, "kept", MS(3000)).lock().await.unwrap();
     let next = mutex(&two, "kept", MS(3000));
@@ -289,9 +275,7 @@ async fn after_a_reconnect_the_hold_lives_and_messages_are_heard() {
 /// grant saves it the look.
 #[tokio::test]
 async fn only_the_message_of_its_grant_is_a_grant() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("").await;
     let judge = server.direct_client("").await;
     let mut requests = Vec::new();
@@ -351,9 +335,7 @@ fn the_cases_of_an_outage_hold() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_waiters_are_no_herd() {
     const WAITERS: u64 = 1000;
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("timeout=20s").await;
     let hold = mutex(&client, "herd", MS(60_000)).lock().await.unwrap();
     server.ask(&["CONFIG", "RESETSTAT"]);

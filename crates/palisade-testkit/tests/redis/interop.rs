@@ -178,9 +178,7 @@ fn rslock(_: &Path, port: u16) -> Result<Tool, String> {
 type Install = fn(&Path, u16) -> Result<Tool, String>;
 
 async fn exclude_each_other(name: &str, install: Install) {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let folder = tempfile::tempdir().unwrap();
     let mut tool = match install(folder.path(), server.port()) {
         Ok(tool) => tool,

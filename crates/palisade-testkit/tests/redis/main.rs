@@ -2,9 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[macro_use]
+extern crate palisade_testkit;
+
 mod data;
 mod faults;
 mod interop;
 mod many;
 mod server;
+mod sets;
 mod support;

@@ -6,7 +6,7 @@ use palisade::{ErrorKind, Hold};
 use palisade_testkit::lab::proxy::to_client;
 use tokio::task::JoinSet;
 
-use super::support::{Server, line, mutex, soon, until};
+use super::support::{Server, cycle, fails, line, mutex, soon, until};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -25,9 +25,7 @@ async fn take(client: &palisade::Client, count: usize, ttl: Duration) -> Vec<Hol
 #[tokio::test]
 async fn requests_at_once_have_their_own_answers() {
     const COUNT: usize = 200;
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("").await;
     server.ask(&["RPUSH", "palisade:list", "x"]);
     server.ask(&["SET", "palisade:theirs", "x", "PX", "60000"]);
@@ -40,8 +38,7 @@ async fn requests_at_once_have_their_own_answers() {
         theirs.try_lock(),
         ours.try_lock(),
     );
-    let error = list.err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
+    fails(list, ErrorKind::Unusable);
     assert!(theirs.unwrap().is_none());
     assert!(ours.unwrap().is_none() && held.is_valid());
     for hold in &holds {
@@ -66,9 +63,7 @@ async fn requests_at_once_have_their_own_answers() {
 /// wait for each other all the same.
 #[tokio::test]
 async fn free_locks_of_a_far_server_do_not_wait_for_each_other() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.client("timeout=2s").await;
     take(&client, 1, TTL)
         .await
@@ -91,9 +86,7 @@ async fn free_locks_of_a_far_server_do_not_wait_for_each_other() {
 /// in it than itself, and everyone gets what they asked for.
 #[tokio::test]
 async fn locks_that_come_and_go_have_their_own_answers() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("timeout=10s").await;
     let mut tasks = JoinSet::new();
     for at in 0..24 {
@@ -120,9 +113,7 @@ async fn locks_that_come_and_go_have_their_own_answers() {
 /// A name that the user may not use fails, and nobody's lock but its own.
 #[tokio::test]
 async fn a_name_without_rights_fails_alone() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     server.ask(&[
         "ACL",
         "SETUSER",
@@ -156,17 +147,9 @@ async fn a_name_without_rights_fails_alone() {
 #[tokio::test]
 async fn a_dropped_caller_costs_the_others_nothing() {
     const COUNT: usize = 60;
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.client("timeout=10s").await;
-    mutex(&client, "warm", TTL)
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&mutex(&client, "warm", TTL)).await;
     let late = server.proxy.inject(
         to_client()
             .label_contains("EVALSHA")
@@ -200,9 +183,7 @@ async fn a_dropped_caller_costs_the_others_nothing() {
 async fn many_holds_are_renewed_in_few_round_trips() {
     const COUNT: u64 = 2000;
     let ttl = Duration::from_secs(15);
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("timeout=10s").await;
     let holds = take(&client, COUNT as usize, ttl).await;
     server.ask(&["CONFIG", "RESETSTAT"]);
@@ -226,9 +207,7 @@ async fn many_holds_are_renewed_in_few_round_trips() {
 /// A client outlives the runtimes that use it: their connections end with them.
 #[test]
 fn ended_runtimes_leave_no_descriptors_behind() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let lasting = tokio::runtime::Runtime::new().unwrap();
     let client = lasting.block_on(server.direct_client(""));

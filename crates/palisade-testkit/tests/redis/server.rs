@@ -11,15 +11,13 @@ use palisade::{ErrorKind, Hold, LossReason};
 use palisade_testkit::lab::launch::{self, wire};
 use palisade_testkit::lab::trial::{certificates, says_no_secret};
 
-use super::support::{Server, line, mutex, soon};
+use super::support::{Server, cycle, fails, line, mutex, soon};
 
 const TTL: Duration = Duration::from_millis(900);
 
 #[tokio::test]
 async fn forgotten_scripts_are_sent_again() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("").await;
     for _ in 0..3 {
         server.ask(&["SCRIPT", "FLUSH"]);
@@ -31,21 +29,16 @@ async fn forgotten_scripts_are_sent_again() {
 
 #[tokio::test]
 async fn a_key_of_another_type_is_never_free() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("").await;
     server.ask(&["RPUSH", "palisade:list", "x"]);
     let lock = mutex(&client, "list", TTL);
     for _ in 0..2 {
-        let error = lock.try_lock().await.err().unwrap();
-        assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
-        let error = lock
-            .lock_timeout(Duration::from_millis(50))
-            .await
-            .err()
-            .unwrap();
-        assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
+        fails(lock.try_lock().await, ErrorKind::Unusable);
+        fails(
+            lock.lock_timeout(Duration::from_millis(50)).await,
+            ErrorKind::Unusable,
+        );
     }
     assert_eq!(server.ask(&["LLEN", "palisade:list"]), "1");
     // Replaced while held: lost.
@@ -69,9 +62,7 @@ fn lease(hold: &Hold) -> Lease {
 /// After another tool has taken the key our renewals are lost, and the foreign lock is not touched.
 #[tokio::test]
 async fn a_foreign_value_is_never_renewed_or_released() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("").await;
     let hold = mutex(&client, "stolen", Duration::from_secs(60))
         .lock()
@@ -97,16 +88,13 @@ async fn a_foreign_value_is_never_renewed_or_released() {
         .await
         .unwrap();
     server.ask(&["SET", "palisade:robbed", "theirs", "PX", "60000"]);
-    let error = hold.release().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    fails(hold.release().await, ErrorKind::Lost);
     assert_eq!(server.ask(&["GET", "palisade:robbed"]), "theirs");
 }
 
 #[tokio::test]
 async fn a_full_server_says_so_and_lets_go_all_the_same() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("").await;
     let hold = mutex(&client, "full", Duration::from_secs(30))
         .lock()
@@ -122,12 +110,10 @@ async fn a_full_server_says_so_and_lets_go_all_the_same() {
     })
     .await;
     server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
-    let error = mutex(&client, "another", TTL)
-        .try_lock()
-        .await
-        .err()
-        .unwrap();
-    assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
+    fails(
+        mutex(&client, "another", TTL).try_lock().await,
+        ErrorKind::Unusable,
+    );
     let ours = hold.claim().to_string();
     hold.release().await.unwrap();
     assert_ne!(server.ask(&["GET", "palisade:full"]), ours);
@@ -143,9 +129,7 @@ async fn a_full_server_says_so_and_lets_go_all_the_same() {
 
 #[tokio::test]
 async fn a_busy_server_and_a_replica_are_unreachable() {
-    let Some(server) = Server::with(&["--busy-reply-threshold", "50"]) else {
-        return;
-    };
+    let server = need!(Server::with(&["--busy-reply-threshold", "50"]));
     let client = server.direct_client("").await;
     let port = server.port();
     let script = "local t = redis.call('TIME')[1] while redis.call('TIME')[1] - t < 60 do end";
@@ -154,25 +138,19 @@ async fn a_busy_server_and_a_replica_are_unreachable() {
         server.ask(&["PING"]).contains("BUSY")
     })
     .await;
-    let error = mutex(&client, "busy", TTL).try_lock().await.err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    fails(
+        mutex(&client, "busy", TTL).try_lock().await,
+        ErrorKind::Unreachable,
+    );
     server.ask(&["SCRIPT", "KILL"]);
     let _ = busy.join();
-    mutex(&client, "busy", TTL)
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&mutex(&client, "busy", TTL)).await;
 
     server.ask(&["REPLICAOF", "127.0.0.1", "1"]);
-    let error = mutex(&client, "replica", TTL)
-        .try_lock()
-        .await
-        .err()
-        .unwrap();
-    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    let error = fails(
+        mutex(&client, "replica", TTL).try_lock().await,
+        ErrorKind::Unreachable,
+    );
     assert!(
         error.message().contains("primary") || error.message().contains("replica"),
         "{error}"
@@ -181,9 +159,7 @@ async fn a_busy_server_and_a_replica_are_unreachable() {
 
 #[tokio::test]
 async fn logins_are_checked_and_a_user_without_channels_still_waits() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     server.ask(&[
         "ACL",
         "SETUSER",
@@ -199,11 +175,10 @@ async fn logins_are_checked_and_a_user_without_channels_still_waits() {
             .direct("")
             .replace("redis://", &format!("redis://{login}@"))
     };
-    let error = palisade::connect(&url("locks:hunter3"))
-        .await
-        .err()
-        .unwrap();
-    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    let error = fails(
+        palisade::connect(&url("locks:hunter3")).await,
+        ErrorKind::Denied,
+    );
     assert!(!format!("{error:?}").contains("hunter3"));
     let one = palisade::connect(&url("locks:hunter2")).await.unwrap();
     let two = palisade::connect(&url("locks:hunter2")).await.unwrap();
@@ -232,18 +207,16 @@ async fn logins_are_checked_and_a_user_without_channels_still_waits() {
 /// What replicas must have, and none has, is not granted and not left behind.
 #[tokio::test]
 async fn a_grant_that_no_replica_has_is_given_back() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let client = server.direct_client("replicas=1&timeout=400ms").await;
-    let error = mutex(&client, "alone", TTL).try_lock().await.err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    let error = fails(
+        mutex(&client, "alone", TTL).try_lock().await,
+        ErrorKind::Unreachable,
+    );
     assert!(error.message().contains("0 of 1"), "{error}");
     assert_eq!(server.ask(&["EXISTS", "palisade:alone"]), "0");
 
-    let Some(replica) = Server::start() else {
-        return;
-    };
+    let replica = need!(Server::start());
     replica.ask(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
     super::support::until("the replica", async || {
         server.ask(&["WAIT", "1", "100"]) == "1"
@@ -270,9 +243,7 @@ async fn unsafe_settings_are_found() {
         "--appendonly",
         "no",
     ];
-    let Some(server) = Server::with(&settings) else {
-        return;
-    };
+    let server = need!(Server::with(&settings));
     let client = server.direct_client("").await;
     let found = client.check().await.unwrap();
     let codes: Vec<_> = found.findings.iter().map(|f| f.code).collect();
@@ -283,12 +254,10 @@ async fn unsafe_settings_are_found() {
     assert!(found.version.unwrap().contains("Redis"));
     assert!(found.clock_ahead_us.unwrap().abs() < 1_000_000);
 
-    let Some(safe) = Server::start() else { return };
+    let safe = need!(Server::start());
     let findings = safe.direct_client("").await.check().await.unwrap().findings;
     assert!(findings.is_empty(), "{findings:?}");
-    let Some(replica) = Server::start() else {
-        return;
-    };
+    let replica = need!(Server::start());
     replica.ask(&["REPLICAOF", "127.0.0.1", &safe.port().to_string()]);
     let client = safe.direct_client("").await;
     super::support::until("the replica", async || {
@@ -310,11 +279,11 @@ fn cluster_node() -> Option<Server> {
 /// and released all the same.
 #[tokio::test]
 async fn one_node_in_cluster_mode_is_a_server_like_any_other() {
-    let Some(server) = cluster_node() else {
-        return;
-    };
-    let error = palisade::connect(&server.direct("")).await.err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    let server = need!(cluster_node());
+    let error = fails(
+        palisade::connect(&server.direct("")).await,
+        ErrorKind::Config,
+    );
     assert!(error.message().contains("slots"), "{error}");
     server.ask(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
     super::support::until("a cluster", async || {
@@ -346,21 +315,16 @@ async fn one_node_in_cluster_mode_is_a_server_like_any_other() {
 
 #[tokio::test]
 async fn a_node_of_a_larger_cluster_is_refused() {
-    let Some(cluster) = launch::need("redis-cluster") else {
-        return;
-    };
+    let cluster = need!("redis-cluster");
     let url = format!("redis://127.0.0.1:{}", cluster.nodes()[0].port());
-    let error = palisade::connect(&url).await.err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    let error = fails(palisade::connect(&url).await, ErrorKind::Config);
     assert!(error.message().contains("Cluster"), "{error}");
 }
 
 /// What the URL says is what is asked for: the user, also without a password, and the database.
 #[tokio::test]
 async fn who_asks_and_what_for_is_told_apart() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let grants = ["allchannels", "allkeys", "+@all"];
     for user in [&["app", "on", "nopass"][..], &["locks", "on", ">hunter2"]] {
         server.ask(&[&["ACL", "SETUSER"][..], user, &grants[..]].concat());
@@ -421,11 +385,10 @@ async fn who_asks_and_what_for_is_told_apart() {
         assert!(!format!("{error:?}").contains("hunter"), "{error:?}");
         texts.insert(error.message().to_owned());
         if word == "default user" {
-            let error = palisade::connect(&format!("redis://{at}"))
-                .await
-                .err()
-                .unwrap();
-            assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+            let error = fails(
+                palisade::connect(&format!("redis://{at}")).await,
+                ErrorKind::Denied,
+            );
             assert!(error.message().contains("asks for a password"), "{error}");
             let mut login = wire_login(server.port(), "right");
             assert_eq!(login(&["ACL", "SETUSER", "default", "nopass"]), "+OK");
@@ -452,9 +415,7 @@ fn wire_login(port: u16, password: &str) -> impl FnMut(&[&str]) -> String + use<
 /// Passwords are rotated: a new connection reads the file anew.
 #[tokio::test]
 async fn a_new_password_is_read_at_the_next_connect() {
-    let Some(server) = Server::start() else {
-        return;
-    };
+    let server = need!(Server::start());
     let set = |password: &str| {
         let password = format!(">{password}");
         let rules = ["ACL", "SETUSER", "locks", "reset", "on", &password];
@@ -544,18 +505,10 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
         "--tls-auth-clients",
         "no",
     ];
-    let Some(server) = Server::with(&settings) else {
-        return;
-    };
+    let server = need!(Server::with(&settings));
     let url = format!("rediss://127.0.0.1:{port}?tls_ca={}", file("ca.pem"));
     let client = palisade::connect(&url).await.unwrap();
-    mutex(&client, "tls", TTL)
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&mutex(&client, "tls", TTL)).await;
     // The program's own TLS: the same authority, without a file that is named.
     let mut roots = rustls::RootCertStore::empty();
     let pem = std::fs::read(file("ca.pem")).unwrap();
@@ -595,8 +548,7 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
         assert!(error.to_string().contains(words), "{url}: {error}");
     }
     let error = palisade::connect(&format!("redis://127.0.0.1:{port}")).await;
-    let error = error.err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error:?}");
+    let error = fails(error, ErrorKind::Unreachable);
     assert!(error.to_string().contains("rediss:"), "{error}");
 
     // The server asks for a certificate of ours: we have none, a good one, a stranger's.
@@ -629,7 +581,6 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
         server.ask(&["CONFIG", "SET", "tls-cert-file", &file("expired.pem")]),
         "OK"
     );
-    let error = palisade::connect(&url).await.err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Config, "{error:?}");
+    let error = fails(palisade::connect(&url).await, ErrorKind::Config);
     assert!(error.to_string().contains("expired"), "{error}");
 }

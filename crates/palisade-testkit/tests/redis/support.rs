@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use palisade::report::{LineReport, Scope};
 use palisade::{Client, Mutex, Name};
-use palisade_testkit::lab::launch::{self, Error, Running, wire};
+use palisade_testkit::lab::launch::{self, Running, wire};
 use palisade_testkit::lab::proxy::{Protocol, Proxy};
-pub(crate) use palisade_testkit::lab::trial::{soon, until};
+use palisade_testkit::lab::trial::started;
+pub(crate) use palisade_testkit::lab::trial::{cycle, fails, soon, until};
 
 pub(crate) struct Server {
     // Before the server: connections end first.
@@ -23,14 +24,7 @@ impl Server {
 
     /// A server with further settings.
     pub(crate) fn with(settings: &[&str]) -> Option<Self> {
-        match launch::start_with("redis", settings) {
-            Ok(running) => Some(Self::behind_a_proxy(running)),
-            Err(Error::Missing(why)) => {
-                launch::skip("redis", &why);
-                None
-            }
-            Err(Error::Failed(why)) => panic!("{why}"),
-        }
+        started("redis", settings).map(Self::behind_a_proxy)
     }
 
     fn behind_a_proxy(running: Running) -> Self {

@@ -7,6 +7,7 @@ use super::primitives::{Election, MultiLock, Mutex, ReentrantMutex, RwLock, Sema
 use super::runtime::wait;
 use crate::client::Which;
 use crate::core::capability::Capability;
+use crate::core::deadlock::Deadlock;
 use crate::core::engine::Eviction;
 use crate::core::error::Result;
 use crate::core::report::{Checkup, LineReport, Scope};
@@ -62,6 +63,7 @@ impl Client {
         owner() -> &str;
         ttl() -> Duration;
         with_owner(handle: impl Into<String>) -> Self = Self;
+        agent(name: impl Into<String>) -> Self = Self;
         for_efficiency() -> Self = Self;
         mutex(name: impl AsRef<str>) -> Mutex = Mutex;
         rwlock(name: impl AsRef<str>) -> RwLock = RwLock;
@@ -76,6 +78,7 @@ impl Client {
         lock_any(names: impl IntoIterator<Item = impl AsRef<str>>, patience: Patience)
             -> Option<Hold> = |hold| hold.map(Hold);
         survey(scope: Scope) -> Vec<LineReport>;
+        deadlocks() -> Vec<Deadlock>;
         check() -> Checkup;
         resize(name: impl AsRef<str>, capacity: u32) -> bool;
         evict(name: impl AsRef<str>, which: Which<'_>, how: Eviction) -> bool;

@@ -1,5 +1,6 @@
 //! What is held, for blocking code.
 
+use std::convert::identity;
 use std::time::Duration;
 
 use super::runtime::wait;
@@ -9,12 +10,13 @@ use crate::core::hold;
 use crate::core::name::Name;
 use crate::core::token::Token;
 use crate::core::validity::Loss;
+use crate::fence::{ReadToken, WriteToken};
 use crate::primitives;
 
-/// Writes a hold that is looked at like the async one, and whose verbs wait for it. `$looks` are
-/// forwarded as they are.
+/// Writes a hold that is looked at like the async one, as `$seen` shows it, and whose verbs wait for
+/// it.
 macro_rules! held {
-    ($(#[$doc:meta])* $name:ident = $inner:path { $($look:ident -> $seen:ty;)* } $end:ident $($rest:tt)*) => {
+    ($(#[$doc:meta])* $name:ident = $inner:path, $seen:path { $($look:ident -> $answer:ty;)* } $end:ident $($rest:tt)*) => {
         $(#[$doc])*
         #[must_use = "dropping it lets go"]
         #[derive(Debug)]
@@ -23,10 +25,19 @@ macro_rules! held {
         impl $name {
             $(
                 #[doc = concat!("As `", stringify!($look), "` of the async one.")]
-                pub fn $look(&self) -> $seen {
-                    self.0.$look()
+                pub fn $look(&self) -> $answer {
+                    $seen(&self.0).$look()
                 }
             )*
+
+            /// Waits at most this long for a loss; `None` when there was none.
+            ///
+            /// # Errors
+            /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
+            pub fn lost_within(&self, limit: Duration) -> Result<Option<Loss>> {
+                let lost = $seen(&self.0).lost();
+                wait(async { tokio::time::timeout(limit, lost).await.ok() })
+            }
 
             #[doc = concat!("As `", stringify!($end), "` of the async one, blocking.")]
             ///
@@ -42,50 +53,33 @@ macro_rules! held {
     };
 }
 
-/// Waits at most this long for a loss; `None` when there was none.
-fn lost_within(lost: impl Future<Output = Loss>, limit: Duration) -> Result<Option<Loss>> {
-    wait(async { tokio::time::timeout(limit, lost).await.ok() })
-}
-
 held!(
     /// A granted place; see [`palisade::Hold`](crate::Hold). Dropping it releases in the
     /// background.
-    Hold = hold::Hold {
+    Hold = hold::Hold, identity {
         name -> &Name;
         token -> Token;
+        write_token -> Result<WriteToken>;
+        read_token -> Result<ReadToken>;
         is_valid -> bool;
         remaining -> Duration;
         deadline -> BootTime;
     }
     release
-
-    /// Waits at most this long for a loss; `None` when there was none.
-    ///
-    /// # Errors
-    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
-    pub fn lost_within(&self, limit: Duration) -> Result<Option<Loss>> {
-        lost_within(self.0.lost(), limit)
-    }
 );
 
 held!(
     /// A granted read or write; see [`palisade::RwHold`](crate::RwHold).
-    RwHold = primitives::RwHold {
+    RwHold = primitives::RwHold, identity {
         name -> &Name;
         token -> Token;
+        write_token -> Result<WriteToken>;
+        read_token -> Result<ReadToken>;
         is_valid -> bool;
         remaining -> Duration;
         deadline -> BootTime;
     }
     release
-
-    /// Waits at most this long for a loss; `None` when there was none.
-    ///
-    /// # Errors
-    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
-    pub fn lost_within(&self, limit: Duration) -> Result<Option<Loss>> {
-        lost_within(self.0.lost(), limit)
-    }
 
     /// As [`downgrade`](crate::RwHold::downgrade), blocking.
     ///
@@ -105,8 +99,9 @@ held!(
 );
 
 held!(
-    /// Several locks held together; see [`palisade::MultiHold`](crate::MultiHold).
-    MultiHold = primitives::MultiHold {
+    /// Several locks held together; see [`palisade::MultiHold`](crate::MultiHold). The loss of one
+    /// is the loss of all.
+    MultiHold = primitives::MultiHold, identity {
         is_valid -> bool;
         deadline -> BootTime;
     }
@@ -117,60 +112,31 @@ held!(
         let holds = self.0.holds().iter();
         holds.map(|hold| (hold.name(), hold.token())).collect()
     }
-
-    /// Waits at most this long for the loss of one; `None` when there was none.
-    ///
-    /// # Errors
-    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
-    pub fn lost_within(&self, limit: Duration) -> Result<Option<Loss>> {
-        lost_within(self.0.lost(), limit)
-    }
 );
 
 held!(
     /// One taking of a reentrant lock; see [`palisade::ReentrantHold`](crate::ReentrantHold).
-    ReentrantHold = primitives::ReentrantHold {
+    ReentrantHold = primitives::ReentrantHold, identity {
         name -> &Name;
         token -> Token;
+        write_token -> Result<WriteToken>;
+        read_token -> Result<ReadToken>;
         is_valid -> bool;
         remaining -> Duration;
         deadline -> BootTime;
         depth -> usize;
     }
     release
-
-    /// Waits at most this long for a loss; `None` when there was none.
-    ///
-    /// # Errors
-    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
-    pub fn lost_within(&self, limit: Duration) -> Result<Option<Loss>> {
-        lost_within(self.0.lost(), limit)
-    }
 );
 
 held!(
-    /// A won election; see [`palisade::Elected`](crate::Elected). Dropping it resigns.
-    Elected = primitives::Elected {
+    /// A won election; see [`palisade::Elected`](crate::Elected). Its token is the term, greater
+    /// for every later leader. Dropping it resigns.
+    Elected = primitives::Elected, primitives::Elected::hold {
+        token -> Token;
+        is_valid -> bool;
     }
     resign
-
-    /// The term: greater for every later leader.
-    pub fn token(&self) -> Token {
-        self.0.hold().token()
-    }
-
-    /// Whether it leads now.
-    pub fn is_valid(&self) -> bool {
-        self.0.hold().is_valid()
-    }
-
-    /// Waits at most this long for a loss; `None` when there was none.
-    ///
-    /// # Errors
-    /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
-    pub fn lost_within(&self, limit: Duration) -> Result<Option<Loss>> {
-        lost_within(self.0.hold().lost(), limit)
-    }
 
     /// As [`proclaim`](crate::Elected::proclaim), blocking.
     ///

@@ -35,6 +35,12 @@ macro_rules! blocking {
                 Self(self.0.unrenewed())
             }
 
+            /// Sets when an agent that waits looks for deadlocks, `None` for never.
+            #[must_use]
+            pub fn deadlock_after(self, after: impl Into<Option<Duration>>) -> Self {
+                Self(self.0.deadlock_after(after))
+            }
+
             /// Sets how to try again when the engine can't be reached.
             #[must_use]
             pub fn retry(self, retry: Retry) -> Self {

@@ -9,6 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+
 use super::claim::{Ask, Claim, ClaimId};
 use super::clock::BootTime;
 use super::engine::{Entered, Place};
@@ -17,8 +19,9 @@ use super::events::{Ending, Event};
 use super::hold::Hold;
 use super::keeper::Keeper;
 use super::known_bad::{self, Bad};
+use super::lookout::AgentState;
 use super::name::Name;
-use super::owner::Owner;
+use super::owner::{Agent, Group, Owner};
 use super::place::Occupied;
 use super::ticket::Ticket;
 use super::token::Era;
@@ -38,6 +41,11 @@ pub struct Request {
     pub(crate) at_least: Duration,
     pub(crate) retry: Retry,
     pub(crate) renewed: bool,
+    /// Who does one thing at a time, where somebody said so.
+    pub(crate) agent: Option<Arc<AgentState>>,
+    /// The claims of which one is enough.
+    pub(crate) group: Option<Group>,
+    pub(crate) deadlock_after: Option<Duration>,
     /// The first thing that was wrong with what was asked for; told by [`Request::acquire`].
     pub(crate) refused: Option<Error>,
 }
@@ -123,6 +131,15 @@ impl Request {
         self
     }
 
+    /// Sets how long an [agent](crate::Client::agent) waits before it looks whether it is in a
+    /// deadlock, and gives way if it is the one to do so: 2 s unless this says something else,
+    /// `None` for never. Only an agent that holds something looks.
+    #[must_use]
+    pub fn deadlock_after(mut self, after: impl Into<Option<Duration>>) -> Self {
+        self.deadlock_after = after.into();
+        self
+    }
+
     /// Acquires: `None` when patience ended first. It returns when patience ends, or a moment
     /// later, also when the engine does not answer: what was asked for is then left in the
     /// background.
@@ -140,7 +157,8 @@ impl Request {
     /// [`ErrorKind::CapacityMismatch`] when patience ended while the line was in use with another
     /// capacity; [`ErrorKind::Unreachable`] when patience ended without an answer (at once with
     /// [`Patience::NoWait`]); [`ErrorKind::Lost`] when an operator evicted the waiting
-    /// claim; [`ErrorKind::Unusable`] and [`ErrorKind::Denied`] from the engine.
+    /// claim; [`ErrorKind::Deadlock`] when it was in a deadlock and gave way;
+    /// [`ErrorKind::Unusable`] and [`ErrorKind::Denied`] from the engine.
     pub async fn acquire(&self, patience: Patience) -> Result<Option<Hold>> {
         if let Some(refused) = &self.refused {
             return Err(refused.clone());
@@ -184,7 +202,8 @@ impl Request {
         self.keeper.start()?;
         let claim = Arc::new(self.claim(patience != Patience::NoWait));
         let ticket = Ticket::own(self.name.clone(), claim.id);
-        let mut occupied = Occupied::entering(&self.keeper, ticket, self.ttl, self.ask.mode());
+        let (mode, agent) = (self.ask.mode(), self.agent.clone());
+        let mut occupied = Occupied::entering(&self.keeper, ticket, self.ttl, mode, agent);
 
         let (armed, mut place) = loop {
             let called = BootTime::now();
@@ -220,6 +239,7 @@ impl Request {
         };
 
         let validity = self.keeper.watch_over(&occupied.ticket, armed);
+        let mut lookout = None;
         loop {
             match place {
                 // A grant counts only while our own lease is still good.
@@ -239,9 +259,12 @@ impl Request {
                 }
                 Place::Waiting if deadline.has_passed() => return Ok(Attempt::OutOfPatience),
                 Place::Waiting => {
-                    place = self
-                        .wait(&occupied.ticket, &validity, patience, deadline, backoff)
-                        .await?;
+                    let lookout = lookout.get_or_insert_with(|| self.lookout(claim.id));
+                    place = tokio::select! {
+                        biased;
+                        place = self.wait(&occupied.ticket, &validity, patience, deadline, backoff) => place?,
+                        error = lookout => return Err(error),
+                    };
                 }
             }
         }
@@ -278,19 +301,42 @@ impl Request {
         }
     }
 
+    /// What to fail with when a waiting claim is to give way; never ready otherwise.
+    fn lookout(&self, claim: ClaimId) -> BoxFuture<'_, Error> {
+        let visible = self.keeper.engine().capability().waiters_visible;
+        match (&self.agent, self.deadlock_after) {
+            (Some(agent), Some(after)) if visible => {
+                Box::pin(agent.look_out(&self.keeper, claim, &self.name, after))
+            }
+            // Takes no memory.
+            _ => Box::pin(std::future::pending()),
+        }
+    }
+
     fn evicted(&self) -> Error {
         let message = "an operator evicted this claim before it was granted";
         Error::new(ErrorKind::Lost, "wait", message).with("name", &self.name)
     }
 
     pub(super) fn claim(&self, queue: bool) -> Claim {
+        let mut owner = self.owner.asking_now();
+        // Where nobody sees who waits, it would be of no use to anyone.
+        let visible = self.keeper.engine().capability().waiters_visible;
+        if let Some(agent) = self.agent.as_ref().filter(|_| visible) {
+            let record = agent.record(self.ttl, self.deadlock_after.is_some());
+            owner.agent = Some(Agent {
+                unrenewed: !self.renewed,
+                group: self.group.clone(),
+                ..record
+            });
+        }
         Claim {
             id: ClaimId::random(),
             name: self.name.clone(),
             ask: self.ask,
             ttl: self.ttl,
             queue,
-            owner: self.owner.asking_now(),
+            owner,
             value: self.value.clone(),
             renewed: self.renewed,
             at_least: self.at_least,

@@ -36,6 +36,11 @@ pub fn capacity(line: impl IntoIterator<Item = Ask>) -> u32 {
         .unwrap_or(1)
 }
 
+/// Whether a claim is held when what is ahead of it takes so much.
+pub(crate) fn fits(taken: u64, ask: Ask, capacity: u32) -> bool {
+    taken + u64::from(ask.weight_in(capacity)) <= u64::from(capacity)
+}
+
 /// Where `me` stands in `line`, which is in the order of entry.
 pub fn admit(line: impl IntoIterator<Item = Standing>, me: ClaimId, capacity: u32) -> Admission {
     let mut ahead: Vec<Standing> = Vec::new();
@@ -47,7 +52,7 @@ pub fn admit(line: impl IntoIterator<Item = Standing>, me: ClaimId, capacity: u3
             ahead.push(claim);
             continue;
         }
-        if taken + weight <= u64::from(capacity) {
+        if fits(taken, claim.ask, capacity) {
             return Admission::Held;
         }
         return Admission::Behind(blocker(&ahead, weight, capacity));

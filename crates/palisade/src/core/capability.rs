@@ -76,6 +76,7 @@ pub struct TtlRange {
 
 /// What an engine can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Capability {
     /// How far it can be relied on.
     pub class: Guarantee,
@@ -105,7 +106,7 @@ pub struct Capability {
 
 impl Capability {
     /// Everything, on one durable node. An engine's own is this but for what it lacks:
-    /// `Capability { fair: false, ..Capability::FULL }`.
+    /// `let mut can = Capability::FULL; can.fair = false;`.
     pub const FULL: Self = Self {
         class: Guarantee::Durable,
         shared: true,

@@ -55,10 +55,12 @@ impl Request {
             return Err(refused.clone());
         }
         self.keeper.engine().capability().allows(self.ask)?;
+        let claim = self.claim(queue);
+        let agent = claim.owner.agent;
         let claim = Claim {
             id,
-            owner,
-            ..self.claim(queue)
+            owner: Owner { agent, ..owner },
+            ..claim
         };
         Ok(Entry {
             request: self.clone(),
@@ -83,7 +85,7 @@ impl Entry {
         let (ttl, mode) = (self.request.ttl, self.request.ask.mode());
         let mut occupied = self.occupied.take().unwrap_or_else(|| {
             let ticket = Ticket::own(self.claim.name.clone(), self.claim.id);
-            Occupied::entering(keeper, ticket, ttl, mode)
+            Occupied::entering(keeper, ticket, ttl, mode, self.request.agent.clone())
         });
         let called = BootTime::now();
         match keeper.engine().enter(Arc::clone(&self.claim)).await {

@@ -35,6 +35,9 @@ pub enum ErrorKind {
     NotForCorrectness,
     /// The hold was lost before the operation could be done.
     Lost,
+    /// The claim was in a circle of claims that wait for each other, and gave way. What its caller
+    /// holds is the caller's to release.
+    Deadlock,
     /// The call would block the only thread of a runtime.
     WouldBlock,
     /// A defect in palisade.
@@ -55,6 +58,7 @@ impl ErrorKind {
             Self::CapacityMismatch => "capacity_mismatch",
             Self::NotForCorrectness => "not_for_correctness",
             Self::Lost => "lost",
+            Self::Deadlock => "deadlock",
             Self::WouldBlock => "would_block",
             Self::Internal => "internal",
         }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 
 use super::claim::Mode;
+use super::deadlock::Deadlock;
 use super::error::Error;
 use super::name::Name;
 use super::token::Token;
@@ -18,6 +19,7 @@ use super::validity::LossReason;
 
 /// How an acquire ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Ending {
     /// Granted, with this token.
     Held(Token),
@@ -43,6 +45,7 @@ impl Ending {
 
 /// What a renewal of one lease came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Renewed {
     /// It lives on.
     Held,
@@ -122,6 +125,17 @@ pub enum Event<'a> {
         reason: LossReason,
         /// What was behind it, where something failed.
         why: Option<&'a Error>,
+    },
+    /// A waiting claim is in a deadlock. Told once, and once more when the claim gives way.
+    Deadlocked {
+        /// The engine's scheme.
+        engine: &'a str,
+        /// The line that the claim waits in.
+        name: &'a Name,
+        /// The deadlock.
+        deadlock: &'a Deadlock,
+        /// Whether the claim gives way.
+        gives_way: bool,
     },
 }
 

@@ -10,7 +10,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::claim::{Ask, ClaimId};
+use super::claim::{Ask, ClaimId, Mode};
 use super::clock::BootTime;
 use super::engine::{Amended, Amendment, Left};
 use super::error::{Error, ErrorKind, Result};
@@ -28,6 +28,8 @@ use super::validity::{Loss, LossReason, Validity};
 #[must_use = "dropping the hold releases the lock"]
 pub struct Hold {
     place: Occupied,
+    /// As it holds now; [`Occupied`] knows how it was acquired.
+    mode: Mode,
     token: Token,
     validity: Arc<Validity>,
 }
@@ -35,6 +37,7 @@ pub struct Hold {
 impl Hold {
     pub(super) fn new(place: Occupied, token: Token, validity: Arc<Validity>) -> Self {
         Self {
+            mode: place.mode,
             place,
             token,
             validity,
@@ -46,7 +49,15 @@ impl Hold {
         &self.place.ticket.name
     }
 
-    /// The fencing token: strictly greater for every later exclusive grant of this name.
+    /// Whether it holds alone, beside readers, or some of the permits. A downgrade and an upgrade
+    /// change it.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The fencing token: strictly greater for every later exclusive grant of this name. What a
+    /// fenced storage takes it for depends on the mode: see
+    /// [`write_token`](Self::write_token) and [`read_token`](Self::read_token).
     pub fn token(&self) -> Token {
         self.token
     }
@@ -60,6 +71,12 @@ impl Hold {
     /// conditions in writes of the user's own. Releasing it goes through the hold alone.
     pub fn ticket(&self) -> &Ticket {
         &self.place.ticket
+    }
+
+    /// The engine's own key of the place, as it is now.
+    #[cfg(feature = "zookeeper")]
+    pub(crate) fn key(&self) -> Option<String> {
+        self.place.keeper.engine().key(&self.place.ticket)
     }
 
     /// Whether the lock is held now. Costs nanoseconds: one clock read and one atomic load.
@@ -124,6 +141,7 @@ impl Hold {
             place,
             token,
             validity,
+            ..
         } = self;
         // Even a sleep for no time costs a timer's tick.
         if !place.not_before.has_passed() {
@@ -147,7 +165,10 @@ impl Hold {
         self.place.keeper.engine().capability().allows(ask)?;
         match self.amend(Amendment::Ask(ask)).await? {
             _ if !self.is_valid() => Err(self.lost_error(operation)),
-            Amended::Done => Ok(true),
+            Amended::Done => {
+                self.mode = ask.mode();
+                Ok(true)
+            }
             Amended::Busy => Ok(false),
             Amended::Gone => Err(self.lost_error(operation)),
         }

@@ -9,6 +9,7 @@ use super::engine::Left;
 use super::error::Result;
 use super::events::Event;
 use super::keeper::Keeper;
+use super::lookout::AgentState;
 use super::ticket::Ticket;
 
 /// A place that is left when this is dropped, whatever became of it: entering, waiting or held.
@@ -16,7 +17,9 @@ pub(super) struct Occupied {
     pub(super) keeper: Arc<Keeper>,
     pub(super) ticket: Ticket,
     ttl: Duration,
-    mode: Mode,
+    pub(super) mode: Mode,
+    /// Whose it is, where somebody said so.
+    agent: Option<Arc<AgentState>>,
     /// Since when it is held.
     held_since: Option<BootTime>,
     /// Kept at least until then.
@@ -32,6 +35,7 @@ impl Occupied {
         ticket: Ticket,
         ttl: Duration,
         mode: Mode,
+        agent: Option<Arc<AgentState>>,
     ) -> Self {
         keeper.entering(ticket.claim);
         Self {
@@ -39,6 +43,7 @@ impl Occupied {
             ticket,
             ttl,
             mode,
+            agent,
             held_since: None,
             not_before: BootTime::PAST,
             taken: true,
@@ -63,6 +68,9 @@ impl Occupied {
         self.held_since = Some(now);
         self.not_before = now + at_least;
         self.keeper.granted(&self.ticket, renewed);
+        if let Some(agent) = &self.agent {
+            agent.granted(self.ticket.claim, &self.ticket.name);
+        }
     }
 
     /// Says that no place was taken by the last request. An earlier copy may still take one, and
@@ -93,6 +101,9 @@ impl Drop for Occupied {
                 held,
             };
             self.keeper.observers().tell(released);
+        }
+        if let Some(agent) = &self.agent {
+            agent.left(self.ticket.claim);
         }
         if self.taken {
             self.keeper

@@ -27,6 +27,7 @@ impl Scope {
 
 /// One line: who holds and who waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LineReport {
     /// The name, without the namespace.
     pub name: String,
@@ -38,8 +39,21 @@ pub struct LineReport {
     pub waiters: Vec<ClaimReport>,
 }
 
+impl LineReport {
+    /// A line that nobody is in.
+    pub fn empty(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            capacity: None,
+            holders: Vec::new(),
+            waiters: Vec::new(),
+        }
+    }
+}
+
 /// One claim in a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ClaimReport {
     /// The claim id in hex, or what a foreign tool calls its own.
     pub id: String,
@@ -58,6 +72,19 @@ pub struct ClaimReport {
 }
 
 impl ClaimReport {
+    /// A claim that waits, of which nothing else is known.
+    pub fn new(id: impl Into<String>, ask: Ask) -> Self {
+        Self {
+            id: id.into(),
+            owner: None,
+            ask,
+            value: None,
+            sequence: None,
+            expires_in: None,
+            evicted: false,
+        }
+    }
+
     /// How it takes part.
     pub fn mode(&self) -> Mode {
         self.ask.mode()
@@ -66,6 +93,7 @@ impl ClaimReport {
 
 /// What an engine says of itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Checkup {
     /// The version of its server, where it has one.
     pub version: Option<String>,
@@ -88,6 +116,7 @@ pub enum Severity {
 
 /// A finding about the settings of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
@@ -97,4 +126,21 @@ pub struct Finding {
     pub message: String,
     /// What to do about it.
     pub remedy: String,
+}
+
+impl Finding {
+    /// A finding, and what to do about it.
+    pub fn new(
+        severity: Severity,
+        code: &'static str,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self {
+            severity,
+            code,
+            message: message.into(),
+            remedy: remedy.into(),
+        }
+    }
 }

@@ -263,6 +263,7 @@ const COMMON_OPTIONS: &[&str] = &[
 
 /// The options that every engine takes.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Settings {
     /// What names are put under; empty means that names are used as they are.
     pub namespace: String,
@@ -417,6 +418,7 @@ mod tests {
             "postgres+advisory",
             "etcd",
             "consul",
+            "zookeeper",
         ] {
             for special in ["/", "?", "#", "@", "%", ":", "?a=", "/?a=b&", "%zz", "&"] {
                 let text = format!("{scheme}://me:12{special}34@h");

@@ -53,6 +53,7 @@ impl fmt::Display for LossReason {
 
 /// The end of a hold that nobody released. Shown as a sentence that says why.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Loss {
     /// Why.
     pub reason: LossReason,

@@ -82,6 +82,7 @@ pub(crate) fn recheck_at(deadline: BootTime) -> BootTime {
 /// How an acquire tries again, while its patience lasts, when the engine can't be reached or has
 /// no line to wait in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Retry {
     /// Not at all: the first failure is the answer.
     None,

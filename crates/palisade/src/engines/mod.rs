@@ -9,9 +9,17 @@ pub mod etcd;
 #[cfg(feature = "file")]
 pub mod file;
 pub(crate) mod kit;
+#[cfg(feature = "kubernetes")]
+#[allow(refining_impl_trait)]
+pub mod kubernetes;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "redis")]
+pub mod redlock;
+#[cfg(feature = "zookeeper")]
+#[allow(refining_impl_trait)]
+pub mod zookeeper;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rustix::fs::OFlags;
 
-use super::{Fence, Fenced, Rule, Verdict};
+use super::{Fence, Fenced, Rule, Verdict, WriteToken};
 use crate::core::clock::BootTime;
 use crate::core::engine::BoxFuture;
 use crate::core::error::{Error, ErrorKind, Result};
@@ -65,24 +65,9 @@ impl FileFence {
     #[must_use]
     pub fn strict(self) -> Self {
         Self {
-            rule: Rule::Newer,
+            rule: Rule::Strict,
             ..self
         }
-    }
-
-    /// Remembers a token for data that is kept elsewhere, unless it is stale: both are decided in
-    /// one step, and an equal token is accepted unless the fence is strict. Data that was written
-    /// here is left as it is.
-    ///
-    /// Advisory: a pause can come between this and the write that it is about.
-    ///
-    /// # Errors
-    /// As [`Fence::write`].
-    pub fn accept(&self, resource: &Name, token: Token) -> BoxFuture<Result<Verdict>> {
-        self.blocking(resource, move |files, rule| {
-            let _turn = files.take_turn()?;
-            files.accept(rule, token)
-        })
     }
 
     /// The plain file that holds a resource's data.
@@ -131,7 +116,12 @@ impl FileFence {
 }
 
 impl Fence for FileFence {
-    fn write(&self, resource: &Name, token: Token, data: Vec<u8>) -> BoxFuture<Result<Verdict>> {
+    fn write(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Vec<u8>,
+    ) -> BoxFuture<Result<Verdict>> {
         self.blocking(resource, move |files, rule| {
             let _turn = files.take_turn()?;
             let verdict = files.accept(rule, token)?;
@@ -139,6 +129,13 @@ impl Fence for FileFence {
                 files.put(&files.data, &data)?;
             }
             Ok(verdict)
+        })
+    }
+
+    fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
+        self.blocking(resource, move |files, rule| {
+            let _turn = files.take_turn()?;
+            files.accept(rule, token)
         })
     }
 
@@ -155,10 +152,22 @@ impl Fence for FileFence {
         })
     }
 
-    fn check(&self, resource: &Name, token: Token) -> BoxFuture<Result<Verdict>> {
-        self.blocking(resource, move |files, rule| {
-            Ok(rule.judge(files.highest()?, token))
+    fn highest(&self, resource: &Name) -> BoxFuture<Result<Option<Token>>> {
+        self.blocking(resource, move |files, _| files.highest())
+    }
+
+    fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>> {
+        self.blocking(resource, |files, _| {
+            let _turn = files.take_turn()?;
+            // The data first: what is left after a crash is still fenced. The lock file stays, so
+            // that everyone locks the same.
+            files.remove(&files.data)?;
+            files.remove(&files.token)
         })
+    }
+
+    fn rule(&self) -> Rule {
+        self.rule
     }
 }
 
@@ -198,9 +207,11 @@ impl Files {
     }
 
     /// Judges a token, and makes it the highest if it is accepted. The caller has the turn.
-    fn accept(&self, rule: Rule, token: Token) -> Result<Verdict> {
+    fn accept(&self, rule: Rule, token: WriteToken) -> Result<Verdict> {
+        token.stored()?;
         let highest = self.highest()?;
         let verdict = rule.judge(highest, token);
+        let token = token.token();
         if verdict == Verdict::Accepted && highest != Some(token) {
             self.put(&self.token, token_line(token).as_bytes())?;
         }
@@ -216,6 +227,16 @@ impl Files {
             let message = "the token file is damaged; restore it, or set a token above all before";
             Error::new(ErrorKind::Unusable, "fence", message).with("file", self.token.display())
         })
+    }
+
+    /// Removes a file durably; `false` when there is none.
+    fn remove(&self, path: &Path) -> Result<bool> {
+        let removed = fs::remove_file(path).and_then(|()| File::open(&self.dir)?.sync_all());
+        match removed {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(broken("remove")(error).maybe_applied()),
+        }
     }
 
     /// Puts `content` in place durably and at once: readers see the old or the new, never a part.

@@ -4,22 +4,45 @@
 //! lower ones, in the same step as the write. A holder that was paused past its lease and
 //! replaced finds its write refused, whatever it believes.
 //!
-//! Tokens of exclusive holds (mutex, write lock, leadership) are for [`Fence::write`]. A reader
-//! compares its token with [`Fence::check`]; permits are not fenced, because several may write.
+//! Exclusive holds (mutex, write lock, leadership) have a [`WriteToken`], readers a [`ReadToken`]
+//! that is compared and never remembered; permits are not fenced, because several may write.
+//!
+//! | store | atomic by |
+//! |---|---|
+//! | [`MemoryFence`] | a mutex of this process |
+//! | [`FileFence`] | flock and rename |
+//! | [`open`] of `redis:`, `etcd:`, `postgres:`, `file:` | one script, one transaction, a trigger |
+//! | rows of your own tables | the triggers of [`sql`], for PostgreSQL and SQLite |
+//! | an HTTP service | a layer of its own (feature `tower`), advisory across replicas |
+//!
+//! A store of an engine stands beside that engine (`engines/…/fence.rs`) and is listed in
+//! `connect`; all of them pass one suite (`palisade_testkit::fences`).
 
 mod file;
+#[cfg(feature = "tower")]
+pub mod http;
 mod memory;
+pub mod sql;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+mod token;
 
-pub use crate::connect::open_fence as open;
+use std::sync::Arc;
+
+pub use crate::connect::{open_fence as open, open_strict_fence as open_strict};
 pub use file::FileFence;
 #[cfg(feature = "file")]
 pub(crate) use file::encode;
 pub use memory::MemoryFence;
+pub use token::{Presented, ReadToken, WriteToken};
 
 use crate::core::engine::BoxFuture;
 use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::token::Token;
+
+/// A fence that many may use.
+pub type SharedFence = Arc<dyn Fence>;
 
 /// What a fence says to a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,11 +74,12 @@ pub struct Fenced {
 /// let (stock, fence) = (palisade::Name::new("stock")?, MemoryFence::default());
 ///
 /// let zombie = palisade.mutex("stock").lock().await?;
-/// let old = zombie.token();
+/// let old = zombie.write_token()?;
 /// zombie.release().await?; // or: it was paused, and its lease ran out
 /// let holder = palisade.mutex("stock").lock().await?;
 ///
-/// assert_eq!(fence.write(&stock, holder.token(), b"9".into()).await?, Verdict::Accepted);
+/// let written = fence.write(&stock, holder.write_token()?, b"9".into()).await?;
+/// assert_eq!(written, Verdict::Accepted);
 /// let late = fence.write(&stock, old, b"10".into()).await?;
 /// assert_eq!(late, Verdict::Stale { highest: holder.token() });
 /// # Ok(()) }
@@ -66,32 +90,111 @@ pub trait Fence: Send + Sync + 'static {
     /// # Behavior
     /// - A token lower than one accepted before is stale, also after a restart.
     /// - An equal token is accepted (a holder writes many times), unless the fence is strict.
+    /// - A greater token is remembered, its era included.
+    /// - A number that no engine grants (0, or above 63 bits) is refused as invalid.
     /// - After an error the token may have been accepted, never a lower one after it.
-    fn write(&self, resource: &Name, token: Token, data: Vec<u8>) -> BoxFuture<Result<Verdict>>;
+    fn write(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Vec<u8>,
+    ) -> BoxFuture<Result<Verdict>>;
+
+    /// Remembers a token for data that is kept elsewhere, unless it is stale.
+    ///
+    /// Advisory: a pause can come between this and the write that it is about.
+    ///
+    /// # Behavior
+    /// - Data that was written here is left as it is.
+    /// - It judges as a write does.
+    fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>>;
 
     /// Reads what was last written, with the highest token accepted.
     fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>>;
 
+    /// The highest token accepted so far.
+    fn highest(&self, resource: &Name) -> BoxFuture<Result<Option<Token>>>;
+
+    /// Forgets a resource that is gone, its data included: any token is accepted afterwards, also
+    /// a stale one. For names that are never used again; `false` when nothing was known of it.
+    fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>>;
+
+    /// Which tokens it takes.
+    fn rule(&self) -> Rule;
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<F: Fence + ?Sized> Fence for Arc<F> {
+    fn write(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Vec<u8>,
+    ) -> BoxFuture<Result<Verdict>> {
+        (**self).write(resource, token, data)
+    }
+
+    fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
+        (**self).accept(resource, token)
+    }
+
+    fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
+        (**self).read(resource)
+    }
+
+    fn highest(&self, resource: &Name) -> BoxFuture<Result<Option<Token>>> {
+        (**self).highest(resource)
+    }
+
+    fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>> {
+        (**self).forget(resource)
+    }
+
+    fn rule(&self) -> Rule {
+        (**self).rule()
+    }
+}
+
+/// What every fence can do beside.
+pub trait FenceExt: Fence {
     /// Compares a token, and remembers nothing. Advisory: a pause can come between this and a
     /// write elsewhere.
-    fn check(&self, resource: &Name, token: Token) -> BoxFuture<Result<Verdict>>;
+    fn check(
+        &self,
+        resource: &Name,
+        token: impl Into<Presented>,
+    ) -> impl Future<Output = Result<Verdict>> + Send {
+        let (highest, rule, token) = (self.highest(resource), self.rule(), token.into());
+        async move {
+            token.stored()?;
+            Ok(rule.judge(highest.await?, token))
+        }
+    }
 }
+
+impl<F: Fence + ?Sized> FenceExt for F {}
 
 /// Which tokens a fence takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Rule {
-    /// Not older than the highest.
+#[non_exhaustive]
+pub enum Rule {
+    /// Not older than the highest: a holder writes many times.
     #[default]
     NotOlder,
-    /// Newer than the highest: each token once.
-    Newer,
+    /// Newer than the highest: each token writes once.
+    Strict,
 }
 
 impl Rule {
-    fn judge(self, highest: Option<Token>, token: Token) -> Verdict {
+    /// What to say to a token.
+    pub fn judge(self, highest: Option<Token>, presented: impl Into<Presented>) -> Verdict {
+        let presented = presented.into();
+        let token = presented.token();
+        let once = self == Self::Strict && matches!(presented, Presented::Write(_));
         match highest {
-            Some(highest) if token < highest => Verdict::Stale { highest },
-            Some(highest) if token == highest && self == Self::Newer => Verdict::Stale { highest },
+            Some(highest) if token < highest || once && token == highest => {
+                Verdict::Stale { highest }
+            }
             _ => Verdict::Accepted,
         }
     }

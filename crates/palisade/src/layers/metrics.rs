@@ -8,6 +8,7 @@
 //! | `palisade_renew_total` | counter | engine, outcome: held, lost, evicted, unknown |
 //! | `palisade_renew_seconds` | histogram | engine |
 //! | `palisade_lost_total` | counter | engine, reason: expired, taken, evicted |
+//! | `palisade_deadlocks_total` | counter | engine, outcome: found (by a waiter in it), gave_way |
 //! | `palisade_held`, `palisade_waiting` | gauge | engine |
 //! | `palisade_fence_rejected_total` | counter | – |
 //!
@@ -21,7 +22,7 @@ use crate::core::error::Result;
 use crate::core::events::{Ending, Event, Observer};
 use crate::core::name::Name;
 use crate::core::token::Token;
-use crate::fence::{Fence, Fenced, Verdict};
+use crate::fence::{Fence, Fenced, Rule, Verdict, WriteToken};
 
 /// Records the metrics of a client. See the module's table.
 ///
@@ -87,6 +88,16 @@ impl Observer for Metrics {
                 )
                 .increment(1);
             }
+            Event::Deadlocked {
+                engine, gives_way, ..
+            } => {
+                let outcome = if gives_way { "gave_way" } else { "found" };
+                counter!(
+                    "palisade_deadlocks_total",
+                    "engine" => engine.to_owned(), "outcome" => outcome
+                )
+                .increment(1);
+            }
         }
     }
 }
@@ -116,15 +127,32 @@ impl<F: Fence> FenceMetrics<F> {
 }
 
 impl<F: Fence> Fence for FenceMetrics<F> {
-    fn write(&self, resource: &Name, token: Token, data: Vec<u8>) -> BoxFuture<Result<Verdict>> {
+    fn write(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Vec<u8>,
+    ) -> BoxFuture<Result<Verdict>> {
         Self::count(self.0.write(resource, token, data))
+    }
+
+    fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
+        Self::count(self.0.accept(resource, token))
     }
 
     fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
         self.0.read(resource)
     }
 
-    fn check(&self, resource: &Name, token: Token) -> BoxFuture<Result<Verdict>> {
-        Self::count(self.0.check(resource, token))
+    fn highest(&self, resource: &Name) -> BoxFuture<Result<Option<Token>>> {
+        self.0.highest(resource)
+    }
+
+    fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>> {
+        self.0.forget(resource)
+    }
+
+    fn rule(&self) -> Rule {
+        self.0.rule()
     }
 }

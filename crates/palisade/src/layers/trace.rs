@@ -80,6 +80,15 @@ impl Observer for Trace {
                 let why = why.map(tracing::field::display);
                 warn!(target: "palisade", engine, %name, reason = reason.code(), why, "lost");
             }
+            Event::Deadlocked {
+                engine,
+                name,
+                deadlock,
+                gives_way,
+            } => {
+                let likely = deadlock.likely;
+                warn!(target: "palisade", engine, %name, likely, gives_way, %deadlock, "deadlock");
+            }
         }
     }
 }

@@ -38,6 +38,7 @@ pub struct Election {
 
 /// Who leads.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Leader {
     /// What the leader stands for.
     pub value: Option<String>,

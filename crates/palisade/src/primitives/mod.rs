@@ -52,6 +52,14 @@ macro_rules! options {
                 self.each(|request| *request = request.clone().unrenewed())
             }
 
+            /// Sets when an agent that waits looks for deadlocks, `None` for never; see
+            /// [`Request::deadlock_after`].
+            #[must_use]
+            pub fn deadlock_after(self, after: impl Into<Option<Duration>>) -> Self {
+                let after = after.into();
+                self.each(|request| *request = request.clone().deadlock_after(after))
+            }
+
             /// Sets how to try again when the engine can't be reached or has no line to wait in.
             #[must_use]
             pub fn retry(self, retry: Retry) -> Self {

@@ -10,9 +10,11 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use crate::core::acquire::Request;
+use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::hold::Hold;
+use crate::core::owner::Group;
 use crate::core::validity::Loss;
 use crate::core::wait::Patience;
 
@@ -174,7 +176,7 @@ impl MultiHold {
 
 /// Takes the first of `requests` that is free, in their order. With patience it then waits for
 /// any of them.
-pub(crate) async fn any(requests: Vec<Request>, patience: Patience) -> Result<Option<Hold>> {
+pub(crate) async fn any(mut requests: Vec<Request>, patience: Patience) -> Result<Option<Hold>> {
     let deadline = patience.deadline();
     for request in &requests {
         if let Some(hold) = request.acquire(Patience::NoWait).await? {
@@ -183,6 +185,14 @@ pub(crate) async fn any(requests: Vec<Request>, patience: Patience) -> Result<Op
     }
     if patience == Patience::NoWait {
         return Ok(None);
+    }
+    // One of these claims is enough, whatever becomes of the others.
+    let group = Group {
+        id: ClaimId::random().to_string(),
+        size: requests.len(),
+    };
+    for request in &mut requests {
+        request.group = Some(group.clone());
     }
     let rest = patience.rest(deadline);
     let mut waits: FuturesUnordered<_> = requests

@@ -8,12 +8,7 @@ use palisade::{ErrorKind, Guarantee};
 use crate::support::Faulty;
 
 fn finding(severity: Severity, message: &str) -> Finding {
-    Finding {
-        severity,
-        code: "code",
-        message: message.into(),
-        remedy: format!("mend {message}"),
-    }
+    Finding::new(severity, "code", message, format!("mend {message}"))
 }
 
 #[tokio::test]

@@ -1,11 +1,7 @@
 //! What becomes of a lock when the work that it protects panics.
 
-use std::time::Duration;
-
-use crate::support::within;
+use crate::support::{SOON, within};
 use palisade::Client;
-
-const SOON: Duration = Duration::from_secs(5);
 
 /// A client of each engine of this machine, with a ttl that no test waits for.
 async fn clients(dir: &tempfile::TempDir) -> Vec<Client> {

@@ -1,15 +1,7 @@
 //! Until when a hold is valid, and what moves that.
 
-use std::time::Duration;
-
-use crate::support::{Fault, Faulty, within};
+use crate::support::{Fault, Faulty, ms, until};
 use palisade::BootTime;
-
-const SOON: Duration = Duration::from_secs(5);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 /// The deadline counts from before the request was sent, not from its answer.
 #[tokio::test]
@@ -31,12 +23,7 @@ async fn the_deadline_of_a_renewal_counts_from_before_the_request() {
     engine.renew.set([Fault::Late(ms(500))], Fault::Hang);
     let hold = client.mutex("x").lock().await.unwrap();
     let first = hold.deadline();
-    within(SOON, async {
-        while hold.deadline() == first {
-            tokio::time::sleep(ms(1)).await;
-        }
-    })
-    .await;
+    until(async || hold.deadline() != first).await;
     // Now is when the answer came: the margin is 300 ms, and the answer took 500 ms.
     assert!(
         hold.remaining() < ms(3_000 - 300 - 400),
@@ -54,12 +41,7 @@ async fn renewal_comes_back_after_the_engine_was_away_for_most_of_the_ttl() {
     let away_until = BootTime::from_nanos(first.as_nanos() - ms(700).as_nanos() as u64);
     tokio::time::sleep(away_until.remaining()).await;
     engine.renew.set([], Fault::Pass);
-    within(SOON, async {
-        while hold.deadline() <= first && hold.is_valid() {
-            tokio::time::sleep(ms(5)).await;
-        }
-    })
-    .await;
+    until(async || !(hold.deadline() <= first && hold.is_valid())).await;
     assert!(hold.is_valid(), "the engine was back in time");
     hold.release().await.unwrap();
 }

@@ -4,16 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Fault, Faulty, within};
+use crate::support::{Fault, Faulty, SOON, ms, until, within};
 use palisade::engine::{Ask, Claim, ClaimId, Engine, Entered, Lease, Left, Place, Renewal, Ticket};
 use palisade::report::Owner;
 use palisade::{ErrorKind, Eviction, Name};
-
-const SOON: Duration = Duration::from_secs(5);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 fn claim(id: u128) -> Arc<Claim> {
     Arc::new(Claim {
@@ -109,12 +103,7 @@ async fn a_late_release_leaves_the_next_hold_alone() {
     assert_eq!(hold.release().await.unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(engine.in_line("x").await, 1);
     let renewed = next.deadline();
-    within(SOON, async {
-        while next.deadline() == renewed && next.is_valid() {
-            tokio::time::sleep(ms(5)).await;
-        }
-    })
-    .await;
+    until(async || !(next.deadline() == renewed && next.is_valid())).await;
     assert!(next.is_valid());
 }
 

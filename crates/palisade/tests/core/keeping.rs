@@ -4,32 +4,20 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-use crate::support::{Fault, Faulty, within};
+use crate::support::{Fault, Faulty, SOON, ms, until, within};
 use futures_util::FutureExt;
 use palisade::engine::Ask;
 use palisade::events::{Event, Observer};
 use palisade::{BootTime, ErrorKind, Hold, LossReason, Patience};
 use parking_lot::Mutex;
 
-const SOON: Duration = Duration::from_secs(5);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
 #[tokio::test]
 async fn a_hold_outlives_its_ttl_because_it_is_renewed() {
-    let (engine, client) = Faulty::client(ms(150)).await;
+    let (engine, client) = Faulty::client(ms(600)).await;
     let hold = client.mutex("x").lock().await.unwrap();
     let first = hold.deadline();
-    within(SOON, async {
-        while engine.renew.calls() < 6 {
-            tokio::time::sleep(ms(5)).await;
-        }
-    })
-    .await;
+    until(async || engine.renew.calls() >= 6).await;
     assert!(hold.is_valid() && hold.deadline() > first);
     hold.release().await.unwrap();
 }
@@ -41,12 +29,7 @@ async fn one_failed_renewal_is_no_loss() {
         .renew
         .set([Fault::Refuse, Fault::EatReply], Fault::Pass);
     let hold = client.mutex("x").lock().await.unwrap();
-    within(SOON, async {
-        while engine.renew.calls() < 6 {
-            tokio::time::sleep(ms(5)).await;
-        }
-    })
-    .await;
+    until(async || engine.renew.calls() >= 6).await;
     assert!(hold.is_valid());
     hold.release().await.unwrap();
 }
@@ -219,12 +202,7 @@ async fn a_claim_that_arrives_after_a_panic_starts_afresh_too() {
     let second = within(SOON, client.mutex("y").lock()).await.unwrap();
     assert!(!first.is_valid());
     let granted = second.deadline();
-    within(SOON, async {
-        while second.deadline() == granted {
-            tokio::time::sleep(ms(5)).await;
-        }
-    })
-    .await;
+    until(async || second.deadline() != granted).await;
     assert!(second.is_valid(), "someone renews it");
 }
 
@@ -288,12 +266,7 @@ async fn a_lease_that_ends_while_waiting_starts_over_and_is_never_granted() {
         async move { mutex.lock().await }
     });
     let enters = engine.enter.calls();
-    within(SOON, async {
-        while engine.enter.calls() < enters + 2 {
-            tokio::time::sleep(ms(5)).await;
-        }
-    })
-    .await;
+    until(async || engine.enter.calls() >= enters + 2).await;
     engine.renew.set([], Fault::Pass);
     hold.release().await.unwrap();
     let next = within(SOON, waiter).await.unwrap().unwrap();
@@ -311,12 +284,7 @@ async fn a_failed_look_keeps_the_place() {
         let mutex = mutex.clone();
         async move { mutex.lock().await }
     });
-    within(SOON, async {
-        while engine.wait.calls() < 3 {
-            tokio::time::sleep(ms(5)).await;
-        }
-    })
-    .await;
+    until(async || engine.wait.calls() >= 3).await;
     assert_eq!(engine.enter.calls(), 2, "it did not enter again");
     hold.release().await.unwrap();
     assert!(within(SOON, waiter).await.unwrap().unwrap().is_valid());
@@ -362,14 +330,11 @@ async fn many_leases_are_renewed_with_few_calls() {
     }
     let before = engine.renew.calls();
     let deadlines: Vec<_> = holds.iter().map(|hold| hold.deadline()).collect();
-    within(SOON, async {
-        while holds
+    until(async || {
+        !holds
             .iter()
             .zip(&deadlines)
             .any(|(hold, was)| hold.deadline() == *was)
-        {
-            tokio::time::sleep(ms(5)).await;
-        }
     })
     .await;
     let calls = engine.renew.calls() - before;
@@ -466,12 +431,7 @@ async fn an_observer_may_drop_holds_and_use_the_client_when_it_is_told_of_a_loss
         let hold = client.mutex(name).lock().await.unwrap();
         holds.lock().push(hold);
     }
-    within(SOON, async {
-        while !holds.lock().is_empty() {
-            tokio::time::sleep(ms(5)).await;
-        }
-    })
-    .await;
+    until(async || holds.lock().is_empty()).await;
     engine.renew.set([], Fault::Pass);
     within(SOON, client.flush()).await;
     engine.until_in_line("x", 0).await;
@@ -492,12 +452,7 @@ async fn an_observer_that_panics_costs_nobody_a_lease() {
             }
         }));
     let hold = client.mutex("x").lock().await.unwrap();
-    within(SOON, async {
-        while engine.renew.calls() < 3 {
-            tokio::time::sleep(ms(5)).await;
-        }
-    })
-    .await;
+    until(async || engine.renew.calls() >= 3).await;
     assert!(hold.is_valid());
     assert!(told.load(Ordering::SeqCst) >= 4, "the others are told");
     hold.release().await.unwrap();

@@ -1,16 +1,7 @@
 //! The primitives that are more than one claim, and what a hold can become.
 
-use std::time::Duration;
-
-use crate::support::{Fault, Faulty, within};
-use palisade::report::Scope;
-use palisade::{BootTime, Client, ErrorKind, Hold, Name, Patience, Retry};
-
-const SOON: Duration = Duration::from_secs(5);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
+use crate::support::{self, Fault, Faulty, SOON, ms, until, within};
+use palisade::{BootTime, Client, ErrorKind, Hold, Patience, Retry};
 
 async fn client() -> Client {
     let url = format!("memory:{:x}?ttl=5s", rand::random::<u64>());
@@ -18,14 +9,7 @@ async fn client() -> Client {
 }
 
 async fn in_line(client: &Client, name: &str) -> usize {
-    let lines = client
-        .survey(Scope::Line(Name::new(name).unwrap()))
-        .await
-        .unwrap();
-    lines
-        .iter()
-        .map(|line| line.holders.len() + line.waiters.len())
-        .sum()
+    support::in_line(client.engine(), name).await
 }
 
 #[tokio::test]
@@ -38,12 +22,7 @@ async fn downgrade_lets_readers_in_but_no_writer_between() {
         let lock = lock.clone();
         async move { lock.read().await }
     });
-    within(SOON, async {
-        while in_line(&client, "x").await < 2 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    until(async || in_line(&client, "x").await >= 2).await;
     writer.downgrade().await.unwrap();
     let reader = within(SOON, waiting).await.unwrap().unwrap();
     assert!(writer.is_valid() && reader.is_valid());
@@ -74,12 +53,7 @@ async fn a_permit_can_not_become_a_reader_beside_other_permits() {
         let permits = client.semaphore("x", 3);
         async move { permits.acquire().await }
     });
-    within(SOON, async {
-        while in_line(&client, "x").await < 2 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    until(async || in_line(&client, "x").await >= 2).await;
     assert_eq!(
         whole.downgrade().await.unwrap_err().kind(),
         ErrorKind::CapacityMismatch
@@ -233,21 +207,11 @@ async fn any_takes_the_first_free_and_can_wait_for_one() {
         let client = client.clone();
         async move { client.lock_any(["a", "b"], Patience::Forever).await }
     });
-    within(SOON, async {
-        while in_line(&client, "a").await + in_line(&client, "b").await < 4 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    until(async || in_line(&client, "a").await + in_line(&client, "b").await >= 4).await;
     b.release().await.unwrap();
     let got = within(SOON, waiting).await.unwrap().unwrap().unwrap();
     assert_eq!(got.name().as_str(), "b");
-    within(SOON, async {
-        while in_line(&client, "a").await > 1 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    until(async || in_line(&client, "a").await <= 1).await;
 }
 
 #[tokio::test]

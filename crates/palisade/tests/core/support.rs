@@ -141,26 +141,40 @@ impl Faulty {
 
     /// How many claims are in the line `name`.
     pub(crate) async fn in_line(&self, name: &str) -> usize {
-        let lines = self
-            .inner
-            .survey(Scope::Line(Name::new(name).unwrap()))
-            .await
-            .unwrap();
-        lines
-            .iter()
-            .map(|line| line.holders.len() + line.waiters.len())
-            .sum()
+        in_line(&self.inner, name).await
     }
 
     /// Waits until so many claims are in the line.
     pub(crate) async fn until_in_line(&self, name: &str, count: usize) {
-        within(Duration::from_secs(5), async {
-            while self.in_line(name).await != count {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        })
-        .await;
+        until(async || self.in_line(name).await == count).await;
     }
+}
+
+/// Longer than anything here takes.
+pub(crate) const SOON: Duration = Duration::from_secs(5);
+
+pub(crate) const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// How many claims are in the line `name` of an engine.
+pub(crate) async fn in_line(engine: &SharedEngine, name: &str) -> usize {
+    let scope = Scope::Line(Name::new(name).unwrap());
+    let lines = engine.survey(scope).await.unwrap();
+    let claims = lines.iter();
+    claims
+        .map(|line| line.holders.len() + line.waiters.len())
+        .sum()
+}
+
+/// Looks until `test` is true.
+#[track_caller]
+pub(crate) fn until(mut test: impl AsyncFnMut() -> bool) -> impl Future<Output = ()> {
+    within(SOON, async move {
+        while !test().await {
+            tokio::time::sleep(ms(1)).await;
+        }
+    })
 }
 
 /// What `event` comes to, or a failed test when it does not come.
@@ -216,9 +230,8 @@ impl Layer for Faulty {
     }
 
     async fn check(&self) -> Result<Checkup> {
-        Ok(Checkup {
-            findings: self.findings.lock().clone(),
-            ..Checkup::default()
-        })
+        let mut checkup = Checkup::default();
+        checkup.findings = self.findings.lock().clone();
+        Ok(checkup)
     }
 }

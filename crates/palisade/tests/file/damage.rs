@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use palisade::engine::{Lease, Left, Renewal, SharedEngine};
+use palisade::engine::Left;
 use palisade::report::Scope;
 use palisade::{Error, ErrorKind};
 
@@ -19,15 +19,6 @@ async fn refused(dir: &Path) -> Error {
 fn edit(dir: &Path, file: &str, change: impl FnOnce(String) -> String) {
     let path = dir.join(file);
     std::fs::write(&path, change(std::fs::read_to_string(&path).unwrap())).unwrap();
-}
-
-fn lease(ticket: &Ticket) -> Lease {
-    Lease::in_a_test(ticket)
-}
-
-async fn renew(engine: &SharedEngine, ticket: &Ticket) -> Renewal {
-    let within = Duration::from_secs(2);
-    engine.renew(vec![lease(ticket)], within).await.remove(0)
 }
 
 /// What the owner is told.
@@ -87,8 +78,7 @@ async fn all_is_for_its_owner_only() {
 
 #[tokio::test]
 async fn after_a_reboot_lines_are_empty_and_tokens_above_the_ceiling() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (dir, engine) = store().await;
     let before = hold(&engine, "a").await.sequence;
     drop(engine);
     let old = ceiling(dir.path());
@@ -241,8 +231,7 @@ async fn a_process_killed_at_work_leaves_a_good_store() {
 
 #[tokio::test]
 async fn a_holder_is_told_when_its_file_is_emptied_replaced_or_deleted() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (dir, engine) = store().await;
     let path = dir.path().join("lines/palisade,a");
     let replace = || {
         let copy = dir.path().join("lines/copy");
@@ -310,8 +299,7 @@ async fn a_store_moved_deleted_or_made_again_in_use_is_lost() {
 /// as they are renewed.
 #[tokio::test]
 async fn nobody_is_dead_because_a_sign_of_life_was_deleted() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (dir, engine) = store().await;
     let second = Second::start(dir.path(), "hold");
     second.says();
     let mine = hold(&engine, "mine").await;

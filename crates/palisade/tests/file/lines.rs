@@ -1,20 +1,15 @@
 //! Lines, within one process.
 
 use futures_util::StreamExt;
-use palisade::engine::{Alarm, Amended, Amendment, Lease, Left, Renewal};
+use palisade::engine::{Alarm, Amended, Amendment, Left};
 use palisade::report::Scope;
 use palisade::{ErrorKind, Eviction};
 
 use super::*;
 
-fn lease(ticket: &Ticket) -> Lease {
-    Lease::in_a_test(ticket)
-}
-
 #[tokio::test]
 async fn a_line_is_served_in_order_with_rising_counts() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (_dir, engine) = store().await;
     let mut holder = hold(&engine, "a").await;
     let mut last = holder.sequence;
     let mut waiters = Vec::new();
@@ -43,8 +38,7 @@ async fn a_line_is_served_in_order_with_rising_counts() {
 
 #[tokio::test]
 async fn a_claim_that_does_not_queue_leaves_no_trace() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (_dir, engine) = store().await;
     let held = hold(&engine, "a").await;
     let impatient = Claim {
         queue: false,
@@ -58,8 +52,7 @@ async fn a_claim_that_does_not_queue_leaves_no_trace() {
 
 #[tokio::test]
 async fn the_same_claim_has_one_place_and_one_that_was_left_has_none() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (_dir, engine) = store().await;
     let same = claim("a", Ask::Whole);
     let first = enter(&engine, same.clone()).await;
     let again = enter(&engine, same).await;
@@ -80,8 +73,7 @@ async fn the_same_claim_has_one_place_and_one_that_was_left_has_none() {
 
 #[tokio::test]
 async fn readers_and_permits_share_but_not_one_line() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (_dir, engine) = store().await;
     let permit = |weight| Ask::Part {
         weight,
         capacity: 3,
@@ -102,20 +94,14 @@ async fn readers_and_permits_share_but_not_one_line() {
 
 #[tokio::test]
 async fn a_lease_that_is_not_renewed_ends_and_stays_ended() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (_dir, engine) = store().await;
     let short = Claim {
         ttl: Duration::from_millis(150),
         ..claim("a", Ask::Whole)
     };
     let (held, _) = enter(&engine, short).await;
     let (waiter, _) = enter(&engine, claim("a", Ask::Whole)).await;
-    assert!(matches!(
-        engine
-            .renew(vec![lease(&held)], Duration::from_secs(2))
-            .await[..],
-        [Renewal::Held(_)]
-    ));
+    assert!(matches!(renew(&engine, &held).await, Renewal::Held(_)));
     let before = BootTime::now();
     let place = pushed(&engine, &waiter).await;
     assert!(matches!(place, Place::Held { .. }), "{place:?}");
@@ -124,7 +110,10 @@ async fn a_lease_that_is_not_renewed_ends_and_stays_ended() {
     assert!(waited < Duration::from_secs(2), "{waited:?}");
     assert!(matches!(
         engine
-            .renew(vec![lease(&held), lease(&waiter)], Duration::from_secs(2))
+            .renew(
+                vec![Lease::in_a_test(&held), Lease::in_a_test(&waiter)],
+                Duration::from_secs(2)
+            )
             .await[..],
         [Renewal::Lost, Renewal::Held(_)]
     ));
@@ -134,8 +123,7 @@ async fn a_lease_that_is_not_renewed_ends_and_stays_ended() {
 
 #[tokio::test]
 async fn a_hold_is_amended() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (_dir, engine) = store().await;
     let writer = hold(&engine, "a").await;
     let (reader, sequence) = enter(&engine, claim("a", Ask::READ)).await;
     assert_eq!(sequence, None);
@@ -163,8 +151,7 @@ async fn a_hold_is_amended() {
 
 #[tokio::test]
 async fn an_operator_marks_or_removes() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (_dir, engine) = store().await;
     let mut alarms = engine.alarms();
     let held = hold(&engine, "a").await;
     let (waiter, _) = enter(&engine, claim("a", Ask::Whole)).await;
@@ -177,29 +164,18 @@ async fn an_operator_marks_or_removes() {
     assert!(!evict("not an id".into(), Eviction::Remove).await.unwrap());
     assert!(evict(held.claim.to_string(), Eviction::Mark).await.unwrap());
     assert_eq!(alarms.next().await, Some(Alarm::Lease(held.lease)));
-    assert!(matches!(
-        engine
-            .renew(vec![lease(&held)], Duration::from_secs(2))
-            .await[..],
-        [Renewal::Evicted]
-    ));
+    assert!(matches!(renew(&engine, &held).await, Renewal::Evicted));
     let wait = pushed(&engine, &waiter);
     let remove = evict(held.claim.to_string(), Eviction::Remove);
     let (place, removed) = tokio::join!(wait, remove);
     assert!(removed.unwrap());
     assert!(matches!(place, Place::Held { .. }), "{place:?}");
-    assert!(matches!(
-        engine
-            .renew(vec![lease(&held)], Duration::from_secs(2))
-            .await[..],
-        [Renewal::Lost]
-    ));
+    assert!(matches!(renew(&engine, &held).await, Renewal::Lost));
 }
 
 #[tokio::test]
 async fn a_waiter_that_is_removed_hears_of_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (_dir, engine) = store().await;
     let held = hold(&engine, "a").await;
     let (waiter, _) = enter(&engine, claim("a", Ask::Whole)).await;
     let wait = pushed(&engine, &waiter);
@@ -211,8 +187,7 @@ async fn a_waiter_that_is_removed_hears_of_it() {
 
 #[tokio::test]
 async fn a_watch_yields_for_its_scope_and_not_for_another() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (_dir, engine) = store().await;
     let mut watch = engine.watch(Scope::Prefix("jobs/".into()));
     let mut other = engine.watch(Scope::Line(Name::new("elsewhere").unwrap()));
     watch.next().await.unwrap().unwrap();
@@ -227,8 +202,7 @@ async fn a_watch_yields_for_its_scope_and_not_for_another() {
 
 #[tokio::test]
 async fn a_survey_shows_its_namespace_and_prefix_only() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (dir, engine) = store().await;
     let bare = try_open(dir.path(), "namespace=").await.unwrap();
     for name in ["jobs/a", "jobs/b", "jobs"] {
         hold(&engine, name).await;
@@ -282,8 +256,7 @@ async fn the_longest_names_and_values_fit() {
 
 #[tokio::test]
 async fn a_line_can_be_read_with_cat_and_its_file_goes_with_the_last_client() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (_dir, engine) = store().await;
     let held = hold(&engine, "jobs/nightly").await;
     let file = engine.key(&held).unwrap();
     assert!(file.ends_with("/lines/palisade,jobs%2fnightly"), "{file}");
@@ -296,16 +269,48 @@ async fn a_line_can_be_read_with_cat_and_its_file_goes_with_the_last_client() {
     assert!(!Path::new(&file).exists());
 }
 
+/// Other processes go by the file: a grant, another part and a mark are in it at once.
+#[tokio::test]
+async fn whatever_changes_in_a_line_is_in_its_file() {
+    let (_dir, engine) = store().await;
+    let held = hold(&engine, "a").await;
+    let (next, _) = enter(&engine, claim("a", Ask::Whole)).await;
+    let file = engine.key(&held).unwrap();
+    // Part, sequence and flags in the line of a claim, in the body that the header names.
+    let said = |ticket: &Ticket| {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let head: Vec<&str> = text[..128].split(' ').collect();
+        let number = |at: usize| usize::from_str_radix(head[at], 16).unwrap();
+        let body = &text[number(6)..number(6) + number(8)];
+        let id = ticket.claim.to_string();
+        let line = body.lines().find(|line| line.starts_with(&id)).unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        [words[3], words[4], words[7]].map(str::to_owned)
+    };
+    assert_eq!(said(&next), ["0/0", "0", "0"]);
+    engine.leave(held).await.unwrap();
+    let Place::Held { sequence } = pushed(&engine, &next).await else {
+        panic!("it is next");
+    };
+    let sequence = sequence.to_string();
+    assert_eq!(said(&next), ["0/0", &sequence, "0"]);
+    let downgrade = engine.amend(next.clone(), Amendment::Ask(Ask::READ));
+    assert_eq!(downgrade.await.unwrap(), Amended::Done);
+    assert_ne!(said(&next)[0], "0/0");
+    let mark = engine.evict(next.name.clone(), next.claim.to_string(), Eviction::Mark);
+    assert!(mark.await.unwrap());
+    assert_eq!(said(&next)[1..], [sequence, "1".to_owned()]);
+}
+
 #[tokio::test]
 async fn a_crowd_in_one_line_is_served_and_renewed() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (_dir, engine) = store().await;
     let mut holder = hold(&engine, "crowd").await;
     let mut waiters = Vec::new();
     for _ in 0..CROWD {
         waiters.push(enter(&engine, claim("crowd", Ask::Whole)).await.0);
     }
-    let leases: Vec<_> = waiters.iter().map(lease).collect();
+    let leases: Vec<_> = waiters.iter().map(Lease::in_a_test).collect();
     let renewed = engine.renew(leases, Duration::from_secs(2)).await;
     let held = |renewal: &Renewal| matches!(renewal, Renewal::Held(_));
     assert!(renewed.iter().all(held), "{:?}", renewed[0]);
@@ -325,15 +330,14 @@ const CROWD: usize = 2000;
 /// More lines than files may be open, held by one process.
 #[tokio::test]
 async fn many_names_are_held_and_renewed_with_few_open_files() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (dir, engine) = store().await;
     let mut held = Vec::new();
     for name in 0..1500 {
         held.push(hold(&engine, &format!("name-{name}")).await);
     }
     let open_files = std::fs::read_dir("/proc/self/fd").unwrap().count();
     assert!(open_files < 1000, "{open_files}");
-    let leases: Vec<_> = held.iter().map(lease).collect();
+    let leases: Vec<_> = held.iter().map(Lease::in_a_test).collect();
     let renewed = engine.renew(leases, Duration::from_secs(2)).await;
     assert!(renewed.iter().all(|r| matches!(r, Renewal::Held(_))));
     // What is not in the line of another is not renewed either.
@@ -347,8 +351,7 @@ async fn many_names_are_held_and_renewed_with_few_open_files() {
 
 #[tokio::test]
 async fn many_tombstones_are_swept_when_they_end() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (_dir, engine) = store().await;
     let name = Name::new("a").unwrap();
     for _ in 0..500 {
         let unknown = Ticket::own(name.clone(), ClaimId::random());

@@ -12,7 +12,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::engine::{Ask, Claim, ClaimId, Engine, Entered, Place, SharedEngine, Ticket, Url};
+use palisade::engine::{
+    Ask, Claim, ClaimId, Engine, Entered, Lease, Place, Renewal, SharedEngine, Ticket, Url,
+};
 use palisade::report::Owner;
 use palisade::{BootTime, Name, Result};
 
@@ -27,6 +29,19 @@ async fn try_open(dir: &Path, options: &str) -> Result<SharedEngine> {
 
 async fn open(dir: &Path) -> SharedEngine {
     try_open(dir, "").await.unwrap()
+}
+
+/// A store of the test's own.
+async fn store() -> (tempfile::TempDir, SharedEngine) {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).await;
+    (dir, engine)
+}
+
+async fn renew(engine: &SharedEngine, ticket: &Ticket) -> Renewal {
+    let lease = Lease::in_a_test(ticket);
+    let within = Duration::from_secs(2);
+    engine.renew(vec![lease], within).await.remove(0)
 }
 
 fn claim(name: &str, ask: Ask) -> Claim {

@@ -1,6 +1,6 @@
 //! Several processes: exclusion, death, and one that is stopped.
 
-use palisade::engine::{Lease, Left, Renewal};
+use palisade::engine::Left;
 use palisade::report::Scope;
 use palisade::{ErrorKind, Eviction, Outcome};
 use rustix::process::Signal;
@@ -105,8 +105,7 @@ async fn what_was_promised_before_a_reboot_is_waited_for() {
 
 #[tokio::test]
 async fn the_dead_make_nobody_wait() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (dir, engine) = store().await;
     for role in ["hold", "read"] {
         let second = Second::start(dir.path(), role);
         second.says();
@@ -133,8 +132,7 @@ async fn the_dead_make_nobody_wait() {
 
 #[tokio::test]
 async fn a_dead_waiter_is_passed_over() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (dir, engine) = store().await;
     let held = hold(&engine, "door").await;
     let second = Second::start(dir.path(), "wait");
     assert_eq!(second.says(), "waiting");
@@ -147,8 +145,7 @@ async fn a_dead_waiter_is_passed_over() {
 
 #[tokio::test]
 async fn a_waiter_hears_of_the_holder_it_came_to_stand_behind() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (dir, engine) = store().await;
     let holder = Second::start(dir.path(), "hold");
     holder.says();
     let (ahead, _) = enter(&engine, claim("door", Ask::Whole)).await;
@@ -197,8 +194,7 @@ async fn a_runtime_without_io_is_woken_all_the_same() {
 }
 
 async fn granted_by_a_push(role: &str) {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (dir, engine) = store().await;
     let held = hold(&engine, "door").await;
     let second = Second::start(dir.path(), role);
     assert_eq!(second.says(), "waiting");
@@ -209,8 +205,7 @@ async fn granted_by_a_push(role: &str) {
 
 #[tokio::test]
 async fn child_programs_inherit_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (dir, engine) = store().await;
     let held = hold(&engine, "a").await;
     let (waiter, _) = enter(&engine, claim("a", Ask::Whole)).await;
     // Everything that is opened later is open now: the thread that wakes, and its files.
@@ -284,9 +279,7 @@ async fn a_stuck_lock_of_the_store_ends_nobody() {
     let second = Second::start(dir.path(), "stop in the lock");
     assert_eq!(second.says(), "locked");
     second.wait_stopped();
-    let lease = Lease::in_a_test(&held);
-    let renewed = engine.renew(vec![lease], Duration::from_secs(2)).await;
-    assert!(matches!(renewed[..], [Renewal::Held(_)]));
+    assert!(matches!(renew(&engine, &held).await, Renewal::Held(_)));
     hold(&engine, "other").await;
     assert_eq!(engine.leave(held).await.unwrap(), Left::Done);
     // The same store of this process needs no lock to be opened.

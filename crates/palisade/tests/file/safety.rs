@@ -188,8 +188,7 @@ async fn what_another_user_left_before_a_boot_is_in_nobodys_way() {
     if !is_root() {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (dir, engine) = store().await;
     hold(&engine, "door").await;
     drop(engine);
     damage::reboot(dir.path());
@@ -276,8 +275,7 @@ async fn a_full_disk_ends_nobody_and_grants_nobody() {
 
 #[tokio::test]
 async fn a_check_says_whom_the_store_covers() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = open(dir.path()).await;
+    let (_dir, engine) = store().await;
     let findings = engine.check().await.unwrap().findings;
     let found = findings.iter().find(|found| found.code == "covers_user");
     assert_eq!(found.unwrap().severity, Severity::Info);

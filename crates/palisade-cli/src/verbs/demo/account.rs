@@ -29,7 +29,7 @@ impl Account<'_> {
 
     pub(super) async fn open(&self, balance: u64) -> Result<(), Failure> {
         self.write_plain(balance)?;
-        self.write_fenced(Token(0), balance).await?;
+        self.write_fenced(Token(1), balance).await?;
         Ok(())
     }
 
@@ -42,7 +42,7 @@ impl Account<'_> {
         let balance = balance.to_string().into_bytes();
         Ok(self
             .fence()?
-            .write(&Name::new(LOCK)?, token, balance)
+            .write(&Name::new(LOCK)?, token.into(), balance)
             .await?)
     }
 

@@ -2,28 +2,25 @@
 
 use std::time::Duration;
 
-use palisade::engine::{EndsWith, Permits, TtlRange};
+use palisade::engine::{Permits, TtlRange};
 use palisade::{Capability, Guarantee};
 
 use super::*;
 
-const SERVER: Capability = Capability {
-    class: Guarantee::Consensus,
-    shared: false,
-    permits: Permits::Slots,
-    resize: false,
-    fair: false,
-    waiters_visible: false,
-    tokens: Tokens::Durable,
-    early_loss: true,
-    detached: true,
-    ends_with: EndsWith::Lease,
-    ttl: TtlRange {
+const SERVER: Capability = {
+    let mut server = Capability::FULL;
+    server.class = Guarantee::Consensus;
+    server.shared = false;
+    server.permits = Permits::Slots;
+    server.resize = false;
+    server.fair = false;
+    server.waiters_visible = false;
+    server.ttl = TtlRange {
         min: Duration::from_secs(15),
         max: Duration::from_secs(20),
         step: Duration::from_secs(1),
-    },
-    reentrant_session: false,
+    };
+    server
 };
 
 fn info(name: &'static str, example: &'static str, capability: Capability) -> EngineInfo {
@@ -38,17 +35,11 @@ fn info(name: &'static str, example: &'static str, capability: Capability) -> En
 }
 
 fn registry() -> Vec<EngineInfo> {
-    let local = Capability {
-        class: Guarantee::Durable,
-        shared: true,
-        permits: Permits::Weighted,
-        resize: false,
-        ..SERVER
-    };
-    let timed = Capability {
-        class: Guarantee::Timed,
-        ..SERVER
-    };
+    let mut local = SERVER;
+    (local.class, local.shared) = (Guarantee::Durable, true);
+    local.permits = Permits::Weighted;
+    let mut timed = SERVER;
+    timed.class = Guarantee::Timed;
     vec![
         info("redis", "redis://localhost", timed),
         info("file", "file:", local),

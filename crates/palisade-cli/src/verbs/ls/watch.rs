@@ -36,7 +36,7 @@ pub(super) async fn watch(target: Target, scope: Scope, printer: Printer) -> Ver
             lines = seen.recv() => lines,
         };
         match outages.see(lines)? {
-            Some(lines) => shown.show(lines)?,
+            Some(seen) => shown.show(seen.lines)?,
             None => shown.forget(),
         }
     }

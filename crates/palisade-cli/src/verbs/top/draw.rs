@@ -20,6 +20,9 @@ const DIM: Style = Style::new().dimmed();
 /// How many claims of the selected line are shown, at the most.
 const CLAIMS: usize = 12;
 
+/// How many deadlocks are shown, at the most; `palisade deadlocks` shows all.
+const DEADLOCKS: usize = 3;
+
 const NAMES: [&str; 7] = [
     "NAME",
     "MODE",
@@ -51,6 +54,10 @@ pub(super) fn draw(model: &Model, width: usize, height: usize) -> Vec<Row> {
             shown(&outage.message)
         );
         rows.push((in_colour(AnsiColor::Red).bold(), text));
+    }
+    // A few, so that there is room for the locks.
+    for deadlock in model.deadlocks.iter().take(DEADLOCKS) {
+        rows.push((in_colour(AnsiColor::Red).bold(), shown(deadlock)));
     }
     let mut claims = Vec::new();
     if let Some(line) = selected.map(|at| lines[at]) {

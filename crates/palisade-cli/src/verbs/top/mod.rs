@@ -80,7 +80,7 @@ impl Top {
                     None => return Err(Failure::Output(io::ErrorKind::UnexpectedEof.into())),
                 },
                 lines = seen.recv() => match lines {
-                    Some(Ok(lines)) => model.saw(lines),
+                    Some(Ok(seen)) => model.saw(seen),
                     Some(Err(Failure::Library(error))) if error.is_transient() => {
                         model.outage(&told(&error));
                     }

@@ -4,7 +4,10 @@
 use std::cmp::Reverse;
 use std::time::{Duration, SystemTime};
 
+use palisade::report::Deadlock;
+
 use super::tty::Key;
+use crate::live::Sight;
 use crate::view::LineView;
 
 /// How many rows a page key moves.
@@ -69,6 +72,8 @@ pub(super) struct Model {
     pub(super) typing: bool,
     /// `None` before the first look.
     lines: Option<Vec<LineView>>,
+    /// The deadlocks among all lines, each as one line of text.
+    pub(super) deadlocks: Vec<String>,
     /// The name of the line that is selected.
     selected: Option<String>,
 }
@@ -83,14 +88,21 @@ impl Model {
             filter: String::new(),
             typing: false,
             lines: None,
+            deadlocks: Vec::new(),
             selected: None,
         }
     }
 
     /// Takes what was seen.
-    pub(super) fn saw(&mut self, lines: Vec<LineView>) {
+    pub(super) fn saw(&mut self, seen: Sight) {
         self.outage = None;
-        self.lines = Some(lines);
+        self.lines = Some(seen.lines);
+        let deadlocks = seen.deadlocks.iter();
+        let text = |found: &Deadlock| match found.likely {
+            true => format!("likely deadlock: {found}"),
+            false => format!("deadlock: {found}"),
+        };
+        self.deadlocks = deadlocks.map(text).collect();
     }
 
     /// Takes that nothing could be seen.
@@ -221,11 +233,14 @@ mod tests {
 
     fn model() -> Model {
         let mut model = Model::new("file:".into());
-        model.saw(vec![
-            line("b", &[50], &[30]),
-            line("a", &[10], &[]),
-            line("c", &[90, 5], &[3, 2, 1]),
-        ]);
+        model.saw(Sight {
+            lines: vec![
+                line("b", &[50], &[30]),
+                line("a", &[10], &[]),
+                line("c", &[90, 5], &[3, 2, 1]),
+            ],
+            deadlocks: Vec::new(),
+        });
         model
     }
 
@@ -289,7 +304,7 @@ mod tests {
         assert_eq!(at(&model), Some(2));
         model.press(Key::Home);
         assert_eq!(at(&model), Some(0));
-        model.saw(Vec::new());
+        model.saw(Sight::default());
         assert_eq!(at(&model), None);
         press(&mut model, "jk");
     }
@@ -313,7 +328,7 @@ mod tests {
         let outage = model.outage.as_ref().unwrap();
         assert_eq!((outage.since, outage.message.as_str()), (since, "two"));
         assert_eq!(names(&model), "abc");
-        model.saw(Vec::new());
+        model.saw(Sight::default());
         assert!(model.outage.is_none());
     }
 }

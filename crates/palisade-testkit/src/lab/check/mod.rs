@@ -113,6 +113,8 @@ pub struct Params {
     pub recheck: Duration,
     /// How long one request to the engine may take (the URL's `timeout`).
     pub request: Duration,
+    /// How long a claim that does not wait may take to find out that it is busy.
+    pub no_wait: Duration,
     /// Whether the fault takes locks away at once, so that nobody can be told before.
     pub takes_away: bool,
     /// How long the linearizability check may take; beyond that it is undecided.
@@ -143,6 +145,7 @@ impl Params {
             slack: Duration::from_millis(100),
             recheck: Duration::from_secs(1),
             request: Duration::from_secs(2),
+            no_wait: Duration::ZERO,
             takes_away: false,
             limit: Duration::from_secs(60),
         }

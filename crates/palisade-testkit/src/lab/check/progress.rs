@@ -202,9 +202,13 @@ pub(super) fn progress(index: &Index<'_>, params: &Params) -> Verdict {
             false => 0,
         };
         let slow = REQUESTS * index.slowest_look(window);
+        let finding_out = match attempt.patience {
+            Some(0) => nanos(params.no_wait),
+            _ => 0,
+        };
         let bound = attempt
             .patience
-            .map(|patience| patience + slack + out + request + slow);
+            .map(|patience| patience + slack + out + request + slow + finding_out);
         if let Some(bound) = bound.filter(|bound| took > *bound) {
             let text = format!(
                 "{} was answered after {}, its patience ended after {}",

@@ -61,6 +61,7 @@ async fn faults(arguments: &[String], table: &[EngineUnderTest]) -> Result<ExitC
         ttl,
         seed,
         workers,
+        every: None,
         slack: Duration::from_millis(250),
         program: std::env::current_exe().map_err(|error| error.to_string())?,
         keep: kept,

@@ -17,7 +17,7 @@ use crate::lab::history::What;
 pub(super) async fn inject(
     crew: &mut Crew,
     site: &Site,
-    fault: Fault,
+    (fault, every): (Fault, Option<Duration>),
     ttl: Duration,
     end: BootTime,
 ) -> Result<(), String> {
@@ -31,10 +31,11 @@ pub(super) async fn inject(
         Fault::Engine(outage) => engine(crew, site, outage, ttl, end).await,
         _ => {
             // The first is hurt for sure, the others at any time.
-            let mut aim = Aim::Sure;
+            let (mut aim, mut next) = (Aim::Sure, BootTime::now());
             while !end.has_passed() {
                 let calm = Duration::from_millis(crew.rng.random_range(40..160));
-                rest(end, calm).await;
+                rest(end, calm.max(next.remaining())).await;
+                next = BootTime::now() + every.unwrap_or_default();
                 let hit = once(crew, (fault, aim), (ttl, site.lasts), end).await;
                 if hit.map_err(words)? {
                     aim = Aim::Quick;

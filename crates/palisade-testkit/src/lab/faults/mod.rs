@@ -7,6 +7,7 @@
 
 pub mod command;
 mod crew;
+pub mod experiment;
 mod figures;
 mod inject;
 mod runner;

@@ -46,6 +46,8 @@ pub struct Run {
     pub seed: u64,
     /// How many workers.
     pub workers: usize,
+    /// Hurts one so often; `None` soon after the last one is well again.
+    pub every: Option<Duration>,
     /// What a busy machine may add to any bound.
     pub slack: Duration,
     /// The testkit's command, which is the worker.
@@ -83,6 +85,8 @@ pub struct Report {
     pub verdicts: Vec<(Invariant, Verdict)>,
     /// How many acknowledged updates the control lost, if this is one that must.
     pub lost_updates: Option<usize>,
+    /// The ttl that the engine took.
+    pub ttl: Duration,
     /// Why the run proves nothing, if so.
     pub void: Option<String>,
 }
@@ -101,6 +105,7 @@ impl Report {
             figures: Figures::default(),
             verdicts: Vec::new(),
             lost_updates: None,
+            ttl: Duration::ZERO,
             void: None,
         }
     }
@@ -185,7 +190,7 @@ async fn drive(
         crew.one(super::crew::Phase::Held, limit).await;
     }
     let end = BootTime::now() + run.time;
-    inject(&mut crew, &run.site, run.fault, run.ttl, end).await?;
+    inject(&mut crew, &run.site, (run.fault, run.every), run.ttl, end).await?;
     let hung = crew.dismiss(run.ttl * 4 + Duration::from_secs(10)).await;
     over.store(true, Ordering::SeqCst);
     surveys.await.map_err(|error| error.to_string())?;
@@ -258,8 +263,10 @@ async fn take_stock(workload: Workload, store: &Path, record: &Recorder) -> Resu
 }
 
 fn judge(run: &Run, what: Cell, history: &History, hung: Vec<String>) -> Result<Report, String> {
+    let lease = run.ttl * run.site.lasts + run.site.late;
     let params = Params {
         slack: run.slack,
+        no_wait: lease * u32::from(run.site.watches_overdue),
         ..Params::new(run.ttl, run.site.notices_death).lasting(run.site.lasts, run.site.late)
     };
     let index = Index::new(history)?;
@@ -297,6 +304,7 @@ fn judge(run: &Run, what: Cell, history: &History, hung: Vec<String>) -> Result<
         figures,
         verdicts,
         lost_updates,
+        ttl: run.ttl,
         void,
     })
 }

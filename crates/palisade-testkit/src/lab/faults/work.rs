@@ -289,7 +289,7 @@ impl Worker {
             token: token.0,
             value,
         });
-        let answer = match store.fence.write(&store.resource, token, data).await {
+        let answer = match store.fence.write(&store.resource, token.into(), data).await {
             Ok(Verdict::Accepted) => Written::Accepted,
             Ok(Verdict::Stale { highest }) => Written::Stale { highest: highest.0 },
             Err(error) if error.outcome() == Outcome::NotApplied => Written::NotApplied,

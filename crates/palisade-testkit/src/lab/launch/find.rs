@@ -90,13 +90,46 @@ pub(crate) const ZOOKEEPER: Part = Part {
     name: "zookeeper.jar and java",
     variable: "PALISADE_TEST_ZOOKEEPER",
     look: Some(|| {
-        let jars = ["zookeeper.jar", "slf4j-simple.jar"];
+        // The last is for TLS alone; the package of the first lacks it in its own list.
+        let jars = ["zookeeper.jar", "slf4j-simple.jar", "netty-codec.jar"];
         let jars = jars.map(|jar| Path::new("/usr/share/java").join(jar));
         on_path("java")?;
         let there = jars.iter().all(|jar| jar.exists());
         there.then(|| PathBuf::from(jars.map(|jar| jar.display().to_string()).join(":")))
     }),
-    source: Source::Packages(&["libzookeeper-java", "libslf4j-java", "default-jre-headless"]),
+    source: Source::Packages(&[
+        "libzookeeper-java",
+        "libslf4j-java",
+        "libnetty-java",
+        "default-jre-headless",
+    ]),
+};
+
+/// Not an engine: the Java client whose locks are in use beside ours.
+pub(crate) const CURATOR: Part = Part {
+    name: "Curator's jars and javac",
+    variable: "PALISADE_TEST_CURATOR",
+    look: Some(|| {
+        let jars = [
+            "curator-recipes.jar",
+            "curator-framework.jar",
+            "curator-client.jar",
+            "zookeeper.jar",
+            "zookeeper-jute.jar",
+            "guava.jar",
+            "slf4j-simple.jar",
+        ];
+        let jars = jars.map(|jar| Path::new("/usr/share/java").join(jar));
+        on_path("javac")?;
+        let there = jars.iter().all(|jar| jar.exists());
+        there.then(|| PathBuf::from(jars.map(|jar| jar.display().to_string()).join(":")))
+    }),
+    source: Source::Packages(&[
+        "libcurator-recipes-java",
+        "libcurator-framework-java",
+        "libcurator-client-java",
+        "libslf4j-java",
+    ]),
 };
 
 pub(crate) const CONSUL: Part = Part {

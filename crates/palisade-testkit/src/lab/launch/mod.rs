@@ -5,6 +5,7 @@
 //! engine, `folder` what is left behind by none of them: servers and their folder go away however
 //! the process that started them ends.
 
+pub mod apiserver;
 mod engines;
 pub(crate) mod find;
 mod folder;
@@ -95,6 +96,7 @@ pub fn need(name: &str) -> Option<Running> {
 /// When it can't be had although [`REQUIRE`] or `CI` is set, or is not known.
 pub fn need_tool(name: &str) -> Option<PathBuf> {
     let got = match name {
+        "curator" => find::CURATOR.get(),
         "etcd" => find::ETCD.get(),
         "etcdctl" => find::ETCDCTL.get(),
         "iptables" => find::IPTABLES.get(),

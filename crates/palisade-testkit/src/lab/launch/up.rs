@@ -3,7 +3,11 @@
 use std::io::{Read, Write};
 use std::process::ExitCode;
 
+use super::apiserver::ApiServer;
 use super::{running::Running, start_with, table};
+
+/// What has no program of its own: it runs in this one.
+const KUBERNETES: &str = "kubernetes";
 
 /// `up`: lists the engines, and whether each is installed.
 pub fn list() -> ExitCode {
@@ -15,9 +19,11 @@ pub fn list() -> ExitCode {
         };
         // A reader that has seen enough.
         if writeln!(out, "{:<15} {:<50} {state}", recipe.name, recipe.about).is_err() {
-            break;
+            return ExitCode::SUCCESS;
         }
     }
+    let (name, about) = (KUBERNETES, "a stand-in for the API server, for Leases");
+    let _ = writeln!(out, "{name:<15} {about:<50} part of the testkit");
     ExitCode::SUCCESS
 }
 
@@ -32,12 +38,19 @@ pub fn up(name: &str, settings: &[&str]) -> ExitCode {
         .and_then(|runtime| {
             let _in = runtime.enter();
             let stopped = stopped().map_err(|error| error.to_string())?;
+            if name == KUBERNETES {
+                let server = ApiServer::start()?;
+                println!("{}\nCtrl-C or the end of input stops it.", server.url());
+                runtime.block_on(stopped);
+                runtime.shutdown_background();
+                return Ok(None);
+            }
             let running = start_with(name, settings).map_err(|error| error.to_string())?;
             show(&running).map_err(|error| error.to_string())?;
             runtime.block_on(stopped);
             // The thread that reads the input may never end.
             runtime.shutdown_background();
-            Ok(running)
+            Ok(Some(running))
         });
     match done {
         Ok(running) => {

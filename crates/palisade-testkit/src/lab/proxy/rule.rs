@@ -55,7 +55,7 @@ enum Label {
 }
 
 /// The conditions of a rule. All of them must hold; without any, every message matches, always.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[must_use = "conditions are not a rule without an action"]
 pub struct Match {
     direction: Option<Direction>,
@@ -78,38 +78,109 @@ pub struct Rule {
     pub(super) action: Action,
 }
 
+/// Writes the conditions, each of which sets a field, and the actions, each of which makes a rule.
+macro_rules! words {
+    (
+        conditions { $($(#[$about:meta])* $word:ident($given:ident: $type:ty) { $($field:ident = $value:expr),* })* }
+        actions { $($(#[$does:meta])* $act:ident($($arg:ident: $of:ty),*) { $action:expr })* }
+    ) => {
+        $(
+            $(#[$about])*
+            pub fn $word(mut self, $given: $type) -> Match {
+                $(self.$field = $value;)*
+                self
+            }
+        )*
+        $(
+            $(#[$does])*
+            pub fn $act(self $(, $arg: $of)*) -> Rule {
+                self.rule($action)
+            }
+        )*
+    };
+}
+
 impl Match {
     fn new(direction: Option<Direction>) -> Match {
         Match {
             direction,
-            kind: None,
-            label: None,
-            containing: None,
-            message: None,
-            byte: None,
-            connection: None,
-            skip: 0,
-            times: None,
-            chance: None,
+            ..Match::default()
         }
     }
 
-    /// Messages with exactly this label.
-    pub fn label(mut self, label: impl Into<String>) -> Match {
-        self.label = Some(Label::Is(label.into()));
-        self
-    }
+    words! {
+        conditions {
+            /// Messages with exactly this label.
+            label(label: impl Into<String>) { label = Some(Label::Is(label.into())) }
 
-    /// Messages whose label contains this.
-    pub fn label_contains(mut self, part: impl Into<String>) -> Match {
-        self.label = Some(Label::Contains(part.into()));
-        self
-    }
+            /// Messages whose label contains this.
+            label_contains(part: impl Into<String>) { label = Some(Label::Contains(part.into())) }
 
-    /// Messages of this kind.
-    pub fn kind(mut self, kind: Kind) -> Match {
-        self.kind = Some(kind);
-        self
+            /// Messages of this kind.
+            kind(kind: Kind) { kind = Some(kind) }
+
+            /// Messages with these bytes somewhere in them.
+            containing(bytes: impl AsRef<[u8]>) { containing = Some(bytes.as_ref().to_vec()) }
+
+            /// The `k`-th message (from 1) of a connection in its direction, whatever it is.
+            message(k: u64) { message = Some(k) }
+
+            /// After `n` bytes of a connection in its direction, once per connection. The message
+            /// there is split: its first part passes, the action is for the rest.
+            byte(n: u64) { byte = Some(n) }
+
+            /// Messages of the `n`-th connection (from 1) since the proxy started.
+            connection(n: u64) { connection = Some(n) }
+
+            /// Only the `k`-th message (from 1) that meets all other conditions, over all
+            /// connections.
+            nth(k: u64) { skip = k.saturating_sub(1), times = Some(1) }
+
+            /// Only the first `n` matches.
+            times(n: u64) { times = Some(n) }
+
+            /// Each match with probability `p` (0 to 1), drawn from the proxy's seed: the same
+            /// message of the same connection meets the same fate in every run.
+            chance(p: f64) { chance = Some(p) }
+        }
+        actions {
+            /// Close both sides; the message does not arrive.
+            cut_before() { Action::CutBefore }
+
+            /// Close both sides as soon as the message has been passed on.
+            cut_after() { Action::CutAfter }
+
+            /// Reset both sides (RST); the message does not arrive.
+            reset() { Action::Reset }
+
+            /// Lose the message. Losing the first message of a unit (request or reply headers of a
+            /// gRPC stream, the head of a chunked HTTP message) loses the rest of it in that
+            /// direction.
+            eat() { Action::Eat }
+
+            /// Deliver the message `by` later than it came. Later messages stay behind it.
+            delay(by: Duration) { Action::Delay { by, jitter: Duration::ZERO } }
+
+            /// As [`Match::delay`], with up to `jitter` more, drawn from the proxy's seed.
+            delay_jitter(by: Duration, jitter: Duration) { Action::Delay { by, jitter } }
+
+            /// Deliver the message in pieces of `bytes`, one per interval.
+            trickle(bytes: usize, every: Duration) { Action::Trickle { bytes: bytes.max(1), every } }
+
+            /// Deliver the message twice.
+            duplicate() { Action::Duplicate }
+
+            /// Swallow this message and all after it, the end of the stream too; sockets stay
+            /// open. What was swallowed stays lost when the fault ends.
+            black_hole(extent: Extent) { Action::BlackHole(extent) }
+
+            /// Keep the message, and all behind it, until the guard is released or dropped.
+            hold() { Action::Hold }
+
+            /// Flip one bit of one byte, both drawn from the proxy's seed; with [`Match::byte`], of
+            /// that byte.
+            corrupt() { Action::Corrupt }
+        }
     }
 
     /// Messages that the engine sends unasked.
@@ -117,112 +188,9 @@ impl Match {
         self.kind(Kind::Push)
     }
 
-    /// Messages with these bytes somewhere in them.
-    pub fn containing(mut self, bytes: impl AsRef<[u8]>) -> Match {
-        self.containing = Some(bytes.as_ref().to_vec());
-        self
-    }
-
-    /// The `k`-th message (from 1) of a connection in its direction, whatever it is.
-    pub fn message(mut self, k: u64) -> Match {
-        self.message = Some(k);
-        self
-    }
-
-    /// After `n` bytes of a connection in its direction, once per connection. The message there
-    /// is split: its first part passes, the action is for the rest.
-    pub fn byte(mut self, n: u64) -> Match {
-        self.byte = Some(n);
-        self
-    }
-
-    /// Messages of the `n`-th connection (from 1) since the proxy started.
-    pub fn connection(mut self, n: u64) -> Match {
-        self.connection = Some(n);
-        self
-    }
-
-    /// Only the `k`-th message (from 1) that meets all other conditions, over all connections.
-    pub fn nth(mut self, k: u64) -> Match {
-        self.skip = k.saturating_sub(1);
-        self.times = Some(1);
-        self
-    }
-
     /// Only the first match.
     pub fn once(self) -> Match {
         self.times(1)
-    }
-
-    /// Only the first `n` matches.
-    pub fn times(mut self, n: u64) -> Match {
-        self.times = Some(n);
-        self
-    }
-
-    /// Each match with probability `p` (0 to 1), drawn from the proxy's seed: the same message
-    /// of the same connection meets the same fate in every run.
-    pub fn chance(mut self, p: f64) -> Match {
-        self.chance = Some(p);
-        self
-    }
-
-    /// Close both sides; the message does not arrive.
-    pub fn cut_before(self) -> Rule {
-        self.rule(Action::CutBefore)
-    }
-
-    /// Close both sides as soon as the message has been passed on.
-    pub fn cut_after(self) -> Rule {
-        self.rule(Action::CutAfter)
-    }
-
-    /// Reset both sides (RST); the message does not arrive.
-    pub fn reset(self) -> Rule {
-        self.rule(Action::Reset)
-    }
-
-    /// Lose the message. Losing the first message of a unit (request or reply headers of a
-    /// gRPC stream, the head of a chunked HTTP message) loses the rest of it in that direction.
-    pub fn eat(self) -> Rule {
-        self.rule(Action::Eat)
-    }
-
-    /// Deliver the message `by` later than it came. Later messages stay behind it.
-    pub fn delay(self, by: Duration) -> Rule {
-        self.delay_jitter(by, Duration::ZERO)
-    }
-
-    /// As [`Match::delay`], with up to `jitter` more, drawn from the proxy's seed.
-    pub fn delay_jitter(self, by: Duration, jitter: Duration) -> Rule {
-        self.rule(Action::Delay { by, jitter })
-    }
-
-    /// Deliver the message in pieces of `bytes`, one per interval.
-    pub fn trickle(self, bytes: usize, every: Duration) -> Rule {
-        let bytes = bytes.max(1);
-        self.rule(Action::Trickle { bytes, every })
-    }
-
-    /// Deliver the message twice.
-    pub fn duplicate(self) -> Rule {
-        self.rule(Action::Duplicate)
-    }
-
-    /// Swallow this message and all after it, the end of the stream too; sockets stay open.
-    /// What was swallowed stays lost when the fault ends.
-    pub fn black_hole(self, extent: Extent) -> Rule {
-        self.rule(Action::BlackHole(extent))
-    }
-
-    /// Keep the message, and all behind it, until the guard is released or dropped.
-    pub fn hold(self) -> Rule {
-        self.rule(Action::Hold)
-    }
-
-    /// Flip one bit of one byte, both drawn from the proxy's seed; with [`Match::byte`], of that byte.
-    pub fn corrupt(self) -> Rule {
-        self.rule(Action::Corrupt)
     }
 
     fn rule(self, action: Action) -> Rule {

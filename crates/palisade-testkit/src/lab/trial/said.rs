@@ -1,5 +1,6 @@
 //! What a program says in its logs and traces, ours and that of the libraries below us, at their
 //! most talkative: no secret is ever in it.
+#![allow(clippy::unwrap_used)] // A step that fails is a test that fails.
 
 use std::fmt::{Debug, Write as _};
 use std::sync::LazyLock;

@@ -23,8 +23,8 @@ use crate::engines::kit::cas::Retry;
 use crate::engines::kit::finish::finish;
 
 /// A claim that does not wait tries again for this part of the time that one request may take:
-/// 50 ms by default.
-const NO_WAIT: u32 = 40;
+/// 200 ms by default.
+const NO_WAIT: u32 = 10;
 
 /// How many others one write takes along; Consul takes 64 operations.
 const TAKEN_ALONG: usize = 15;

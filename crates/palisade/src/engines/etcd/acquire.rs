@@ -197,7 +197,10 @@ impl Entry<'_> {
             success.push(txn::delete(keys::owner_key(stale.as_bytes())));
             success.push(txn::delete(stale.as_bytes()));
         }
-        success.push(txn::read(ahead(self.prefix, self.claim.ask == Ask::Whole)));
+        success.push(txn::read(txn::ahead(
+            self.prefix,
+            self.claim.ask == Ask::Whole,
+        )));
         let is_free = if queue {
             txn::created_at(key, 0)
         } else {
@@ -285,16 +288,6 @@ impl Entry<'_> {
     }
 }
 
-/// What a claim must read of its line: everyone ahead of a claim to the whole line excludes it, so
-/// that its own key and the nearest are all it needs to know.
-fn ahead(prefix: &str, whole: bool) -> RangeRequest {
-    if whole {
-        txn::youngest_two(prefix)
-    } else {
-        txn::all(prefix)
-    }
-}
-
 /// Sleeps until the place may have changed, and looks. Whatever changes after the last look is
 /// pushed; what changed before the watch began is found by a look at once.
 pub(super) async fn wait(engine: &Inner, ticket: &Ticket, until: BootTime) -> Result<Place> {
@@ -376,7 +369,7 @@ impl Waiter<'_> {
         let range = RangeRequest {
             max_create_revision: created,
             serializable: link.is_some(),
-            ..ahead(self.prefix, self.whole && created > 0)
+            ..txn::ahead(self.prefix, self.whole && created > 0)
         };
         let client = &self.engine.client;
         let found = match link {

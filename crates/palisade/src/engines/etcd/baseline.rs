@@ -74,7 +74,7 @@ impl Raw {
             vec![txn::created_at(key.as_bytes(), 0)],
             vec![
                 txn::put(key.as_str(), Vec::new(), lease),
-                txn::read(txn::youngest_two(prefix)),
+                txn::read(txn::ahead(prefix, true)),
             ],
         );
         let locked = client.call("raw", lock).await?;

@@ -9,6 +9,7 @@ use crate::core::hold::Hold;
 
 /// True in an etcd transaction exactly while the hold has its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Condition {
     /// The key of the place.
     pub key: Vec<u8>,

@@ -82,17 +82,23 @@ impl Leases {
         claim: &Claim,
         own: Option<Living>,
     ) -> Result<Living> {
-        if claim.renewed {
-            return self.shared(client, claim.ttl).await;
+        let ttl = claim.ttl;
+        if !claim.renewed {
+            return match own {
+                Some(own) if !own.armed.deadline().has_passed() => Ok(own),
+                _ => self.grant(client, ttl).await,
+            };
         }
-        match own {
-            Some(own) if !own.armed.deadline().has_passed() => Ok(own),
-            _ => self.grant(client, claim.ttl).await,
-        }
-    }
-
-    /// The lease for claims of this ttl, granted anew when there is none that lives.
-    async fn shared(&self, client: &Client, ttl: Duration) -> Result<Living> {
+        let find = || {
+            let epoch = self.history.lock().epoch;
+            let mut table = self.table.lock();
+            table.retain(|_, shared| !shared.armed.deadline().has_passed());
+            let fits = |shared: &Shared| shared.asked == ttl && shared.epoch == epoch;
+            let (&id, shared) = table.iter().find(|(_, shared)| fits(shared))?;
+            let armed = shared.armed;
+            Some(Living { id, armed })
+        };
+        // Granted anew when there is none that lives.
         let grant = async {
             let living = self.grant(client, ttl).await?;
             let shared = Shared {
@@ -105,18 +111,7 @@ impl Leases {
             self.table.lock().insert(living.id, shared);
             Ok(living)
         };
-        let find = || self.living(ttl);
         self.maker.find_or_make(client.timeout, find, grant).await
-    }
-
-    fn living(&self, ttl: Duration) -> Option<Living> {
-        let epoch = self.history().epoch;
-        let mut table = self.table.lock();
-        table.retain(|_, shared| !shared.armed.deadline().has_passed());
-        let fits = |shared: &Shared| shared.asked == ttl && shared.epoch == epoch;
-        let (&id, shared) = table.iter().find(|(_, shared)| fits(shared))?;
-        let armed = shared.armed;
-        Some(Living { id, armed })
     }
 
     /// A new lease, for one claim or for many.

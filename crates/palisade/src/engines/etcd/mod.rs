@@ -15,6 +15,7 @@ mod client;
 mod condition;
 mod config;
 mod error;
+mod fence;
 mod inspect;
 mod keys;
 mod leases;
@@ -37,6 +38,7 @@ use tokio::sync::{OnceCell, broadcast};
 pub use condition::{Condition, EtcdHold};
 pub use config::Etcd;
 pub(crate) use config::FACTORY;
+pub(crate) use fence::open as open_fence;
 
 use self::acquire::Known;
 use self::client::Client;

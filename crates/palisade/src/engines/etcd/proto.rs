@@ -81,6 +81,8 @@ messages! {
         [int64, optional] create_revision: Option<i64> = "5";
         /// With the target `MODIFY`.
         [int64, optional] mod_revision: Option<i64> = "6";
+        /// With the target `VALUE`.
+        [bytes = "vec", optional] value: Option<Vec<u8>> = "7";
         [bytes = "vec"] range_end: Vec<u8> = "64";
     }
 
@@ -227,6 +229,8 @@ pub(super) const LESS: i32 = 2;
 /// `Compare.target`.
 pub(super) const CREATE: i32 = 1;
 pub(super) const MODIFY: i32 = 2;
+/// The value, compared as bytes.
+pub(super) const VALUE: i32 = 3;
 /// `WatchCreateRequest.filters`: no puts.
 pub(super) const NO_PUT: i32 = 0;
 /// `AlarmMember.alarm`: the quota is used up; the members' data differ.

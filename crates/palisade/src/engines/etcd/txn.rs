@@ -97,9 +97,12 @@ pub(super) fn all(prefix: &str) -> RangeRequest {
     }
 }
 
-/// The two youngest of those that begin with `prefix`, without values: oneself, and the nearest
-/// ahead.
-pub(super) fn youngest_two(prefix: &str) -> RangeRequest {
+/// What a claim must read of its line: everyone ahead of a claim to the `whole` line excludes it, so
+/// that the two youngest, without values, are all it needs: its own key, and the nearest ahead.
+pub(super) fn ahead(prefix: &str, whole: bool) -> RangeRequest {
+    if !whole {
+        return all(prefix);
+    }
     RangeRequest {
         sort_order: DESCEND,
         limit: 2,

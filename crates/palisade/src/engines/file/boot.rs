@@ -105,7 +105,7 @@ pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
     };
     let alone = liveness::sweep(&home);
     if alone {
-        LineFile::remove_unfinished(&home.lines);
+        LineFile::remove_unfinished(&home);
     }
     let liveness = Liveness::create(home, alone)?;
     drop(locked);
@@ -147,9 +147,10 @@ fn refuse_living(dir: &Dir, found: &Boot, now: &Boot) -> Result<()> {
     if !liveness::any_alive(&procs) {
         return Ok(());
     }
-    let what = match found.id == now.id {
-        true => "another time namespace",
-        false => "another boot id (a container with its own, or another machine)",
+    let what = if found.id == now.id {
+        "another time namespace"
+    } else {
+        "another boot id (a container with its own, or another machine)"
     };
     Err(config(format!(
         "directory {} is in use by processes of {what}; use another directory",

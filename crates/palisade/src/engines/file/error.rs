@@ -15,25 +15,19 @@ pub(super) fn config(message: impl Into<String>) -> Error {
 /// The error for a directory that can't be made or used.
 pub(super) fn unusable_dir(path: &Path, cause: impl Into<std::io::Error>) -> Error {
     let cause = cause.into();
-    let errno = cause.raw_os_error().map(Errno::from_raw_os_error);
-    let (kind, what) = match errno {
-        Some(Errno::NOSPC | Errno::DQUOT) => (ErrorKind::Unusable, FULL),
-        Some(Errno::FBIG) => (ErrorKind::Unusable, FILE_LIMIT),
-        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => (ErrorKind::Unreachable, SHORT),
-        Some(Errno::ACCESS | Errno::PERM) => (
-            ErrorKind::Config,
-            "permission denied; use a directory of your own, as in file:/path/to/dir",
-        ),
-        Some(Errno::ROFS) => (
-            ErrorKind::Config,
-            "it is read-only; use another directory, as in file:/path/to/dir",
-        ),
-        Some(Errno::NOTDIR | Errno::EXIST | Errno::LOOP | Errno::NXIO) => (
-            ErrorKind::Config,
-            "something else than palisade's own files is in the way; use another directory",
-        ),
-        _ => (ErrorKind::Config, "it can't be created or opened"),
-    };
+    let (kind, what) = short_of(&cause).unwrap_or((
+        ErrorKind::Config,
+        match Errno::from_io_error(&cause) {
+            Some(Errno::ACCESS | Errno::PERM) => {
+                "permission denied; use a directory of your own, as in file:/path/to/dir"
+            }
+            Some(Errno::ROFS) => "it is read-only; use another directory, as in file:/path/to/dir",
+            Some(Errno::NOTDIR | Errno::EXIST | Errno::LOOP | Errno::NXIO) => {
+                "something else than palisade's own files is in the way; use another directory"
+            }
+            _ => "it can't be created or opened",
+        },
+    ));
     Error::new(
         kind,
         "connect",
@@ -42,28 +36,42 @@ pub(super) fn unusable_dir(path: &Path, cause: impl Into<std::io::Error>) -> Err
     .because(cause)
 }
 
-const FULL: &str = "its disk is full; free some space";
-const FILE_LIMIT: &str = "the limit on the size of files (ulimit -f) is too small";
-const SHORT: &str = "out of file descriptors or memory (ulimit -n)";
-
 /// The error for a file of an open store that can't be read or written. Nothing was changed.
-pub(super) fn file_failed(operation: &'static str, path: &Path, errno: Errno) -> Error {
-    let (kind, what) = match errno {
-        Errno::NOSPC | Errno::DQUOT => (ErrorKind::Unusable, FULL),
-        Errno::FBIG => (ErrorKind::Unusable, FILE_LIMIT),
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM => (ErrorKind::Unreachable, SHORT),
-        Errno::ACCESS | Errno::PERM | Errno::ROFS => {
+pub(super) fn file_failed(
+    operation: &'static str,
+    path: &Path,
+    cause: impl Into<std::io::Error>,
+) -> Error {
+    let cause = cause.into();
+    let (kind, what) = short_of(&cause).unwrap_or(match Errno::from_io_error(&cause) {
+        Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => {
             (ErrorKind::Denied, "the store can't be written to any more")
         }
-        Errno::LOOP | Errno::NXIO | Errno::ISDIR => (
+        Some(Errno::LOOP | Errno::NXIO | Errno::ISDIR) => (
             ErrorKind::Unusable,
             "something else than a plain file is in its place",
         ),
         _ => (ErrorKind::Unusable, "it can't be read or written"),
-    };
+    });
     Error::new(kind, operation, what)
         .with("file", path.display())
-        .because(errno)
+        .because(cause)
+}
+
+/// What the machine or the process has too little of.
+fn short_of(cause: &std::io::Error) -> Option<(ErrorKind, &'static str)> {
+    Some(match Errno::from_io_error(cause)? {
+        Errno::NOSPC | Errno::DQUOT => (ErrorKind::Unusable, "its disk is full; free some space"),
+        Errno::FBIG => (
+            ErrorKind::Unusable,
+            "the limit on the size of files (ulimit -f) is too small",
+        ),
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM => (
+            ErrorKind::Unreachable,
+            "out of file descriptors or memory (ulimit -n)",
+        ),
+        _ => return None,
+    })
 }
 
 /// The error for a lock inside the store that can't be had: a process is stopped in it.
@@ -87,6 +95,12 @@ pub(super) fn moved(operation: &'static str, path: &Path) -> Error {
     let message = "the store's directory was moved, deleted or replaced while in use, so that its \
                    locks exclude nobody any more; connect again";
     Error::new(ErrorKind::Unusable, operation, message).with("dir", path.display())
+}
+
+/// The error for a store in a forked child, which would share locks with its parent.
+pub(super) fn forked(operation: &'static str) -> Error {
+    let message = "the store was opened before a fork; connect again in the child";
+    Error::new(ErrorKind::Config, operation, message)
 }
 
 /// The error for a lock whose file is no longer the one that it was granted in.

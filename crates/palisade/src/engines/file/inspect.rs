@@ -1,78 +1,99 @@
 //! `survey`, `watch` and `check`.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::getpid;
+
 use super::acquire::sleep_on;
+use super::boot::LINES;
 use super::config::Audience;
 use super::dir::{self, remote_fs};
-use super::error::{busy, file_failed};
+use super::error::{busy, file_failed, forked};
 use super::keys;
-use super::line_file::LineFile;
+use super::line_file::{Extra, LineFile, Lock, State};
 use super::notify::Sleeper;
-use super::store::{Store, Tried};
-use super::tx::{Sleep, Tx};
+use super::store::Store;
+use super::tx::{Sleep, Suspects, Tx};
 use crate::core::clock::BootTime;
 use crate::core::error::Result;
+use crate::core::line::Seat;
 use crate::core::report::{Finding, LineReport, Scope, Severity};
 
 /// The lines in a scope, and what a watch of it sleeps on.
 pub(super) async fn survey(
     store: &Arc<Store>,
-    namespace: &Arc<str>,
+    namespace: &str,
     scope: &Scope,
     timeout: Duration,
 ) -> Result<(Vec<LineReport>, Sleep)> {
-    store.check_process("survey")?;
+    if getpid() != store.pid {
+        return Err(forked("survey"));
+    }
     let home = store.home();
-    let files = match scope {
+    let mut files = match scope {
         Scope::Line(name) => vec![keys::file_name(namespace, name.as_str())],
         Scope::Prefix(_) => {
             dir::names(&home.lines).map_err(|errno| file_failed("survey", &home.dir.path, errno))?
         }
     };
+    files.retain(|file| keys::may_include(namespace, scope, file));
     let mut reports = Vec::new();
     let mut seats = Vec::new();
     for file in files {
-        if !keys::may_include(namespace, scope, &file) {
-            continue;
-        }
-        let opened = LineFile::open(home, &file.as_str().into());
-        let path = || home.dir.path.join(super::boot::LINES).join(&file);
+        let path = || home.dir.path.join(LINES).join(&file);
+        let opened = LineFile::open(home, &file);
         let opened = opened.map_err(|errno| file_failed("survey", &path(), errno))?;
-        let Some(file) = opened else { continue };
-        let mut look = |tx: &mut Tx<'_>, file: Option<&LineFile>| {
-            // Whether somebody can be granted is not asked here.
-            let _ = tx.settle_all();
-            if let Some(file) = file {
-                file.remove_if_empty(home, tx.state);
-            }
-            let ours = tx.state.namespace == **namespace && scope.includes(&tx.state.name);
-            if !ours || tx.state.line.seats.is_empty() {
-                return Ok(None);
-            }
-            let line = &tx.state.line;
-            let report = line.report(&tx.state.name, tx.now, super::line_file::Extra::who);
-            Ok(Some((report, line.seats.clone())))
+        let Some(file) = opened.map(Arc::new) else {
+            continue;
         };
         let deadline = BootTime::now() + timeout;
-        let found = loop {
-            match store.try_change_file("survey", &file, None, &mut look)? {
-                Tried::Done(found) => break found,
-                Tried::Gone => break None,
-                Tried::Locked if deadline.has_passed() => {
+        let state = loop {
+            match file.lock("survey")? {
+                Lock::Had(state) => break Some(state),
+                Lock::Gone => break None,
+                Lock::Taken if deadline.has_passed() => {
                     return Err(busy("survey", timeout, &file.path));
                 }
-                Tried::Locked => tokio::time::sleep(Duration::from_millis(1)).await,
+                Lock::Taken => tokio::time::sleep(Duration::from_millis(1)).await,
             }
         };
-        if let Some((report, mut of_line)) = found {
-            reports.push(report);
-            seats.append(&mut of_line);
+        let Some(state) = state else { continue };
+        let mut tx = Tx::new(store, "survey", Some(Arc::clone(&file)), state);
+        // Whether somebody can be granted is not asked here.
+        let _ = tx.settle(Suspects::Everyone);
+        file.remove_if_empty(home, &tx.state);
+        let State { name, line, .. } = &tx.state;
+        if tx.state.namespace == namespace && scope.includes(name) && !line.seats.is_empty() {
+            reports.push(line.report(name, tx.now, Extra::who));
+            seats.extend(line.seats.iter().cloned());
         }
+        tx.commit(None)?;
     }
     reports.sort_by(|one, other| one.name.cmp(&other.name));
+    show_renewals(store, &seats, &mut reports);
     Ok((reports, Sleep::on(seats.iter())))
+}
+
+/// Shows leases as they were last renewed, which is not told to their lines.
+fn show_renewals(store: &Store, seats: &[Seat<Extra>], reports: &mut [LineReport]) {
+    use super::leases::{Found, look_up};
+    let now = BootTime::now();
+    let lines = reports.iter_mut();
+    let claims = lines.flat_map(|line| line.holders.iter_mut().chain(&mut line.waiters));
+    let mut claims: HashMap<_, _> = claims.map(|claim| (claim.id.clone(), claim)).collect();
+    // A renewal comes after a third of the ttl: until then there is none to look for.
+    let due = |seat: &&Seat<_>| seat.expires.saturating_since(now) < seat.ttl * 2 / 3;
+    for seat in seats.iter().filter(due) {
+        let (process, slot) = (seat.extra.process, seat.extra.slot);
+        if let Found::Until(expires) = look_up(store.home(), process, slot, seat.id)
+            && let Some(claim) = claims.get_mut(&seat.id.to_string())
+        {
+            let expires = expires.max(seat.expires);
+            claim.expires_in = Some(expires.saturating_since(now));
+        }
+    }
 }
 
 /// A watch of a scope.
@@ -102,9 +123,10 @@ impl Watch {
         };
         let survey = survey(&self.store, &self.namespace, &self.scope, self.timeout);
         let (_, sleep) = survey.await?;
-        let until = match hears {
-            true => BootTime::NEVER,
-            false => BootTime::now() + LOOK,
+        let until = if *hears {
+            BootTime::NEVER
+        } else {
+            BootTime::now() + LOOK
         };
         sleep_on(sleeper, &sleep, until).await;
         Ok(())

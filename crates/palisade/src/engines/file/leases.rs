@@ -19,6 +19,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 
 use super::boot::{Home, LEASES};
+use super::dir::identity;
 use super::liveness::{Liveness, file_name};
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
@@ -35,12 +36,12 @@ pub(super) const TRIES: u32 = 200;
 /// See the module's text.
 pub(super) struct Leases {
     liveness: Arc<Liveness>,
-    pub(super) book: Mutex<Book>,
+    pub(super) table: Mutex<Table>,
 }
 
 /// What this process knows of its own claims.
 #[derive(Default)]
-pub(super) struct Book {
+pub(super) struct Table {
     pub(super) claims: HashMap<ClaimId, Mine>,
     free: Vec<u32>,
     slots: u32,
@@ -108,12 +109,15 @@ pub(super) fn offset(slot: u32) -> u64 {
     (u64::from(slot) + 1) * SLOT as u64
 }
 
+fn open(home: &Home, process: u64, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let (dir, folder) = (&home.dir, &home.leases);
+    dir.open_file(folder, &file_name(process), flags)
+}
+
 /// Makes the file of a process, with room for its first claims.
 pub(super) fn create(home: &Home, process: u64) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
-    let file = home
-        .dir
-        .open_file(&home.leases, &file_name(process), flags)?;
+    let file = open(home, process, flags)?;
     // A block is taken with its first byte.
     match rustix::io::pwrite(&file, &[0; SLOT], 0)? {
         SLOT => Ok(file),
@@ -123,24 +127,20 @@ pub(super) fn create(home: &Home, process: u64) -> Result<OwnedFd, Errno> {
 
 /// Whether all claims of a process have ended, as far as its file says.
 pub(super) fn all_ended(home: &Home, process: u64) -> bool {
-    let file = home
-        .dir
-        .open_file(&home.leases, &file_name(process), OFlags::RDONLY);
     let mut until = [0; 8];
-    match file {
-        Ok(file) => match rustix::io::pread(&file, &mut until, 0) {
-            Ok(8) => BootTime::from_nanos(u64::from_le_bytes(until)).has_passed(),
-            _ => true,
-        },
-        Err(_) => true,
+    let file = open(home, process, OFlags::RDONLY);
+    match file.and_then(|file| rustix::io::pread(&file, &mut until, 0)) {
+        Ok(8) => BootTime::from_nanos(u64::from_le_bytes(until)).has_passed(),
+        _ => true,
     }
 }
 
 /// Takes a `flock` that others have for microseconds at a time. Says whether it was had.
 pub(super) fn lock_soon(file: impl AsFd, exclusive: bool) -> bool {
-    let how = match exclusive {
-        true => FlockOperation::NonBlockingLockExclusive,
-        false => FlockOperation::NonBlockingLockShared,
+    let how = if exclusive {
+        FlockOperation::NonBlockingLockExclusive
+    } else {
+        FlockOperation::NonBlockingLockShared
     };
     (0..TRIES).any(|_| {
         let locked = rustix::fs::flock(&file, how).is_ok();
@@ -165,10 +165,7 @@ pub(super) enum Found {
 
 /// Looks a claim of another process up.
 pub(super) fn look_up(home: &Home, process: u64, slot: u32, id: ClaimId) -> Found {
-    let file = home
-        .dir
-        .open_file(&home.leases, &file_name(process), OFlags::RDONLY);
-    let Ok(file) = file else {
+    let Ok(file) = open(home, process, OFlags::RDONLY) else {
         return Found::Missing;
     };
     let locked = lock_soon(&file, false);
@@ -190,11 +187,10 @@ pub(super) fn look_up(home: &Home, process: u64, slot: u32, id: ClaimId) -> Foun
 /// stopped in the middle of a renewal would go on renewing what was taken away.
 #[must_use]
 pub(super) fn mark(home: &Home, process: u64, slot: u32, id: ClaimId, until: BootTime) -> bool {
-    let file = home
-        .dir
-        .open_file(&home.leases, &file_name(process), OFlags::RDWR);
     // Whose file is gone is told so at its next renewal.
-    let Ok(file) = file else { return true };
+    let Ok(file) = open(home, process, OFlags::RDWR) else {
+        return true;
+    };
     if !lock_soon(&file, true) {
         return false;
     }
@@ -213,7 +209,7 @@ impl Leases {
     pub(super) fn new(liveness: Arc<Liveness>) -> Self {
         Self {
             liveness,
-            book: Mutex::default(),
+            table: Mutex::default(),
         }
     }
 
@@ -224,89 +220,71 @@ impl Leases {
     pub(super) fn path(&self) -> PathBuf {
         let home = &self.liveness.home;
         let folder = home.dir.path.join(LEASES);
-        folder.join(file_name(self.liveness.process()))
+        folder.join(file_name(self.liveness.process))
     }
 
     /// Whether the file is where it was made, in the directory that has the store's path.
     pub(super) fn is_in_place(&self) -> bool {
-        let (named, own) = (
-            rustix::fs::lstat(self.path()),
-            rustix::fs::fstat(self.file()),
-        );
-        match (named, own) {
+        let named = rustix::fs::lstat(self.path());
+        match (named, rustix::fs::fstat(self.file())) {
             (Ok(named), Ok(own)) => {
-                (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
-                    && own.st_size >= SLOT as i64
+                identity(&named) == identity(&own) && own.st_size >= SLOT as i64
             }
             _ => false,
         }
     }
 
-    /// Takes a slot for a claim that lasts until `expires`.
-    pub(super) fn reserve(&self, expires: BootTime) -> Result<u32, Errno> {
-        let mut book = self.book.lock();
-        if expires.as_nanos() > book.until {
-            let until = expires + AHEAD;
+    /// Remembers a claim that is about to get its place, and takes a slot for it.
+    pub(super) fn add(&self, id: ClaimId, mine: Mine) -> Result<u32, Errno> {
+        let table = &mut *self.table.lock();
+        if mine.expires.as_nanos() > table.until {
+            let until = mine.expires + AHEAD;
             let bytes = until.as_nanos().to_le_bytes();
             rustix::io::pwrite(self.file(), &bytes, 0)?;
-            book.until = until.as_nanos();
+            table.until = until.as_nanos();
         }
-        if let Some(slot) = book.free.pop() {
-            return Ok(slot);
-        }
-        let slot = book.slots;
+        let slot = table.free.pop().unwrap_or(table.slots);
         let end = offset(slot) + SLOT as u64;
-        if end > book.reserved.max(4096) {
+        if end > table.reserved.max(4096) {
             let length = (end * 2).next_multiple_of(4096);
             rustix::fs::fallocate(self.file(), FallocateFlags::empty(), 0, length)?;
-            book.reserved = length;
+            table.reserved = length;
         }
-        book.slots += 1;
+        table.slots = table.slots.max(slot + 1);
+        if let Some(before) = table.claims.insert(id, Mine { slot, ..mine }) {
+            table.free.push(before.slot);
+        }
         Ok(slot)
-    }
-
-    /// Gives a slot back that no claim has got.
-    pub(super) fn give_back(&self, slot: u32) {
-        self.book.lock().free.push(slot);
-    }
-
-    /// Remembers a claim that is in its line now.
-    pub(super) fn remember(&self, id: ClaimId, mine: Mine) {
-        let mut book = self.book.lock();
-        if let Some(before) = book.claims.insert(id, mine) {
-            book.free.push(before.slot);
-        }
     }
 
     /// Forgets a claim that is in no line any more.
     pub(super) fn forget(&self, id: ClaimId) {
-        let mut book = self.book.lock();
-        book.forget(id);
+        self.table.lock().forget(id);
     }
 
     /// Until when a claim of this process lasts.
     pub(super) fn expires(&self, id: ClaimId) -> Option<BootTime> {
-        self.book.lock().claims.get(&id).map(|mine| mine.expires)
+        self.table.lock().claims.get(&id).map(|mine| mine.expires)
     }
 
     /// What a claim of this process was counted as; 0 until it is known to be granted.
     pub(super) fn sequence(&self, id: ClaimId) -> Option<u64> {
-        self.book.lock().claims.get(&id).map(|mine| mine.sequence)
+        self.table.lock().claims.get(&id).map(|mine| mine.sequence)
     }
 
     /// Learns of a grant.
     pub(super) fn granted(&self, id: ClaimId, sequence: u64) {
-        if let Some(mine) = self.book.lock().claims.get_mut(&id) {
+        if let Some(mine) = self.table.lock().claims.get_mut(&id) {
             mine.sequence = sequence;
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.book.lock().claims.is_empty()
+        self.table.lock().claims.is_empty()
     }
 }
 
-impl Book {
+impl Table {
     pub(super) fn forget(&mut self, id: ClaimId) {
         if let Some(mine) = self.claims.remove(&id) {
             self.free.push(mine.slot);

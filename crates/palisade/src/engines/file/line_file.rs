@@ -8,33 +8,39 @@
 //! Room for the next body is taken when a line grows, so that a full disk stops nobody from
 //! leaving. Bytes that are not what was written are `damaged`, never a free line.
 
+use std::collections::HashMap;
 use std::fmt::Write;
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use super::boot::{Home, LINES};
 use super::dir::{self, Identity, identity};
-use super::error::{damaged, file_failed};
-use super::keys::checksum;
-use crate::core::claim::{Ask, Claim, ClaimId};
+use super::error::{damaged, file_failed, moved};
+use crate::core::claim::{Ask, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::error::Result;
 use crate::core::line::{Line, Seat};
 use crate::core::owner::Owner;
 
 /// How long the header is.
-pub(super) const HEADER: u64 = 128;
+pub(super) const HEADER: usize = 128;
 const MAGIC: &str = "palisade line 1 seq ";
 /// What the name of a file begins with that is not a whole line yet.
-const UNFINISHED: &str = ".new-";
+pub(super) const UNFINISHED: &str = ".new-";
 /// What every local file system gives to the first byte of a file.
 const BLOCK: u64 = 4096;
+/// Some changes of others: longer would only burn what the holder needs to run.
+const SPIN: Duration = Duration::from_micros(40);
+/// How many files are kept open, at the most.
+const OPEN_FILES: usize = 256;
 
 /// What the engine keeps beside a seat.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,61 +49,24 @@ pub(super) struct Extra {
     pub(super) process: u64,
     /// Where its renewals are, in the file of that process.
     pub(super) slot: u32,
+    /// Until when it lasts, as the file says: a renewal is not told to the line.
+    pub(super) until: BootTime,
     /// Whether its renewals could not be found, so that it ends by the ttl from then on.
     pub(super) orphan: bool,
     /// Whether it is kept, once it holds, until its lease ends though its process dies.
     pub(super) by_lease: bool,
     /// Owner and value, each as JSON, with a tab between.
     pub(super) who: Arc<str>,
-    /// What the file says, and of which seat: made anew only when that has changed.
-    text: Option<(Said, Arc<str>)>,
-}
-
-/// The parts of a seat that change. A renewal is not among them: it is not told to the line.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Said {
-    ask: Ask,
-    sequence: u64,
-    evicted: bool,
-    orphan: bool,
-    who: Arc<str>,
-}
-
-impl Said {
-    fn of(seat: &Seat<Extra>) -> Self {
-        Self {
-            ask: seat.ask,
-            sequence: seat.sequence,
-            evicted: seat.evicted,
-            orphan: seat.extra.orphan,
-            who: Arc::clone(&seat.extra.who),
-        }
-    }
-
-    fn is_of(&self, seat: &Seat<Extra>) -> bool {
-        let now = (seat.ask, seat.sequence, seat.evicted, seat.extra.orphan);
-        (self.ask, self.sequence, self.evicted, self.orphan) == now
-            && Arc::ptr_eq(&self.who, &seat.extra.who)
-    }
+    /// Its line in the file, until something changes that it says.
+    pub(super) text: Option<Arc<str>>,
 }
 
 impl Extra {
-    pub(super) fn new(claim: &Claim, by_lease: bool, process: u64, slot: u32) -> Self {
-        let value = serde_json::to_string(&claim.value).unwrap_or_default();
-        Self {
-            process,
-            slot,
-            orphan: false,
-            by_lease,
-            who: format!("{}\t{value}", claim.owner.to_json()).into(),
-            text: None,
-        }
-    }
-
     pub(super) fn set_value(&mut self, value: &str) {
         let owner = self.who.split('\t').next().unwrap_or_default();
         let value = serde_json::to_string(value).unwrap_or_default();
         self.who = format!("{owner}\t{value}").into();
+        self.text = None;
     }
 
     /// Owner and value.
@@ -124,15 +93,13 @@ pub(super) struct State {
     /// The last token.
     pub(super) last: u64,
     pub(super) line: Line<Extra>,
-    /// The body as it is, line by line, and the token in it.
-    written: Vec<Arc<str>>,
-    written_last: u64,
 }
 
 impl State {
     /// An empty line that has no file.
-    pub(super) fn empty(namespace: &str, name: &str) -> Self {
+    pub(super) fn empty((namespace, name): (&str, &str)) -> Self {
         Self {
+            at: HEADER as u64,
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             ..Self::default()
@@ -144,88 +111,19 @@ impl State {
         self.seq = 0;
     }
 
-    /// The body as it is to be, line by line.
-    fn body(&mut self) -> Vec<Arc<str>> {
-        let known = self
-            .written
-            .first()
-            .filter(|_| self.last == self.written_last);
-        let title = known.map_or_else(
-            || {
-                // Two strings always serialise.
-                let names = serde_json::to_string(&(&self.namespace, &self.name));
-                Arc::from(format!("{} {}\n", self.last, names.unwrap_or_default()))
-            },
-            Arc::clone,
-        );
-        self.written_last = self.last;
-        let mut body = Vec::with_capacity(self.line.seats.len() + 1);
-        body.push(title);
-        for seat in &mut self.line.seats {
-            let known = seat
-                .extra
-                .text
-                .as_ref()
-                .filter(|(said, _)| said.is_of(seat));
-            let text = match known {
-                Some((_, text)) => Arc::clone(text),
-                None => write_seat(seat),
-            };
-            if known.is_none() {
-                seat.extra.text = Some((Said::of(seat), Arc::clone(&text)));
-            }
-            body.push(text);
-        }
-        body
-    }
-
     fn read_body(&mut self, body: &str) -> Option<()> {
         let mut lines = body.split_inclusive('\n');
-        let title = lines.next()?;
-        let (last, names) = title.trim_end().split_once(' ')?;
+        let (last, names) = lines.next()?.trim_end().split_once(' ')?;
         (self.namespace, self.name) = serde_json::from_str(names).ok()?;
         self.last = last.parse().ok()?;
         self.line.seats.clear();
-        self.written.clear();
-        self.written_last = self.last;
-        self.written.push(title.into());
         for line in lines {
             let mut seat = read_seat(line.strip_suffix('\n')?)?;
-            let text: Arc<str> = line.into();
-            seat.extra.text = Some((Said::of(&seat), Arc::clone(&text)));
+            seat.extra.text = Some(line.into());
             self.line.seats.push(seat);
-            self.written.push(text);
         }
         Some(())
     }
-}
-
-/// The checksum of a body goes on from line to line.
-fn sum<'a>(before: u64, lines: impl Iterator<Item = &'a str>) -> u64 {
-    lines.fold(before, |sum, line| {
-        (sum.rotate_left(7) ^ checksum(line.as_bytes())).wrapping_mul(0x0100_0000_01b3)
-    })
-}
-
-fn write_seat(seat: &Seat<Extra>) -> Arc<str> {
-    let (weight, capacity) = match seat.ask {
-        Ask::Whole => (0, 0),
-        Ask::Part { weight, capacity } => (weight, capacity),
-    };
-    let flags = u8::from(seat.evicted)
-        | u8::from(seat.extra.orphan) << 1
-        | u8::from(seat.extra.by_lease) << 2;
-    let text = format!(
-        "{:032x} {:016x} {} {weight}/{capacity} {} {} {} {flags} {}\n",
-        seat.id.0,
-        seat.extra.process,
-        seat.extra.slot,
-        seat.sequence,
-        seat.expires.as_nanos(),
-        seat.ttl.as_nanos(),
-        seat.extra.who
-    );
-    text.into()
 }
 
 fn read_seat(line: &str) -> Option<Seat<Extra>> {
@@ -241,16 +139,18 @@ fn read_seat(line: &str) -> Option<Seat<Extra>> {
     };
     let mut number = || words.next()?.parse::<u64>().ok();
     let (sequence, expires, ttl, flags) = (number()?, number()?, number()?, number()?);
+    let until = BootTime::from_nanos(expires);
     Some(Seat {
         id,
         ask,
         sequence,
-        expires: BootTime::from_nanos(expires),
+        expires: until,
         ttl: Duration::from_nanos(ttl),
         evicted: flags & 1 != 0,
         extra: Extra {
             process,
             slot,
+            until,
             orphan: flags & 2 != 0,
             by_lease: flags & 4 != 0,
             who: words.next()?.into(),
@@ -259,17 +159,9 @@ fn read_seat(line: &str) -> Option<Seat<Extra>> {
     })
 }
 
-/// The header as it is written.
-fn header(seq: u64, at: u64, size: u64, sum: u64) -> String {
-    let mut text = format!("{MAGIC}{seq:016x} at {at:08x} size {size:08x} sum {sum:016x} ");
-    let check = checksum(text.as_bytes());
-    let _ = write!(text, "check {check:016x}");
-    format!("{text:<width$}\n", width = HEADER as usize - 1)
-}
-
 /// Sequence, place, length and checksum of the body.
 fn read_header(bytes: &[u8]) -> Option<(u64, u64, u64, u64)> {
-    let text = std::str::from_utf8(bytes.get(..HEADER as usize)?).ok()?;
+    let text = std::str::from_utf8(bytes.get(..HEADER)?).ok()?;
     let (said, check) = text.trim_end().split_once("check ")?;
     if u64::from_str_radix(check, 16).ok()? != checksum(said.as_bytes()) {
         return None;
@@ -279,9 +171,24 @@ fn read_header(bytes: &[u8]) -> Option<(u64, u64, u64, u64)> {
     Some((number()?, number()?, number()?, number()?))
 }
 
-/// Whether a file of this name is not a whole line yet.
-pub(super) fn is_unfinished(name: &str) -> bool {
-    name.starts_with(UNFINISHED)
+/// The checksum of a body goes on from line to line.
+fn sum(before: u64, body: &str) -> u64 {
+    body.split_inclusive('\n').fold(before, |sum, line| {
+        (sum.rotate_left(7) ^ checksum(line.as_bytes())).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// FNV-1a by words: tells a torn or edited file from a whole one.
+pub(super) fn checksum(bytes: &[u8]) -> u64 {
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325 ^ bytes.len() as u64;
+    let mut mix = |word: u64| {
+        hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3);
+        hash ^= hash >> 29;
+    };
+    let (words, rest) = bytes.as_chunks::<8>();
+    words.iter().for_each(|word| mix(u64::from_le_bytes(*word)));
+    rest.iter().for_each(|byte| mix(u64::from(*byte)));
+    hash
 }
 
 /// See the module's text.
@@ -289,35 +196,41 @@ pub(super) struct LineFile {
     /// Its name in the folder.
     pub(super) name: Arc<str>,
     pub(super) path: PathBuf,
-    fd: OwnedFd,
+    file: File,
     pub(super) identity: Identity,
-    pub(super) state: Mutex<State>,
+    /// What it says; `None` while somebody in this process has the lock.
+    state: Mutex<Option<State>>,
+}
+
+/// What became of asking for a line's lock.
+pub(super) enum Lock {
+    /// It is had, and this is what the file says.
+    Had(State),
+    /// Another has it.
+    Taken,
+    /// The file is not the one with its name any more.
+    Gone,
 }
 
 impl LineFile {
     /// Opens a line's file; `None` when there is none.
-    pub(super) fn open(home: &Home, name: &Arc<str>) -> std::result::Result<Option<Self>, Errno> {
+    pub(super) fn open(home: &Home, name: &str) -> rustix::io::Result<Option<Self>> {
         match home.dir.open_file(&home.lines, name, OFlags::RDWR) {
             Err(Errno::NOENT) => Ok(None),
-            opened => Self::with(home, name, opened?).map(Some),
+            opened => Self::with(home, name, opened?.into()).map(Some),
         }
     }
 
     /// Makes the file of an empty line, whole: an empty file is never seen under its name. One
     /// that another has made meanwhile is as good. It is to be opened by its name: whoever watches
     /// the folder is told the name that a file was opened by.
-    pub(super) fn create(
-        home: &Home,
-        name: &str,
-        mut line: State,
-    ) -> std::result::Result<(), Errno> {
+    fn create(home: &Home, name: &str, line: (&str, &str)) -> rustix::io::Result<()> {
         let new = format!("{UNFINISHED}{:016x}", rand::random::<u64>());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
-        let fd = home.dir.open_file(&home.lines, &new, flags)?;
-        let body = line.body().concat();
-        let sum = sum(0, body.split_inclusive('\n'));
-        let text = header(1, HEADER, body.len() as u64, sum) + &body;
-        let made = write_all(&fd, text.as_bytes(), 0).and_then(|()| {
+        let file = home.dir.open_file(&home.lines, &new, flags)?;
+        let file = Self::with(home, &new, file.into())?;
+        let written = file.store(&mut State::empty(line), 0);
+        let made = written.and_then(|()| {
             rustix::fs::linkat(&home.lines, &new, &home.lines, name, AtFlags::empty())
         });
         let _ = rustix::fs::unlinkat(&home.lines, &new, AtFlags::empty());
@@ -327,168 +240,300 @@ impl LineFile {
         }
     }
 
-    fn with(home: &Home, name: &Arc<str>, fd: OwnedFd) -> std::result::Result<Self, Errno> {
-        let stat = rustix::fs::fstat(&fd)?;
+    fn with(home: &Home, name: &str, file: File) -> rustix::io::Result<Self> {
+        let stat = rustix::fs::fstat(&file)?;
         Ok(Self {
-            name: Arc::clone(name),
-            path: home.dir.path.join(LINES).join(&**name),
-            fd,
+            name: name.into(),
+            path: home.dir.path.join(LINES).join(name),
+            file,
             identity: identity(&stat),
-            state: Mutex::new(State {
+            state: Mutex::new(Some(State {
                 reserved: u64::try_from(stat.st_size).unwrap_or(0),
                 ..State::default()
-            }),
+            })),
         })
     }
 
     /// Removes what processes that were killed have left half made. Nobody else may be in the
     /// store.
-    pub(super) fn remove_unfinished(lines: &OwnedFd) {
-        for name in dir::names(lines).unwrap_or_default() {
-            if is_unfinished(&name) {
-                let _ = rustix::fs::unlinkat(lines, name, AtFlags::empty());
+    pub(super) fn remove_unfinished(home: &Home) {
+        for name in dir::names(&home.lines).unwrap_or_default() {
+            if name.starts_with(UNFINISHED) {
+                let _ = rustix::fs::unlinkat(&home.lines, name, AtFlags::empty());
             }
         }
     }
 
-    /// Takes the line's lock if it can be had at once.
-    pub(super) fn try_lock(&self) -> std::result::Result<bool, Errno> {
-        match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(true),
-            Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
-            Err(errno) => Err(errno),
+    /// Takes the lock if it can be had at once, or nearly so, and reads what has changed.
+    pub(super) fn lock(&self, operation: &'static str) -> Result<Lock> {
+        let mut spinning_since: Option<Instant> = None;
+        let mut state = loop {
+            // First the lock of this process, then that of all.
+            let free = self.state.lock().take();
+            if let Some(state) = free {
+                let tried = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive);
+                if tried.is_ok() {
+                    break state;
+                }
+                *self.state.lock() = Some(state);
+                match tried {
+                    Ok(()) | Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                    Err(errno) => return Err(file_failed(operation, &self.path, errno)),
+                }
+            }
+            let since = *spinning_since.get_or_insert_with(Instant::now);
+            if since.elapsed() > SPIN {
+                return Ok(Lock::Taken);
+            }
+            std::hint::spin_loop();
+        };
+        let loaded = self.load(operation, &mut state);
+        // The last one may leave wherever it is: nobody is granted after it.
+        let last_leaves = operation == "leave" && state.line.seats.len() == 1;
+        let in_place = || {
+            let named = rustix::fs::lstat(&self.path);
+            named.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.identity)
+        };
+        match loaded {
+            Ok(()) if last_leaves || in_place() => Ok(Lock::Had(state)),
+            loaded => {
+                self.unlock(state);
+                loaded.map(|()| Lock::Gone)
+            }
         }
     }
 
-    pub(super) fn unlock(&self) {
+    /// Lets go of the lock.
+    pub(super) fn unlock(&self, state: State) {
         // Unlocking an open file of ours can't fail.
-        let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
-    }
-
-    /// Whether the path, directory included, still leads to this file.
-    pub(super) fn is_in_place(&self) -> bool {
-        rustix::fs::lstat(&self.path).is_ok_and(|stat| identity(&stat) == self.identity)
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        *self.state.lock() = Some(state);
     }
 
     /// Reads what has changed since the last look. The caller holds the lock.
-    pub(super) fn load(&self, operation: &'static str, state: &mut State) -> Result<()> {
-        let fail = |errno| file_failed(operation, &self.path, errno);
+    fn load(&self, operation: &'static str, state: &mut State) -> Result<()> {
+        let fail = |error| file_failed(operation, &self.path, error);
         let damaged = || damaged(operation, &self.path);
-        if state.seq != 0 {
-            let mut head = [0; HEADER as usize];
-            rustix::io::pread(&self.fd, &mut head, 0).map_err(fail)?;
-            if read_header(&head).ok_or_else(damaged)?.0 == state.seq {
-                return Ok(());
-            }
+        let mut head = [0; HEADER];
+        let length = self.file.read_at(&mut head, 0).map_err(fail)?;
+        let (seq, at, size, expected) = read_header(&head[..length]).ok_or_else(damaged)?;
+        if seq == state.seq && seq != 0 {
+            return Ok(());
         }
-        let mut first = [0; BLOCK as usize];
-        let length = rustix::io::pread(&self.fd, &mut first, 0).map_err(fail)?;
-        let (seq, at, size, expected) = read_header(&first[..length]).ok_or_else(damaged)?;
         state.forget();
-        let end = usize::try_from(at + size).unwrap_or(usize::MAX);
-        let rest;
-        let body = if let Some(body) = first[..length].get(at as usize..end) {
-            body
-        } else {
-            rest = self
-                .read_exact(at, size)
-                .map_err(fail)?
-                .ok_or_else(damaged)?;
-            &rest
-        };
-        let text = std::str::from_utf8(body).map_err(|_| damaged())?;
-        if sum(0, text.split_inclusive('\n')) != expected {
+        let length = self.file.metadata().map_err(fail)?.len();
+        if at.saturating_add(size) > length {
             return Err(damaged());
         }
-        state.read_body(text).ok_or_else(damaged)?;
+        let mut body = vec![0; size as usize];
+        self.file.read_exact_at(&mut body, at).map_err(fail)?;
+        let body = String::from_utf8(body).map_err(|_| damaged())?;
+        if sum(0, &body) != expected {
+            return Err(damaged());
+        }
+        state.read_body(&body).ok_or_else(damaged)?;
         (state.seq, state.at, state.size, state.sum) = (seq, at, size, expected);
         Ok(())
     }
 
-    /// Reads a body that is not in the first block; `None` when the file ends before it.
-    fn read_exact(&self, at: u64, size: u64) -> std::result::Result<Option<Vec<u8>>, Errno> {
-        let length = rustix::fs::fstat(&self.fd)?.st_size as u64;
-        if at + size > length {
-            return Ok(None);
-        }
-        let mut bytes = vec![0; size as usize];
-        let mut done = 0;
-        while done < bytes.len() {
-            match rustix::io::pread(&self.fd, &mut bytes[done..], at + done as u64)? {
-                0 => return Ok(None),
-                more => done += more,
-            }
-        }
-        Ok(Some(bytes))
-    }
-
-    /// Writes the line as it is in `state`. The caller holds the lock.
+    /// Writes the line as it is in `state`, of which the file has the first `kept` seats already
+    /// if only others were added. The caller holds the lock.
     ///
     /// # Errors
     /// When it can't be written: the file says what it said before.
-    pub(super) fn store(&self, operation: &'static str, state: &mut State) -> Result<()> {
-        let body = state.body();
+    pub(super) fn store(&self, state: &mut State, kept: usize) -> rustix::io::Result<()> {
+        let mut text = String::new();
+        if kept == 0 {
+            // Two strings always serialise.
+            let names = serde_json::to_string(&(&state.namespace, &state.name));
+            let _ = writeln!(text, "{} {}", state.last, names.unwrap_or_default());
+        }
+        for seat in &mut state.line.seats[kept..] {
+            let extra = &mut seat.extra;
+            if let Some(line) = &extra.text {
+                text.push_str(line);
+                continue;
+            }
+            let (weight, capacity) = match seat.ask {
+                Ask::Whole => (0, 0),
+                Ask::Part { weight, capacity } => (weight, capacity),
+            };
+            let flags = u8::from(seat.evicted)
+                | u8::from(extra.orphan) << 1
+                | u8::from(extra.by_lease) << 2;
+            let line = format!(
+                "{:032x} {:016x} {} {weight}/{capacity} {} {} {} {flags} {}\n",
+                seat.id.0,
+                extra.process,
+                extra.slot,
+                seat.sequence,
+                extra.until.as_nanos(),
+                seat.ttl.as_nanos(),
+                extra.who
+            );
+            text.push_str(&line);
+            extra.text = Some(line.into());
+        }
         // Whoever takes the last place adds a line; every other change writes the body anew,
         // beside the old one.
-        let same = state.written.len();
-        let grows = body.len() > same
-            && same > 0
-            && std::iter::zip(&state.written, &body).all(|(old, new)| Arc::ptr_eq(old, new));
-        let lines = if grows { &body[same..] } else { &body[..] };
-        let before = if grows { state.sum } else { 0 };
-        let sum = sum(before, lines.iter().map(|line| &**line));
-        let text = lines.concat();
-        let (at, size, write_at) = if grows {
-            let end = state.at + state.size;
-            (state.at, state.size + text.len() as u64, end)
-        } else {
-            let size = text.len() as u64;
-            let at = match HEADER + size <= state.at {
-                true => HEADER,
-                false => state.at + state.size,
-            };
-            (at, size, at)
+        let (length, end) = (text.len() as u64, state.at + state.size);
+        let (at, size, write_at, before) = match kept {
+            0 if HEADER as u64 + length <= state.at => (HEADER as u64, length, HEADER as u64, 0),
+            0 => (end, length, end, 0),
+            _ => (state.at, state.size + length, end, state.sum),
         };
-        let head = header(state.seq + 1, at, size, sum);
-        let write = |reserved: &mut u64| {
-            // As long as the longest body three times, there is room for one beside another.
-            let room = HEADER + 3 * size;
-            if room > BLOCK && room > *reserved {
-                let length = (2 * room).next_multiple_of(BLOCK);
-                match rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, length) {
-                    Ok(()) => *reserved = length,
-                    Err(Errno::OPNOTSUPP) => {}
-                    Err(errno) => return Err(errno),
-                }
+        let sum = sum(before, &text);
+        let seq = state.seq + 1;
+        let mut head = format!("{MAGIC}{seq:016x} at {at:08x} size {size:08x} sum {sum:016x} ");
+        let check = checksum(head.as_bytes());
+        let _ = write!(head, "check {check:016x}");
+        let head = format!("{head:<width$}\n", width = HEADER - 1);
+        // As long as the longest body three times, there is room for one beside another.
+        let room = HEADER as u64 + 3 * size;
+        if room > BLOCK && room > state.reserved {
+            let length = (2 * room).next_multiple_of(BLOCK);
+            match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, length) {
+                Ok(()) => state.reserved = length,
+                Err(Errno::OPNOTSUPP) => {}
+                Err(errno) => return Err(errno),
             }
-            write_all(&self.fd, text.as_bytes(), write_at)?;
-            write_all(&self.fd, head.as_bytes(), 0)
-        };
-        write(&mut state.reserved).map_err(|errno| file_failed(operation, &self.path, errno))?;
-        (state.seq, state.at, state.size, state.sum) = (state.seq + 1, at, size, sum);
-        state.written = body;
+        }
+        let body = self.file.write_all_at(text.as_bytes(), write_at);
+        body.and_then(|()| self.file.write_all_at(head.as_bytes(), 0))
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOSPC))?;
+        (state.seq, state.at, state.size, state.sum) = (seq, at, size, sum);
         Ok(())
     }
 
-    /// Removes the file if nobody is in the line. The caller has seen that it is in place, and
-    /// holds the lock.
+    /// Removes the file if nobody is in the line. The caller has the lock.
     pub(super) fn remove_if_empty(&self, home: &Home, state: &State) {
         if state.seq != 0 && state.line.seats.is_empty() {
             // Left behind, it is an empty line.
             let _ = rustix::fs::unlinkat(&home.lines, &*self.name, AtFlags::empty());
         }
     }
-}
 
-fn write_all(fd: &OwnedFd, bytes: &[u8], at: u64) -> std::result::Result<(), Errno> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match rustix::io::pwrite(fd, &bytes[done..], at + done as u64) {
-            Ok(0) => return Err(Errno::NOSPC),
-            Ok(more) => done += more,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
+    /// Removes the file of a line that nobody is in.
+    pub(super) fn remove_if_idle(&self, home: &Home) {
+        // Whoever has it locked is in the line.
+        if let Ok(Lock::Had(state)) = self.lock("close") {
+            self.remove_if_empty(home, &state);
+            self.unlock(state);
         }
     }
-    Ok(())
+}
+
+/// What to do about a line that has no file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Missing {
+    Make,
+    IsEmpty,
+}
+
+/// The files that this process has open.
+#[derive(Default)]
+pub(super) struct OpenFiles(Mutex<Open>);
+
+#[derive(Default)]
+struct Open {
+    /// Each with when it was used last.
+    files: HashMap<Arc<str>, (Arc<LineFile>, u64)>,
+    /// Counts the uses.
+    clock: u64,
+}
+
+/// Opens the file of a line, and makes it first where it is missing and to be made.
+fn open(
+    home: &Home,
+    name: &str,
+    line: (&str, &str),
+    missing: Missing,
+) -> rustix::io::Result<Option<LineFile>> {
+    // Another may make or remove it at the same moment; nobody is that quick many times.
+    for _ in 0..100 {
+        let opened = LineFile::open(home, name)?;
+        if opened.is_some() || missing == Missing::IsEmpty {
+            return Ok(opened);
+        }
+        LineFile::create(home, name, line)?;
+    }
+    Err(Errno::BUSY)
+}
+
+impl OpenFiles {
+    /// The file `name` of a line; `None` when there is none and it is not to be made.
+    pub(super) fn get(
+        &self,
+        operation: &'static str,
+        home: &Home,
+        name: &str,
+        line: (&str, &str),
+        missing: Missing,
+    ) -> Result<Option<Arc<LineFile>>> {
+        {
+            let Open { files, clock } = &mut *self.0.lock();
+            *clock += 1;
+            if let Some((file, used)) = files.get_mut(name) {
+                *used = *clock;
+                return Ok(Some(Arc::clone(file)));
+            }
+        }
+        let opened = match open(home, name, line, missing) {
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.close(home, 0);
+                open(home, name, line, missing)
+            }
+            opened => opened,
+        };
+        let file = match opened {
+            Ok(Some(file)) => Arc::new(file),
+            Ok(None) => return Ok(None),
+            // There is no folder to make it in.
+            Err(Errno::NOENT) => return Err(moved(operation, &home.dir.path)),
+            Err(errno) => {
+                let path = home.dir.path.join(LINES).join(name);
+                return Err(file_failed(operation, &path, errno));
+            }
+        };
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let most = OPEN_FILES.min(usize::try_from(limit / 4).unwrap_or(OPEN_FILES));
+        let (file, full) = {
+            let Open { files, clock } = &mut *self.0.lock();
+            // Another caller may have been quicker: everyone here takes the same one.
+            let kept = files.entry(name.into()).or_insert((file, *clock));
+            (Arc::clone(&kept.0), files.len() > most)
+        };
+        if full {
+            self.close(home, most / 2);
+        }
+        Ok(Some(file))
+    }
+
+    /// Forgets a file that is not the one with its name any more.
+    pub(super) fn forget(&self, name: &str) {
+        self.0.lock().files.remove(name);
+    }
+
+    /// Closes the files that were not used for longest, down to `keep`, and removes those of
+    /// lines that nobody is in.
+    pub(super) fn close(&self, home: &Home, keep: usize) {
+        let mut open = self.0.lock();
+        let files = &mut open.files;
+        let idle = files
+            .iter()
+            .filter(|(_, (file, _))| Arc::strong_count(file) == 1);
+        let mut idle: Vec<(u64, Arc<str>)> = idle
+            .map(|(name, (_, used))| (*used, Arc::clone(name)))
+            .collect();
+        idle.sort_unstable();
+        idle.truncate(files.len().saturating_sub(keep));
+        let closed: Vec<_> = idle
+            .iter()
+            .filter_map(|(_, name)| files.remove(name))
+            .collect();
+        drop(open);
+        closed
+            .iter()
+            .for_each(|(file, _)| file.remove_if_idle(home));
+    }
 }

@@ -6,7 +6,7 @@
 //! dead; a write end that reports an error only tells whoever sleeps to look. A FIFO that is not
 //! there proves nothing. Bytes in it are hints: a lost one is made up for by the next look.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
@@ -58,8 +58,10 @@ impl Hint {
 /// descriptor is closed: made before a fork, until both processes are gone.
 #[derive(Debug)]
 pub struct Liveness {
-    process: u64,
-    fifo: OwnedFd,
+    /// What tickets of this process carry.
+    pub(super) process: u64,
+    /// Where hints arrive.
+    pub(super) fifo: OwnedFd,
     /// The leases that this process has renewed.
     pub(super) leases: OwnedFd,
     pub(super) home: Home,
@@ -102,16 +104,6 @@ impl Liveness {
             maker: rustix::process::getpid(),
             stays: AtomicBool::new(false),
         })
-    }
-
-    /// What tickets of this process carry.
-    pub(super) fn process(&self) -> u64 {
-        self.process
-    }
-
-    /// Where hints arrive.
-    pub(super) fn fifo(&self) -> BorrowedFd<'_> {
-        self.fifo.as_fd()
     }
 
     /// Opens the FIFO anew, to hear hints with: no sign of life.

@@ -1,7 +1,7 @@
 //! `file:DIR`: the embedded engine, for the processes of one machine.
 //!
-//! Each line is a small file of its own (`line_file`), changed under its own `flock` (`store`,
-//! `tx`) and never synced: after a reboot lines start empty, while tokens go on above a synced
+//! Each line is a small file of its own (`line_file`), changed under its own `flock` (`tx`) and
+//! never synced: after a reboot lines start empty, while tokens go on above a synced
 //! ceiling (`tokens`). The death of a holder is noticed by the kernel (`liveness`), not by its
 //! ttl; a holder that lives but does not renew (`leases`) ends by its ttl. `boot` makes and joins
 //! a store, `dir` says who may, `notify` wakes the sleepers.
@@ -25,7 +25,6 @@ mod renew;
 mod store;
 mod tokens;
 mod tx;
-mod wakeup;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,13 +32,12 @@ use std::time::Duration;
 
 use futures_util::stream;
 
-use self::config::CAPABILITY;
-use self::config::Config;
 pub(crate) use self::config::FACTORY;
 pub use self::config::File;
+use self::config::{CAPABILITY, Config};
 use self::dir::Dir;
 pub use self::liveness::Liveness;
-use self::store::{LineName, Store};
+use self::store::Store;
 use crate::core::capability::{Capability, DEFAULT_TTL, EndsWith};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
@@ -52,6 +50,7 @@ use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
+use crate::engines::kit::alarms::alarms;
 
 /// Where fences are kept: not among the lines, which end with a boot.
 const FENCES: &str = "fences";
@@ -152,15 +151,6 @@ struct FileEngine {
     remembered: Duration,
 }
 
-impl FileEngine {
-    fn line(&self, name: &Name) -> LineName {
-        LineName {
-            namespace: Arc::clone(&self.namespace),
-            name: name.clone(),
-        }
-    }
-}
-
 impl Engine for FileEngine {
     fn capability(&self) -> Capability {
         let ends_with = if self.by_lease {
@@ -179,28 +169,23 @@ impl Engine for FileEngine {
     }
 
     async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
-        let (store, line) = (Arc::clone(&self.store), self.line(&claim.name));
-        acquire::enter(store, line, claim, self.by_lease, self.timeout).await
+        acquire::enter(self, claim).await
     }
 
     async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
-        let (store, line) = (Arc::clone(&self.store), self.line(&ticket.name));
-        acquire::wait(store, line, ticket, until, self.timeout).await
+        acquire::wait(self, ticket, until).await
     }
 
     async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
-        let (store, namespace) = (Arc::clone(&self.store), Arc::clone(&self.namespace));
-        renew::renew(store, namespace, leases, within).await
+        renew::renew(self, leases, within).await
     }
 
     async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
-        let (store, line) = (Arc::clone(&self.store), self.line(&ticket.name));
-        release::amend(store, line, ticket, amendment, self.timeout).await
+        release::amend(self, ticket, amendment).await
     }
 
     async fn leave(&self, ticket: Ticket) -> Result<Left> {
-        let (store, line) = (Arc::clone(&self.store), self.line(&ticket.name));
-        release::leave(store, line, ticket, self.remembered, self.timeout).await
+        release::leave(self, ticket).await
     }
 
     async fn audit(&self, _: LeaseId) -> Result<Vec<Audited>> {
@@ -209,10 +194,7 @@ impl Engine for FileEngine {
 
     fn alarms(&self) -> BoxStream<Alarm> {
         self.store.watcher.start();
-        let alarms = self.store.watcher.alarms();
-        Box::pin(stream::unfold(alarms, |mut alarms| async move {
-            alarms.recv().await.map(|alarm| (alarm, alarms))
-        }))
+        alarms(self.store.watcher.alarms())
     }
 
     async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
@@ -236,16 +218,14 @@ impl Engine for FileEngine {
     }
 
     async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
-        let Ok(id) = id.parse::<ClaimId>() else {
-            return Ok(false);
-        };
-        let (store, line) = (Arc::clone(&self.store), self.line(&name));
-        release::evict(store, line, id, eviction, self.timeout).await
+        match id.parse::<ClaimId>() {
+            Ok(id) => release::evict(self, name, id, eviction).await,
+            Err(_) => Ok(false),
+        }
     }
 
     async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
-        let (store, line) = (Arc::clone(&self.store), self.line(&name));
-        release::resize(store, line, capacity, self.timeout).await
+        release::resize(self, name, capacity).await
     }
 
     async fn check(&self) -> Result<Checkup> {

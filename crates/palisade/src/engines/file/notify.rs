@@ -2,25 +2,26 @@
 //!
 //! The thread sits in epoll on this process's FIFO, where hints of others arrive, and on write
 //! ends of the FIFOs of processes that someone sleeps on, which report an error when those die.
-//! It is deaf to hints while somebody sleeps in a runtime that hears them itself (see `ear`).
+//! It is deaf to hints while somebody sleeps in a runtime that hears them itself (see [`Ears`]).
 //! It starts with the first sleeper. It decides nothing: whoever is woken looks for itself.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::inotify;
-use tokio::sync::{Notify, mpsc};
+use tokio::net::unix::pipe::Receiver;
+use tokio::runtime::{Handle, Id};
+use tokio::sync::{Notify, broadcast};
+use tokio::task::JoinHandle;
 
 use super::boot::LINES;
 use super::keys;
 use super::liveness::{self, Hint, Liveness, Peer};
-use super::wakeup::Ears;
 use crate::core::engine::Alarm;
 use crate::core::report::Scope;
 
@@ -35,13 +36,13 @@ const LINES_CHANGED: u64 = u64::MAX - 1;
 pub(super) struct Watcher {
     inner: Arc<Inner>,
     ears: Ears,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
-pub(super) struct Inner {
+struct Inner {
     liveness: Arc<Liveness>,
     sleepers: Mutex<HashMap<u128, Vec<Arc<Notify>>>>,
-    alarms: Mutex<Vec<mpsc::UnboundedSender<Alarm>>>,
+    alarms: broadcast::Sender<Alarm>,
     /// Who wants to hear of changes of which lines.
     scopes: Mutex<HashMap<u128, (Arc<str>, Scope)>>,
     poll: Mutex<Option<Poll>>,
@@ -72,7 +73,7 @@ impl Watcher {
                 liveness,
                 sleepers: Mutex::default(),
                 scopes: Mutex::default(),
-                alarms: Mutex::default(),
+                alarms: broadcast::channel(64).0,
                 poll: Mutex::default(),
                 stopping: AtomicBool::new(false),
             }),
@@ -131,10 +132,8 @@ impl Watcher {
     }
 
     /// Where alarms go from now on.
-    pub(super) fn alarms(&self) -> mpsc::UnboundedReceiver<Alarm> {
-        let (sender, receiver) = mpsc::unbounded_channel();
-        self.inner.alarms.lock().push(sender);
-        receiver
+    pub(super) fn alarms(&self) -> broadcast::Receiver<Alarm> {
+        self.inner.alarms.subscribe()
     }
 
     /// Starts the thread unless it runs. Without it everything works by looking again now and
@@ -183,7 +182,7 @@ impl Poll {
             epoll::EventFlags::IN,
         )?;
         let own = epoll::EventData::new_u64(OWN);
-        epoll::add(&epoll, liveness.fifo(), own, epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &liveness.fifo, own, epoll::EventFlags::IN)?;
         Ok(Self {
             epoll: Arc::new(epoll),
             bell: Arc::new(bell),
@@ -215,19 +214,12 @@ impl Inner {
         Ok(lines)
     }
 
-    pub(super) fn liveness(&self) -> &Liveness {
-        &self.liveness
-    }
-
-    pub(super) fn hand(&self, hint: Hint) {
+    fn hand(&self, hint: Hint) {
         let id = match hint {
             Hint::Look(claim) => claim.0,
             Hint::Alarm(claim) => {
-                let alarm = Alarm::Lease(claim.into());
-                // A keeper that is gone takes no more alarms.
-                self.alarms
-                    .lock()
-                    .retain(|alarms| alarms.send(alarm).is_ok());
+                // Without a keeper nobody listens.
+                let _ = self.alarms.send(Alarm::Lease(claim.into()));
                 claim.0
             }
         };
@@ -274,7 +266,7 @@ impl Inner {
         };
         let own = epoll::EventData::new_u64(OWN);
         // What is not heard is found by looking again now and then.
-        let _ = epoll::modify(&poll.epoll, self.liveness().fifo(), own, flags);
+        let _ = epoll::modify(&poll.epoll, &self.liveness.fifo, own, flags);
     }
 
     fn watch(&self, epoll: &OwnedFd) {
@@ -288,7 +280,7 @@ impl Inner {
                     BELL => {}
                     LINES_CHANGED => self.lines_changed(),
                     OWN => {
-                        let fifo = self.liveness().fifo();
+                        let fifo = &self.liveness.fifo;
                         let read = |buffer: &mut [u8]| Ok(rustix::io::read(fifo, buffer)?);
                         liveness::receive(read, |hint| self.hand(hint));
                     }
@@ -328,7 +320,7 @@ impl Sleeper {
         let Some(poll) = poll.as_mut() else { return };
         self.unmind(poll, processes);
         for &process in processes {
-            if process == self.inner.liveness.process() {
+            if process == self.inner.liveness.process {
                 continue;
             }
             if let Some(peer) = poll.peers.get_mut(&process) {
@@ -390,5 +382,60 @@ impl Drop for Sleeper {
                 sleepers.remove(&self.id);
             }
         }
+    }
+}
+
+/// Hears hints in the runtimes where somebody sleeps.
+///
+/// The watcher's thread could hear them, but to wake a runtime from another thread is to wake a
+/// second core, which takes as long as the rest of a hand-over. So each runtime that sleeps
+/// listens to the FIFO itself, by a task of its own. Whoever reads a hint first hands it on.
+///
+/// A runtime opens the FIFO anew and does not copy the descriptor, which is the sign of life: a
+/// task that has not ended yet when the store is closed must not keep that.
+#[derive(Default)]
+struct Ears(Mutex<HashMap<Id, Option<JoinHandle<()>>>>);
+
+impl Ears {
+    /// Lets the runtime of this call listen. Says whether it does.
+    fn listen_here(&self, inner: &Arc<Inner>) -> bool {
+        let runtime = Handle::current();
+        let mut ears = self.0.lock();
+        match ears.get(&runtime.id()) {
+            None => {}
+            Some(Some(task)) if task.is_finished() => {}
+            Some(task) => return task.is_some(),
+        }
+        // Forgets runtimes that have ended.
+        ears.retain(|_, task| !task.as_ref().is_some_and(JoinHandle::is_finished));
+        let task = open_ear(inner).map(|ear| runtime.spawn(listen(ear, Arc::downgrade(inner))));
+        let listens = task.is_some();
+        ears.insert(runtime.id(), task);
+        listens
+    }
+
+    /// Ends all tasks, when their runtimes get to it.
+    fn stop(&self) {
+        for task in self.0.lock().drain().filter_map(|(_, task)| task) {
+            task.abort();
+        }
+    }
+}
+
+fn open_ear(inner: &Inner) -> Option<Receiver> {
+    // That a runtime has no I/O can only be told by the panic that it answers with.
+    if cfg!(panic = "abort") {
+        return None;
+    }
+    let ear = inner.liveness.open_to_hear().ok()?;
+    std::panic::catch_unwind(|| Receiver::from_owned_fd(ear).ok()).ok()?
+}
+
+async fn listen(ear: Receiver, inner: Weak<Inner>) {
+    while ear.readable().await.is_ok() {
+        let Some(inner) = inner.upgrade() else {
+            return;
+        };
+        liveness::receive(|buffer| ear.try_read(buffer), |hint| inner.hand(hint));
     }
 }

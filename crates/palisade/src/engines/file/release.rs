@@ -1,144 +1,117 @@
 //! `leave`, `amend`, `evict` and `resize`.
 
-use std::sync::Arc;
-use std::time::Duration;
-
+use super::FileEngine;
 use super::boot::LEASES;
 use super::error::busy;
 use super::leases;
+use super::line_file::Missing::IsEmpty;
 use super::liveness::{Hint, file_name};
-use super::store::{LineName, Missing, Store};
-use super::tx::Tx;
+use super::tx::{self, Suspects};
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::{Amended, Amendment, Eviction, Left};
 use crate::core::error::Result;
+use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 
-pub(super) async fn leave(
-    store: Arc<Store>,
-    line: LineName,
-    ticket: Ticket,
-    remembered: Duration,
-    timeout: Duration,
-) -> Result<Left> {
-    let change = |tx: &mut Tx<'_>, _: Option<&_>| {
-        let known = tx.state.line.seat(ticket.claim).is_some();
-        let left = tx.state.line.remove(ticket.claim, ticket.sequence);
-        // Whether the next in line can be granted is the next one's business.
-        let _ = tx.settle();
-        Ok((known, left, tx.now))
-    };
-    let found = (&line, Missing::IsEmpty);
-    let done = store.change("leave", timeout, found, Some(ticket.claim), change);
-    let (known, left, now) = done.await?;
+pub(super) async fn leave(engine: &FileEngine, ticket: Ticket) -> Result<Left> {
+    let (store, claim) = (&engine.store, ticket.claim);
+    let mut tx = tx::begin(engine, "leave", &ticket.name, IsEmpty, engine.timeout).await?;
+    let now = tx.now;
+    let known = tx.state.line.seat(claim).is_some();
+    let left = tx.state.line.remove(claim, ticket.sequence);
+    // Whether the next in line can be granted is the next one's business.
+    let _ = tx.settle(Suspects::Nobody);
+    tx.commit(Some(claim))?;
     if !known || ticket.in_doubt {
-        store.remember_left(ticket.claim, remembered);
+        let mut left = store.left.lock();
+        if left.len() == left.capacity() {
+            left.retain(|_, until| *until > now);
+        }
+        left.insert(claim, now + engine.remembered);
     }
-    let lasts = |seat: &crate::core::line::Seat<_>| {
-        store.leases.expires(ticket.claim).unwrap_or(seat.expires) > now
-    };
-    let answer = match left.as_ref().is_some_and(lasts) {
-        true => Left::Done,
-        false => Left::Absent,
-    };
+    let expires = left
+        .as_ref()
+        .map(|seat| store.leases.expires(claim).unwrap_or(seat.expires));
     if left.is_some() || !known {
-        store.leases.forget(ticket.claim);
+        store.leases.forget(claim);
     }
-    Ok(answer)
+    let lasted = expires.is_some_and(|expires| expires > now);
+    Ok(if lasted { Left::Done } else { Left::Absent })
 }
 
 pub(super) async fn amend(
-    store: Arc<Store>,
-    line: LineName,
+    engine: &FileEngine,
     ticket: Ticket,
     amendment: Amendment,
-    timeout: Duration,
 ) -> Result<Amended> {
-    let change = |tx: &mut Tx<'_>, _: Option<&_>| {
-        tx.settle()?;
-        let sequence = match ticket.sequence {
-            0 => tx.state.line.seat(ticket.claim).map_or(0, |s| s.sequence),
-            known => known,
-        };
-        match &amendment {
-            Amendment::Ask(ask) => {
-                let mut amended = tx.state.line.reweigh(ticket.claim, sequence, *ask);
-                if amended == Amended::Busy {
-                    // Perhaps only the dead hold beside it.
-                    tx.settle_all()?;
-                    amended = tx.state.line.reweigh(ticket.claim, sequence, *ask);
-                }
-                tx.settle()?;
-                Ok(amended)
+    let claim = ticket.claim;
+    let mut tx = tx::begin(engine, "amend", &ticket.name, IsEmpty, engine.timeout).await?;
+    tx.settle(Suspects::Nobody)?;
+    let amended = match amendment {
+        Amendment::Ask(ask) => {
+            let sequence = match ticket.sequence {
+                0 => tx.state.line.seat(claim).map_or(0, |seat| seat.sequence),
+                known => known,
+            };
+            let mut amended = tx.state.line.reweigh(claim, sequence, ask);
+            if amended == Amended::Busy {
+                // Perhaps only the dead hold beside it.
+                tx.settle(Suspects::Everyone)?;
+                amended = tx.state.line.reweigh(claim, sequence, ask);
             }
-            Amendment::Value(value) => {
-                match tx.state.line.incarnation_mut(ticket.claim, ticket.sequence) {
-                    Some(seat) => {
-                        seat.extra.set_value(value);
-                        tx.touched = true;
-                        Ok(Amended::Done)
-                    }
-                    None => Ok(Amended::Gone),
-                }
-            }
+            tx.settle(Suspects::Nobody)?;
+            amended
         }
+        Amendment::Value(value) => match tx.state.line.incarnation_mut(claim, ticket.sequence) {
+            Some(seat) => {
+                seat.extra.set_value(&value);
+                tx.touched = true;
+                Amended::Done
+            }
+            None => Amended::Gone,
+        },
     };
-    let found = (&line, Missing::IsEmpty);
-    store
-        .change("amend", timeout, found, Some(ticket.claim), change)
-        .await
+    tx.commit(Some(claim)).map(|()| amended)
 }
 
 pub(super) async fn evict(
-    store: Arc<Store>,
-    line: LineName,
+    engine: &FileEngine,
+    name: Name,
     id: ClaimId,
     eviction: Eviction,
-    timeout: Duration,
 ) -> Result<bool> {
-    let change = |tx: &mut Tx<'_>, _: Option<&_>| {
-        tx.settle_all()?;
-        let Some(seat) = tx.state.line.seat_mut(id) else {
-            return Ok(false);
-        };
-        seat.evicted = true;
-        let (process, slot, expires) = (seat.extra.process, seat.extra.slot, seat.expires);
-        let until = match eviction {
-            Eviction::Mark => expires,
-            Eviction::Remove => BootTime::PAST,
-        };
-        // Before the line says so: whoever finds one without the other ends it all the same.
-        if !leases::mark(store.home(), process, slot, id, until) {
-            let home = store.home();
-            let file = home.dir.path.join(LEASES).join(file_name(process));
-            return Err(busy("evict", timeout, &file));
-        }
-        match eviction {
-            Eviction::Mark => tx.hint(process, Hint::Alarm(id)),
-            Eviction::Remove => {
-                tx.state.line.remove(id, 0);
-                tx.settle()?;
-            }
-        }
-        Ok(true)
+    let mut tx = tx::begin(engine, "evict", &name, IsEmpty, engine.timeout).await?;
+    tx.settle(Suspects::Everyone)?;
+    let Some(seat) = tx.state.line.seat_mut(id) else {
+        return tx.commit(None).map(|()| false);
     };
-    let found = (&line, Missing::IsEmpty);
-    store.change("evict", timeout, found, None, change).await
+    seat.evicted = true;
+    let (process, slot, expires) = (seat.extra.process, seat.extra.slot, seat.expires);
+    let until = match eviction {
+        Eviction::Mark => expires,
+        Eviction::Remove => BootTime::PAST,
+    };
+    let home = engine.store.home();
+    // Before the line says so: whoever finds one without the other ends it all the same.
+    if !leases::mark(home, process, slot, id, until) {
+        let file = home.dir.path.join(LEASES).join(file_name(process));
+        return Err(busy("evict", engine.timeout, &file));
+    }
+    match eviction {
+        Eviction::Mark => tx.hint(process, Hint::Alarm(id)),
+        Eviction::Remove => {
+            tx.state.line.remove(id, 0);
+            tx.settle(Suspects::Nobody)?;
+        }
+    }
+    tx.commit(None).map(|()| true)
 }
 
-pub(super) async fn resize(
-    store: Arc<Store>,
-    line: LineName,
-    capacity: u32,
-    timeout: Duration,
-) -> Result<bool> {
-    let change = |tx: &mut Tx<'_>, _: Option<&_>| {
-        tx.settle_all()?;
-        let resized = tx.state.line.resize(capacity)?;
-        tx.settle()?;
-        Ok(resized)
-    };
-    let found = (&line, Missing::IsEmpty);
-    store.change("resize", timeout, found, None, change).await
+pub(super) async fn resize(engine: &FileEngine, name: Name, capacity: u32) -> Result<bool> {
+    let mut tx = tx::begin(engine, "resize", &name, IsEmpty, engine.timeout).await?;
+    tx.settle(Suspects::Everyone)?;
+    let resized = tx.state.line.resize(capacity)?;
+    tx.settle(Suspects::Nobody)?;
+    tx.commit(None).map(|()| resized)
 }

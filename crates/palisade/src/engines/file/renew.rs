@@ -9,59 +9,61 @@ use std::time::Duration;
 
 use rustix::fs::{AtFlags, FlockOperation};
 use rustix::io::Errno;
+use rustix::process::getpid;
 
 use super::boot::LINES;
-use super::error::{busy, file_failed, file_gone, moved};
-use super::leases::{Book, SLOT, Slot, lock_soon, offset};
-use super::line_file::HEADER;
-use super::store::{LineName, Missing, Store};
-use super::tx::Tx;
+use super::error::{busy, file_failed, file_gone, forked, moved};
+use super::leases::{SLOT, Slot, Table, lock_soon, offset};
+use super::line_file::{HEADER, Missing};
+use super::store::Store;
+use super::{FileEngine, tx};
 use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
-use crate::core::error::Error;
 use crate::core::ticket::{Lease, LeaseStart, Ticket};
 
 /// Slots so near to each other are written together with what lies between.
 const GAP: u32 = 64;
 
 pub(super) async fn renew(
-    store: Arc<Store>,
-    namespace: Arc<str>,
+    engine: &FileEngine,
     leases: Vec<Lease>,
     within: Duration,
 ) -> Vec<Renewal> {
-    if let Err(error) = store.check_process("renew") {
-        return unknown(leases.len(), error);
+    let store = &*engine.store;
+    let all = |renewal: Renewal| vec![renewal; leases.len()];
+    if getpid() != store.pid {
+        return all(Renewal::Unknown(forked("renew")));
     }
-    if !store.leases.is_in_place() || !store.home().lines_are_in_place() {
-        let dir = &store.home().dir.path;
-        return leases
-            .iter()
-            .map(|_| Renewal::Revoked(moved("renew", dir)))
-            .collect();
+    let home = store.home();
+    if !store.leases.is_in_place() || !home.lines_are_in_place() {
+        return all(Renewal::Revoked(moved("renew", &home.dir.path)));
     }
     store.liveness.restore();
     for ticket in leases.iter().filter_map(|lease| lease.ticket.as_ref()) {
         if ticket.sequence != 0 && store.leases.sequence(ticket.claim) == Some(0) {
-            learn_count(&store, &namespace, ticket, within).await;
+            learn_count(engine, ticket, within).await;
         }
     }
     // Outside of the lock: this takes longest.
     let mut renewals: Vec<Option<Renewal>> =
-        leases.iter().map(|lease| refuse(&store, lease)).collect();
+        leases.iter().map(|lease| refuse(store, lease)).collect();
     let deadline = BootTime::now() + within;
     let done = loop {
-        if let Some(done) = try_renew(&store, &leases, &mut renewals) {
+        if let Some(done) = try_renew(store, &leases, &mut renewals) {
             break done;
         }
         if deadline.has_passed() {
-            return unknown(leases.len(), busy("renew", within, &store.leases.path()));
+            return all(Renewal::Unknown(busy(
+                "renew",
+                within,
+                &store.leases.path(),
+            )));
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     };
     if let Err(errno) = done {
         let error = file_failed("renew", &store.leases.path(), errno).maybe_applied();
-        return unknown(leases.len(), error);
+        return all(Renewal::Unknown(error));
     }
     renewals
         .into_iter()
@@ -71,24 +73,14 @@ pub(super) async fn renew(
 
 /// Reads from the line what a claim was counted as that was granted while nobody here looked, so
 /// that another incarnation is not taken for it.
-async fn learn_count(store: &Store, namespace: &Arc<str>, ticket: &Ticket, within: Duration) {
-    let (claim, line) = (
-        ticket.claim,
-        LineName {
-            namespace: Arc::clone(namespace),
-            name: ticket.name.clone(),
-        },
-    );
-    let read = |tx: &mut Tx<'_>, _: Option<&_>| {
-        Ok(tx.state.line.seat(claim).map_or(0, |seat| seat.sequence))
-    };
-    let found = (&line, Missing::IsEmpty);
+async fn learn_count(engine: &FileEngine, ticket: &Ticket, within: Duration) {
+    let begun = tx::begin(engine, "renew", &ticket.name, Missing::IsEmpty, within).await;
     // Where the line can't be read, the lease is all there is to go by.
-    if let Ok(sequence) = store
-        .change("renew", within, found, Some(claim), read)
-        .await
-    {
-        store.leases.granted(claim, sequence);
+    if let Ok(tx) = begun {
+        let seat = tx.state.line.seat(ticket.claim);
+        let sequence = seat.map_or(0, |seat| seat.sequence);
+        engine.store.leases.granted(ticket.claim, sequence);
+        let _ = tx.commit(None);
     }
 }
 
@@ -99,8 +91,8 @@ fn refuse(store: &Store, lease: &Lease) -> Option<Renewal> {
         return Some(Renewal::Lost);
     };
     let (file, inode) = {
-        let book = store.leases.book.lock();
-        let mine = book.claims.get(&ticket.claim).filter(|mine| {
+        let table = store.leases.table.lock();
+        let mine = table.claims.get(&ticket.claim).filter(|mine| {
             let known = ticket.sequence != 0 && mine.sequence != 0;
             !known || ticket.sequence == mine.sequence
         });
@@ -130,11 +122,11 @@ fn try_renew(
     renewals: &mut [Option<Renewal>],
 ) -> Option<Result<(), Errno>> {
     // Before the lock of the file, which all threads of this process share.
-    let mut book = store.leases.book.lock();
+    let mut table = store.leases.table.lock();
     if !lock_soon(store.leases.file(), true) {
         return None;
     }
-    let done = renew_locked(store, leases, &mut book, renewals);
+    let done = renew_locked(store, leases, &mut table, renewals);
     // Unlocking an open file of ours can't fail.
     let _ = rustix::fs::flock(store.leases.file(), FlockOperation::Unlock);
     Some(done)
@@ -143,21 +135,21 @@ fn try_renew(
 fn renew_locked(
     store: &Store,
     leases: &[Lease],
-    book: &mut Book,
+    table: &mut Table,
     renewals: &mut [Option<Renewal>],
 ) -> Result<(), Errno> {
     let sent = BootTime::now();
     let mut due: Vec<(u32, usize)> = Vec::with_capacity(leases.len());
     for (at, lease) in leases.iter().enumerate() {
         if let (None, Some(ticket)) = (&renewals[at], &lease.ticket)
-            && let Some(mine) = book.claims.get(&ticket.claim)
+            && let Some(mine) = table.claims.get(&ticket.claim)
         {
             due.push((mine.slot, at));
         }
     }
     due.sort_unstable();
     for run in due.chunk_by(|one, next| next.0 - one.0 <= GAP) {
-        renew_run(store, leases, sent, book, run, renewals)?;
+        renew_run(store, leases, sent, table, run, renewals)?;
     }
     Ok(())
 }
@@ -167,7 +159,7 @@ fn renew_run(
     store: &Store,
     leases: &[Lease],
     sent: BootTime,
-    book: &mut Book,
+    table: &mut Table,
     run: &[(u32, usize)],
     renewals: &mut [Option<Renewal>],
 ) -> Result<(), Errno> {
@@ -182,7 +174,7 @@ fn renew_run(
         let Some(ticket) = &leases[*at].ticket else {
             continue;
         };
-        let Some(mine) = book.claims.get(&ticket.claim) else {
+        let Some(mine) = table.claims.get(&ticket.claim) else {
             continue;
         };
         let bytes = &mut bytes[(slot - first.0) as usize];
@@ -198,7 +190,7 @@ fn renew_run(
             Renewal::Held(LeaseStart { sent, ttl })
         };
         if matches!(renewal, Renewal::Lost) {
-            book.forget(ticket.claim);
+            table.forget(ticket.claim);
         }
         renewals[*at] = Some(renewal);
     }
@@ -209,16 +201,10 @@ fn renew_run(
     // Only what others can read counts.
     for (_, at) in run {
         if let (Some(Renewal::Held(armed)), Some(ticket)) = (&renewals[*at], &leases[*at].ticket)
-            && let Some(mine) = book.claims.get_mut(&ticket.claim)
+            && let Some(mine) = table.claims.get_mut(&ticket.claim)
         {
             mine.expires = armed.sent + armed.ttl;
         }
     }
     Ok(())
-}
-
-fn unknown(count: usize, error: Error) -> Vec<Renewal> {
-    std::iter::repeat_n(error, count)
-        .map(Renewal::Unknown)
-        .collect()
 }

@@ -63,11 +63,8 @@ pub(super) fn prepare(dir: &Dir, existed: bool) -> Result<u64> {
 pub(super) fn base(ceiling: u64) -> u64 {
     let today = SystemTime::now().duration_since(UNIX_EPOCH);
     let micros = today.map_or(0, |since| since.as_micros() as u64);
-    micros.max(ceiling + 1).saturating_sub(since_boot())
-}
-
-fn since_boot() -> u64 {
-    BootTime::now().as_nanos() / 1000
+    let since_boot = BootTime::now().as_nanos() / 1000;
+    micros.max(ceiling + 1).saturating_sub(since_boot)
 }
 
 impl Tokens {
@@ -84,19 +81,20 @@ impl Tokens {
         })
     }
 
-    /// The token clock.
-    pub(super) fn now(&self) -> u64 {
-        self.base.saturating_add(since_boot())
-    }
-
-    /// Makes sure that the next grants stay below the ceiling.
+    /// The token clock, sure to stay below the ceiling for the next grants.
     ///
     /// # Errors
-    /// [`ErrorKind::Unusable`] when it can't be raised: nobody can be granted then.
-    pub(super) fn prepare_grant(&self, operation: &'static str, dir: &Dir) -> Result<()> {
-        if self.now() + NEAR <= self.ceiling.load(Ordering::Acquire) {
-            return Ok(());
+    /// [`ErrorKind::Unusable`] when the ceiling can't be raised: nobody can be granted then.
+    pub(super) fn clock(&self, operation: &'static str, dir: &Dir) -> Result<u64> {
+        let now = self.base.saturating_add(BootTime::now().as_nanos() / 1000);
+        if now + NEAR > self.ceiling.load(Ordering::Acquire) {
+            let raised = self.raise(operation, dir, now)?;
+            self.ceiling.fetch_max(raised, Ordering::AcqRel);
         }
+        Ok(now)
+    }
+
+    fn raise(&self, operation: &'static str, dir: &Dir, now: u64) -> Result<u64> {
         let path = dir.path.join(CEILING);
         let fail = |errno| file_failed(operation, &path, errno);
         let file = self.file.lock();
@@ -104,26 +102,23 @@ impl Tokens {
             Errno::WOULDBLOCK => busy(operation, PATIENCE, &path),
             errno => fail(errno),
         })?;
-        let raise = || {
-            let Some(found) = read(&file) else {
-                return Err(unreadable(dir));
-            };
-            if self.now() + NEAR <= found {
-                return Ok(found);
+        let raised = match read(&file) {
+            None => Err(unreadable(dir)),
+            // Another process was quicker.
+            Some(found) if now + NEAR <= found => Ok(found),
+            Some(found) => {
+                let at = if slot(&file, 0) == Some(found) {
+                    SLOT
+                } else {
+                    0
+                };
+                let written = write(&file, at, now + STEP).map_err(fail);
+                written.map(|()| now + STEP)
             }
-            let raised = self.now() + STEP;
-            let at = match slot(&file, 0) == Some(found) {
-                true => SLOT,
-                false => 0,
-            };
-            write(&file, at, raised).map_err(fail)?;
-            Ok(raised)
         };
-        let raised = raise();
         // Unlocking an open file of ours can't fail.
         let _ = rustix::fs::flock(&*file, FlockOperation::Unlock);
-        self.ceiling.fetch_max(raised?, Ordering::AcqRel);
-        Ok(())
+        raised
     }
 }
 
@@ -158,10 +153,10 @@ fn slot(file: &OwnedFd, at: u64) -> Option<u64> {
 fn write(file: &OwnedFd, at: u64, ceiling: u64) -> std::result::Result<(), Errno> {
     let value = ceiling.to_string();
     let line = format!("{value} {:016x}\n", checksum(&value));
-    match rustix::io::pwrite(file, line.as_bytes(), at)? == line.len() {
-        true => rustix::fs::fsync(file),
-        false => Err(Errno::NOSPC),
+    if rustix::io::pwrite(file, line.as_bytes(), at)? != line.len() {
+        return Err(Errno::NOSPC);
     }
+    rustix::fs::fsync(file)
 }
 
 /// FNV-1a: tells a torn or edited line from a whole one.

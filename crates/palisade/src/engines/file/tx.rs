@@ -1,27 +1,62 @@
 //! `Tx`: one change of one line, under the line's lock.
 //!
+//! It takes microseconds, so that it runs on the spot, after a short spin. Where the lock stays
+//! taken, it is tried again until the timeout: a process that is stopped inside a change makes
+//! others fail on that one name, and never hang. No await lies between `begin` and `commit`.
+//!
 //! It settles the line by `core::line`. Before it lets a claim of another process hold, it looks
 //! whether that process lives; the dead lose their seats. What the line says has ended is looked
 //! up among the renewals first. Hints are gathered and sent only after the write: a hint is never
 //! a grant.
 
+use std::iter::zip;
+use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::getpid;
+
+use super::FileEngine;
+use super::error::{busy, damaged, file_failed, forked, moved};
+use super::keys;
 use super::leases::{self, Found};
-use super::line_file::{Extra, LineFile, State};
+use super::line_file::{Extra, LineFile, Lock, Missing, State};
 use super::liveness::{self, Hint, Peer};
 use super::store::Store;
 use crate::core::claim::{Ask, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::error::Result;
 use crate::core::line::Seat;
+use crate::core::name::Name;
 
+/// How long to sleep where spinning did not help.
+const PAUSE: Duration = Duration::from_millis(1);
 /// When to look again at a process that renews just now.
 const SOON: Duration = Duration::from_millis(10);
 
-/// A seat as the file has it.
+/// See the module's text. Dropped without a commit, it has changed nothing.
+pub(super) struct Tx<'a> {
+    store: &'a Store,
+    operation: &'static str,
+    /// An empty line may have none.
+    pub(super) file: Option<Arc<LineFile>>,
+    pub(super) state: State,
+    /// Read after the lock was had.
+    pub(super) now: BootTime,
+    /// The last token and the seats as the file has them.
+    before: (u64, Vec<Told>),
+    /// Whether something changed that [`Told`] does not say.
+    pub(super) touched: bool,
+    /// Whether an end in memory is not the one to go by next time.
+    read_again: bool,
+    /// Whom to tell what after the write.
+    hints: Vec<(u64, Hint)>,
+    /// The processes that were looked at.
+    peers: Vec<(u64, Peer)>,
+}
+
+/// What the file tells of a seat that may change.
 #[derive(Clone, Copy, PartialEq)]
-struct Before {
+struct Told {
     id: ClaimId,
     process: u64,
     sequence: u64,
@@ -29,7 +64,7 @@ struct Before {
     evicted: bool,
 }
 
-impl Before {
+impl Told {
     fn of(seat: &Seat<Extra>) -> Self {
         Self {
             id: seat.id,
@@ -41,90 +76,213 @@ impl Before {
     }
 }
 
-/// Whom to tell what after the write, and the processes that were looked at.
-#[derive(Default)]
-pub(super) struct Hints {
-    pub(super) list: Vec<(u64, Hint)>,
-    pub(super) peers: Vec<(u64, Peer)>,
+/// Whose processes are looked at besides those of the newly granted: the dead lose their seats.
+#[derive(Clone, Copy)]
+pub(super) enum Suspects {
+    Nobody,
+    /// Those whom this claim waits for.
+    Before(ClaimId),
+    Everyone,
 }
 
-/// See the module's text.
-pub(super) struct Tx<'a> {
-    store: &'a Store,
-    pub(super) state: &'a mut State,
-    /// Read after the lock was had.
-    pub(super) now: BootTime,
+/// Begins a change of a line.
+///
+/// # Errors
+/// [`ErrorKind::Unreachable`](crate::ErrorKind::Unreachable) when the line's lock can't be had
+/// within `timeout`.
+pub(super) async fn begin<'a>(
+    engine: &'a FileEngine,
     operation: &'static str,
-    before: Vec<Before>,
-    /// Whether something changed that `before` does not tell.
-    pub(super) touched: bool,
-    /// Whether an end in memory is not the one to go by next time.
-    read_again: bool,
-    hints: Hints,
+    name: &Name,
+    missing: Missing,
+    timeout: Duration,
+) -> Result<Tx<'a>> {
+    let store = &*engine.store;
+    if getpid() != store.pid {
+        return Err(forked(operation));
+    }
+    let line = (&*engine.namespace, name.as_str());
+    let file_name = keys::file_name(line.0, line.1);
+    let deadline = BootTime::now() + timeout;
+    let home = store.home();
+    loop {
+        let file = store
+            .files
+            .get(operation, home, &file_name, line, missing)?;
+        let Some(file) = file else {
+            return Ok(Tx::new(store, operation, None, State::empty(line)));
+        };
+        match file.lock(operation)? {
+            Lock::Had(state) if (&*state.namespace, &*state.name) == line => {
+                return Ok(Tx::new(store, operation, Some(file), state));
+            }
+            Lock::Had(state) => {
+                file.unlock(state);
+                return Err(damaged(operation, &file.path));
+            }
+            Lock::Taken => {}
+            // It was removed because nobody was in the line, or the whole store is gone.
+            Lock::Gone => {
+                store.files.forget(&file_name);
+                if !home.lines_are_in_place() {
+                    return Err(moved(operation, &home.dir.path));
+                }
+            }
+        }
+        if deadline.has_passed() {
+            return Err(busy(operation, timeout, &file.path));
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
 }
 
 impl<'a> Tx<'a> {
-    pub(super) fn begin(store: &'a Store, operation: &'static str, state: &'a mut State) -> Self {
+    /// The caller has the lock of the file.
+    pub(super) fn new(
+        store: &'a Store,
+        operation: &'static str,
+        file: Option<Arc<LineFile>>,
+        state: State,
+    ) -> Self {
         Self {
-            before: state.line.seats.iter().map(Before::of).collect(),
             store,
+            operation,
+            file,
+            before: (state.last, state.line.seats.iter().map(Told::of).collect()),
             state,
             now: BootTime::now(),
-            operation,
             touched: false,
             read_again: false,
-            hints: Hints::default(),
+            hints: Vec::new(),
+            peers: Vec::new(),
         }
     }
 
-    /// Writes what was changed, if anything was. `me` is the claim on whose behalf this happens:
-    /// it needs no hint.
-    pub(super) fn commit(mut self, file: &LineFile, me: Option<ClaimId>) -> Result<Hints> {
-        let after = self.state.line.seats.iter().map(Before::of);
-        if self.touched || !after.eq(self.before.iter().copied()) {
-            file.store(self.operation, self.state)?;
-            self.gather(me);
+    /// Writes what was changed, if anything was, and sends hints to whom it concerns. `me` is the
+    /// claim on whose behalf this happens: it needs none.
+    pub(super) fn commit(mut self, me: Option<ClaimId>) -> Result<()> {
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        let (before, after) = (&self.before.1, &mut self.state.line.seats);
+        let kept = zip(before, &*after).take_while(|(old, new)| **old == Told::of(new));
+        let kept = kept.count();
+        let adds = kept == before.len() && !self.touched;
+        if !adds || kept < after.len() {
+            let alone = |id: ClaimId| Some(id) == me;
+            let alone =
+                before.iter().all(|old| alone(old.id)) && after.iter().all(|new| alone(new.id));
+            // Removals and grants don't change the order.
+            let mut old = before[kept..].iter();
+            for seat in &mut after[kept..] {
+                let was = old.find(|old| old.id == seat.id);
+                if was != Some(&Told::of(seat)) {
+                    seat.extra.text = None;
+                }
+            }
+            let adds = adds && self.before.0 == self.state.last;
+            file.store(&mut self.state, if adds { kept } else { 0 })
+                .map_err(|errno| file_failed(self.operation, &file.path, errno))?;
+            if !alone {
+                self.gather(me);
+            }
         }
         if self.read_again {
             self.state.forget();
         }
-        Ok(self.hints)
-    }
-
-    /// What tickets of this process carry.
-    pub(super) fn process(&self) -> u64 {
-        self.store.process()
-    }
-
-    /// Whether the process lives, as of this transaction.
-    fn is_alive(&mut self, process: u64) -> bool {
-        if process == self.process() {
-            return true;
+        if let Some(file) = self.file.take() {
+            file.unlock(std::mem::take(&mut self.state));
         }
-        if let Some(dead) = self.known_dead(process) {
-            return !dead;
+        // Not under the line's lock: whoever is woken wants it.
+        for (process, hint) in std::mem::take(&mut self.hints) {
+            self.send(process, hint);
         }
-        let peer = liveness::open_to_wake(&self.store.home().procs, process);
-        let dead = matches!(peer, Peer::Dead);
-        self.hints.peers.push((process, peer));
-        !dead
-    }
-
-    /// Whether this transaction found the process dead, if it has looked.
-    fn known_dead(&self, process: u64) -> Option<bool> {
-        let known = self.hints.peers.iter();
-        let known = known.into_iter().find(|(known, _)| *known == process);
-        known.map(|(_, peer)| matches!(peer, Peer::Dead))
+        Ok(())
     }
 
     /// Sends a hint after the write.
     pub(super) fn hint(&mut self, process: u64, hint: Hint) {
-        self.hints.list.push((process, hint));
+        self.hints.push((process, hint));
+    }
+
+    fn send(&mut self, process: u64, hint: Hint) {
+        if process == self.store.process() {
+            self.store.watcher.hand(hint);
+        } else if let Peer::Alive(end) = self.peer(process) {
+            liveness::send(end, hint);
+        }
+    }
+
+    /// Another process, as of this transaction.
+    fn peer(&mut self, process: u64) -> &Peer {
+        let known = self.peers.iter().position(|(known, _)| *known == process);
+        let at = known.unwrap_or_else(|| {
+            let peer = liveness::open_to_wake(&self.store.home().procs, process);
+            self.peers.push((process, peer));
+            self.peers.len() - 1
+        });
+        &self.peers[at].1
+    }
+
+    /// Removes what has ended and grants what has come to the front, until no process that
+    /// matters is found dead: a claim of a dead process is never granted. Where tokens can't be
+    /// had, or promises of an earlier boot are not over, nobody is granted.
+    ///
+    /// # Errors
+    /// Why nobody can be granted.
+    pub(super) fn settle(&mut self, suspects: Suspects) -> Result<()> {
+        let (home, mine) = (self.store.home(), self.store.process());
+        loop {
+            let mut seats = self.state.line.seats.iter();
+            if seats.any(|seat| seat.expires <= self.now) {
+                self.look_up_renewals();
+            }
+            let State { line, last, .. } = &mut self.state;
+            let clock = if line.seats.iter().all(Seat::is_held) {
+                Ok(*last)
+            } else {
+                let over = home.promised.all_over(self.operation);
+                over.and_then(|()| home.tokens.clock(self.operation, &home.dir))
+            };
+            let granted = if let Ok(clock) = clock {
+                line.settle(self.now, || {
+                    *last = (*last + 1).max(clock);
+                    *last
+                })
+            } else {
+                line.seats.retain(|seat| seat.expires > self.now);
+                Vec::new()
+            };
+            let ahead = match suspects {
+                Suspects::Nobody => Vec::new(),
+                Suspects::Before(id) => line.blockers(id),
+                Suspects::Everyone => line.seats.iter().collect(),
+            };
+            let granted = granted.iter().filter_map(|id| line.seat(*id));
+            let processes = ahead.into_iter().chain(granted);
+            let processes = processes.map(|seat| seat.extra.process);
+            let mut suspected: Vec<u64> = processes.filter(|process| *process != mine).collect();
+            suspected.retain(|process| matches!(self.peer(*process), Peer::Dead));
+            if suspected.is_empty() {
+                return clock.map(drop);
+            }
+            // What is kept by its lease alone stays if it held before this change: its process may
+            // have told somebody.
+            let (seats, before) = (&mut self.state.line.seats, &self.before.1);
+            let held = |id| before.iter().any(|old| old.id == id && old.sequence != 0);
+            let count = seats.len();
+            seats.retain(|seat| {
+                !suspected.contains(&seat.extra.process) || (seat.extra.by_lease && held(seat.id))
+            });
+            if seats.len() == count {
+                return clock.map(drop);
+            }
+        }
     }
 
     /// Looks up whether what the line says has ended was renewed.
     fn look_up_renewals(&mut self) {
-        let (now, mine) = (self.now, self.process());
+        let (now, mine) = (self.now, self.store.process());
         for seat in &mut self.state.line.seats {
             if seat.expires > now || seat.extra.orphan {
                 continue;
@@ -147,93 +305,9 @@ impl<'a> Tx<'a> {
                 Found::Missing => {
                     seat.extra.orphan = true;
                     seat.expires = now + seat.ttl;
+                    (seat.extra.until, seat.extra.text) = (seat.expires, None);
                     self.touched = true;
                 }
-            }
-        }
-    }
-
-    /// Removes what has ended and grants what has come to the front; a claim of a dead process
-    /// is never granted. Where tokens can't be had, nobody is granted.
-    ///
-    /// # Errors
-    /// Why tokens can't be had.
-    pub(super) fn settle(&mut self) -> Result<()> {
-        let home = self.store.home();
-        let ready = match self.state.line.seats.iter().all(Seat::is_held) {
-            true => Ok(()),
-            false => home
-                .promised
-                .all_over(self.operation)
-                .and_then(|()| home.tokens.prepare_grant(self.operation, &home.dir)),
-        };
-        loop {
-            self.look_up_renewals();
-            if ready.is_err() {
-                self.state.line.seats.retain(|seat| seat.expires > self.now);
-                return ready;
-            }
-            let State { line, last, .. } = &mut *self.state;
-            let tokens = &home.tokens;
-            let granted = line.settle(self.now, || {
-                *last = (*last + 1).max(tokens.now());
-                *last
-            });
-            let of_granted: Vec<u64> = granted
-                .iter()
-                .filter_map(|id| line.seat(*id).map(|seat| seat.extra.process))
-                .collect();
-            if !self.bury(of_granted) {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Removes the seats of those of `processes` that are dead; says whether there were any. What
-    /// is kept by its lease alone stays if it held before: its process may have told somebody.
-    fn bury(&mut self, processes: Vec<u64>) -> bool {
-        let mut any = false;
-        for process in processes {
-            if !self.is_alive(process) {
-                let (seats, before) = (&mut self.state.line.seats, &self.before);
-                let held = |id| before.iter().any(|old| old.id == id && old.sequence != 0);
-                let count = seats.len();
-                seats.retain(|seat| {
-                    seat.extra.process != process || (seat.extra.by_lease && held(seat.id))
-                });
-                any |= seats.len() < count;
-            }
-        }
-        any
-    }
-
-    /// Settles, and looks for the dead among those that block `id`, until none is left.
-    ///
-    /// # Errors
-    /// As [`Tx::settle`].
-    pub(super) fn settle_before(&mut self, id: ClaimId) -> Result<()> {
-        loop {
-            let settled = self.settle();
-            let blockers = self.state.line.blockers(id);
-            let processes = blockers.iter().map(|seat| seat.extra.process).collect();
-            if !self.bury(processes) {
-                return settled;
-            }
-        }
-    }
-
-    /// Settles, and looks for the dead among all, until none is left.
-    ///
-    /// # Errors
-    /// As [`Tx::settle`].
-    pub(super) fn settle_all(&mut self) -> Result<()> {
-        loop {
-            let settled = self.settle();
-            let seats = self.state.line.seats.iter();
-            let mut processes: Vec<u64> = seats.map(|seat| seat.extra.process).collect();
-            processes.dedup();
-            if !self.bury(processes) {
-                return settled;
             }
         }
     }
@@ -241,27 +315,25 @@ impl<'a> Tx<'a> {
     /// Gathers whom to wake: who is gone, who is granted, and who waits behind another claim than
     /// before, since each sleeps on the one just ahead or, at the front, on all holders.
     fn gather(&mut self, me: Option<ClaimId>) {
-        let before = std::mem::take(&mut self.before);
+        let before = std::mem::take(&mut self.before.1);
         let mut old = before.iter().enumerate().peekable();
         let mut hints = Vec::new();
         let (mut gone, mut granted) = (false, false);
         // Where each seat was; removals and grants don't change the order.
         let mut was_at = Vec::with_capacity(self.state.line.seats.len());
-        for seat in &self.state.line.seats {
-            while let Some((_, left)) = old.next_if(|(_, old)| old.id != seat.id) {
+        for seat in self.state.line.seats.iter().map(Some).chain([None]) {
+            while let Some((_, left)) = old.next_if(|(_, old)| seat.is_none_or(|s| s.id != old.id))
+            {
                 gone = true;
                 hints.push((left.process, left.id, left.sequence != 0));
             }
+            let Some(seat) = seat else { break };
             let at = old.next().map(|(at, _)| at);
             was_at.push(at);
             if seat.is_held() && at.is_some_and(|at| before[at].sequence == 0) {
                 granted = true;
                 hints.push((seat.extra.process, seat.id, false));
             }
-        }
-        for (_, left) in old {
-            gone = true;
-            hints.push((left.process, left.id, left.sequence != 0));
         }
         if gone || granted {
             let seats = &self.state.line.seats;
@@ -286,10 +358,21 @@ impl<'a> Tx<'a> {
             }
         }
         for (process, id, alarm) in hints {
-            if Some(id) != me && self.known_dead(process) != Some(true) {
+            let dead =
+                |(known, peer): &(u64, Peer)| *known == process && matches!(peer, Peer::Dead);
+            if Some(id) != me && !self.peers.iter().any(dead) {
                 let hint = if alarm { Hint::Alarm } else { Hint::Look };
                 self.hint(process, hint(id));
             }
+        }
+    }
+}
+
+impl Drop for Tx<'_> {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.take() {
+            self.state.forget();
+            file.unlock(std::mem::take(&mut self.state));
         }
     }
 }

@@ -44,6 +44,23 @@ impl Login {
         login.fresh()
     }
 
+    /// Takes a login out of options of other names, for servers beside those that the URL is about.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] when the file can't be read.
+    pub(crate) fn take_apart(
+        url: &mut Url,
+        user: &'static str,
+        password_file: &'static str,
+    ) -> Result<Self> {
+        let login = Self {
+            user: url.take(user),
+            password: None,
+            file: SecretFile::take(url, password_file),
+        };
+        login.fresh()
+    }
+
     /// The same login with the password as its file has it now: passwords are rotated, so that
     /// each connect asks.
     ///

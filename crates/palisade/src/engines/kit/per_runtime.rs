@@ -77,6 +77,13 @@ pub(crate) struct Link<C> {
     generation: u64,
 }
 
+impl<C> Link<C> {
+    /// Which connection it is: another number after every connect.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+}
+
 /// Takes the slot of a runtime away when the runtime drops its tasks.
 struct RuntimeEnd<C> {
     runtime: Id,

@@ -78,8 +78,13 @@ impl Bell {
 
 impl PushHub {
     pub(crate) fn new() -> Self {
+        Self::named(format!("{:032x}", rand::random::<u128>()))
+    }
+
+    /// One of several hubs of a client, which share a name.
+    pub(crate) fn named(channel: String) -> Self {
         Self {
-            channel: format!("{:032x}", rand::random::<u128>()),
+            channel,
             bells: Mutex::default(),
             alarms: broadcast::channel(64).0,
         }

@@ -64,6 +64,15 @@ impl Tls {
         Ok(Some(Self { given, ..read }))
     }
 
+    /// With certificates that come from elsewhere than a URL's options.
+    pub(crate) fn of(ca: Option<Vec<u8>>, identity: Option<(Vec<u8>, Vec<u8>)>) -> Self {
+        Self {
+            ca,
+            identity,
+            ..Self::default()
+        }
+    }
+
     /// The same with the contents as the files have them now: certificates are rotated, so that
     /// each connect asks.
     ///

@@ -32,7 +32,7 @@ pub(super) async fn enter(client: &Client, claim: &Arc<Claim>) -> Result<Entered
             sent: BootTime::now(),
             ttl: claim.ttl,
         };
-        return Ok(entered(claim, Place::Waiting, armed));
+        return Ok(entered(client, claim, Place::Waiting, armed));
     }
     let entered = enter_line(client, claim).await;
     match &entered {
@@ -47,8 +47,9 @@ pub(super) async fn enter(client: &Client, claim: &Arc<Claim>) -> Result<Entered
     entered
 }
 
-fn entered(claim: &Claim, place: Place, armed: LeaseStart) -> Entered {
+fn entered(client: &Client, claim: &Claim, place: Place, armed: LeaseStart) -> Entered {
     let mut ticket = Ticket::own(claim.name.clone(), claim.id);
+    ticket.native = Some(Arc::clone(&client.native));
     if let Place::Held { sequence } = place {
         ticket.sequence = sequence;
     }
@@ -91,7 +92,7 @@ async fn enter_line(client: &Client, claim: &Claim) -> Result<Entered> {
         _ => return error::unreadable("enter"),
     };
     let ttl = from_micros(left);
-    Ok(entered(claim, place, LeaseStart { sent, ttl }))
+    Ok(entered(client, claim, place, LeaseStart { sent, ttl }))
 }
 
 fn held(sequence: i64) -> Place {

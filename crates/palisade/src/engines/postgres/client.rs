@@ -12,6 +12,7 @@ use tokio_postgres::Row;
 use super::config::Config;
 use super::connect::Server;
 use super::error::{self, Remedy};
+use super::guard;
 use super::local_queue::LocalQueue;
 use super::notify;
 use super::pooler::{self, Between};
@@ -32,6 +33,8 @@ pub(super) struct Client {
     pub(super) server: Server,
     pub(super) schema: Schema,
     pub(super) namespace: String,
+    /// What tickets carry, for [`super::guard`].
+    pub(super) native: Arc<str>,
     pub(super) timeout: Duration,
     pub(super) hub: Arc<PushHub>,
     pub(super) queue: LocalQueue,
@@ -111,6 +114,7 @@ impl Client {
         });
         Self {
             server: config.server,
+            native: guard::native(&config.schema, &settings.namespace).into(),
             schema: config.schema,
             namespace: settings.namespace.clone(),
             timeout: settings.timeout,

@@ -171,7 +171,7 @@ pub fn open(mut url: Url, settings: &Settings) -> Result<SharedEngine> {
 }
 
 impl Config {
-    fn take(url: &mut Url, settings: &Settings) -> Result<Self> {
+    pub(super) fn take(url: &mut Url, settings: &Settings) -> Result<Self> {
         let listen = url.take("listen_url").map(|text| {
             listener(&text, settings).map_err(|error| {
                 let message = format!("option listen_url: {}", error.message());

@@ -9,6 +9,7 @@ use tokio_postgres::error::{DbError, SqlState};
 use super::pooler;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::{Host, about_tls, cause};
+use crate::fence::sql;
 
 /// Said of a server that follows another one.
 pub(super) const STANDBY: &str =
@@ -17,6 +18,14 @@ pub(super) const STANDBY: &str =
 /// Whether the server refused because it follows another one.
 pub(super) fn is_standby(error: &Error) -> bool {
     error.message().starts_with(STANDBY)
+}
+
+/// Said when a fenced row refuses a token.
+const STALE: &str = "the fencing token is stale";
+
+/// Whether a fenced row refused the token.
+pub(super) fn is_stale(error: &Error) -> bool {
+    error.message().starts_with(STALE)
 }
 
 /// What to do about a failed statement.
@@ -71,6 +80,7 @@ pub(super) fn remedy(operation: &'static str, error: &tokio_postgres::Error) -> 
             ErrorKind::InvalidName,
             "the database can't store this name; it should be encoded in UTF8",
         ),
+        sql::STALE => (ErrorKind::Lost, STALE),
         "53100" => (ErrorKind::Unusable, "the server's disk is full"),
         "53200" => (
             ErrorKind::Unusable,

@@ -8,7 +8,8 @@
 //! keeps one session (`statements`) per runtime. `connect` makes connections, `pooler` finds out
 //! what stands in between, `local_queue` keeps a crowd of waiters out of the server's line and
 //! `notify` is what the server pushes. `shedlock` is another layout of the table, and `advisory`
-//! another engine that shares connections, errors, findings and schema.
+//! another engine that shares connections, errors, findings and schema. `fence` is the fenced
+//! storage beside the locks, `guard` a hold as a condition of the user's own transaction.
 
 mod acquire;
 pub mod advisory;
@@ -19,6 +20,8 @@ mod config;
 mod connect;
 mod connection;
 mod error;
+mod fence;
+mod guard;
 mod inspect;
 mod local_queue;
 mod notify;
@@ -27,6 +30,8 @@ mod release;
 mod renew;
 mod schema;
 mod shedlock;
+#[cfg(feature = "sqlx")]
+pub mod sqlx;
 mod statements;
 
 use std::sync::Arc;
@@ -35,6 +40,9 @@ use std::time::Duration;
 pub(crate) use config::FACTORY;
 pub use config::Postgres;
 pub use config::open;
+pub(crate) use fence::open as open_fence;
+pub use fence::{present, refused};
+pub use guard::{PostgresHold, is_guard_failure, lock_in_transaction, try_lock_in_transaction};
 pub use schema::Schema;
 
 use self::client::Client;

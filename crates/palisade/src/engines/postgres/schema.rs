@@ -6,19 +6,28 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use super::error;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::Url;
+use crate::fence::sql::Table;
 
 /// What the tables mean. A client refuses another one than its own.
 const VERSION: i32 = 3;
 
 /// The revision of `schema.sql`: raise it with every change there. Changes only add, so that
-/// clients of an earlier revision go on working, and a client needs at least its own.
-const REVISION: i32 = 4;
+/// clients of an earlier revision go on working.
+const REVISION: i32 = 5;
+
+/// The least revision that locks need. Fenced storage and guards came with 5: whoever uses them
+/// is told by the server that they are missing.
+const LEAST: i32 = 4;
 
 /// The versions come last: whoever sees them sees all of the rest.
 const SQL: &str = concat!(
     include_str!("schema.sql"),
     "\n",
     include_str!("shedlock.sql"),
+    "\n",
+    include_str!("fence.sql"),
+    "\n",
+    include_str!("guard.sql"),
     "\nCREATE OR REPLACE FUNCTION @schema@.version() RETURNS int LANGUAGE sql IMMUTABLE ",
     "AS 'SELECT @version@';\n",
     "CREATE OR REPLACE FUNCTION @schema@.revision() RETURNS int LANGUAGE sql IMMUTABLE ",
@@ -89,9 +98,18 @@ impl Schema {
     }
 
     fn fill(&self, sql: &str) -> String {
-        sql.replace("@schema@", &self.quoted())
+        sql.replace("@triggers@", &self.triggers())
+            .replace("@schema@", &self.quoted())
             .replace("@version@", &VERSION.to_string())
             .replace("@revision@", &REVISION.to_string())
+    }
+
+    /// What fences the rows of the store.
+    fn triggers(&self) -> String {
+        // A schema's name is a part of a table's, and so are these.
+        Table::new(&format!("{}.fenced", self.0))
+            .and_then(|table| table.keyed_by(&["namespace", "resource"]))
+            .map_or_else(|_| String::new(), |table| table.postgres())
     }
 
     /// Sees to it that it is there and fits. Makes it where there is none; one that is there is
@@ -110,7 +128,7 @@ impl Schema {
             None => {}
             Some(VERSION) => {
                 return match self.found(client, "revision").await? {
-                    Some(REVISION..) => Ok(()),
+                    Some(LEAST..) => Ok(()),
                     _ => misfit(
                         "the schema is of an earlier palisade; let its owner run what `palisade schema postgres` prints, which clients of the earlier one go on using".to_owned(),
                     ),

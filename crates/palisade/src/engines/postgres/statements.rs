@@ -64,9 +64,13 @@ pub(super) enum Verb {
     ShedSurvey,
     ShedMark,
     ShedRemove,
+    FenceWrite,
+    FenceAccept,
+    FenceRead,
+    FenceForget,
 }
 
-const VERBS: usize = Verb::ShedRemove as usize + 1;
+const VERBS: usize = Verb::FenceForget as usize + 1;
 
 /// The columns of a survey; `@which@` chooses the lines.
 const SURVEY: &str = "SELECT l.name, replace(s.claim::text, '-', ''), s.weight, s.capacity, \
@@ -95,6 +99,18 @@ const SHED_MARK: &str = "UPDATE shedlock SET locked_by = left('evicting ' || \
 const SHED_REMOVE: &str = "UPDATE shedlock SET lock_until = timezone('utc', clock_timestamp()) \
      WHERE name = $1 AND (locked_by = $2 OR split_part(locked_by, ' ', 2) = $2) \
      AND lock_until > timezone('utc', clock_timestamp()) RETURNING 1";
+
+/// Writes to a fenced row, or makes it; the triggers judge the token. With `$5` each token writes
+/// once. `durable()` counts for the whole statement.
+const FENCE_WRITE: &str = "INSERT INTO @schema@.fenced AS f (namespace, resource, data, fence) \
+     SELECT $1, $2, $3, $4 FROM @schema@.durable() ON CONFLICT (namespace, resource) \
+     DO UPDATE SET data = excluded.data, fence = $4 \
+     WHERE NOT $5 OR coalesce(f.fence_token, 0) < $4 RETURNING 1";
+const FENCE_ACCEPT: &str = "INSERT INTO @schema@.fenced AS f (namespace, resource, fence) \
+     SELECT $1, $2, $3 FROM @schema@.durable() ON CONFLICT (namespace, resource) \
+     DO UPDATE SET fence = $3 WHERE NOT $4 OR coalesce(f.fence_token, 0) < $3 RETURNING 1";
+const FENCE_READ: &str = "SELECT fence_token, CASE WHEN $3 THEN data END FROM @schema@.fenced \
+     WHERE namespace = $1 AND resource = $2";
 
 /// A pattern for the names that begin with `prefix`. With the pattern known when the statement is
 /// planned, the server reads the part of an index that fits, whatever the database's collation.
@@ -156,6 +172,10 @@ impl Verb {
             Self::ShedSurvey => (SHED_SURVEY.into(), &[T, B]),
             Self::ShedMark => (SHED_MARK.into(), &[T, T]),
             Self::ShedRemove => (SHED_REMOVE.into(), &[T, T]),
+            Self::FenceWrite => (FENCE_WRITE.into(), &[T, T, Type::BYTEA, N, B]),
+            Self::FenceAccept => (FENCE_ACCEPT.into(), &[T, T, N, B]),
+            Self::FenceRead => (FENCE_READ.into(), &[T, T, B]),
+            Self::FenceForget => ("SELECT @schema@.fence_forget($1, $2)".into(), &[T, T]),
         }
     }
 }

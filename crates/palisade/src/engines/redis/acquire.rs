@@ -24,7 +24,7 @@ const RECHECK: Duration = Duration::from_secs(1);
 const ROUNDING: u64 = 2;
 
 /// Weight and capacity as the scripts count: the whole line is 0 of 0.
-pub(super) fn numbers(ask: Ask) -> (u32, u32) {
+pub(in crate::engines) fn numbers(ask: Ask) -> (u32, u32) {
     match ask {
         Ask::Whole => (0, 0),
         Ask::Part { weight, capacity } => (weight, capacity),
@@ -71,9 +71,9 @@ impl Standing {
 }
 
 impl Client {
-    pub(super) async fn enter(&self, claim: &Claim) -> Result<Entered> {
+    pub(in crate::engines) async fn enter(&self, claim: &Claim) -> Result<Entered> {
         let keys = self.keys.line(&claim.name)?;
-        let link = self.link().await?;
+        let mut link = self.link_to(&keys).await?;
         // Before the claim is in the line: the push that grants it must find the bell.
         let mut bell = None;
         if claim.queue {
@@ -94,7 +94,7 @@ impl Client {
             command.arg(&tail);
         };
         let sent = BootTime::now();
-        let answer = self.run_for(&link, Script::Enter, &keys, claim.id, arguments);
+        let answer = self.run_for(&mut link, Script::Enter, &keys, claim.id, arguments);
         let answer = answer.await?;
         if answer == "busy" {
             return Ok(Entered::Busy);
@@ -116,7 +116,7 @@ impl Client {
             ..Ticket::own(claim.name.clone(), claim.id)
         };
         if sequence != 0
-            && self.target.replicas > 0
+            && self.replicas > 0
             && let Err(error) = self.replicated("enter", &link).await
         {
             // Nobody may hold what a failover would forget.
@@ -133,11 +133,11 @@ impl Client {
         })
     }
 
-    pub(super) async fn wait(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
+    pub(in crate::engines) async fn wait(&self, ticket: &Ticket, until: BootTime) -> Result<Place> {
         let keys = self.keys.line(&ticket.name)?;
         let bell = self.hub.bell(ticket.claim);
         loop {
-            let link = self.link().await?;
+            let link = self.link_to(&keys).await?;
             self.hear(&link).await?;
             let look_at = bell.due().min(until).min(BootTime::now() + RECHECK);
             if !look_at.has_passed() {
@@ -148,7 +148,7 @@ impl Client {
                 }
             }
             // With replicas a grant counts once they have it, which a look asks for.
-            if let Some(sequence) = bell.granted().filter(|_| self.target.replicas == 0) {
+            if let Some(sequence) = bell.granted().filter(|_| self.replicas == 0) {
                 self.hub.forget(ticket.claim);
                 return Ok(Place::Held { sequence });
             }
@@ -185,7 +185,7 @@ impl Client {
             }
         };
         if error.kind() == ErrorKind::Unreachable {
-            self.links.broken(link).await;
+            self.servers.broken(link).await;
         }
         // Nothing was asked for yet.
         Err(Error::new(error.kind(), "subscribe", error.message()))
@@ -193,8 +193,8 @@ impl Client {
 
     /// Where a claim stands; `None` when it is not in the line.
     async fn look(&self, keys: &LineKeys, ticket: &Ticket) -> Result<Option<Standing>> {
-        let link = self.link().await?;
-        let answer = self.run_for(&link, Script::Look, keys, ticket.claim, |_| ());
+        let mut link = self.link_to(keys).await?;
+        let answer = self.run_for(&mut link, Script::Look, keys, ticket.claim, |_| ());
         let answer = answer.await?;
         if answer == "gone" {
             return Ok(None);

@@ -21,7 +21,7 @@ const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redi
 /// Long enough that no cycle ends by it.
 const TTL_MS: u32 = 30_000;
 
-struct RedisBaseline {
+pub(in crate::engines) struct RedisBaseline {
     links: Arc<PerRuntime<(MultiplexedConnection, String)>>,
     server: Server,
     /// Connections that wait for nothing: a BLPOP blocks its own.
@@ -29,7 +29,12 @@ struct RedisBaseline {
 }
 
 pub(super) async fn open(url: Url, settings: Settings) -> Result<Arc<dyn Baseline>> {
-    let server = Target::take(url, settings.connect_timeout)?.server;
+    let server = Target::take(url, settings.connect_timeout)?.server()?;
+    Ok(Arc::new(of_server(server, &settings)))
+}
+
+/// The raw operations of one server.
+pub(in crate::engines) fn of_server(server: Server, settings: &Settings) -> RedisBaseline {
     let connecting = server.clone();
     let links = PerRuntime::new(settings.connect_timeout, move || {
         let server = connecting.clone();
@@ -42,16 +47,38 @@ pub(super) async fn open(url: Url, settings: Settings) -> Result<Arc<dyn Baselin
             Ok((connection, hash))
         })
     });
-    Ok(Arc::new(RedisBaseline {
+    RedisBaseline {
         links: Arc::new(links),
         server,
         idle: Arc::default(),
-    }))
+    }
 }
 
 async fn ask(connection: &mut MultiplexedConnection, command: &Cmd) -> Result<Value> {
     let answer = command.query_async(connection).await;
     answer.map_err(|error| fault("baseline", &error))
+}
+
+impl RedisBaseline {
+    /// Sets `key`, which is free, to `id`.
+    pub(in crate::engines) async fn set(&self, key: &str, id: &str) -> Result<()> {
+        let (mut connection, _) = self.links.get().await?.connection;
+        let mut set = redis::cmd("SET");
+        set.arg(key).arg(id).arg("NX").arg("PX").arg(TTL_MS);
+        if ask(&mut connection, &set).await? == Value::Nil {
+            let message = "the key is in use";
+            return Err(Error::new(ErrorKind::Unusable, "baseline", message));
+        }
+        Ok(())
+    }
+
+    /// Deletes `key` if it is `id`.
+    pub(in crate::engines) async fn release(&self, key: &str, id: &str) -> Result<()> {
+        let (mut connection, hash) = self.links.get().await?.connection;
+        let mut release = redis::cmd("EVALSHA");
+        release.arg(&hash).arg(1).arg(key).arg(id);
+        ask(&mut connection, &release).await.map(drop)
+    }
 }
 
 impl Baseline for RedisBaseline {

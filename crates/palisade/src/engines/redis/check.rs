@@ -1,9 +1,11 @@
 //! `check`: what about this server could break exclusion, tokens or wake-ups.
 
 use std::collections::HashMap;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures_util::future::try_join_all;
 use redis::RedisResult;
+use redis::aio::MultiplexedConnection;
 
 use super::client::Client;
 use super::connection::Connection;
@@ -12,7 +14,7 @@ use super::notify::wake_channel;
 use crate::core::clock::BootTime;
 use crate::core::error::Result;
 use crate::core::report::{Checkup, Finding, Severity};
-use crate::engines::kit::{Link, clock_off, plain_text};
+use crate::engines::kit::{Host, Link, clock_off, plain_text, timed};
 
 /// The oldest version that has all the commands in use.
 const OLDEST: (u32, u32) = (6, 2);
@@ -27,10 +29,38 @@ fn finding(severity: Severity, code: &'static str, message: &str, remedy: &str) 
 }
 
 impl Client {
-    pub(super) async fn check(&self) -> Result<Checkup> {
-        let link = self.link().await?;
-        let info = self.info(&link).await?;
-        let ahead = self.clock_ahead(&link).await?;
+    pub(in crate::engines) async fn check(&self) -> Result<Checkup> {
+        let links = self.servers.all().await?;
+        let checkups = try_join_all(links.iter().map(|link| self.check_server(link))).await?;
+        let mut whole = match <[Checkup; 1]>::try_from(checkups) {
+            Ok([one]) => one,
+            Err(several) => {
+                let hosts = links.iter().map(|link| link.connection.host().clone());
+                merged(hosts.zip(several.into_iter().map(Some)))
+            }
+        };
+        if let Some(sentinel) = self.servers.sentinel() {
+            let mut ahead: Vec<i64> = whole.clock_ahead_us.into_iter().collect();
+            for replica in sentinel.replicas().await {
+                let asking = async {
+                    let (mut connection, _driver) = replica.connect(|_| ()).await.ok()?;
+                    clock_ahead(&mut connection).await.ok()
+                };
+                let limit = self.servers.connect_timeout();
+                ahead.extend(tokio::time::timeout(limit, asking).await.ok().flatten());
+            }
+            whole.findings.extend(clocks_apart(&ahead));
+        }
+        let (hosts, encrypted) = self.servers.named();
+        whole.findings.extend(plain_text(&hosts, encrypted));
+        Ok(whole)
+    }
+
+    async fn check_server(&self, link: &Link<Connection>) -> Result<Checkup> {
+        let info = self.info(link).await?;
+        let mut connection = link.connection.multiplexed.clone();
+        let ahead = timed("check", self.timeout, clock_ahead(&mut connection)).await?;
+        let ahead = ahead.map_err(|error| fault("check", &error))?;
         let said = |key: &str| info.get(key).map(String::as_str).unwrap_or_default();
         let number = |key: &str| said(key).parse::<u64>().unwrap_or(0);
 
@@ -39,10 +69,6 @@ impl Client {
             None => format!("Redis {}", said("redis_version")),
         };
         let mut findings = Vec::new();
-        findings.extend(plain_text(
-            std::slice::from_ref(&self.target.server.host),
-            self.target.server.tls.is_some(),
-        ));
         findings.extend(clock_off(ahead));
         if is_old(said("redis_version")) {
             findings.push(finding(
@@ -74,7 +100,7 @@ impl Client {
             ));
         } else if number("connected_slaves") > 0
             && !info.contains_key("min_slaves_good_slaves")
-            && self.target.replicas == 0
+            && self.replicas == 0
         {
             findings.push(finding(
                 Severity::Danger,
@@ -83,8 +109,8 @@ impl Client {
                 "set min-replicas-to-write 1 and min-replicas-max-lag, and use the option replicas=1",
             ));
         }
-        findings.extend(self.persistence(&link, number("aof_enabled") == 1).await?);
-        findings.extend(self.channels(&link).await?);
+        findings.extend(self.persistence(link, number("aof_enabled") == 1).await?);
+        findings.extend(self.channels(link).await?);
         Ok(Checkup {
             version: Some(version),
             clock_ahead_us: Some(ahead),
@@ -99,19 +125,6 @@ impl Client {
         Ok(pairs
             .map(|(key, value)| (key.to_owned(), value.trim().to_owned()))
             .collect())
-    }
-
-    /// How far the server's clock is ahead of ours, in microseconds, as of the middle of a
-    /// request.
-    async fn clock_ahead(&self, link: &Link<Connection>) -> Result<i64> {
-        let began = BootTime::now();
-        let time: RedisResult<(i64, i64)> = self.ask("check", link, &redis::cmd("TIME")).await?;
-        let took = BootTime::now().saturating_since(began);
-        let here = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_micros() as i64);
-        let (seconds, micros) = time.map_err(|error| fault("check", &error))?;
-        Ok(seconds * 1_000_000 + micros - (here - took.as_micros() as i64 / 2))
     }
 
     /// Warns of a restart that forgets who holds.
@@ -154,6 +167,65 @@ impl Client {
             )
         }))
     }
+}
+
+/// How far a server's clock is ahead of ours, in microseconds, as of the middle of a request.
+async fn clock_ahead(connection: &mut MultiplexedConnection) -> RedisResult<i64> {
+    let began = BootTime::now();
+    let (seconds, micros): (i64, i64) = redis::cmd("TIME").query_async(connection).await?;
+    let took = BootTime::now().saturating_since(began);
+    let here = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_micros() as i64);
+    Ok(seconds * 1_000_000 + micros - (here - took.as_micros() as i64 / 2))
+}
+
+/// Clocks of servers that are further apart than this make tokens or leases of one of them unsafe.
+const APART: Duration = Duration::from_secs(1);
+
+/// Warns of servers whose clocks differ: a lock that goes from one to another meets both.
+pub(in crate::engines) fn clocks_apart(ahead_us: &[i64]) -> Option<Finding> {
+    let (least, most) = (ahead_us.iter().min()?, ahead_us.iter().max()?);
+    let apart = Duration::from_micros((most - least).unsigned_abs());
+    (apart > APART).then(|| {
+        let message = format!("the clocks of the servers are {apart:.1?} apart");
+        finding(
+            Severity::Danger,
+            "clocks_apart",
+            &message,
+            "run NTP on all of them; tokens rest on the clock after a failover, and leases always",
+        )
+    })
+}
+
+/// The findings of several servers, each with its host; `None` is one that does not answer.
+pub(in crate::engines) fn merged(
+    servers: impl Iterator<Item = (Host, Option<Checkup>)>,
+) -> Checkup {
+    let (mut whole, mut ahead) = (Checkup::default(), Vec::new());
+    for (host, checkup) in servers {
+        let Some(checkup) = checkup else {
+            whole.findings.push(finding(
+                Severity::Warning,
+                "server_down",
+                &format!("{host} does not answer: fewer others may fail"),
+                "start it, or replace it in the URL of all clients at once",
+            ));
+            continue;
+        };
+        whole.version = whole.version.or(checkup.version);
+        ahead.extend(checkup.clock_ahead_us);
+        let findings = checkup.findings.into_iter().map(|finding| Finding {
+            message: format!("{host}: {}", finding.message),
+            ..finding
+        });
+        whole.findings.extend(findings);
+    }
+    whole.findings.extend(clocks_apart(&ahead));
+    // The clock that most are near.
+    ahead.sort_unstable();
+    whole.clock_ahead_us = ahead.get(ahead.len() / 2).copied();
+    whole
 }
 
 fn is_old(version: &str) -> bool {

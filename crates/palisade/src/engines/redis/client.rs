@@ -9,18 +9,20 @@ use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, RedisResult, Value};
 
-use super::config::Target;
+use super::cluster::{MOVING, REDIRECTS, Redirect};
 use super::connection::Connection;
 use super::error::{fault, is_broken, is_no_script};
 use super::keys::{Keys, LineKeys};
+use super::servers::Servers;
 use crate::core::claim::ClaimId;
+use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::push::PushHub;
-use crate::engines::kit::{Link, PerRuntime, timed};
+use crate::engines::kit::{Link, timed};
 
 /// A script, one per verb: which of [`SOURCES`] it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Script {
+pub(in crate::engines) enum Script {
     Enter,
     Look,
     Renew,
@@ -29,6 +31,10 @@ pub(super) enum Script {
     Survey,
     Evict,
     Resize,
+    Fence,
+    Vote,
+    Retract,
+    Raise,
 }
 
 macro_rules! source {
@@ -39,7 +45,7 @@ macro_rules! source {
 
 /// In the order of [`Script`]. What all share stands before each verb; before that, for what is asked
 /// for most, the simple case (see docs/benchmarks.md).
-pub(super) const SOURCES: [&str; 8] = [
+pub(in crate::engines) const SOURCES: [&str; 12] = [
     source!("enter_free", "line", "enter"),
     source!("line", "look"),
     source!("renew_whole", "line", "renew"),
@@ -48,11 +54,18 @@ pub(super) const SOURCES: [&str; 8] = [
     source!("line", "survey"),
     source!("line", "evict"),
     source!("line", "resize"),
+    source!("fence"),
+    source!("vote_free", "line", "vote"),
+    source!("retract_free", "line", "retract"),
+    source!("line", "raise"),
 ];
+
+/// How many of them a server by itself is asked for; the others are for one of several.
+pub(in crate::engines) const OF_ONE_SERVER: usize = 9;
 
 impl Script {
     /// What errors call it.
-    pub(super) const fn operation(self) -> &'static str {
+    pub(in crate::engines) const fn operation(self) -> &'static str {
         match self {
             Self::Enter => "enter",
             Self::Look => "wait",
@@ -62,36 +75,34 @@ impl Script {
             Self::Survey => "survey",
             Self::Evict => "evict",
             Self::Resize => "resize",
+            Self::Fence => "fence",
+            Self::Vote | Self::Raise => "enter",
+            Self::Retract => "leave",
         }
     }
 
-    pub(super) const fn source(self) -> &'static str {
+    pub(in crate::engines) const fn source(self) -> &'static str {
         SOURCES[self as usize]
     }
 }
 
-pub(super) struct Client {
-    pub(super) links: PerRuntime<Connection>,
-    pub(super) hub: Arc<PushHub>,
-    pub(super) keys: Keys,
-    pub(super) target: Target,
-    pub(super) timeout: Duration,
+pub(in crate::engines) struct Client {
+    pub(in crate::engines) servers: Servers,
+    pub(in crate::engines) hub: Arc<PushHub>,
+    pub(in crate::engines) keys: Keys,
+    /// How many replicas must have a grant before it counts.
+    pub(in crate::engines) replicas: u32,
+    pub(in crate::engines) timeout: Duration,
 }
 
 impl Client {
-    /// The connection of this runtime. One that is known to have ended is made anew: a request
-    /// on it would fail, and nobody could tell whether it was applied.
-    pub(super) async fn link(&self) -> Result<Link<Connection>> {
-        let link = self.links.get().await?;
-        if !link.connection.is_over() {
-            return Ok(link);
-        }
-        self.links.broken(&link).await;
-        self.links.get().await
+    /// A connection to the server that has the line.
+    pub(in crate::engines) async fn link_to(&self, line: &LineKeys) -> Result<Link<Connection>> {
+        self.servers.link(Some(line)).await
     }
 
     /// Makes one request, bounded in time.
-    pub(super) async fn ask<T: FromRedisValue>(
+    pub(in crate::engines) async fn ask<T: FromRedisValue>(
         &self,
         operation: &'static str,
         link: &Link<Connection>,
@@ -99,50 +110,116 @@ impl Client {
     ) -> Result<RedisResult<T>> {
         let mut connection = link.connection.multiplexed.clone();
         let answer = command.query_async::<T>(&mut connection);
+        self.answered(operation, link, answer).await
+    }
+
+    /// The same for a slot that is being moved to this server.
+    async fn ask_moving<T: FromRedisValue>(
+        &self,
+        operation: &'static str,
+        link: &Link<Connection>,
+        command: &Cmd,
+    ) -> Result<RedisResult<T>> {
+        let mut connection = link.connection.multiplexed.clone();
+        // Nothing may come between the two.
+        let mut both = redis::pipe();
+        both.ignore_errors()
+            .cmd("ASKING")
+            .add_command(command.clone());
+        let answer = async {
+            let answers: Vec<RedisResult<Value>> = both.query_async(&mut connection).await?;
+            let last = answers.into_iter().next_back();
+            let last = last.unwrap_or(Ok(Value::Nil))?;
+            Ok(redis::from_redis_value(last)?)
+        };
+        self.answered(operation, link, answer).await
+    }
+
+    async fn answered<T>(
+        &self,
+        operation: &'static str,
+        link: &Link<Connection>,
+        answer: impl Future<Output = RedisResult<T>>,
+    ) -> Result<RedisResult<T>> {
         match timed(operation, self.timeout, answer).await {
             Ok(answer) => {
                 if answer.as_ref().is_err_and(is_broken) {
-                    self.links.broken(link).await;
+                    self.servers.broken(link).await;
+                }
+                if !self.servers.counts(link) {
+                    self.servers.broken(link).await;
+                    let message =
+                        "the master was switched, and the old one's answer does not count";
+                    let error = Error::new(ErrorKind::Unreachable, operation, message);
+                    return Err(error.maybe_applied());
                 }
                 Ok(answer)
             }
             Err(late) => {
                 // Replies are told apart by their order alone: on a connection that lost one,
                 // every later reply would be taken for another's.
-                self.links.broken(link).await;
+                self.servers.broken(link).await;
                 Err(late)
             }
         }
     }
 
-    /// Runs a script on a line.
-    pub(super) async fn run<T: FromRedisValue>(
+    /// Runs a script on a line. Where the line has moved, `link` is the connection to its server
+    /// afterwards.
+    pub(in crate::engines) async fn run<T: FromRedisValue>(
         &self,
-        link: &Link<Connection>,
+        link: &mut Link<Connection>,
         script: Script,
         line: &LineKeys,
         arguments: impl Fn(&mut Cmd),
     ) -> Result<T> {
         let operation = script.operation();
+        let cluster = self.servers.cluster();
         let command = |how: &str, which: &str| {
             let mut command = redis::cmd(how);
             command.arg(which).arg(2).arg(&line.key).arg(&line.state);
             arguments(&mut command);
             command
         };
-        let by_hash = command("EVALSHA", link.connection.hash(script));
-        let mut answer = self.ask(operation, link, &by_hash).await?;
-        if answer.as_ref().is_err_and(is_no_script) {
-            let in_full = command("EVAL", script.source());
-            answer = self.ask(operation, link, &in_full).await?;
+        let start = BootTime::now();
+        let (mut redirects, mut moving) = (0, false);
+        loop {
+            let ask = async |command: &Cmd, link: &Link<Connection>| match moving {
+                true => self.ask_moving(operation, link, command).await,
+                false => self.ask(operation, link, command).await,
+            };
+            let by_hash = command("EVALSHA", link.connection.hash(script));
+            let mut answer = ask(&by_hash, link).await?;
+            if answer.as_ref().is_err_and(is_no_script) {
+                let in_full = command("EVAL", script.source());
+                answer = ask(&in_full, link).await?;
+            }
+            let error = match answer {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let late = BootTime::now().saturating_since(start) >= self.timeout;
+            let redirect = match cluster {
+                Some(cluster) if redirects < REDIRECTS && !late => cluster.redirect(&error).await?,
+                _ => None,
+            };
+            match redirect {
+                None => return Err(fault(operation, &error)),
+                Some(Redirect::Again) => {
+                    tokio::time::sleep(MOVING).await;
+                    continue;
+                }
+                Some(Redirect::Moved(there)) => (*link, moving) = (there, false),
+                Some(Redirect::Ask(there)) => (*link, moving) = (there, true),
+            }
+            redirects += 1;
         }
-        answer.map_err(|error| fault(operation, &error))
     }
 
     /// Runs a script whose answer begins with the id of its claim; what follows it.
-    pub(super) async fn run_for(
+    pub(in crate::engines) async fn run_for(
         &self,
-        link: &Link<Connection>,
+        link: &mut Link<Connection>,
         script: Script,
         line: &LineKeys,
         id: ClaimId,
@@ -153,7 +230,7 @@ impl Client {
             arguments(command);
             // Makes the script write something even when it only confirms a grant, so that
             // [`Client::replicated`] covers the grant.
-            if self.target.replicas > 0 && matches!(script, Script::Enter | Script::Look) {
+            if self.replicas > 0 && matches!(script, Script::Enter | Script::Look) {
                 command.arg(1);
             }
         };
@@ -165,8 +242,12 @@ impl Client {
     }
 
     /// An answer was for another request: the connection has lost a reply.
-    pub(super) async fn misled(&self, operation: &'static str, link: &Link<Connection>) -> Error {
-        self.links.broken(link).await;
+    pub(in crate::engines) async fn misled(
+        &self,
+        operation: &'static str,
+        link: &Link<Connection>,
+    ) -> Error {
+        self.servers.broken(link).await;
         let message = "an answer for another request came";
         Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
     }
@@ -175,12 +256,12 @@ impl Client {
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`] when they have not, in half the time that a request may take.
-    pub(super) async fn replicated(
+    pub(in crate::engines) async fn replicated(
         &self,
         operation: &'static str,
         link: &Link<Connection>,
     ) -> Result<()> {
-        let wanted = self.target.replicas;
+        let wanted = self.replicas;
         if wanted == 0 {
             return Ok(());
         }
@@ -200,19 +281,19 @@ impl Client {
 }
 
 /// What follows `id` in an answer, if the answer is for it.
-pub(super) fn addressed(id: ClaimId, answer: &str) -> Option<&str> {
+pub(in crate::engines) fn addressed(id: ClaimId, answer: &str) -> Option<&str> {
     let (whom, rest) = answer.split_once(' ')?;
     (whom.parse() == Ok(id)).then_some(rest)
 }
 
 /// An answer that nobody could have given.
-pub(super) fn nonsense(operation: &'static str) -> Error {
+pub(in crate::engines) fn nonsense(operation: &'static str) -> Error {
     let message = "unexpected reply from the server";
     Error::new(ErrorKind::Unusable, operation, message).maybe_applied()
 }
 
 /// The answer of a script that is not as it should be.
-pub(super) fn garbled(operation: &'static str, answer: &Value) -> Error {
+pub(in crate::engines) fn garbled(operation: &'static str, answer: &Value) -> Error {
     let kind = match answer {
         Value::Array(items) => format!("a list of {}", items.len()),
         _ => "something else".to_owned(),

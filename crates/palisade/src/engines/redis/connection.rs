@@ -16,9 +16,10 @@ use tokio::sync::{OnceCell, watch};
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
-use super::client::{SOURCES, Script};
+use super::client::{OF_ONE_SERVER, SOURCES, Script};
 use super::error::{fault, no_connection, no_login, no_tcp, no_tls};
 use super::notify::{Ear, alarm_channel, wake_channel};
+use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Asked, Host, Login, Tls, refuses_ours};
@@ -29,17 +30,17 @@ const HANDSHAKE: (u32, u32) = (2, 3);
 
 /// How to reach the server.
 #[derive(Clone)]
-pub(super) struct Server {
-    pub(super) host: Host,
-    pub(super) login: Login,
-    pub(super) tls: Option<Tls>,
-    pub(super) db: u16,
-    pub(super) connect_timeout: Duration,
+pub(in crate::engines) struct Server {
+    pub(in crate::engines) host: Host,
+    pub(in crate::engines) login: Login,
+    pub(in crate::engines) tls: Option<Tls>,
+    pub(in crate::engines) db: u16,
+    pub(in crate::engines) connect_timeout: Duration,
 }
 
 impl Server {
     /// A bare connection whose pushes go to `hear`, and the task that drives it.
-    pub(super) async fn connect(
+    pub(in crate::engines) async fn connect(
         &self,
         hear: impl Fn(PushInfo) + Send + Sync + 'static,
     ) -> Result<(MultiplexedConnection, AbortHandle)> {
@@ -141,14 +142,53 @@ impl Server {
     }
 }
 
+/// Told the key of a line when a message says that it has become free.
+pub(in crate::engines) type Freed = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// What the server of a connection is to its client.
+#[derive(Clone)]
+pub(in crate::engines) enum Role {
+    /// A server by itself.
+    Alone,
+    /// The one that Sentinel names as the master.
+    Master,
+    /// One of the masters of a Cluster.
+    Shard,
+    /// One of several that know nothing of each other.
+    Voter(Freed),
+}
+
+/// Which server it is, and since when it runs: another one after a restart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::engines) struct Identity {
+    pub(in crate::engines) run_id: String,
+    pub(in crate::engines) started: BootTime,
+}
+
+impl Identity {
+    /// Reads `INFO server`, asked for at `asked`.
+    fn read(info: &str, asked: BootTime) -> Option<Self> {
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name));
+        let up: u64 = field("uptime_in_seconds:")?.trim().parse().ok()?;
+        let up = Duration::from_secs(up).as_nanos() as u64;
+        Some(Self {
+            run_id: field("run_id:")?.trim().to_owned(),
+            // Whole seconds, rounded down: it may run for almost one more.
+            started: BootTime::from_nanos(asked.as_nanos().saturating_sub(up)),
+        })
+    }
+}
+
 /// One connection, shared by the tasks of one runtime.
 #[derive(Clone)]
-pub(super) struct Connection {
-    pub(super) multiplexed: MultiplexedConnection,
+pub(in crate::engines) struct Connection {
+    pub(in crate::engines) multiplexed: MultiplexedConnection,
     shared: Arc<Shared>,
 }
 
 struct Shared {
+    host: Host,
+    identity: Option<Identity>,
     hashes: Vec<String>,
     over: watch::Receiver<bool>,
     /// Whether it hears of grants, and of evictions.
@@ -165,12 +205,20 @@ impl Drop for Shared {
 }
 
 impl Connection {
-    pub(super) async fn open(server: Server, hub: Arc<PushHub>) -> Result<Self> {
-        let (ear, over) = Ear::new(hub);
+    pub(in crate::engines) async fn open(
+        server: Server,
+        hub: Arc<PushHub>,
+        role: Role,
+    ) -> Result<Self> {
+        let (scripts, freed) = match &role {
+            Role::Alone | Role::Master | Role::Shard => (OF_ONE_SERVER, None),
+            Role::Voter(freed) => (SOURCES.len(), Some(Arc::clone(freed))),
+        };
+        let (ear, over) = Ear::new(hub, freed);
         let (multiplexed, driver) = server.connect(move |push| ear.hear(&push)).await?;
         let (mut loading, mut asking) = (multiplexed.clone(), multiplexed.clone());
         let mut load = redis::pipe();
-        for source in SOURCES {
+        for source in &SOURCES[..scripts] {
             load.cmd("SCRIPT").arg("LOAD").arg(source);
         }
         let mut cluster = redis::cmd("CLUSTER");
@@ -180,12 +228,26 @@ impl Connection {
             cluster.query_async(&mut asking),
         );
         let hashes = loaded.map_err(|error| no_connection(&server.host, &error))?;
-        if let Ok(info) = cluster {
+        if let (Ok(info), false) = (cluster, matches!(role, Role::Shard)) {
             one_node(&server.host, &info)?;
+        }
+        if let Role::Master = role {
+            is_master(&server.host, &multiplexed).await?;
+        }
+        let mut identity = None;
+        if let Role::Voter(_) = role {
+            let mut info = redis::cmd("INFO");
+            info.arg("server");
+            let asked = BootTime::now();
+            let told: RedisResult<String> = info.query_async(&mut multiplexed.clone()).await;
+            let told = told.map_err(|error| no_connection(&server.host, &error))?;
+            identity = Identity::read(&told, asked);
         }
         Ok(Self {
             multiplexed,
             shared: Arc::new(Shared {
+                host: server.host,
+                identity,
                 hashes,
                 over,
                 wakes: OnceCell::new(),
@@ -196,41 +258,50 @@ impl Connection {
     }
 
     /// What the server calls a script.
-    pub(super) fn hash(&self, script: Script) -> &str {
+    pub(in crate::engines) fn hash(&self, script: Script) -> &str {
         self.shared
             .hashes
             .get(script as usize)
             .map_or("", String::as_str)
     }
 
+    pub(in crate::engines) fn host(&self) -> &Host {
+        &self.shared.host
+    }
+
+    /// Which server it is connected to, if that was asked for and told.
+    pub(in crate::engines) fn identity(&self) -> Option<&Identity> {
+        self.shared.identity.as_ref()
+    }
+
     /// Whether it is known to have ended.
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::engines) fn is_over(&self) -> bool {
         *self.shared.over.borrow()
     }
 
     /// Learns of its end without keeping it open.
-    pub(super) fn over(&self) -> watch::Receiver<bool> {
+    pub(in crate::engines) fn over(&self) -> watch::Receiver<bool> {
         self.shared.over.clone()
     }
 
     /// Whether it hears of grants already.
-    pub(super) fn hears_wakes(&self) -> bool {
+    pub(in crate::engines) fn hears_wakes(&self) -> bool {
         self.shared.wakes.initialized()
     }
 
     /// Hears of grants from here on.
-    pub(super) async fn hear_wakes(&self, hub: &PushHub) -> Result<()> {
+    pub(in crate::engines) async fn hear_wakes(&self, hub: &PushHub) -> Result<()> {
         let hear = || self.subscribe(wake_channel(hub));
         self.shared.wakes.get_or_try_init(hear).await.copied()
     }
 
     /// Hears of evictions from here on.
-    pub(super) async fn hear_alarms(&self, hub: &PushHub) -> Result<()> {
+    pub(in crate::engines) async fn hear_alarms(&self, hub: &PushHub) -> Result<()> {
         let hear = || self.subscribe(alarm_channel(hub));
         self.shared.alarms.get_or_try_init(hear).await.copied()
     }
 
-    async fn subscribe(&self, channel: String) -> Result<()> {
+    pub(in crate::engines) async fn subscribe(&self, channel: String) -> Result<()> {
         match self.multiplexed.clone().subscribe(channel).await {
             Ok(()) => Ok(()),
             // A user without the right to channels still locks: waiters look now and then, and
@@ -239,6 +310,20 @@ impl Connection {
             Err(error) => Err(fault("subscribe", &error)),
         }
     }
+}
+
+/// Refuses a server that does not take itself for the master: the sentinels are ahead of it, or
+/// behind.
+async fn is_master(host: &Host, connection: &MultiplexedConnection) -> Result<()> {
+    let mut info = redis::cmd("INFO");
+    info.arg("replication");
+    let told: RedisResult<String> = info.query_async(&mut connection.clone()).await;
+    let told = told.map_err(|error| no_connection(host, &error))?;
+    if told.lines().any(|line| line.trim_end() == "role:master") {
+        return Ok(());
+    }
+    let message = format!("{host} is named as the master, and is none (yet)");
+    Err(Error::new(ErrorKind::Unreachable, "connect", message))
 }
 
 /// Refuses a node of a cluster that has others: only the lines of its own slots could be asked
@@ -250,7 +335,7 @@ fn one_node(host: &Host, info: &str) -> Result<()> {
     };
     let message = match (number("cluster_size:"), number("cluster_slots_assigned:")) {
         (Some(nodes @ 2..), _) => format!(
-            "{host} is one of {nodes} primaries of a Redis Cluster, which redis: does not speak; use a server outside of it"
+            "{host} is one of {nodes} primaries of a Redis Cluster, and has the lines of its own slots only; use redis+cluster:"
         ),
         (_, Some(slots @ 0..16384)) => format!(
             "{host} is in cluster mode and has only {slots} of 16384 slots; give it all of them (CLUSTER ADDSLOTSRANGE 0 16383), or turn cluster mode off"

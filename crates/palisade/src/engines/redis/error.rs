@@ -85,17 +85,22 @@ const WORDS: &[(&str, ErrorKind, &str)] = &[
     (
         "MOVED",
         ErrorKind::Unsupported,
-        "this server is part of a Redis Cluster, which redis: does not speak; use a server outside of it",
+        "this server is part of a Redis Cluster; use redis+cluster:",
     ),
     (
         "ASK",
         ErrorKind::Unsupported,
-        "this server is part of a Redis Cluster, which redis: does not speak; use a server outside of it",
+        "this server is part of a Redis Cluster; use redis+cluster:",
+    ),
+    (
+        "TRYAGAIN",
+        ErrorKind::Unreachable,
+        "the slot of this name is being moved to another server",
     ),
     (
         "CLUSTERDOWN",
-        ErrorKind::Unsupported,
-        "this server is part of a Redis Cluster, which redis: does not speak; use a server outside of it",
+        ErrorKind::Unreachable,
+        "the Redis Cluster has lost servers and takes no requests",
     ),
 ];
 
@@ -108,7 +113,7 @@ fn word_in(text: &str) -> Option<&'static (&'static str, ErrorKind, &'static str
 }
 
 /// Whether the connection is of no more use.
-pub(super) fn is_broken(error: &RedisError) -> bool {
+pub(in crate::engines) fn is_broken(error: &RedisError) -> bool {
     error.is_connection_dropped()
         || error.is_unrecoverable_error()
         || matches!(error.kind(), redis::ErrorKind::Io | redis::ErrorKind::Parse)
@@ -117,17 +122,25 @@ pub(super) fn is_broken(error: &RedisError) -> bool {
 }
 
 /// Whether the server did not know the script.
-pub(super) fn is_no_script(error: &RedisError) -> bool {
+pub(in crate::engines) fn is_no_script(error: &RedisError) -> bool {
     error.code() == Some("NOSCRIPT")
 }
 
 /// What `operation` ran into.
-pub(super) fn fault(operation: &'static str, error: &RedisError) -> Error {
+pub(in crate::engines) fn fault(operation: &'static str, error: &RedisError) -> Error {
     let plain = |kind, message: &str| Error::new(kind, operation, message);
     let said = error.code().and_then(word_in);
     let said = said.or_else(|| error.detail().and_then(word_in));
     if let Some((_, kind, message)) = said {
         return plain(*kind, message);
+    }
+    if error
+        .detail()
+        .is_some_and(|detail| detail.contains("non local key"))
+    {
+        // A script met a key that has moved before its line's own.
+        let message = "the slot of this name is being moved to another server";
+        return plain(ErrorKind::Unreachable, message).maybe_applied();
     }
     match error.kind() {
         redis::ErrorKind::AuthenticationFailed => plain(
@@ -152,7 +165,7 @@ pub(super) fn fault(operation: &'static str, error: &RedisError) -> Error {
 }
 
 /// TCP did not come about.
-pub(super) fn no_tcp(host: &Host, error: &io::Error) -> Error {
+pub(in crate::engines) fn no_tcp(host: &Host, error: &io::Error) -> Error {
     let message = match error.kind() {
         io::ErrorKind::ConnectionRefused => {
             format!("{host} refuses connections; is the server running there?")
@@ -167,7 +180,7 @@ pub(super) fn no_tcp(host: &Host, error: &io::Error) -> Error {
 }
 
 /// TLS did not come about.
-pub(super) fn no_tls(host: &Host, error: &io::Error) -> Error {
+pub(in crate::engines) fn no_tls(host: &Host, error: &io::Error) -> Error {
     match cause::<rustls::Error>(error) {
         Some(tls) => {
             let message = about_tls(&format!("Redis at {host}"), "redis", tls);
@@ -181,7 +194,7 @@ pub(super) fn no_tls(host: &Host, error: &io::Error) -> Error {
 }
 
 /// The server did not let us in.
-pub(super) fn no_login(server: &Server, login: &Login, error: &RedisError) -> Error {
+pub(in crate::engines) fn no_login(server: &Server, login: &Login, error: &RedisError) -> Error {
     let host = &server.host;
     let config = |message| Error::new(ErrorKind::Config, "connect", message);
     let denied = |what: &str| Error::new(ErrorKind::Denied, "connect", format!("{host} {what}"));
@@ -209,7 +222,7 @@ pub(super) fn no_login(server: &Server, login: &Login, error: &RedisError) -> Er
 }
 
 /// What connecting ran into: nothing was asked for yet.
-pub(super) fn no_connection(host: &Host, error: &RedisError) -> Error {
+pub(in crate::engines) fn no_connection(host: &Host, error: &RedisError) -> Error {
     if let Some(tls) = cause::<rustls::Error>(error) {
         let message = about_tls(&format!("Redis at {host}"), "redis", tls);
         return Error::new(ErrorKind::Config, "connect", message);

@@ -24,17 +24,23 @@ const STEP: usize = 1000;
 const AT_ONCE: usize = 100;
 
 impl Client {
-    pub(super) async fn survey(&self, scope: &Scope) -> Result<Vec<LineReport>> {
-        let link = self.link().await?;
+    pub(in crate::engines) async fn survey(&self, scope: &Scope) -> Result<Vec<LineReport>> {
         let found = match scope {
             Scope::Line(name) => vec![(name.clone(), self.keys.line(name)?)],
-            Scope::Prefix(prefix) => self.lines(&link, prefix).await?,
+            Scope::Prefix(prefix) => {
+                let links = self.servers.all().await?;
+                let lines = links.iter().map(|link| self.lines(link, prefix));
+                // A line that moves meanwhile may be found twice.
+                let mut found = BTreeMap::new();
+                for lines in try_join_all(lines).await? {
+                    found.extend(lines);
+                }
+                found.into_iter().collect()
+            }
         };
         let mut reports = Vec::new();
         for some in found.chunks(AT_ONCE) {
-            let asked = some
-                .iter()
-                .map(|(name, keys)| self.report(&link, name, keys));
+            let asked = some.iter().map(|(name, keys)| self.report(name, keys));
             reports.extend(try_join_all(asked).await?.into_iter().flatten());
         }
         Ok(reports)
@@ -63,13 +69,9 @@ impl Client {
     }
 
     /// One line; `None` when nobody is in it.
-    async fn report(
-        &self,
-        link: &Link<Connection>,
-        name: &Name,
-        keys: &LineKeys,
-    ) -> Result<Option<LineReport>> {
-        let answer: Value = self.run(link, Script::Survey, keys, |_| ()).await?;
+    async fn report(&self, name: &Name, keys: &LineKeys) -> Result<Option<LineReport>> {
+        let mut link = self.link_to(keys).await?;
+        let answer: Value = self.run(&mut link, Script::Survey, keys, |_| ()).await?;
         let (capacity, mut holders, waiters) =
             read(&answer).ok_or_else(|| garbled("survey", &answer))?;
         if holders.is_empty() && waiters.is_empty() {
@@ -156,6 +158,11 @@ fn claim(value: &Value) -> Option<ClaimReport> {
     let evicted = next()? == "1";
     let _channel = next()?;
     let rest = next()?;
+    // The permit of `vote.lua`.
+    let rest = match rest.strip_prefix('@') {
+        Some(rest) => rest.split_once(' ')?.1,
+        None => rest,
+    };
     let (owner, value) = match rest.split_once('\n') {
         Some((owner, value)) => (owner, Some(value.to_owned())),
         None => (rest, None),
@@ -189,7 +196,7 @@ fn foreign_id(value: &[u8]) -> String {
 }
 
 /// The value that an id of [`foreign_id`] stands for; ids of ours stand for themselves.
-pub(super) fn foreign_value(id: &str) -> Vec<u8> {
+pub(in crate::engines) fn foreign_value(id: &str) -> Vec<u8> {
     let hex = id.strip_prefix("hex:").filter(|hex| hex.is_ascii());
     let byte = |at: usize| u8::from_str_radix(hex?.get(at..at + 2)?, 16).ok();
     let bytes = (0..hex.map_or(0, str::len)).step_by(2).map(byte);

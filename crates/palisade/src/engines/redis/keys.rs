@@ -16,22 +16,28 @@ use crate::core::name::Name;
 const SUFFIX: &str = ":palisade";
 
 /// What follows it in the names of further keys; see `line.lua`.
-const SETS: [&str; 5] = [":claims", ":shares", ":queue", ":leases", ":left"];
+const SETS: [&str; 7] = [
+    ":claims", ":shares", ":queue", ":leases", ":left", MARK, DATA,
+];
+
+/// What follows it in the names of the keys of a fenced resource: the highest token, the data.
+const MARK: &str = ":fence";
+const DATA: &str = ":data";
 
 /// How names become keys.
 #[derive(Debug, Clone)]
-pub(super) struct Keys {
+pub(in crate::engines) struct Keys {
     /// The namespace with its colon, or nothing.
     prefix: String,
 }
 
 /// The keys of one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct LineKeys {
+pub(in crate::engines) struct LineKeys {
     /// The string that other tools know.
-    pub(super) key: String,
+    pub(in crate::engines) key: String,
     /// What is kept beside it; other keys of the line begin with its name.
-    pub(super) state: String,
+    pub(in crate::engines) state: String,
 }
 
 impl Keys {
@@ -39,7 +45,7 @@ impl Keys {
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for braces that would tear the keys of a line apart.
-    pub(super) fn new(namespace: &str) -> Result<Self> {
+    pub(in crate::engines) fn new(namespace: &str) -> Result<Self> {
         let prefix = match namespace {
             "" => String::new(),
             namespace => format!("{}:", namespace.replace('%', "%25").replace(':', "%3A")),
@@ -55,7 +61,7 @@ impl Keys {
     }
 
     /// What the keys of lines whose names begin with `prefix` begin with; empty for all keys.
-    pub(super) fn beginnings(&self, prefix: &str) -> Vec<String> {
+    pub(in crate::engines) fn beginnings(&self, prefix: &str) -> Vec<String> {
         let key = match self.prefix.is_empty() {
             true => prefix.to_owned(),
             false => format!("{}{}", self.prefix, encode(prefix)),
@@ -75,7 +81,7 @@ impl Keys {
     /// # Errors
     /// [`ErrorKind::InvalidName`] when it is used as it is and its braces can't be, and when its key
     /// may be what is kept beside another's.
-    pub(super) fn line(&self, name: &Name) -> Result<LineKeys> {
+    pub(in crate::engines) fn line(&self, name: &Name) -> Result<LineKeys> {
         let key = match self.prefix.is_empty() {
             true => name.as_str().to_owned(),
             false => [&self.prefix, &*encode(name.as_str())].concat(),
@@ -92,8 +98,24 @@ impl Keys {
         Ok(LineKeys { key, state })
     }
 
+    /// The keys of the fenced resource `name`: its data and, as the state, its mark. With an empty
+    /// namespace the data is under the name itself, as other programs know it.
+    ///
+    /// # Errors
+    /// As [`Keys::line`].
+    pub(super) fn fenced(&self, name: &Name) -> Result<LineKeys> {
+        let LineKeys { key, state } = self.line(name)?;
+        Ok(LineKeys {
+            key: match self.prefix.is_empty() {
+                true => key,
+                false => format!("{state}{DATA}"),
+            },
+            state: format!("{state}{MARK}"),
+        })
+    }
+
     /// The pattern of states whose lines' names begin with `prefix`; more may match it.
-    pub(super) fn pattern(&self, prefix: &str) -> String {
+    pub(in crate::engines) fn pattern(&self, prefix: &str) -> String {
         if self.prefix.is_empty() {
             return format!("*{SUFFIX}");
         }
@@ -105,7 +127,7 @@ impl Keys {
     }
 
     /// The line that a state belongs to, if it is one of this namespace.
-    pub(super) fn name_of(&self, state: &str) -> Option<(Name, LineKeys)> {
+    pub(in crate::engines) fn name_of(&self, state: &str) -> Option<(Name, LineKeys)> {
         let key = owner_of(state)?;
         let keys = LineKeys {
             key: key.to_owned(),
@@ -115,7 +137,7 @@ impl Keys {
     }
 
     /// The line whose own key is `key`, if it is one of this namespace.
-    pub(super) fn name(&self, key: &str) -> Option<Name> {
+    pub(in crate::engines) fn name(&self, key: &str) -> Option<Name> {
         let name = key.strip_prefix(&self.prefix)?;
         let name = match self.prefix.is_empty() {
             true => name.to_owned(),

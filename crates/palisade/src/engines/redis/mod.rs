@@ -1,4 +1,5 @@
-//! `redis:` and `rediss:` — lines in one Redis or Valkey server.
+//! `redis:` and `rediss:` — lines in one Redis or Valkey server; with `+sentinel` in the master that
+//! Sentinel names, with `+cluster` in the masters of a Cluster.
 //!
 //! The user's key is a plain `SET NX PX` string while anyone holds, so that other tools' locks on
 //! the same key and ours exclude each other; the line of waiters, the token and the owner records
@@ -8,25 +9,32 @@
 
 mod acquire;
 #[cfg(feature = "baseline")]
-mod baseline;
-mod check;
-mod client;
-mod config;
-mod connection;
-mod error;
-mod inspect;
-mod keys;
-mod notify;
+pub(in crate::engines) mod baseline;
+pub(in crate::engines) mod check;
+pub(in crate::engines) mod client;
+mod cluster;
+pub(in crate::engines) mod config;
+pub(in crate::engines) mod connection;
+pub(in crate::engines) mod error;
+mod fence;
+pub(in crate::engines) mod inspect;
+pub(in crate::engines) mod keys;
+pub(in crate::engines) mod notify;
 mod release;
 mod renew;
+mod sentinel;
+pub(in crate::engines) mod servers;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::client::Client;
-use self::config::Target;
-use self::connection::Connection;
+use self::cluster::Cluster;
+use self::config::{Target, Way};
+use self::connection::{Connection, Role};
 use self::keys::Keys;
+use self::sentinel::Sentinel;
+use self::servers::{One, Servers};
 use crate::core::capability::Capability;
 use crate::core::claim::Claim;
 use crate::core::clock::BootTime;
@@ -42,8 +50,9 @@ use crate::core::url::{Settings, Url};
 use crate::engines::kit::PerRuntime;
 use crate::engines::kit::push::PushHub;
 
-pub(crate) use config::FACTORY;
 pub use config::Redis;
+pub(crate) use config::{CLUSTER, FACTORY, SENTINEL};
+pub use fence::{Fields, RedisFence};
 
 /// Connects.
 ///
@@ -52,27 +61,45 @@ pub use config::Redis;
 /// [`ErrorKind::Unusable`] from the server.
 async fn open(url: Url, settings: Settings) -> Result<SharedEngine> {
     let shown = url.shown();
+    let client = connect(url, &settings).await?;
+    Ok(Arc::new(RedisEngine { client, shown }))
+}
+
+/// A client whose server has answered.
+async fn connect(url: Url, settings: &Settings) -> Result<Arc<Client>> {
     let keys = Keys::new(&settings.namespace)?;
     let target = Target::take(url, settings.connect_timeout)?;
     let hub = Arc::new(PushHub::new());
-    let (server, ear) = (target.server.clone(), Arc::clone(&hub));
-    let links = PerRuntime::new(settings.connect_timeout, move || {
-        Box::pin(Connection::open(server.clone(), Arc::clone(&ear)))
-    })
-    .to(&target.server.host);
+    let limit = settings.connect_timeout;
+    let servers = match target.way {
+        Way::One(server) => {
+            let (to, ear) = (server.clone(), Arc::clone(&hub));
+            let links = PerRuntime::new(limit, move || {
+                Box::pin(Connection::open(to.clone(), Arc::clone(&ear), Role::Alone))
+            });
+            let links = links.to(&server.host);
+            Servers::One(One { server, links })
+        }
+        Way::Sentinel {
+            name,
+            sentinels,
+            access,
+            db,
+        } => Servers::Sentinel(Sentinel::new(name, access, db, sentinels, &hub, limit)),
+        Way::Cluster { seeds, access } => {
+            Servers::Cluster(Cluster::new(access, seeds, Arc::clone(&hub), limit))
+        }
+    };
     let client = Client {
-        links,
+        servers,
         hub,
         keys,
-        target,
+        replicas: target.replicas,
         timeout: settings.timeout,
     };
     // What is wrong with the address or the login is said now, not at the first lock.
-    client.link().await?;
-    Ok(Arc::new(RedisEngine {
-        client: Arc::new(client),
-        shown,
-    }))
+    client.servers.link(None).await?;
+    Ok(Arc::new(client))
 }
 
 /// A namespace of one server.
@@ -144,6 +171,6 @@ impl Engine for RedisEngine {
     }
 
     async fn close(&self) {
-        self.client.links.close();
+        self.client.servers.close();
     }
 }

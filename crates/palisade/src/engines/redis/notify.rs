@@ -7,13 +7,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use futures_util::{StreamExt, stream};
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::{Notify, broadcast, watch};
 
 use super::client::Client;
+use super::connection::Freed;
 use super::error::fault;
+use super::sentinel::switches;
 use crate::core::claim::ClaimId;
 use crate::core::engine::{Alarm, BoxStream};
 use crate::core::error::{Error, ErrorKind, Result};
@@ -21,21 +24,27 @@ use crate::core::report::Scope;
 use crate::engines::kit::push::PushHub;
 
 /// Where grants are told.
-pub(super) fn wake_channel(hub: &PushHub) -> String {
+pub(in crate::engines) fn wake_channel(hub: &PushHub) -> String {
     format!("palisade:wake:{}", hub.channel)
 }
 
 /// Where evictions are told.
-pub(super) fn alarm_channel(hub: &PushHub) -> String {
+pub(in crate::engines) fn alarm_channel(hub: &PushHub) -> String {
     format!("palisade:alarm:{}", hub.channel)
 }
 
-/// Hands on a message: claims with their tokens, or claims to be alarmed.
-fn hear(hub: &PushHub, push: &PushInfo) {
+/// Where it is told that a line of independent servers has become free, before its key.
+pub(in crate::engines) const FREE: &str = "palisade:free:";
+
+/// Hands on a message: claims with their tokens, claims to be alarmed, or a line that is free.
+fn hear(hub: &PushHub, freed: Option<&Freed>, push: &PushInfo) {
     let PushKind::Message = push.kind else { return };
     let [Value::BulkString(channel), Value::BulkString(message)] = push.data.as_slice() else {
         return;
     };
+    if let (Some(freed), Some(key)) = (freed, channel.strip_prefix(FREE.as_bytes())) {
+        return freed(&String::from_utf8_lossy(key));
+    }
     let alarm = channel.starts_with(b"palisade:alarm:");
     let message = std::str::from_utf8(message).unwrap_or_default();
     for told in message.split(',') {
@@ -50,22 +59,26 @@ fn hear(hub: &PushHub, push: &PushInfo) {
 
 /// Receives the pushes of one connection. It is dropped with the task that drives the connection,
 /// however that ends.
-pub(super) struct Ear {
+pub(in crate::engines) struct Ear {
     hub: Arc<PushHub>,
+    freed: Option<Freed>,
     over: watch::Sender<bool>,
 }
 
 impl Ear {
     /// An ear, and how to learn that its connection is over.
-    pub(super) fn new(hub: Arc<PushHub>) -> (Self, watch::Receiver<bool>) {
+    pub(in crate::engines) fn new(
+        hub: Arc<PushHub>,
+        freed: Option<Freed>,
+    ) -> (Self, watch::Receiver<bool>) {
         let (over, told) = watch::channel(false);
-        (Self { hub, over }, told)
+        (Self { hub, freed, over }, told)
     }
 
-    pub(super) fn hear(&self, push: &PushInfo) {
+    pub(in crate::engines) fn hear(&self, push: &PushInfo) {
         match push.kind {
             PushKind::Disconnection => self.end(),
-            _ => hear(&self.hub, push),
+            _ => hear(&self.hub, self.freed.as_ref(), push),
         }
     }
 
@@ -88,7 +101,14 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// Alarms of one client. Whenever listening begins, everything is looked after: what was said
 /// before was not heard.
-pub(super) fn alarms(client: Arc<Client>) -> BoxStream<Alarm> {
+pub(in crate::engines) fn alarms(client: Arc<Client>) -> BoxStream<Alarm> {
+    match client.servers.sentinel() {
+        Some(_) => stream::select(evictions(Arc::clone(&client)), switches(client)).boxed(),
+        None => evictions(client),
+    }
+}
+
+fn evictions(client: Arc<Client>) -> BoxStream<Alarm> {
     struct Listening {
         heard: broadcast::Receiver<Alarm>,
         over: Option<watch::Receiver<bool>>,
@@ -135,29 +155,29 @@ async fn ended(over: &mut watch::Receiver<bool>) {
 }
 
 async fn begin(client: &Client) -> Result<watch::Receiver<bool>> {
-    let link = client.link().await?;
+    let link = client.servers.link(None).await?;
     let hear = link.connection.hear_alarms(&client.hub);
     let heard = tokio::time::timeout(client.timeout, hear).await;
     match heard {
         Ok(Ok(())) => Ok(link.connection.over()),
         Ok(Err(error)) => Err(error),
         Err(_) => {
-            client.links.late(&link).await;
+            client.servers.broken(&link).await;
             let message = "no answer in time";
             Err(Error::new(ErrorKind::Unreachable, "subscribe", message))
         }
     }
 }
 
-/// A watch's own connection; it ends when this is dropped.
+/// A watch's own connections, one to each server; they end when this is dropped.
 struct Watching {
-    _connection: MultiplexedConnection,
+    _connections: Vec<MultiplexedConnection>,
     changed: Arc<Notify>,
     over: Arc<Notify>,
 }
 
 /// Changes of the lines in `scope`, many as one.
-pub(super) fn changes(client: Arc<Client>, scope: Scope) -> BoxStream<Result<()>> {
+pub(in crate::engines) fn changes(client: Arc<Client>, scope: Scope) -> BoxStream<Result<()>> {
     let start = (client, scope, None::<Watching>, false);
     stream::unfold(start, |(client, scope, watching, failed)| async move {
         let Some(now) = watching else {
@@ -218,27 +238,34 @@ async fn watch_changes(client: &Client, scope: &Scope) -> Result<Watching> {
         };
         name.is_some_and(|name| scope.includes(name.as_str()))
     };
-    let hear = move |push: PushInfo| match (&push.kind, push.data.first()) {
-        (PushKind::Disconnection, _) => ends.notify_one(),
-        (PushKind::Invalidate, Some(Value::Array(keys))) if !keys.iter().any(&included) => {}
-        // Some of them, or all that there were.
-        (PushKind::Invalidate, _) => rings.notify_one(),
-        _ => {}
-    };
+    let hear = Arc::new(
+        move |push: PushInfo| match (&push.kind, push.data.first()) {
+            (PushKind::Disconnection, _) => ends.notify_one(),
+            (PushKind::Invalidate, Some(Value::Array(keys))) if !keys.iter().any(&included) => {}
+            // Some of them, or all that there were.
+            (PushKind::Invalidate, _) => rings.notify_one(),
+            _ => {}
+        },
+    );
     let listen = async {
-        let (mut connection, _) = client.target.server.connect(hear).await?;
-        let tracked: redis::RedisResult<()> = track.query_async(&mut connection).await;
-        tracked.map_err(|error| fault("watch", &error))?;
-        Ok(connection)
+        let masters = client.servers.masters().await?;
+        let connections = masters.iter().map(|server| async {
+            let hear = Arc::clone(&hear);
+            let (mut connection, _) = server.connect(move |push| hear(push)).await?;
+            let tracked: redis::RedisResult<()> = track.query_async(&mut connection).await;
+            tracked.map_err(|error| fault("watch", &error))?;
+            Ok(connection)
+        });
+        try_join_all(connections).await
     };
-    let connection = tokio::time::timeout(client.links.connect_timeout(), listen)
+    let connections = tokio::time::timeout(client.servers.connect_timeout(), listen)
         .await
         .unwrap_or_else(|_| {
             let message = "no answer in time";
             Err(Error::new(ErrorKind::Unreachable, "watch", message))
         })?;
     Ok(Watching {
-        _connection: connection,
+        _connections: connections,
         changed,
         over,
     })
@@ -266,7 +293,7 @@ mod tests {
                     .map(|text| Value::BulkString(text.into_bytes()))
                     .to_vec(),
             };
-            hear(&hub, &push);
+            hear(&hub, None, &push);
         };
         push(" 7");
         assert_eq!(bell.granted(), None, "nobody has said yet that it waits");

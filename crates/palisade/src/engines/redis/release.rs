@@ -13,24 +13,28 @@ use crate::core::name::Name;
 use crate::core::ticket::Ticket;
 
 impl Client {
-    pub(super) async fn leave(&self, ticket: &Ticket) -> Result<Left> {
+    pub(in crate::engines) async fn leave(&self, ticket: &Ticket) -> Result<Left> {
         self.hub.forget(ticket.claim);
         let keys = self.keys.line(&ticket.name)?;
-        let link = self.link().await?;
+        let mut link = self.link_to(&keys).await?;
         let arguments = |command: &mut Cmd| {
             let doubt = if ticket.in_doubt { "?" } else { "" };
             command.arg(format!("{}{doubt}", ticket.sequence));
         };
-        let answer = self.run_for(&link, Script::Leave, &keys, ticket.claim, arguments);
+        let answer = self.run_for(&mut link, Script::Leave, &keys, ticket.claim, arguments);
         Ok(match answer.await?.as_str() {
             "left" => Left::Done,
             _ => Left::Absent,
         })
     }
 
-    pub(super) async fn amend(&self, ticket: &Ticket, amendment: &Amendment) -> Result<Amended> {
+    pub(in crate::engines) async fn amend(
+        &self,
+        ticket: &Ticket,
+        amendment: &Amendment,
+    ) -> Result<Amended> {
         let keys = self.keys.line(&ticket.name)?;
-        let link = self.link().await?;
+        let mut link = self.link_to(&keys).await?;
         let arguments = |command: &mut Cmd| {
             command.arg(ticket.claim.to_string()).arg(ticket.sequence);
             match amendment {
@@ -41,7 +45,7 @@ impl Client {
                 }
             };
         };
-        let answer: String = self.run(&link, Script::Amend, &keys, arguments).await?;
+        let answer: String = self.run(&mut link, Script::Amend, &keys, arguments).await?;
         Ok(match answer.as_str() {
             "done" => {
                 self.replicated("amend", &link).await?;
@@ -52,9 +56,14 @@ impl Client {
         })
     }
 
-    pub(super) async fn evict(&self, name: &Name, id: &str, eviction: Eviction) -> Result<bool> {
+    pub(in crate::engines) async fn evict(
+        &self,
+        name: &Name,
+        id: &str,
+        eviction: Eviction,
+    ) -> Result<bool> {
         let keys = self.keys.line(name)?;
-        let link = self.link().await?;
+        let mut link = self.link_to(&keys).await?;
         let how = match eviction {
             Eviction::Mark => "mark",
             Eviction::Remove => "remove",
@@ -62,7 +71,7 @@ impl Client {
         let arguments = |command: &mut Cmd| {
             command.arg(foreign_value(id)).arg(how);
         };
-        let answer: String = self.run(&link, Script::Evict, &keys, arguments).await?;
+        let answer: String = self.run(&mut link, Script::Evict, &keys, arguments).await?;
         match answer.as_str() {
             "done" => Ok(true),
             "foreign" => Err(Error::new(
@@ -74,13 +83,15 @@ impl Client {
         }
     }
 
-    pub(super) async fn resize(&self, name: &Name, capacity: u32) -> Result<bool> {
+    pub(in crate::engines) async fn resize(&self, name: &Name, capacity: u32) -> Result<bool> {
         let keys = self.keys.line(name)?;
-        let link = self.link().await?;
+        let mut link = self.link_to(&keys).await?;
         let arguments = |command: &mut Cmd| {
             command.arg(capacity).arg(READERS);
         };
-        let answer: String = self.run(&link, Script::Resize, &keys, arguments).await?;
+        let answer: String = self
+            .run(&mut link, Script::Resize, &keys, arguments)
+            .await?;
         match answer.as_str() {
             "done" => {
                 self.replicated("resize", &link).await?;

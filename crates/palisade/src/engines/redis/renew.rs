@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use redis::{Pipeline, RedisResult};
+use futures_util::future::join_all;
+use redis::{Cmd, Pipeline, RedisResult};
 
 use super::client::{Client, Script, addressed, nonsense};
 use super::connection::Connection;
@@ -18,7 +19,11 @@ use crate::engines::kit::{Link, timed};
 type Answers = Vec<RedisResult<String>>;
 
 impl Client {
-    pub(super) async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+    pub(in crate::engines) async fn renew(
+        &self,
+        leases: Vec<Lease>,
+        within: Duration,
+    ) -> Vec<Renewal> {
         // Shared leases, and names that can't be keys, were never given out by this engine.
         let line = |lease: &Lease| {
             let ticket = lease.ticket.clone()?;
@@ -31,55 +36,105 @@ impl Client {
             return leases.iter().map(|_| Renewal::Lost).collect();
         }
         let sent = BootTime::now();
-        let (link, answers) = match self.renew_within(&known, within).await {
-            Ok(answered) => answered,
-            Err(error) => {
-                let unknown = |_| Renewal::Unknown(error.clone().maybe_applied());
-                return leases.iter().map(unknown).collect();
-            }
-        };
-        let mut answers = answers.into_iter();
-        let mut renewals = Vec::with_capacity(asked.len());
-        for line in &asked {
-            let Some((ticket, _)) = line else {
-                renewals.push(Renewal::Lost);
-                continue;
-            };
-            renewals.push(match answers.next() {
-                Some(Ok(answer)) => match addressed(ticket.claim, &answer) {
-                    Some(word) => renewal(word, sent),
-                    None => Renewal::Unknown(self.misled("renew", &link).await),
-                },
-                Some(Err(error)) => Renewal::Unknown(fault("renew", &error)),
+        let mut answers = self.renew_within(&known, within).await.into_iter();
+        let answer = |line: &Option<_>| match line {
+            None => Renewal::Lost,
+            Some(_) => match answers.next() {
+                Some(Ok(word)) => renewal(&word, sent),
+                Some(Err(error)) => Renewal::Unknown(error.maybe_applied()),
                 None => Renewal::Unknown(nonsense("renew")),
-            });
-        }
-        renewals
+            },
+        };
+        asked.iter().map(answer).collect()
     }
 
-    /// Asks for all of them. A connection on which the answers do not come in time is given up at
-    /// once: the next renewal can still be in time on another.
+    /// Asks for all of them, those of each server together. A connection on which the answers do
+    /// not come in time is given up at once: the next renewal can still be in time on another.
     async fn renew_within(
         &self,
         known: &[&(Ticket, LineKeys)],
         within: Duration,
-    ) -> Result<(Link<Connection>, Answers)> {
+    ) -> Vec<Result<String>> {
         let start = BootTime::now();
-        let link = timed("renew", within, self.link()).await??;
-        let left = within.saturating_sub(BootTime::now().saturating_since(start));
-        let asking = async {
-            let answers = self.renew_all(&link, known).await?;
-            self.replicated("renew", &link).await?;
-            Ok(answers)
+        let linking = join_all(known.iter().map(|(_, keys)| self.link_to(keys)));
+        let links = match timed("renew", within, linking).await {
+            Ok(links) => links,
+            Err(late) => return known.iter().map(|_| Err(late.clone())).collect(),
         };
-        match timed("renew", left, asking).await {
-            Ok(Ok(answers)) => Ok((link, answers)),
-            Ok(Err(error)) => Err(error),
-            Err(late) => {
-                self.links.broken(&link).await;
-                Err(late)
+        let mut answers: Vec<Option<Result<String>>> = known.iter().map(|_| None).collect();
+        let mut groups: Vec<(Link<Connection>, Vec<usize>)> = Vec::new();
+        for (at, link) in links.into_iter().enumerate() {
+            let link = match link {
+                Ok(link) => link,
+                Err(error) => {
+                    answers[at] = Some(Err(error));
+                    continue;
+                }
+            };
+            let host = link.connection.host();
+            match groups
+                .iter_mut()
+                .find(|(of, _)| of.connection.host() == host)
+            {
+                Some((_, group)) => group.push(at),
+                None => groups.push((link, vec![at])),
             }
         }
+        let left = within.saturating_sub(BootTime::now().saturating_since(start));
+        let renewals = groups.iter().map(|(link, group)| async move {
+            let lines: Vec<_> = group.iter().map(|at| known[*at]).collect();
+            let asking = async {
+                let answers = self.renew_all(link, &lines).await?;
+                self.replicated("renew", link).await?;
+                Ok::<_, Error>(self.words(link, &lines, answers).await)
+            };
+            match timed("renew", left, asking).await {
+                Ok(Ok(answers)) => answers,
+                Ok(Err(error)) => lines.iter().map(|_| Err(error.clone())).collect(),
+                Err(late) => {
+                    self.servers.broken(link).await;
+                    lines.iter().map(|_| Err(late.clone())).collect()
+                }
+            }
+        });
+        for ((_, group), renewals) in groups.iter().zip(join_all(renewals).await) {
+            for (at, renewal) in group.iter().zip(renewals) {
+                answers[*at] = Some(renewal);
+            }
+        }
+        let unanswered = || Err(nonsense("renew"));
+        answers
+            .into_iter()
+            .map(|a| a.unwrap_or_else(unanswered))
+            .collect()
+    }
+
+    /// What each answer says of its line. One whose line has moved is asked for where it is now.
+    async fn words(
+        &self,
+        link: &Link<Connection>,
+        lines: &[&(Ticket, LineKeys)],
+        answers: Answers,
+    ) -> Vec<Result<String>> {
+        let mut words = Vec::with_capacity(lines.len());
+        for ((ticket, keys), answer) in lines.iter().zip(answers) {
+            words.push(match answer {
+                Ok(answer) => match addressed(ticket.claim, &answer) {
+                    Some(word) => Ok(word.to_owned()),
+                    None => Err(self.misled("renew", link).await),
+                },
+                Err(_) if self.servers.cluster().is_some() => {
+                    let (mut link, sequence) = (link.clone(), ticket.sequence);
+                    let arguments = |command: &mut Cmd| {
+                        command.arg(sequence);
+                    };
+                    self.run_for(&mut link, Script::Renew, keys, ticket.claim, arguments)
+                        .await
+                }
+                Err(error) => Err(fault("renew", &error)),
+            });
+        }
+        words
     }
 
     async fn renew_all(
@@ -117,7 +172,7 @@ impl Client {
             Err(error) => is_broken(error),
         };
         if broken {
-            self.links.broken(link).await;
+            self.servers.broken(link).await;
         }
         answered.map_err(|error| fault("renew", &error))
     }

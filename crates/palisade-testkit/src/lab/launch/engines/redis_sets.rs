@@ -159,8 +159,9 @@ fn forget(all: &[u16], gone: u16) -> Result<Vec<String>, String> {
 }
 
 fn introduce(index: usize, port: u16, nodes: &[Node], buses: &[u16]) {
-    let known = ["CLUSTER", "INFO"];
-    if expect(port, &known, "cluster_known_nodes:3").is_ok() {
+    // One that was not up yet may know the others by now, and still have no slots.
+    let is = |line| expect(port, &["CLUSTER", "INFO"], line).is_ok();
+    if is("cluster_known_nodes:3") && is("cluster_slots_assigned:16384") {
         return;
     }
     let epoch = (index + 1).to_string();

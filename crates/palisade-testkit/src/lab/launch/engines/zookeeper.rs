@@ -38,7 +38,7 @@ pub(in super::super) fn start(
         );
         let spec = Spec {
             arguments: owned(&[
-                "-Xmx256m",
+                "-Xmx128m",
                 "-XX:+UseSerialGC",
                 "-XX:TieredStopAtLevel=1",
                 "-XX:-UsePerfData",

@@ -40,7 +40,7 @@ impl Key {
 
 /// Derives keys in one namespace.
 #[derive(Debug)]
-pub(super) struct Keys {
+pub(in super::super) struct Keys {
     derivation: Derivation,
     namespace: String,
 }
@@ -54,7 +54,7 @@ impl Keys {
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for another value, and for a namespace that it can't have.
-    pub(super) fn new(option: Option<&str>, namespace: &str) -> Result<Self> {
+    pub(in super::super) fn new(option: Option<&str>, namespace: &str) -> Result<Self> {
         let derivation = match option {
             None | Some("sqlx") => Derivation::Sqlx,
             Some("hashtext") => Derivation::Hashtext,
@@ -95,6 +95,21 @@ impl Keys {
                     "with key=raw a name is a whole number of 64 bits, as in 4711",
                 )),
             },
+        }
+    }
+
+    /// The number of a name, where it is made here.
+    ///
+    /// # Errors
+    /// As [`Keys::of`]; [`ErrorKind::Unsupported`] where the server makes it.
+    pub(in super::super) fn number(&self, name: &Name) -> Result<i64> {
+        match self.of(name)? {
+            Key::Number(number) => Ok(number),
+            Key::Text(_) => Err(Error::new(
+                ErrorKind::Unsupported,
+                "name",
+                "key=hashtext leaves the number to the server",
+            )),
         }
     }
 

@@ -22,6 +22,7 @@ use std::time::Duration;
 
 pub(crate) use config::FACTORY;
 pub use config::open;
+pub(super) use keys::Keys;
 
 use self::config::CAPABILITY;
 use self::registry::Registry;

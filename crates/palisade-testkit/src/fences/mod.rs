@@ -1,0 +1,249 @@
+//! The conformance suite of fenced storage: what every [`Fence`] promises, as cases that can fail.
+//!
+//! Each case is called by the `# Behavior` line that it tests, has a resource of its own and opens
+//! the store as often as it likes: what is remembered must outlive the one who wrote it.
+
+#![allow(clippy::unwrap_used)] // A panic is how a case fails.
+
+use futures_util::future::LocalBoxFuture;
+use palisade::engine::{BoxFuture, Era};
+use palisade::fence::{Fence, FenceExt, Presented, ReadToken, Rule, SharedFence, Verdict};
+use palisade::{ErrorKind, Name, Result, Token};
+
+/// How a store is opened, again and again.
+pub type Open<'a> = &'a dyn Fn(Rule) -> BoxFuture<Result<SharedFence>>;
+
+/// A store, and a resource of it that is fresh.
+struct Bed<'a> {
+    open: Open<'a>,
+    resource: Name,
+}
+
+impl Bed<'_> {
+    async fn fence(&self) -> SharedFence {
+        (self.open)(Rule::NotOlder).await.unwrap()
+    }
+
+    async fn strict(&self) -> SharedFence {
+        (self.open)(Rule::Strict).await.unwrap()
+    }
+
+    async fn write(&self, fence: &SharedFence, token: u64, data: &str) -> Verdict {
+        let data = data.as_bytes().to_vec();
+        let written = fence.write(&self.resource, token.into(), data).await;
+        written.unwrap()
+    }
+
+    /// The highest token and the data.
+    async fn kept(&self, fence: &SharedFence) -> Option<(u64, String)> {
+        let kept = fence.read(&self.resource).await.unwrap();
+        kept.map(|kept| (kept.token.0, String::from_utf8(kept.data).unwrap()))
+    }
+}
+
+const fn stale(highest: u64) -> Verdict {
+    let highest = Token(highest);
+    Verdict::Stale { highest }
+}
+
+type Run = for<'a> fn(Bed<'a>) -> LocalBoxFuture<'a, ()>;
+
+macro_rules! cases {
+    ($($case:ident),* $(,)?) => {
+        /// All cases, by name.
+        const CASES: &[(&str, Run)] = &[$((stringify!($case), |bed| Box::pin($case(bed)))),*];
+    };
+}
+
+cases![
+    an_unknown_resource_has_neither_token_nor_data,
+    a_lower_token_is_stale_also_when_opened_again,
+    an_equal_token_is_accepted_again,
+    a_strict_fence_takes_each_token_once,
+    a_greater_token_is_remembered_with_its_era,
+    what_is_no_token_is_refused,
+    a_token_is_remembered_without_data_and_leaves_data_alone,
+    a_check_remembers_nothing,
+    a_reader_is_compared_and_never_remembered,
+    any_bytes_come_back,
+    resources_and_their_names_are_kept_apart,
+    a_forgotten_resource_takes_any_token,
+    concurrent_writers_leave_the_data_of_the_highest_token,
+];
+
+/// Runs every case on a store. `lasts` says whether it remembers when it is opened again.
+///
+/// # Panics
+/// By the name of the case that fails.
+pub async fn conforms(store: &str, open: Open<'_>) {
+    for (name, run) in CASES {
+        println!("{store}: {name}");
+        let resource = Name::new(format!("{name}-{:016x}", rand::random::<u64>())).unwrap();
+        run(Bed { open, resource }).await;
+    }
+}
+
+async fn an_unknown_resource_has_neither_token_nor_data(bed: Bed<'_>) {
+    let fence = bed.fence().await;
+    assert_eq!(bed.kept(&fence).await, None);
+    assert_eq!(fence.highest(&bed.resource).await.unwrap(), None);
+    assert!(!fence.forget(&bed.resource).await.unwrap());
+    let checked = fence.check(&bed.resource, Token(1)).await;
+    assert_eq!(checked.unwrap(), Verdict::Accepted);
+}
+
+async fn a_lower_token_is_stale_also_when_opened_again(bed: Bed<'_>) {
+    let fence = bed.fence().await;
+    assert_eq!(bed.write(&fence, 5, "five").await, Verdict::Accepted);
+    assert_eq!(bed.write(&fence, 7, "seven").await, Verdict::Accepted);
+    assert_eq!(bed.write(&fence, 6, "six").await, stale(7));
+    let again = bed.fence().await;
+    assert_eq!(bed.write(&again, 6, "six").await, stale(7));
+    assert_eq!(bed.kept(&again).await.unwrap(), (7, "seven".to_owned()));
+    let accepted = again.accept(&bed.resource, 6.into()).await;
+    assert_eq!(accepted.unwrap(), stale(7));
+}
+
+async fn an_equal_token_is_accepted_again(bed: Bed<'_>) {
+    let fence = bed.fence().await;
+    for data in ["one", "two", "three"] {
+        assert_eq!(bed.write(&fence, 5, data).await, Verdict::Accepted);
+    }
+    let accepted = fence.accept(&bed.resource, 5.into()).await;
+    assert_eq!(accepted.unwrap(), Verdict::Accepted);
+    assert_eq!(bed.kept(&fence).await.unwrap(), (5, "three".to_owned()));
+}
+
+async fn a_strict_fence_takes_each_token_once(bed: Bed<'_>) {
+    let fence = bed.strict().await;
+    assert_eq!(bed.write(&fence, 5, "five").await, Verdict::Accepted);
+    assert_eq!(bed.write(&fence, 5, "five again").await, stale(5));
+    let accepted = fence.accept(&bed.resource, 5.into()).await;
+    assert_eq!(accepted.unwrap(), stale(5));
+    assert_eq!(bed.write(&fence, 4, "four").await, stale(5));
+    assert_eq!(bed.write(&fence, 6, "six").await, Verdict::Accepted);
+    assert_eq!(bed.kept(&fence).await.unwrap(), (6, "six".to_owned()));
+    // One that writes may read what it wrote.
+    let read = fence.check(&bed.resource, ReadToken::from(Token(6))).await;
+    assert_eq!(read.unwrap(), Verdict::Accepted);
+}
+
+async fn a_greater_token_is_remembered_with_its_era(bed: Bed<'_>) {
+    let fence = bed.fence().await;
+    // Neighbours above what a double tells apart, then a later era that counts from one.
+    let late = (1 << 56) - 2;
+    let next = Era::new(1).unwrap().stamp(1).unwrap().0;
+    let last = Era::new(127).unwrap().stamp((1 << 56) - 1).unwrap().0;
+    assert_eq!(bed.write(&fence, late, "").await, Verdict::Accepted);
+    assert_eq!(bed.write(&fence, late + 1, "").await, Verdict::Accepted);
+    assert_eq!(bed.write(&fence, late, "").await, stale(late + 1));
+    assert_eq!(bed.write(&fence, 9, "").await, stale(late + 1));
+    assert_eq!(bed.write(&fence, next, "").await, Verdict::Accepted);
+    assert_eq!(bed.write(&fence, late + 1, "").await, stale(next));
+    assert_eq!(bed.write(&fence, last, "").await, Verdict::Accepted);
+    let highest = fence.highest(&bed.resource).await.unwrap();
+    assert_eq!(highest, Some(Token(last)));
+}
+
+async fn what_is_no_token_is_refused(bed: Bed<'_>) {
+    let fence = bed.fence().await;
+    for bad in [0, 1 << 63, u64::MAX] {
+        let kind = |error: palisade::Error| error.kind();
+        let written = fence.write(&bed.resource, bad.into(), Vec::new()).await;
+        assert_eq!(written.map_err(kind), Err(ErrorKind::InvalidArgument));
+        let accepted = fence.accept(&bed.resource, bad.into()).await;
+        assert_eq!(accepted.map_err(kind), Err(ErrorKind::InvalidArgument));
+        let checked = fence.check(&bed.resource, Token(bad)).await;
+        assert_eq!(checked.map_err(kind), Err(ErrorKind::InvalidArgument));
+    }
+    assert_eq!(bed.kept(&fence).await, None);
+}
+
+async fn a_token_is_remembered_without_data_and_leaves_data_alone(bed: Bed<'_>) {
+    let fence = bed.fence().await;
+    let accept = async |token: u64| fence.accept(&bed.resource, token.into()).await.unwrap();
+    assert_eq!(accept(5).await, Verdict::Accepted);
+    assert_eq!(accept(4).await, stale(5));
+    assert_eq!(bed.kept(&fence).await.unwrap(), (5, String::new()));
+    assert_eq!(bed.write(&fence, 4, "four").await, stale(5));
+    assert_eq!(bed.write(&fence, 6, "six").await, Verdict::Accepted);
+    assert_eq!(accept(7).await, Verdict::Accepted);
+    assert_eq!(bed.kept(&fence).await.unwrap(), (7, "six".to_owned()));
+}
+
+async fn a_check_remembers_nothing(bed: Bed<'_>) {
+    let fence = bed.fence().await;
+    bed.write(&fence, 5, "five").await;
+    let check = async |token: u64| fence.check(&bed.resource, Token(token)).await.unwrap();
+    assert_eq!(check(9).await, Verdict::Accepted);
+    assert_eq!(check(5).await, Verdict::Accepted);
+    assert_eq!(check(4).await, stale(5));
+    assert_eq!(bed.write(&fence, 6, "six").await, Verdict::Accepted);
+}
+
+async fn a_reader_is_compared_and_never_remembered(bed: Bed<'_>) {
+    let fence = bed.fence().await;
+    bed.write(&fence, 5, "five").await;
+    let reader = |token: u64| Presented::Read(Token(token).into());
+    let read = async |token| fence.check(&bed.resource, reader(token)).await.unwrap();
+    assert_eq!(read(9).await, Verdict::Accepted);
+    assert_eq!(read(4).await, stale(5));
+    let highest = fence.highest(&bed.resource).await.unwrap();
+    assert_eq!(highest, Some(Token(5)));
+    assert_eq!(bed.write(&fence, 6, "six").await, Verdict::Accepted);
+}
+
+async fn any_bytes_come_back(bed: Bed<'_>) {
+    let fence = bed.fence().await;
+    let all: Vec<u8> = (0..=255).cycle().take(70_000).collect();
+    for (token, data) in [(1, Vec::new()), (2, all), (3, b"\r\n\0'\"".to_vec())] {
+        let written = fence.write(&bed.resource, token.into(), data.clone()).await;
+        assert_eq!(written.unwrap(), Verdict::Accepted);
+        let kept = fence.read(&bed.resource).await.unwrap().unwrap();
+        assert!(kept.data == data, "{} bytes", data.len());
+    }
+}
+
+async fn resources_and_their_names_are_kept_apart(bed: Bed<'_>) {
+    let fence = bed.fence().await;
+    let names = [
+        "a", "A", "a/b", "a%2Fb", "a b", "a'b", "ü", "a:b", "a.data", "a,b",
+    ];
+    let names = names.map(|name| Name::new(format!("{name}-{}", bed.resource)).unwrap());
+    for (at, name) in names.iter().enumerate() {
+        let data = name.as_str().as_bytes().to_vec();
+        let written = fence.write(name, (100 - at as u64).into(), data).await;
+        assert_eq!(written.unwrap(), Verdict::Accepted, "{name}");
+    }
+    for (at, name) in names.iter().enumerate() {
+        let kept = fence.read(name).await.unwrap().unwrap();
+        let kept = (kept.token.0, String::from_utf8(kept.data).unwrap());
+        assert_eq!(kept, (100 - at as u64, name.to_string()));
+    }
+}
+
+async fn a_forgotten_resource_takes_any_token(bed: Bed<'_>) {
+    let fence = bed.fence().await;
+    bed.write(&fence, 9, "nine").await;
+    assert!(fence.forget(&bed.resource).await.unwrap());
+    assert_eq!(bed.kept(&fence).await, None);
+    assert!(!fence.forget(&bed.resource).await.unwrap());
+    assert_eq!(bed.write(&fence, 1, "one").await, Verdict::Accepted);
+    assert_eq!(bed.kept(&fence).await.unwrap(), (1, "one".to_owned()));
+}
+
+async fn concurrent_writers_leave_the_data_of_the_highest_token(bed: Bed<'_>) {
+    let (one, two) = (bed.fence().await, bed.fence().await);
+    let writers = (1..=20u64).rev().map(|token| {
+        let fence = if token % 2 == 0 { &one } else { &two };
+        let (fence, resource) = (fence.clone(), bed.resource.clone());
+        tokio::spawn(async move {
+            let data = token.to_string().into_bytes();
+            fence.write(&resource, token.into(), data).await.unwrap()
+        })
+    });
+    for writer in writers.collect::<Vec<_>>() {
+        writer.await.unwrap();
+    }
+    assert_eq!(bed.kept(&one).await.unwrap(), (20, "20".to_owned()));
+}

@@ -1,0 +1,147 @@
+//! A writer that is stopped between its check and its write, on every kind of fenced storage.
+//!
+//! Two holders add a line to one [`Ledger`]: read it, add, write it back. The first, a process of
+//! its own ([`writer`]), stops itself (SIGSTOP) after it has read and checked its lock; [`rounds`]
+//! then takes its lock away, lets a second holder write, and continues the first. With the fence
+//! its write must be refused; without, the second one's line must be lost.
+
+pub mod ledger;
+pub mod writer;
+
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use palisade::{Client, Eviction, Which};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+pub use ledger::{Kind, Ledger, Wrote};
+pub use writer::Spec;
+
+/// How rounds ended.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Score {
+    /// Late writes that were refused.
+    pub refused: usize,
+    /// Lines of the second holder that are gone.
+    pub lost: usize,
+}
+
+/// The writer process, as the harness drives it.
+struct Writer {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Writer {
+    fn start(program: &Path, spec: &Spec) -> Result<Self, String> {
+        let words = |error: std::io::Error| error.to_string();
+        let spec = serde_json::to_string(spec).map_err(|error| error.to_string())?;
+        let mut child = Command::new(program)
+            .args(["fence-writer", &spec])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(words)?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("the writer has no pipes".into());
+        };
+        let lines = BufReader::new(stdout).lines();
+        Ok(Self {
+            child,
+            stdin,
+            lines,
+        })
+    }
+
+    fn pid(&self) -> Result<Pid, String> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        pid.ok_or_else(|| "no process id".to_owned())
+    }
+
+    fn tell(&mut self, word: &str) -> Result<(), String> {
+        let told = writeln!(self.stdin, "{word}").and_then(|()| self.stdin.flush());
+        told.map_err(|error| error.to_string())
+    }
+
+    fn hear(&mut self) -> Result<String, String> {
+        match self.lines.next() {
+            Some(line) => line.map_err(|error| error.to_string()),
+            None => Err("the writer has ended; see its stderr".into()),
+        }
+    }
+
+    /// Waits until it has stopped itself.
+    fn stopped(&self) -> Result<(), String> {
+        let status = waitpid(Some(self.pid()?), WaitOptions::UNTRACED);
+        match status.map_err(|error| error.to_string())? {
+            Some((_, status)) if status.stopped() => Ok(()),
+            other => Err(format!("the writer did not stop: {other:?}")),
+        }
+    }
+
+    fn go_on(&self) -> Result<(), String> {
+        kill_process(self.pid()?, Signal::CONT).map_err(|error| error.to_string())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Plays so many rounds. `program` is the testkit's command.
+///
+/// # Errors
+/// A sentence when a round could not be played, or ended as it never may.
+pub async fn rounds(program: &Path, spec: &Spec, rounds: usize) -> Result<Score, String> {
+    let words = |error: palisade::Error| format!("{error:?}");
+    let client = palisade::connect(&spec.url).await.map_err(words)?;
+    let mut ledger = Ledger::open(spec, true).await?;
+    let mut writer = Writer::start(program, spec)?;
+    let mut score = Score::default();
+    for round in 0..rounds {
+        writer.tell("go")?;
+        // It has read, and its lock is good.
+        writer.stopped()?;
+        let line = format!("second-{round}");
+        second(&client, spec, &mut ledger, &line).await?;
+        writer.go_on()?;
+        let said = writer.hear()?;
+        let kept = ledger.read().await?;
+        let is_there = kept.lines().any(|kept| kept == line);
+        match said.as_str() {
+            "refused" => score.refused += 1,
+            "written" => {}
+            other => return Err(format!("round {round}: the writer said {other:?}")),
+        }
+        if said == "refused" && !is_there {
+            return Err(format!(
+                "round {round}: refused, and yet the data is changed"
+            ));
+        }
+        score.lost += usize::from(!is_there);
+    }
+    Ok(score)
+}
+
+/// The second holder: takes the lock away from the one that is stopped, and writes.
+async fn second(
+    client: &Client,
+    spec: &Spec,
+    ledger: &mut Ledger,
+    line: &str,
+) -> Result<(), String> {
+    let words = |error: palisade::Error| format!("{error:?}");
+    let evicted = client.evict(&spec.name, Which::Holders, Eviction::Remove);
+    evicted.await.map_err(words)?;
+    let hold = client.mutex(&spec.name).lock().await.map_err(words)?;
+    let written = ledger.add(&hold, line, async || Ok(())).await?;
+    if written != Wrote::Done {
+        return Err("the second holder's write was refused".into());
+    }
+    hold.release().await.map_err(words)
+}

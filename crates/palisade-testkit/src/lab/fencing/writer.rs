@@ -1,0 +1,82 @@
+//! The process that is stopped: takes the lock, reads and checks, stops itself, and writes when it
+//! is continued.
+
+use std::io::{BufRead, Write};
+use std::process::ExitCode;
+
+use rustix::process::{Signal, getpid, kill_process};
+use serde::{Deserialize, Serialize};
+
+use super::ledger::{Kind, Ledger, Wrote};
+
+/// What a writer is told on its command line, as JSON.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Spec {
+    /// The engine that has the lock.
+    pub url: String,
+    /// The lock.
+    pub name: String,
+    /// What is written to.
+    pub kind: Kind,
+    /// Where that is: a URL, a file, an address.
+    pub store: String,
+    /// Whether the token is compared. The control does without.
+    pub fenced: bool,
+}
+
+/// Runs `fence-writer SPEC` if the arguments ask for it.
+pub fn main(arguments: &[String]) -> Option<ExitCode> {
+    let [verb, spec] = arguments else {
+        return None;
+    };
+    if verb != "fence-writer" {
+        return None;
+    }
+    let done = serde_json::from_str::<Spec>(spec)
+        .map_err(|error| error.to_string())
+        .and_then(|spec| {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(|error| error.to_string())?;
+            runtime.block_on(write(spec))
+        });
+    Some(match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("fence-writer: {why}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+async fn write(spec: Spec) -> Result<(), String> {
+    let words = |error: palisade::Error| format!("{error:?}");
+    let client = palisade::connect(&spec.url).await.map_err(words)?;
+    let mut ledger = Ledger::open(&spec, false).await?;
+    // Blocking is fine: the keeper has a thread of its own.
+    for (round, line) in std::io::stdin().lock().lines().enumerate() {
+        line.map_err(|error| error.to_string())?;
+        let hold = client.mutex(&spec.name).lock().await.map_err(words)?;
+        let failpoint = async || {
+            if !hold.is_valid() {
+                return Err("the lock was not held at the failpoint".to_owned());
+            }
+            kill_process(getpid(), Signal::STOP).map_err(|error| error.to_string())
+        };
+        let wrote = ledger
+            .add(&hold, &format!("first-{round}"), failpoint)
+            .await?;
+        let said = match wrote {
+            Wrote::Done => "written",
+            Wrote::Refused => "refused",
+        };
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{said}")
+            .and_then(|()| out.flush())
+            .map_err(|error| error.to_string())?;
+        // It was taken away.
+        let _ = hold.release().await;
+    }
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! The layer in front of an axum service, over real connections.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Extension, Path, State};
+use axum::http::StatusCode;
+use axum::routing::get;
+use palisade::fence::http::{FENCING_TOKEN, FenceLayer, FencedRequest};
+use palisade::fence::{Fence, MemoryFence, SharedFence, WriteToken};
+use palisade::{ErrorKind, Name};
+use palisade_testkit::lab::fencing::{Kind, ledger};
+use palisade_testkit::lab::trial::until;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::paused::stopped_writer_is_refused;
+
+/// What the service keeps, and how a test holds a handler up.
+#[derive(Clone, Default)]
+struct Shop {
+    kept: Arc<Mutex<HashMap<String, String>>>,
+    seen: Arc<Mutex<Vec<u64>>>,
+    go: Arc<Notify>,
+}
+
+async fn put(
+    State(shop): State<Shop>,
+    Path(name): Path<String>,
+    token: Option<Extension<WriteToken>>,
+    body: String,
+) -> StatusCode {
+    if let Some(Extension(token)) = token {
+        shop.seen.lock().push(token.token().0);
+    }
+    if body == "slow" {
+        shop.go.notified().await;
+    }
+    shop.kept.lock().insert(name, body);
+    StatusCode::OK
+}
+
+async fn show(State(shop): State<Shop>, Path(name): Path<String>) -> String {
+    shop.kept.lock().get(&name).cloned().unwrap_or_default()
+}
+
+/// Serves, with the layer if there is a fence; the address.
+async fn serve(shop: &Shop, fence: Option<SharedFence>) -> String {
+    let mut router = Router::new()
+        .route("/{name}", get(show).put(put))
+        .with_state(shop.clone());
+    if let Some(fence) = fence {
+        router = router.layer(FenceLayer::by_path(fence));
+    }
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    address
+}
+
+async fn ask(address: &str, method: &str, token: Option<u64>, body: &str) -> (u16, String) {
+    let name = Name::new("stock").unwrap();
+    let token = token.map(WriteToken::from);
+    ledger::http(address, method, &name, token, body)
+        .await
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stale_token_is_409_and_a_missing_one_428() {
+    let (shop, fence) = (Shop::default(), Arc::new(MemoryFence::default()));
+    let address = serve(&shop, Some(fence.clone())).await;
+    assert_eq!(ask(&address, "PUT", Some(5), "five").await.0, 200);
+    assert_eq!(ask(&address, "PUT", Some(5), "five again").await.0, 200);
+    assert_eq!(ask(&address, "PUT", Some(7), "seven").await.0, 200);
+    let (status, body) = ask(&address, "PUT", Some(6), "six").await;
+    let problem: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &problem["code"]), (409, &"stale_token".into()));
+    assert_eq!(
+        (&problem["highest"], &problem["status"]),
+        (&"7".into(), &409.into())
+    );
+    let (status, body) = ask(&address, "PUT", None, "none").await;
+    assert_eq!(status, 428);
+    assert!(body.contains("token_missing"), "{body}");
+    assert_eq!(ask(&address, "PUT", Some(0), "zero").await.0, 400);
+    // The handler had the tokens that passed, and no others.
+    assert_eq!(*shop.seen.lock(), [5, 5, 7]);
+    // Readers are compared, and not remembered.
+    assert_eq!(ask(&address, "GET", None, "").await, (200, "seven".into()));
+    assert_eq!(ask(&address, "GET", Some(9), "").await.0, 200);
+    assert_eq!(ask(&address, "GET", Some(6), "").await.0, 409);
+    let name = Name::new("/stock").unwrap();
+    assert_eq!(fence.highest(&name).await.unwrap().unwrap().0, 7);
+    // What can't be a name does not pass unfenced.
+    let long = Name::new("x".repeat(255)).unwrap();
+    let (status, body) = ledger::http(&address, "PUT", &long, None, "x")
+        .await
+        .unwrap();
+    assert_eq!(status, 400);
+    assert!(body.contains("invalid_resource"), "{body}");
+}
+
+/// A newer request waits until an older one's handler has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_request_per_resource_writes_at_a_time() {
+    let shop = Shop::default();
+    let address = serve(&shop, Some(Arc::new(MemoryFence::default()))).await;
+    let (slow, fast) = (address.clone(), address.clone());
+    let slow = tokio::spawn(async move { ask(&slow, "PUT", Some(5), "slow").await });
+    until("the handler runs", async || shop.seen.lock().len() == 1).await;
+    let mut fast = tokio::spawn(async move { ask(&fast, "PUT", Some(6), "fast").await });
+    // Time enough to overtake, if it could.
+    let early = tokio::time::timeout(Duration::from_millis(100), &mut fast).await;
+    assert!(early.is_err(), "it overtook: {early:?}");
+    assert_eq!(shop.seen.lock().len(), 1);
+    shop.go.notify_one();
+    assert_eq!(slow.await.unwrap().0, 200);
+    assert_eq!(fast.await.unwrap().0, 200);
+    assert_eq!(ask(&address, "GET", None, "").await.1, "fast");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_client_adds_the_header_of_its_hold() {
+    let client = palisade::connect("memory:").await.unwrap();
+    let put = || axum::http::Request::put("/stock");
+    let hold = client.mutex("stock").lock().await.unwrap();
+    let request = put().fenced_by(&hold).unwrap().body(()).unwrap();
+    let header = request.headers()[FENCING_TOKEN]
+        .to_str()
+        .unwrap()
+        .to_owned();
+    assert_eq!(header, hold.token().to_string());
+    hold.release().await.unwrap();
+    let mut reader = client.rwlock("stock").read().await.unwrap();
+    let refused = put().fenced_by(&reader).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    let get = axum::http::Request::get("/stock").body(()).unwrap();
+    assert!(get.fenced_by(&reader).is_ok());
+    // A reader that was upgraded writes, and one that was downgraded no more.
+    assert!(reader.try_upgrade().await.unwrap());
+    assert!(put().fenced_by(&reader).is_ok());
+    reader.downgrade().await.unwrap();
+    assert!(reader.write_token().is_err());
+    assert!(reader.read_token().is_ok());
+    let permit = client.semaphore("api", 3).acquire().await.unwrap();
+    assert!(permit.write_token().is_err() && permit.read_token().is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_writer_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("file:{}", dir.path().display());
+    let fenced = serve(&Shop::default(), Some(Arc::new(MemoryFence::default()))).await;
+    let plain = serve(&Shop::default(), None).await;
+    stopped_writer_is_refused(&url, Kind::Http, [&fenced, &plain]).await;
+}

@@ -1,0 +1,194 @@
+//! Servers that know each other: a failover that loses a lock, one that keeps it, and a slot of a
+//! Cluster that moves while its locks are held.
+
+use std::time::Duration;
+
+use palisade::fence::{Fence, MemoryFence, Verdict};
+use palisade::{Client, Name};
+use palisade_testkit::lab::launch::{self, Running, wire};
+
+use super::support::{soon, until};
+
+/// Sentinels notice a death after a second, agree and promote; on a busy machine that takes a while.
+const FAILOVER: Duration = Duration::from_secs(17);
+
+async fn in_time<F: Future>(what: &str, future: F) -> F::Output {
+    let done = tokio::time::timeout(FAILOVER, future).await;
+    done.unwrap_or_else(|_| panic!("{what} did not happen within {FAILOVER:?}"))
+}
+
+async fn connect(running: &Running) -> Client {
+    let url = format!("{}?namespace=", running.url());
+    palisade::connect(&url).await.unwrap()
+}
+
+fn ask(running: &Running, node: usize, command: &[&str]) -> String {
+    wire::redis(running.nodes()[node].port(), command).unwrap_or_else(|why| why)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_a_failover_loses_is_told_and_the_next_token_is_greater() {
+    let Some(set) = launch::need("redis-sentinel") else {
+        return;
+    };
+    let client = connect(&set).await;
+    // The replica hears nothing more, and keeps what it has.
+    let nowhere = launch::free_port().to_string();
+    assert_eq!(ask(&set, 1, &["REPLICAOF", "127.0.0.1", &nowhere]), "OK");
+    let mutex = client.mutex("job").ttl(Duration::from_secs(20));
+    let hold = mutex.lock().await.unwrap();
+    set.nodes()[0].kill().unwrap();
+    // Long before its deadline.
+    in_time("the loss", hold.lost()).await;
+    assert!(!hold.is_valid());
+    let next = in_time("the next grant", mutex.lock()).await.unwrap();
+    assert!(
+        next.token() > hold.token(),
+        "{:?} after {:?}",
+        next.token(),
+        hold.token()
+    );
+    assert_eq!(ask(&set, 1, &["GET", "job"]), next.claim().to_string());
+
+    let (storage, data) = (MemoryFence::default(), Name::new("data").unwrap());
+    for (token, accepted) in [(next.token(), true), (hold.token(), false)] {
+        let verdict = storage
+            .write(&data, token.into(), Vec::new())
+            .await
+            .unwrap();
+        assert_eq!(verdict == Verdict::Accepted, accepted);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_was_replicated_survives_and_the_old_master_does_not_count() {
+    let Some(set) = launch::need("redis-sentinel") else {
+        return;
+    };
+    let client = connect(&set).await;
+    let hold = client
+        .mutex("job")
+        .ttl(Duration::from_secs(40))
+        .lock()
+        .await
+        .unwrap();
+    until("the replica has it", async || {
+        ask(&set, 1, &["GET", "job"]) == hold.claim().to_string()
+    })
+    .await;
+    set.nodes()[0].stop().unwrap();
+    set.leader_where(|leader| leader == 1).unwrap();
+    // It takes itself for the master for some seconds more.
+    set.nodes()[0].cont().unwrap();
+    let other = in_time("another lock", async {
+        loop {
+            if let Ok(other) = client.mutex("other").lock().await {
+                return other;
+            }
+        }
+    });
+    let other = other.await;
+    assert_eq!(ask(&set, 1, &["GET", "other"]), other.claim().to_string());
+    assert!(hold.is_valid(), "it was replicated");
+    in_time("the release", hold.release()).await.unwrap();
+    assert_eq!(ask(&set, 1, &["EXISTS", "job"]), "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_moves_takes_its_locks_along() {
+    let Some(cluster) = launch::need("redis-cluster") else {
+        return;
+    };
+    let (client, late) = (connect(&cluster).await, connect(&cluster).await);
+    let slot = ask(&cluster, 0, &["CLUSTER", "KEYSLOT", "x"]);
+    let number: usize = slot.parse().unwrap();
+    let from = (0..3).find(|at| number < (at + 1) * 16_384 / 3).unwrap();
+    let to = (from + 1) % 3;
+    let id = |node| ask(&cluster, node, &["CLUSTER", "MYID"]);
+    let (from_id, to_id) = (id(from), id(to));
+    let port = cluster.nodes()[to].port().to_string();
+    let migrate = |key: &str| {
+        let moved = ask(
+            &cluster,
+            from,
+            &["MIGRATE", "127.0.0.1", &port, key, "0", "5000"],
+        );
+        assert_eq!(moved, "OK", "{key}");
+    };
+    let lock = |name| client.mutex(name).ttl(Duration::from_secs(3));
+
+    let held = lock("{x}held").lock().await.unwrap();
+    let torn = lock("{x}torn").lock().await.unwrap();
+    let first = late.mutex("{x}late").lock().await.unwrap();
+    let last = first.token();
+    first.release().await.unwrap();
+    let set = |node, how: &[&str]| {
+        let command = [&["CLUSTER", "SETSLOT", &slot], how].concat();
+        assert_eq!(ask(&cluster, node, &command), "OK");
+    };
+    set(to, &["IMPORTING", &from_id]);
+    set(from, &["MIGRATING", &to_id]);
+
+    // A line that neither server knows is made when the move is over.
+    let new = lock("{x}new");
+    let new = tokio::spawn(async move { new.lock().await });
+    // A line of which only a part has moved is waited for (TRYAGAIN).
+    migrate("{x}torn");
+    let release = tokio::spawn(torn.release());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!release.is_finished(), "half of a line");
+    migrate("{x}torn:palisade");
+    soon("the release", release).await.unwrap().unwrap();
+    // Renewed on either side of the move, and on the way (ASK).
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    loop {
+        let keys = ask(&cluster, from, &["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+        match keys.lines().next() {
+            Some(key) => migrate(key),
+            None => break,
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    for node in [to, from, 3 - to - from] {
+        set(node, &["NODE", &to_id]);
+    }
+    let new = soon("a new lock", new).await.unwrap().unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(
+        held.is_valid() && new.is_valid(),
+        "locks move with their slot"
+    );
+
+    // A client that knows nothing of the move is sent on (MOVED).
+    let again = soon("a grant", late.mutex("{x}late").lock()).await.unwrap();
+    assert!(again.token() > last);
+    assert!(late.mutex("{x}held").try_lock().await.unwrap().is_none());
+    for hold in [held, new, again] {
+        soon("a release", hold.release()).await.unwrap();
+    }
+    let locks = ask(&cluster, to, &["CLUSTER", "COUNTKEYSINSLOT", &slot]);
+    assert_ne!(locks, "0", "the lines are there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_with_the_url_is_said() {
+    let Some(set) = launch::need("redis-sentinel") else {
+        return;
+    };
+    let sentinels = set.url().trim_end_matches("/main");
+    for (url, says) in [
+        (sentinels.to_owned(), "name of the master"),
+        (
+            format!("{sentinels}/nobody"),
+            "knows no master of this name",
+        ),
+        (
+            format!("redis+cluster://{}", set.nodes()[0].address()),
+            "is not in cluster mode",
+        ),
+    ] {
+        let error = palisade::connect(&url).await.unwrap_err();
+        assert_eq!(error.kind(), palisade::ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}

@@ -1,0 +1,77 @@
+//! The two schedules of Martin Kleppmann's "How to do distributed locking", on real servers.
+
+use std::time::Duration;
+
+use palisade::Name;
+use palisade::fence::{Fence, MemoryFence, Verdict};
+use palisade_testkit::lab::proxy::to_client;
+
+use super::support::{FRESH, Five, soon, until};
+
+/// A clock that jumps on one server: the lock is on A, B and C, C lets it go early, and a second
+/// client gets C, D and E. Two clients believe; their storage does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_jumps_makes_a_second_grant_which_the_fence_survives() {
+    let Some(five) = Five::start() else { return };
+    let (one, two) = (five.client(FRESH).await, five.client(FRESH).await);
+    let (storage, data) = (MemoryFence::default(), Name::new("data").unwrap());
+    let first = five.lock_on_three(&one, "job").await;
+    let write = |token, text: &str| storage.write(&data, token, text.as_bytes().to_vec());
+    assert_eq!(
+        write(first.token().into(), "one").await.unwrap(),
+        Verdict::Accepted
+    );
+
+    // As if the clock of C had jumped past the lease.
+    assert_eq!(five.ask(2, &["PEXPIRE", "job", "1"]), "1");
+    until("its end there", async || five.having("job") == [0, 1]).await;
+    let second = two.mutex("job").try_lock().await.unwrap();
+    let second = second.expect("C, D and E are a majority");
+    assert!(second.token() > first.token(), "the fence needs it");
+    assert!(first.is_valid(), "nobody could tell it before");
+
+    assert_eq!(
+        write(second.token().into(), "two").await.unwrap(),
+        Verdict::Accepted
+    );
+    let stale = write(first.token().into(), "one again").await.unwrap();
+    assert_ne!(stale, Verdict::Accepted, "a write of the first holder");
+    assert_eq!(storage.read(&data).await.unwrap().unwrap().data, b"two");
+}
+
+/// A client that stops while the answers are on their way to it, and goes on when its lease is over:
+/// it must not believe them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_that_is_read_too_late_is_refused() {
+    let Some(five) = Five::start() else { return };
+    let ttl = Duration::from_millis(800);
+    // Servers are waited for far longer than the lease lasts, as by one that is stopped.
+    let stopped = five
+        .proxied(&format!("{FRESH}&node_timeout=20s&timeout=20s"))
+        .await;
+    let other = five.client(FRESH).await;
+    // Connected, scripts known.
+    let warm = stopped.mutex("warm").lock().await.unwrap();
+    warm.release().await.unwrap();
+    let replies: Vec<_> = five
+        .proxies
+        .iter()
+        .map(|proxy| proxy.inject(to_client().label_contains("EVALSHA").hold()))
+        .collect();
+    let mutex = stopped.mutex("job").ttl(ttl);
+    let late = tokio::spawn(async move { mutex.try_lock().await });
+    until("all votes", async || five.having("job").len() == 5).await;
+    until("their end", async || five.having("job").is_empty()).await;
+    let hold = soon("a grant", other.mutex("job").lock()).await.unwrap();
+    for reply in replies {
+        reply.release();
+        drop(reply);
+    }
+    let late = soon("an answer", late).await.unwrap();
+    assert!(
+        !matches!(late, Ok(Some(_))),
+        "a grant that was over when it was read"
+    );
+    assert!(hold.is_valid(), "it is the other's");
+    hold.release().await.unwrap();
+}

@@ -1,0 +1,104 @@
+//! The servers themselves: which of them may vote, and what they have forgotten.
+
+use std::time::Duration;
+
+use palisade::ErrorKind;
+
+use super::support::{FRESH, Five, until};
+
+/// A lock on A, B and C; C restarts empty. Whoever lets C vote grants the lock again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_restarted_does_not_vote() {
+    for guarded in [true, false] {
+        let Some(five) = Five::start() else { return };
+        let holder = five.client(FRESH).await;
+        let _hold = five.lock_on_three(&holder, "job").await;
+        // All have run for longer than the longest ttl, before C restarts.
+        let max_ttl = Duration::from_secs(3);
+        tokio::time::sleep(max_ttl + Duration::from_secs(1)).await;
+        let guard = if guarded { "on" } else { "off" };
+        let options = format!("namespace=&max_ttl=3s&restart_guard={guard}");
+        let other = five.client(&options).await;
+        assert!(other.mutex("free").try_lock().await.unwrap().is_some());
+        five.running.nodes()[2].wipe().unwrap();
+        let second = async || {
+            let second = other.mutex("job").try_lock().await;
+            // Its first request may find the connection gone.
+            match second {
+                Ok(second) => second.is_some(),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+                    false
+                }
+            }
+        };
+        match guarded {
+            true => {
+                for _ in 0..20 {
+                    assert!(!second().await, "a second grant");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                until("C votes again", second).await;
+            }
+            // The test can see.
+            false => until("a second grant", second).await,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_that_have_just_started_say_so() {
+    let Some(five) = Five::start() else { return };
+    let client = five.client("namespace=").await;
+    let error = client.mutex("job").try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable);
+    assert!(error.to_string().contains("restart_guard="), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_named_twice_is_refused() {
+    let Some(five) = Five::start() else { return };
+    let ports: Vec<u16> = five
+        .running
+        .nodes()
+        .iter()
+        .map(|node| node.port())
+        .collect();
+    let twice = format!(
+        "redlock://127.0.0.1:{},127.0.0.1:{},127.0.0.1:{},{}?{FRESH}",
+        ports[0],
+        ports[1],
+        ports[2],
+        five.proxies[0].addr()
+    );
+    let error = palisade::connect(&twice).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("would vote twice"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_tells_of_each_server_and_correctness_is_refused() {
+    let Some(five) = Five::start() else { return };
+    let client = five.client(FRESH).await;
+    let found = client.check().await.unwrap();
+    assert!(
+        found
+            .findings
+            .iter()
+            .all(|f| f.code != "clocks_apart" && f.code != "server_down")
+    );
+    five.running.nodes()[1].kill().unwrap();
+    let found = client.check().await.unwrap().findings;
+    assert!(
+        found.iter().any(|finding| finding.code == "server_down"),
+        "{found:?}"
+    );
+    let refused = client.for_correctness().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NotForCorrectness);
+    let long = client
+        .mutex("job")
+        .ttl(Duration::from_secs(61))
+        .lock()
+        .await;
+    assert_eq!(long.unwrap_err().kind(), ErrorKind::InvalidArgument);
+}

@@ -1,0 +1,156 @@
+//! Votes: who is granted with servers down, slow or taken by others, and what is left behind.
+
+use std::time::{Duration, Instant};
+
+use palisade::ErrorKind;
+use palisade_testkit::lab::proxy::both_ways;
+use palisade_testkit::lab::trial::Crew;
+
+use super::support::{FRESH, Five, soon, until};
+
+/// A busy machine may take this much longer than the machine that a bound is for.
+const BUSY: Duration = Duration::from_secs(1);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_of_five_may_stop_and_three_are_refused_in_time() {
+    let Some(five) = Five::start() else { return };
+    let client = five.client(FRESH).await;
+    let first = client.mutex("job").lock().await.unwrap();
+    let token = first.token();
+    first.release().await.unwrap();
+    for stopped in [3, 4] {
+        five.running.nodes()[stopped].stop().unwrap();
+    }
+    let hold = soon("a grant", client.mutex("job").lock()).await.unwrap();
+    assert!(hold.token() > token);
+    soon("the release", hold.release()).await.unwrap();
+
+    five.running.nodes()[2].stop().unwrap();
+    // With the default ttl of 30 s a server is given 300 ms.
+    let start = Instant::now();
+    let refused = client.mutex("job").try_lock().await.unwrap_err();
+    let took = start.elapsed();
+    assert_eq!(refused.kind(), ErrorKind::Unreachable, "{refused}");
+    assert!(
+        took < Duration::from_millis(600) + BUSY,
+        "refused after {took:?}"
+    );
+    println!("refused after {took:?}: {refused}");
+    assert_eq!(five.having("job").len(), 0, "votes are left behind");
+
+    for stopped in [2, 3, 4] {
+        five.running.nodes()[stopped].cont().unwrap();
+    }
+    until("a grant by all", async || {
+        matches!(client.mutex("job").try_lock().await, Ok(Some(_)))
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_server_does_not_slow_the_grant() {
+    let Some(five) = Five::start() else { return };
+    let slow = Duration::from_millis(500);
+    let _slow = five.proxies[4].inject(both_ways().delay(slow));
+    let client = five.proxied(FRESH).await;
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        let start = Instant::now();
+        let hold = client.mutex("job").lock().await.unwrap();
+        hold.release().await.unwrap();
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    println!("lock and release beside a slow server: {times:?}");
+    assert!(times[2] < slow / 2, "{times:?}");
+    // Nor does it keep a vote when it has caught up.
+    until("no vote left", async || five.having("job").is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_try_that_fails_leaves_nothing_behind() {
+    let Some(five) = Five::start() else { return };
+    let client = five.client(FRESH).await;
+    five.occupy("job", &[0, 2, 4]);
+    assert!(client.mutex("job").try_lock().await.unwrap().is_none());
+    assert_eq!(five.having("job"), [0, 2, 4], "only the other tool's");
+    five.free("job", &[0]);
+    let hold = client.mutex("job").try_lock().await.unwrap().unwrap();
+    assert_eq!(five.having("job").len(), 5);
+    hold.release().await.unwrap();
+    until("the votes' end", async || five.having("job") == [2, 4]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn contenders_who_split_the_votes_leave_no_keys() {
+    let Some(five) = Five::start() else { return };
+    let ttl = Duration::from_secs(30);
+    let crew = Crew::start(&five.url(FRESH), 8, ttl, Duration::from_secs(20)).await;
+    crew.grants(100).await;
+    crew.end().await;
+    // Long before the ttl.
+    let keys = |node| five.ask(node, &["KEYS", "*"]);
+    until("no votes left", async || {
+        let keys: Vec<String> = (0..5).map(keys).collect();
+        let locks = keys.iter().flat_map(|keys| keys.lines());
+        locks.filter(|key| !key.contains(":palisade")).count() == 0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_try_leaves_nothing_behind() {
+    let Some(five) = Five::start() else { return };
+    let client = five.proxied(FRESH).await;
+    for round in 0..40u64 {
+        let mutex = client.mutex("job");
+        let limit = Duration::from_micros(round * 40);
+        let _ = tokio::time::timeout(limit, mutex.lock()).await;
+    }
+    client.flush().await;
+    until("no votes left", async || five.having("job").is_empty()).await;
+    let hold = soon("a grant", client.mutex("job").lock()).await.unwrap();
+    hold.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_majority_is_told_and_a_lost_minority_is_not() {
+    let Some(five) = Five::start() else { return };
+    let client = five.client(FRESH).await;
+    let mutex = client.mutex("job").ttl(Duration::from_secs(3));
+    let hold = mutex.lock().await.unwrap();
+    until("all votes", async || five.having("job").len() == 5).await;
+    five.free("job", &[0, 1]);
+    let kept = tokio::time::timeout(Duration::from_secs(3), hold.lost()).await;
+    assert!(kept.is_err() && hold.is_valid(), "three of five have it");
+    assert_eq!(five.having("job"), [2, 3, 4], "nothing is re-created");
+    five.free("job", &[2]);
+    soon("the loss", hold.lost()).await;
+    assert!(!hold.is_valid());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn permits_are_the_same_on_a_majority() {
+    let Some(five) = Five::start() else { return };
+    let clients = [five.client(FRESH).await, five.client(FRESH).await];
+    let mut holds = Vec::new();
+    for at in 0..3 {
+        let permits = clients[at % 2].semaphore("pool", 3);
+        holds.push(permits.try_acquire().await.unwrap().unwrap());
+    }
+    // Any five servers with a majority each could give more when they only count.
+    for client in &clients {
+        assert!(
+            client
+                .semaphore("pool", 3)
+                .try_acquire()
+                .await
+                .unwrap()
+                .is_none()
+        );
+        assert!(client.mutex("pool").try_lock().await.unwrap().is_none());
+    }
+    holds.pop().unwrap().release().await.unwrap();
+    let again = soon("a permit", clients[0].semaphore("pool", 3).acquire()).await;
+    holds.push(again.unwrap());
+}

@@ -1,0 +1,159 @@
+//! Logins, ACLs, certificates, chroots, findings, and what is said when a URL is wrong.
+
+use std::time::Duration;
+
+use palisade::ErrorKind;
+use palisade_testkit::lab::launch;
+use palisade_testkit::lab::trial::certificates;
+
+use crate::util::{Raw, connected, until};
+
+async fn refused(url: &str) -> palisade::Error {
+    palisade::connect(url).await.err().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_keeps_others_out() {
+    let running = need!("zookeeper");
+    let address = running.nodes()[0].address();
+    let mine = format!("zookeeper://me:secret@{address}/mine");
+    let mine = palisade::connect(&mine).await.unwrap();
+    let hold = mine.mutex("x").lock().await.unwrap();
+    let codes = async |client: &palisade::Client| {
+        let check = client.check().await.unwrap();
+        let codes = check.findings.into_iter().map(|finding| finding.code);
+        codes.collect::<Vec<_>>()
+    };
+    assert!(!codes(&mine).await.contains(&"open_acl"));
+    let stranger = format!("zookeeper://{address}/mine");
+    let stranger = palisade::connect(&stranger).await.unwrap();
+    let denied = stranger.mutex("x").try_lock().await.err().unwrap();
+    assert_eq!(denied.kind(), ErrorKind::Denied, "{denied}");
+    let denied = stranger.mutex("y").lock().await.err().unwrap();
+    assert_eq!(denied.kind(), ErrorKind::Denied, "{denied}");
+    // The same user, from a file.
+    let file = running.folder().join("password");
+    std::fs::write(&file, "secret\n").unwrap();
+    let file = file.display();
+    let again = format!("zookeeper://{address}/mine?user=me&password_file={file}");
+    let again = palisade::connect(&again).await.unwrap();
+    assert!(again.mutex("x").try_lock().await.unwrap().is_none());
+    hold.release().await.unwrap();
+    again
+        .mutex("x")
+        .lock()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    // Open to everyone on purpose.
+    let open = format!("zookeeper://me:secret@{address}/open?acl=open");
+    let open = palisade::connect(&open).await.unwrap();
+    let _hold = open.mutex("x").lock().await.unwrap();
+    assert!(codes(&open).await.contains(&"open_acl"));
+    let stranger = format!("zookeeper://{address}/open");
+    let stranger = palisade::connect(&stranger).await.unwrap();
+    assert!(stranger.mutex("x").try_lock().await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn findings_tell_of_the_ensemble() {
+    let running = need!("zookeeper");
+    let client = connected(&running).await;
+    let check = client.check().await.unwrap();
+    let codes: Vec<&str> = check.findings.iter().map(|finding| finding.code).collect();
+    assert!(codes.contains(&"one_server"), "{codes:?}");
+    assert!(codes.contains(&"open_acl"), "{codes:?}");
+    assert!(check.version.unwrap().starts_with("3."));
+    let range = client.capability().ttl;
+    let ms = Duration::from_millis;
+    assert!(range.min < ms(700) && range.max == ms(80_000), "{range:?}");
+    let long = client.mutex("x").ttl(Duration::from_secs(90)).lock().await;
+    assert_eq!(long.err().unwrap().kind(), ErrorKind::InvalidArgument);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chroot_is_made_and_names_are_below_it() {
+    let running = need!("zookeeper");
+    let url = format!("{}/a/b?namespace=locks", running.url());
+    let client = palisade::connect(&url).await.unwrap();
+    let hold = client.mutex("n/m").lock().await.unwrap();
+    let mut raw = Raw::connect(running.nodes()[0].port());
+    assert_eq!(raw.children("/a/b/locks"), ["n%2Fm"]);
+    hold.release().await.unwrap();
+    // Containers: nothing is left of them.
+    until("an empty root", async || raw.children("/") == ["zookeeper"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_urls_are_refused_with_what_to_do() {
+    for (url, says) in [
+        ("zookeeper://", "needs a host"),
+        ("zookeeper://h/a//b", "single slashes"),
+        ("zookeeper://h/zookeeper", "its own records"),
+        ("zookeeper://h?layout=curator", "mutex or readwrite"),
+        ("zookeeper://h?acl=creator", "user="),
+        ("zookeeper://h?tls_ca=/x", "not encrypted"),
+        ("zookeeper://h?lay=mutex", "layout"),
+    ] {
+        let error = refused(url).await;
+        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
+        assert!(error.to_string().contains(says), "{url}: {error}");
+    }
+    let nobody = format!("zookeeper://127.0.0.1:{}", launch::free_port());
+    let error = refused(&nobody).await;
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("refused"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_are_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    if let Err(why) = certificates(folder.path(), "DNS:localhost") {
+        return launch::skip("zookeeper", &why);
+    }
+    let port = launch::free_port();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let pair = std::fs::read_to_string(path("server.key")).unwrap()
+        + &std::fs::read_to_string(path("server.pem")).unwrap();
+    std::fs::write(path("pair.pem"), pair).unwrap();
+    let settings = [
+        format!("secureClientPort={port}"),
+        "secureClientPortAddress=127.0.0.1".to_owned(),
+        "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory".to_owned(),
+        "ssl.keyStore.type=PEM".to_owned(),
+        format!("ssl.keyStore.location={}", path("pair.pem")),
+        "ssl.trustStore.type=PEM".to_owned(),
+        format!("ssl.trustStore.location={}", path("ca.pem")),
+        "ssl.clientAuth=need".to_owned(),
+    ];
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    let running = match launch::start_with("zookeeper", &settings) {
+        Ok(running) => running,
+        Err(launch::Error::Missing(why)) => return launch::skip("zookeeper", &why),
+        Err(error) => panic!("{error}"),
+    };
+    let (ca, cert, key) = (path("ca.pem"), path("client.pem"), path("client.key"));
+    // A server's first handshake takes long on a busy machine.
+    let patient = "connect_timeout=10s";
+    let url = format!(
+        "zookeepers://localhost:{port}?{patient}&tls_ca={ca}&tls_cert={cert}&tls_key={key}"
+    );
+    let client = palisade::connect(&url).await.unwrap();
+    let hold = client.mutex("secure").lock().await.unwrap();
+    let plain = connected(&running).await;
+    assert!(plain.mutex("secure").try_lock().await.unwrap().is_none());
+    hold.release().await.unwrap();
+    let without = refused(&format!(
+        "zookeepers://localhost:{port}?{patient}&tls_ca={ca}"
+    ))
+    .await;
+    assert_eq!(without.kind(), ErrorKind::Config, "{without}");
+    assert!(without.to_string().contains("tls_cert"), "{without}");
+    let stranger = refused(&format!("zookeepers://localhost:{port}?{patient}")).await;
+    assert_eq!(stranger.kind(), ErrorKind::Config, "{stranger}");
+    assert!(stranger.to_string().contains("tls_ca"), "{stranger}");
+    let not_plain = refused(&format!("zookeeper://localhost:{port}?{patient}")).await;
+    assert!(not_plain.to_string().contains("zookeepers:"), "{not_plain}");
+}

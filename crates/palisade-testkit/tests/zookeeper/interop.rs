@@ -1,0 +1,244 @@
+//! Beside Curator and kazoo on the same path: each excludes the other, both ways. And which
+//! mixtures don't.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use palisade::Client;
+use palisade::engine::Ask;
+use palisade::report::Scope;
+use palisade::{Name, Patience};
+use palisade_testkit::lab::launch::{self, Running};
+
+use crate::util::{beside_others, soon, until};
+
+const CURATOR: &str = include_str!("tools/Curator.java");
+const KAZOO: &str = include_str!("tools/kazoo_tool.py");
+
+/// Longer than a lock that is free takes, also on a busy machine.
+const FREE: u64 = 10_000;
+
+/// Long enough to be sure that a lock is not free.
+const HELD: u64 = 300;
+
+/// Another tool, which answers line by line.
+struct Tool {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Tool {
+    fn start(command: &mut Command) -> Self {
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        let orders = child.stdin.take().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        let mut tool = Self {
+            child,
+            orders,
+            answers,
+        };
+        assert_eq!(tool.answer(), "ready");
+        tool
+    }
+
+    fn answer(&mut self) -> String {
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).unwrap();
+        answer.trim().to_owned()
+    }
+
+    fn order(&mut self, verb: &str, path: &str, millis: u64) {
+        writeln!(self.orders, "{verb} {path} {millis}").unwrap();
+    }
+
+    /// Whether it can do that, or has the lock in time.
+    fn ask(&mut self, verb: &str, path: &str, millis: u64) -> bool {
+        self.order(verb, path, millis);
+        self.said()
+    }
+
+    fn said(&mut self) -> bool {
+        match self.answer().as_str() {
+            "yes" => true,
+            "no" => false,
+            other => panic!("the other tool says {other:?}"),
+        }
+    }
+}
+
+impl Drop for Tool {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| error.to_string())?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(said.lines().last().unwrap_or("it failed").to_owned())
+        }
+    }
+}
+
+/// Curator from the distribution's jars; `None` when they can't be had.
+fn curator(running: &Running) -> Option<Tool> {
+    let jars = launch::need_tool("curator")?;
+    let folder = running.folder();
+    std::fs::write(folder.join("Curator.java"), CURATOR).unwrap();
+    let jars = jars.display().to_string();
+    let compile = ["-cp", &jars, "-d", ".", "Curator.java"];
+    let compiled = run(Command::new("javac").args(compile).current_dir(folder));
+    compiled.unwrap_or_else(|why| panic!("javac: {why}"));
+    let classpath = format!(".:{jars}");
+    let java = [
+        "-Xmx128m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+    ];
+    Some(Tool::start(
+        Command::new("java")
+            .args(java)
+            .args([&classpath, "Curator"])
+            .arg(running.nodes()[0].address())
+            .current_dir(folder),
+    ))
+}
+
+/// kazoo in an environment of its own; `None` when it can't be had.
+fn kazoo(running: &Running) -> Option<Tool> {
+    let folder: &Path = running.folder();
+    let venv = folder.join("venv");
+    let pip = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "kazoo",
+    ];
+    let installed = run(Command::new("python3").args(["-m", "venv"]).arg(&venv))
+        .and_then(|()| run(Command::new(venv.join("bin/python")).args(pip)));
+    if let Err(why) = installed {
+        launch::skip("kazoo", &why);
+        return None;
+    }
+    Some(Tool::start(
+        Command::new(venv.join("bin/python"))
+            .args(["-u", "-c", KAZOO])
+            .arg(running.nodes()[0].address()),
+    ))
+}
+
+/// How many are in the line `path`.
+async fn length(client: &Client, path: &str) -> usize {
+    let scope = Scope::Line(Name::new(path).unwrap());
+    let lines = client.survey(scope).await.unwrap();
+    let count = |line: &palisade::report::LineReport| line.holders.len() + line.waiters.len();
+    lines.iter().map(count).sum()
+}
+
+/// Each holds, and the other does not; each waits, and is served when the other lets go. In order:
+/// `verb` is the tool's exclusive lock, `ask` what palisade takes.
+async fn exclude_each_other(client: &Client, tool: &mut Tool, verb: &str, ask: Ask) {
+    let path = format!("locks/{verb}-{}", ask.mode());
+    let line = client.line(&path, ask);
+    let acquire = async |patience| soon("an answer", line.acquire(patience)).await.unwrap();
+    assert!(tool.ask(verb, &path, FREE));
+    assert!(acquire(Patience::NoWait).await.is_none(), "two holders");
+    let waiter = tokio::spawn({
+        let line = line.clone();
+        async move { line.acquire(Patience::Forever).await }
+    });
+    until("a waiter", async || length(client, &path).await == 2).await;
+    assert!(!waiter.is_finished(), "two holders");
+    assert!(tool.ask("unlock", &path, 0));
+    let hold = soon("the grant", waiter).await.unwrap().unwrap().unwrap();
+    assert!(!tool.ask(verb, &path, HELD), "two holders");
+    // It waits in the same line, and is served when we go.
+    tool.order(verb, &path, FREE);
+    until("the tool to wait", async || {
+        length(client, &path).await == 2
+    })
+    .await;
+    let token = hold.token();
+    hold.release().await.unwrap();
+    assert!(tool.said(), "not served");
+    assert!(tool.ask("unlock", &path, 0));
+    let hold = acquire(Patience::Forever).await.unwrap();
+    assert!(hold.token() > token, "tokens");
+    hold.release().await.unwrap();
+}
+
+const PERMIT: Ask = Ask::Part {
+    weight: 1,
+    capacity: 3,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn curators_mutex_and_ours_exclude_each_other() {
+    let running = need!("zookeeper");
+    let Some(mut tool) = curator(&running) else {
+        return;
+    };
+    let client = beside_others(&running, "").await;
+    for ask in [Ask::Whole, Ask::READ, PERMIT] {
+        exclude_each_other(&client, &mut tool, "lock", ask).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn curators_read_write_lock_and_ours_exclude_each_other() {
+    let running = need!("zookeeper");
+    let Some(mut tool) = curator(&running) else {
+        return;
+    };
+    let client = beside_others(&running, "&layout=readwrite").await;
+    for ask in [Ask::Whole, Ask::READ, PERMIT] {
+        exclude_each_other(&client, &mut tool, "write", ask).await;
+    }
+    // Curator's reader takes the whole line for us; ours is a reader for Curator.
+    exclude_each_other(&client, &mut tool, "read", Ask::Whole).await;
+    let lock = client.rwlock("locks/shared");
+    let hold = lock.read().await.unwrap();
+    assert!(tool.ask("read", "locks/shared", FREE), "readers share");
+    assert!(tool.ask("unlock", "locks/shared", 0));
+    assert!(!tool.ask("write", "locks/shared", HELD), "two holders");
+    hold.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kazoos_lock_and_ours_exclude_each_other() {
+    let running = need!("zookeeper");
+    let Some(mut tool) = kazoo(&running) else {
+        return;
+    };
+    let client = beside_others(&running, "").await;
+    for ask in [Ask::Whole, Ask::READ, PERMIT] {
+        exclude_each_other(&client, &mut tool, "lock", ask).await;
+    }
+    // Without `extra_lock_patterns` it does not see us: the page says so.
+    let hold = client.mutex("locks/plain").lock().await.unwrap();
+    assert!(tool.ask("plain", "locks/plain", FREE));
+    assert!(hold.is_valid());
+}
+
+/// Beside Curator's mutex the names of its read-write lock sort last: the page says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_read_write_layout_is_not_for_curators_mutex() {
+    let running = need!("zookeeper");
+    let Some(mut tool) = curator(&running) else {
+        return;
+    };
+    let client = beside_others(&running, "&layout=readwrite").await;
+    let hold = client.mutex("locks/mixed").lock().await.unwrap();
+    assert!(tool.ask("lock", "locks/mixed", FREE));
+    assert!(hold.is_valid(), "two holders, as expected");
+}

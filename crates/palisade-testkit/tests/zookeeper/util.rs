@@ -1,0 +1,172 @@
+//! What the tests share: a raw client of ZooKeeper, and started servers.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use palisade::Client;
+use palisade_testkit::lab::launch::{self, Running};
+use palisade_testkit::lab::proxy::{Protocol, Proxy};
+pub(crate) use palisade_testkit::lab::trial::{soon, until};
+
+pub(crate) async fn connected(running: &Running) -> Client {
+    palisade::connect(running.url()).await.unwrap()
+}
+
+/// A client of the paths that other tools use.
+pub(crate) async fn beside_others(running: &Running, options: &str) -> Client {
+    let url = format!("{}?namespace={options}", running.url());
+    palisade::connect(&url).await.unwrap()
+}
+
+/// A proxy before a node, and a URL through it.
+pub(crate) fn proxied(running: &Running, node: usize) -> (Proxy, String) {
+    let port = running.nodes()[node].port();
+    let proxy = Proxy::start(([127, 0, 0, 1], port).into(), Protocol::ZooKeeper).unwrap();
+    let url = format!("zookeeper://{}", proxy.addr());
+    (proxy, url)
+}
+
+/// A session of its own, spoken by hand.
+pub(crate) struct Raw {
+    stream: TcpStream,
+    pub(crate) session: i64,
+}
+
+impl Raw {
+    pub(crate) fn connect(port: u16) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        let mut raw = Self { stream, session: 0 };
+        let mut hello = [0; 4 + 8].to_vec();
+        hello.extend(30_000_i32.to_be_bytes());
+        hello.extend([0; 8]);
+        hello.extend(bytes(&[0; 16]));
+        hello.push(0);
+        let answer = raw.exchange(&hello);
+        raw.session = i64::from_be_bytes(answer[8..16].try_into().unwrap());
+        raw
+    }
+
+    fn exchange(&mut self, packet: &[u8]) -> Vec<u8> {
+        self.stream.write_all(&bytes(packet)).unwrap();
+        let mut length = [0; 4];
+        self.stream.read_exact(&mut length).unwrap();
+        let mut answer = vec![0; u32::from_be_bytes(length) as usize];
+        self.stream.read_exact(&mut answer).unwrap();
+        answer
+    }
+
+    /// An operation; what its answer holds, or the error.
+    fn call(&mut self, operation: i32, record: &[u8]) -> Result<Vec<u8>, i32> {
+        let header = [1_i32.to_be_bytes(), operation.to_be_bytes()].concat();
+        let answer = self.exchange(&[&header, record].concat());
+        match i32::from_be_bytes(answer[12..16].try_into().unwrap()) {
+            0 => Ok(answer[16..].to_vec()),
+            error => Err(error),
+        }
+    }
+
+    /// Makes a node that everybody may change: `flags` 0 for a lasting one, 1 for one that lives
+    /// with this session, 3 for one that is numbered too.
+    pub(crate) fn create(&mut self, path: &str, flags: i32) -> Result<String, i32> {
+        let acl = [
+            &31_i32.to_be_bytes()[..],
+            &bytes(b"world"),
+            &bytes(b"anyone"),
+        ]
+        .concat();
+        let record = [
+            &bytes(path.as_bytes())[..],
+            &bytes(b""),
+            &1_i32.to_be_bytes(),
+            &acl,
+            &flags.to_be_bytes(),
+        ];
+        let made = self.call(1, &record.concat())?;
+        Ok(String::from_utf8(made[4..].to_vec()).unwrap())
+    }
+
+    pub(crate) fn set(&mut self, path: &str, data: &[u8]) -> Result<(), i32> {
+        let (path, data) = (bytes(path.as_bytes()), bytes(data));
+        let record = [&path[..], &data, &(-1_i32).to_be_bytes()].concat();
+        self.call(5, &record).map(drop)
+    }
+
+    pub(crate) fn delete(&mut self, path: &str) -> Result<(), i32> {
+        let record = [&bytes(path.as_bytes())[..], &(-1_i32).to_be_bytes()].concat();
+        self.call(2, &record).map(drop)
+    }
+
+    /// Whether a multi with this check alone is applied.
+    pub(crate) fn check(&mut self, path: &str, version: i32) -> bool {
+        let record = [
+            &13_i32.to_be_bytes()[..],
+            &[0],
+            &(-1_i32).to_be_bytes(),
+            &bytes(path.as_bytes()),
+            &version.to_be_bytes(),
+            &(-1_i32).to_be_bytes(),
+            &[1],
+            &(-1_i32).to_be_bytes(),
+        ];
+        let answer = self.call(14, &record.concat());
+        answer.is_ok_and(|answer| i32::from_be_bytes(answer[..4].try_into().unwrap()) == 13)
+    }
+
+    /// The children of a node; none when it is not there.
+    pub(crate) fn children(&mut self, path: &str) -> Vec<String> {
+        let path = bytes(path.as_bytes());
+        self.call(9, &path).unwrap();
+        let Ok(listed) = self.call(8, &[&path[..], &[0]].concat()) else {
+            return Vec::new();
+        };
+        let mut rest = &listed[4..];
+        let mut names = Vec::new();
+        while let Some((length, tail)) = rest.split_first_chunk::<4>() {
+            let (name, tail) = tail.split_at(u32::from_be_bytes(*length) as usize);
+            names.push(String::from_utf8(name.to_vec()).unwrap());
+            rest = tail;
+        }
+        names
+    }
+
+    /// Removes a node and everything below it.
+    pub(crate) fn delete_all(&mut self, path: &str) {
+        for name in self.children(path) {
+            self.delete_all(&format!("{path}/{name}"));
+        }
+        let _ = self.delete(path);
+    }
+}
+
+fn bytes(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as i32).to_be_bytes(), bytes].concat()
+}
+
+/// Starts an engine for a test, with settings of its own, or says why not.
+pub(crate) fn started(name: &str, settings: &[&str]) -> Option<Running> {
+    if settings.is_empty() {
+        return launch::need(name);
+    }
+    match launch::start_with(name, settings) {
+        Ok(running) => Some(running),
+        Err(launch::Error::Missing(why)) => {
+            launch::skip(name, &why);
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// An engine for a test, which is skipped where it can't be had.
+macro_rules! need {
+    ($name:literal $(, $setting:expr)*) => {
+        match $crate::util::started($name, &[$($setting),*]) {
+            Some(running) => running,
+            None => return,
+        }
+    };
+}

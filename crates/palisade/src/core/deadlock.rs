@@ -1,0 +1,604 @@
+//! `find`: which agents wait for each other for ever, as a pure function on what surveys show.
+//!
+//! First a reduction: whoever can finish is taken away, until nobody is left who can. Of those who
+//! remain, only the strongly connected components without an edge out of them are deadlocks; who
+//! waits behind one is a bystander. Lines that are missing only make more agents able to finish,
+//! so a part of the lines never shows a deadlock that is none.
+//!
+//! A survey of many lines is no snapshot. [`Sightings`] confirms what two of them show alike: ids
+//! never come back, so all of it was true at once between the two.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::fmt;
+
+use super::admission::{capacity, fits};
+use super::claim::Ask;
+use super::owner::{Agent, Group, Owner};
+use super::report::{ClaimReport, LineReport};
+
+/// How many claims ahead of a waiting one are told, from the front of the line.
+const TOLD_AHEAD: usize = 32;
+
+/// Agents that wait for each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Deadlock {
+    /// Its agents. It begins with a circle: each waits for the next, and the last of
+    /// [`Deadlock::circle`] for the first.
+    pub agents: Vec<StuckAgent>,
+    /// How many of the agents, from the first on, are one circle.
+    pub circle: usize,
+    /// Whether it goes through a parent, which may not wait for its child: likely, not certain.
+    pub likely: bool,
+    /// The claim that gives way, where one does.
+    pub gives_way: Option<String>,
+}
+
+/// An agent in a deadlock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StuckAgent {
+    /// Who it is.
+    pub owner: Owner,
+    /// What it holds that others in the deadlock wait for.
+    pub holds: Vec<StuckClaim>,
+    /// What it waits for.
+    pub waits: Vec<StuckClaim>,
+    /// Whose claims are ahead of its own, as indexes into the deadlock's agents.
+    pub behind: Vec<usize>,
+    /// Which of the deadlock's agents run inside it.
+    pub children: Vec<usize>,
+}
+
+/// A claim in a deadlock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StuckClaim {
+    /// The line.
+    pub name: String,
+    /// The claim.
+    pub claim: ClaimReport,
+}
+
+impl Deadlock {
+    /// All claims in it.
+    pub fn claims(&self) -> impl Iterator<Item = &StuckClaim> {
+        self.agents
+            .iter()
+            .flat_map(|agent| agent.holds.iter().chain(&agent.waits))
+    }
+
+    /// Whether it is the same claims in the same places.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.likely == other.likely && self.signature() == other.signature()
+    }
+
+    fn signature(&self) -> HashSet<(&str, &str, Option<u64>, Ask)> {
+        let claims = self.claims().map(|StuckClaim { name, claim }| {
+            (name.as_str(), claim.id.as_str(), claim.sequence, claim.ask)
+        });
+        claims.collect()
+    }
+}
+
+impl StuckAgent {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        let agent = self.owner.agent.as_ref();
+        agent.map_or(&self.owner.owner, |agent| &agent.name)
+    }
+}
+
+/// `worker-1 (db1, pid 7) holds a and waits for b`.
+impl fmt::Display for StuckAgent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Owner { host, pid, .. } = &self.owner;
+        write!(f, "{} ({host}, pid {pid})", self.name())?;
+        let names = |claims: &[StuckClaim]| {
+            let names: BTreeSet<&str> = claims.iter().map(|claim| claim.name.as_str()).collect();
+            Vec::from_iter(names).join(", ")
+        };
+        let any = match self.waits.iter().any(|stuck| group(&stuck.claim).is_some()) {
+            true => "any of ",
+            false => "",
+        };
+        match (self.holds.is_empty(), self.waits.is_empty()) {
+            (false, false) => write!(
+                f,
+                " holds {} and waits for {any}{}",
+                names(&self.holds),
+                names(&self.waits)
+            ),
+            (true, _) => write!(f, " waits for {any}{}", names(&self.waits)),
+            (_, true) => write!(f, " holds {} and runs the next", names(&self.holds)),
+        }
+    }
+}
+
+/// The circle in one line.
+impl fmt::Display for Deadlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, agent) in self.agents[..self.circle].iter().enumerate() {
+            write!(f, "{}{agent}", if at == 0 { "" } else { "; " })?;
+        }
+        match self.agents.len() - self.circle {
+            0 => Ok(()),
+            others => write!(f, "; and {others} more in it"),
+        }
+    }
+}
+
+/// What was found by one look, so that the next one can confirm it.
+#[derive(Debug, Default)]
+pub struct Sightings(Vec<Deadlock>);
+
+impl Sightings {
+    /// Of what is found `now`, that which was found by the last look too.
+    pub fn confirm(&mut self, now: Vec<Deadlock>) -> Vec<Deadlock> {
+        let before = std::mem::replace(&mut self.0, now);
+        let again = |found: &&Deadlock| before.iter().any(|earlier| earlier.is_same(found));
+        self.0.iter().filter(again).cloned().collect()
+    }
+}
+
+/// The deadlocks that `lines` show, each with a different set of agents.
+pub fn find(lines: &[LineReport]) -> Vec<Deadlock> {
+    let system = System::read(lines);
+    let certain = system.components(false);
+    let mut all: Vec<Deadlock> = Vec::new();
+    all.extend(certain.iter().map(|members| system.tell(members, false)));
+    if system.agents.iter().any(|agent| !agent.children.is_empty()) {
+        let is_certain = |agent: &usize| certain.iter().any(|members| members.contains(agent));
+        let likely = system.components(true);
+        let likely = likely
+            .iter()
+            .filter(|members| !members.iter().any(is_certain));
+        all.extend(likely.map(|members| system.tell(members, true)));
+    }
+    all
+}
+
+fn agent(claim: &ClaimReport) -> Option<&Agent> {
+    claim.owner.as_ref()?.agent.as_ref()
+}
+
+fn group(claim: &ClaimReport) -> Option<&Group> {
+    agent(claim)?.group.as_ref()
+}
+
+/// Whether it is over soon whatever its agent does.
+fn ends_by_itself(claim: &ClaimReport, waits: bool) -> bool {
+    claim.evicted || !waits && agent(claim).is_some_and(|agent| agent.unrenewed)
+}
+
+/// The claims of agents that don't end by themselves.
+struct System<'a> {
+    lines: Vec<Line<'a>>,
+    agents: Vec<Party<'a>>,
+}
+
+struct Line<'a> {
+    name: &'a str,
+    capacity: u32,
+    /// In their order.
+    seats: Vec<Seat<'a>>,
+}
+
+struct Seat<'a> {
+    claim: &'a ClaimReport,
+    agent: usize,
+    /// Which of the agent's needs it is to meet, while it waits.
+    need: Option<usize>,
+    waits: bool,
+}
+
+struct Party<'a> {
+    owner: &'a Owner,
+    /// How many things it waits for: claims, or groups of which one claim is enough.
+    needs: usize,
+    children: Vec<usize>,
+    parents: Vec<usize>,
+}
+
+/// What the reduction has left.
+struct Rest {
+    finished: Vec<bool>,
+    /// For each line the places of those who would not be admitted though all who can finish are
+    /// gone.
+    blocked: Vec<HashSet<usize>>,
+}
+
+impl<'a> System<'a> {
+    fn read(lines: &'a [LineReport]) -> Self {
+        let mut system = Self {
+            lines: Vec::new(),
+            agents: Vec::new(),
+        };
+        let mut by_identity = HashMap::new();
+        let mut by_claim = HashMap::new();
+        let mut groups: HashMap<(usize, &str), Vec<(usize, usize)>> = HashMap::new();
+        for line in lines {
+            let held = line.holders.iter().map(|claim| (claim, false));
+            let waiting = line.waiters.iter().map(|claim| (claim, true));
+            let asks = line
+                .holders
+                .iter()
+                .chain(&line.waiters)
+                .map(|claim| claim.ask);
+            let mut seats = Vec::new();
+            for (claim, waits) in held.chain(waiting) {
+                let (Some(owner), Some(who)) = (&claim.owner, agent(claim)) else {
+                    continue;
+                };
+                if ends_by_itself(claim, waits) {
+                    continue;
+                }
+                let identity = (who.client.as_str(), who.name.as_str());
+                let agent = *by_identity.entry(identity).or_insert_with(|| {
+                    system.agents.push(Party::new(owner));
+                    system.agents.len() - 1
+                });
+                by_claim.insert(claim.id.as_str(), agent);
+                let mut need = None;
+                match group(claim).filter(|_| waits) {
+                    Some(group) => {
+                        let place = (system.lines.len(), seats.len());
+                        groups.entry((agent, &group.id)).or_default().push(place);
+                    }
+                    None if waits => need = Some(system.agents[agent].need()),
+                    None => {}
+                }
+                seats.push(Seat {
+                    claim,
+                    agent,
+                    need,
+                    waits,
+                });
+            }
+            system.lines.push(Line {
+                name: &line.name,
+                capacity: line.capacity.unwrap_or_else(|| capacity(asks)),
+                seats,
+            });
+        }
+        // Of an incomplete group a claim was granted, or not made yet.
+        for ((agent, _), places) in groups {
+            let (line, at) = places[0];
+            let size = group(system.lines[line].seats[at].claim).map_or(0, |group| group.size);
+            if places.len() >= size {
+                let need = system.agents[agent].need();
+                for (line, at) in places {
+                    system.lines[line].seats[at].need = Some(need);
+                }
+            }
+        }
+        let mut families = BTreeSet::new();
+        for seat in system.lines.iter().flat_map(|line| &line.seats) {
+            let parent = agent(seat.claim).and_then(|agent| agent.within.last());
+            if let Some(&parent) = parent.and_then(|parent| by_claim.get(parent.claim.as_str())) {
+                families.insert((parent, seat.agent));
+            }
+        }
+        for (parent, child) in families {
+            system.agents[parent].children.push(child);
+            system.agents[child].parents.push(parent);
+        }
+        system
+    }
+
+    /// Takes away who can finish, again and again.
+    fn reduce(&self, nested: bool) -> Rest {
+        let mut finished = vec![false; self.agents.len()];
+        let mut unmet: Vec<HashSet<usize>> = self
+            .agents
+            .iter()
+            .map(|agent| (0..agent.needs).collect())
+            .collect();
+        let mut blocked: Vec<HashSet<usize>> = self
+            .lines
+            .iter()
+            .map(|line| {
+                let seats = line.seats.iter().enumerate();
+                seats
+                    .filter(|(_, seat)| seat.need.is_some())
+                    .map(|(at, _)| at)
+                    .collect()
+            })
+            .collect();
+        let mut goes_on = true;
+        while std::mem::take(&mut goes_on) {
+            for (line, blocked) in self.lines.iter().zip(&mut blocked) {
+                let mut taken = 0;
+                for (at, seat) in line.seats.iter().enumerate() {
+                    if finished[seat.agent] {
+                        continue;
+                    }
+                    if let Some(need) = seat.need
+                        && blocked.contains(&at)
+                        && fits(taken, seat.claim.ask, line.capacity)
+                    {
+                        blocked.remove(&at);
+                        unmet[seat.agent].remove(&need);
+                        goes_on = true;
+                    }
+                    let children = &self.agents[seat.agent].children;
+                    let alone = !nested || children.iter().all(|child| finished[*child]);
+                    if unmet[seat.agent].is_empty() && alone {
+                        finished[seat.agent] = true;
+                        goes_on = true;
+                        continue;
+                    }
+                    taken += u64::from(seat.claim.ask.weight_in(line.capacity));
+                }
+            }
+        }
+        Rest { finished, blocked }
+    }
+
+    /// The agents of each deadlock, sorted.
+    fn components(&self, nested: bool) -> Vec<Vec<usize>> {
+        let Rest { finished, blocked } = self.reduce(nested);
+        if finished.iter().all(|finished| *finished) {
+            return Vec::new();
+        }
+        // After the agents, a node for each place: its claim and all that are ahead of it. So a
+        // line has as many edges as claims, and not as many as pairs of them.
+        let mut edges = vec![Vec::new(); self.agents.len()];
+        for (line, blocked) in self.lines.iter().zip(&blocked) {
+            let mut ahead = None;
+            for (at, seat) in line.seats.iter().enumerate() {
+                if finished[seat.agent] {
+                    continue;
+                }
+                if blocked.contains(&at) {
+                    edges[seat.agent].extend(ahead);
+                }
+                edges.push(Vec::from_iter(ahead.into_iter().chain([seat.agent])));
+                ahead = Some(edges.len() - 1);
+            }
+        }
+        if nested {
+            for (parent, party) in self.agents.iter().enumerate() {
+                let children = party.children.iter().filter(|child| !finished[**child]);
+                edges[parent].extend(children);
+            }
+        }
+        let mut found = Vec::new();
+        for component in strongly_connected(&edges) {
+            let inside: HashSet<usize> = component.iter().copied().collect();
+            let mut out = component.iter().flat_map(|node| &edges[*node]).peekable();
+            let is_closed = out.peek().is_some() && out.all(|to| inside.contains(to));
+            if is_closed {
+                let mut agents = component;
+                agents.retain(|node| *node < self.agents.len());
+                agents.sort_unstable();
+                found.push(agents);
+            }
+        }
+        found.retain(|agents| !agents.is_empty());
+        found
+    }
+
+    /// What is to be told of a deadlock of these agents.
+    fn tell(&self, members: &[usize], likely: bool) -> Deadlock {
+        let blocked = self.reduce(likely).blocked;
+        let index: HashMap<usize, usize> = members.iter().copied().zip(0..).collect();
+        let mut agents: Vec<StuckAgent> = Vec::new();
+        for member in members {
+            let party = &self.agents[*member];
+            let children = party.children.iter().filter(|_| likely);
+            agents.push(StuckAgent {
+                owner: party.owner.clone(),
+                holds: Vec::new(),
+                waits: Vec::new(),
+                behind: Vec::new(),
+                children: children
+                    .filter_map(|child| index.get(child).copied())
+                    .collect(),
+            });
+        }
+        let linked: HashSet<&str> = self
+            .seats_of(&index)
+            .filter_map(|seat| agent(seat.claim)?.within.last())
+            .map(|parent| parent.claim.as_str())
+            .filter(|_| likely)
+            .collect();
+        let mut blocking = HashSet::new();
+        for (line, blocked) in self.lines.iter().zip(&blocked) {
+            let seats = line.seats.iter().enumerate();
+            let seats: Vec<_> = seats
+                .filter_map(|(at, seat)| Some((at, seat, *index.get(&seat.agent)?)))
+                .collect();
+            let waits = |at: &usize, seat: &Seat<'_>| seat.waits && blocked.contains(at);
+            for (place, (at, seat, me)) in seats.iter().enumerate() {
+                let stuck = || StuckClaim {
+                    name: line.name.to_owned(),
+                    claim: seat.claim.clone(),
+                };
+                if waits(at, seat) {
+                    agents[*me].waits.push(stuck());
+                    let ahead = seats[..place].iter().take(TOLD_AHEAD);
+                    agents[*me].behind.extend(ahead.map(|(_, _, them)| *them));
+                } else if !seat.waits {
+                    let mut after = seats[place..]
+                        .iter()
+                        .filter(|(at, seat, _)| waits(at, seat));
+                    let others = after
+                        .clone()
+                        .any(|(_, _, them)| them != me || members.len() == 1);
+                    if others {
+                        blocking.insert(*me);
+                    }
+                    if after.next().is_some() || linked.contains(seat.claim.id.as_str()) {
+                        agents[*me].holds.push(stuck());
+                    }
+                }
+            }
+        }
+        for agent in &mut agents {
+            agent.behind.sort_unstable();
+            agent.behind.dedup();
+        }
+        let yielding = agents.iter().enumerate().filter(|(me, _)| {
+            let above = self.above(members, *me, likely);
+            above.iter().any(|agent| blocking.contains(agent))
+        });
+        let claims = yielding.flat_map(|(_, stuck)| &stuck.waits);
+        let claims = claims.filter(|stuck| {
+            agent(&stuck.claim).is_some_and(|agent| match likely {
+                true => agent.yields_nested,
+                false => agent.yields,
+            })
+        });
+        let gives_way = claims.map(|stuck| &stuck.claim.id).max().cloned();
+        let order = circle_first(&agents);
+        Deadlock {
+            circle: order.circle,
+            agents: order.of(agents),
+            likely,
+            gives_way,
+        }
+    }
+
+    fn seats_of(&self, index: &HashMap<usize, usize>) -> impl Iterator<Item = &Seat<'a>> {
+        let seats = self.lines.iter().flat_map(|line| &line.seats);
+        seats.filter(|seat| index.contains_key(&seat.agent))
+    }
+
+    /// A member and, where they count, those it runs under.
+    fn above(&self, members: &[usize], me: usize, likely: bool) -> Vec<usize> {
+        let mut above = vec![me];
+        let mut next = 0;
+        while let Some(&member) = above.get(next).filter(|_| likely) {
+            next += 1;
+            for parent in &self.agents[members[member]].parents {
+                if let Ok(parent) = members.binary_search(parent)
+                    && !above.contains(&parent)
+                {
+                    above.push(parent);
+                }
+            }
+        }
+        above
+    }
+}
+
+impl<'a> Party<'a> {
+    fn new(owner: &'a Owner) -> Self {
+        Self {
+            owner,
+            needs: 0,
+            children: Vec::new(),
+            parents: Vec::new(),
+        }
+    }
+
+    /// One more thing that it waits for.
+    fn need(&mut self) -> usize {
+        self.needs += 1;
+        self.needs - 1
+    }
+}
+
+/// The order in which agents are told.
+struct Order {
+    order: Vec<usize>,
+    circle: usize,
+}
+
+impl Order {
+    fn of(&self, agents: Vec<StuckAgent>) -> Vec<StuckAgent> {
+        let mut place = vec![0; agents.len()];
+        for (new, old) in self.order.iter().enumerate() {
+            place[*old] = new;
+        }
+        let mut told: Vec<_> = agents.into_iter().enumerate().collect();
+        told.sort_by_key(|(old, _)| place[*old]);
+        let renumber = |edges: &mut Vec<usize>| {
+            edges.iter_mut().for_each(|edge| *edge = place[*edge]);
+            edges.sort_unstable();
+        };
+        let told = told.into_iter().map(|(_, mut agent)| {
+            renumber(&mut agent.behind);
+            renumber(&mut agent.children);
+            agent
+        });
+        told.collect()
+    }
+}
+
+/// The shortest circle that the first agent is in, then the others.
+fn circle_first(agents: &[StuckAgent]) -> Order {
+    let mut came_from: HashMap<usize, usize> = HashMap::new();
+    let mut queue = VecDeque::from([0]);
+    let mut last = None;
+    while let Some(at) = queue.pop_front().filter(|_| last.is_none()) {
+        for to in agents[at].behind.iter().chain(&agents[at].children) {
+            if *to == 0 {
+                last = Some(at);
+                break;
+            }
+            if !came_from.contains_key(to) {
+                came_from.insert(*to, at);
+                queue.push_back(*to);
+            }
+        }
+    }
+    let mut order = Vec::from_iter(last);
+    while let Some(from) = order.last().and_then(|at| came_from.get(at)) {
+        order.push(*from);
+    }
+    order.reverse();
+    let circle = order.len();
+    let others: Vec<_> = (0..agents.len()).filter(|at| !order.contains(at)).collect();
+    order.extend(others);
+    Order { order, circle }
+}
+
+/// The strongly connected components of a graph, by Tarjan's algorithm without recursion.
+fn strongly_connected(edges: &[Vec<usize>]) -> Vec<Vec<usize>> {
+    const NEW: usize = usize::MAX;
+    let mut number = vec![NEW; edges.len()];
+    let mut low = vec![NEW; edges.len()];
+    let mut on_stack = vec![false; edges.len()];
+    let (mut stack, mut found, mut count) = (Vec::new(), Vec::new(), 0);
+    for root in 0..edges.len() {
+        let mut path = match number[root] {
+            NEW => vec![(root, 0)],
+            _ => continue,
+        };
+        while let Some((node, edge)) = path.last_mut() {
+            let node = *node;
+            if *edge == 0 {
+                (number[node], low[node]) = (count, count);
+                count += 1;
+                stack.push(node);
+                on_stack[node] = true;
+            }
+            if let Some(&to) = edges[node].get(*edge) {
+                *edge += 1;
+                if number[to] == NEW {
+                    path.push((to, 0));
+                } else if on_stack[to] {
+                    low[node] = low[node].min(number[to]);
+                }
+                continue;
+            }
+            path.pop();
+            if let Some((parent, _)) = path.last() {
+                low[*parent] = low[*parent].min(low[node]);
+            }
+            if low[node] == number[node] {
+                let from = stack.iter().rposition(|other| *other == node).unwrap_or(0);
+                let component = stack.split_off(from);
+                component.iter().for_each(|node| on_stack[*node] = false);
+                found.push(component);
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+#[path = "deadlock_tests.rs"]
+mod tests;

@@ -1,0 +1,198 @@
+//! Fenced keys: one transaction that compares the mark with the token and puts both it and the
+//! data. Marks are 20 digits, which etcd compares as text.
+//!
+//! The mark of a resource is `.palisade/fence/` + `NS/NAME`, its data `.palisade/data/` + the
+//! same; with `namespace=` the data is the key NAME itself.
+
+use std::sync::Arc;
+
+use super::Inner;
+use super::config;
+use super::keys::Keys;
+use super::proto::{Compare, KeyValue, LESS, RequestOp, TxnRequest, VALUE};
+use super::txn::{created_at, delete, found, one, plain, put, read};
+use crate::core::engine::BoxFuture;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::name::Name;
+use crate::core::token::Token;
+use crate::core::url::{Settings, Url};
+use crate::fence::{Fence, Fenced, Rule, SharedFence, Verdict, WriteToken};
+
+/// How often a write tries again because another made or removed the mark in between.
+const TRIES: u32 = 20;
+
+/// Opens the fenced storage of a cluster.
+///
+/// # Errors
+/// As opening the engine.
+pub(crate) async fn open(url: Url, settings: &Settings, rule: Rule) -> Result<SharedFence> {
+    let inner = config::open(url, settings).await?;
+    Ok(Arc::new(EtcdFence(Arc::new(Store { inner, rule }))))
+}
+
+struct EtcdFence(Arc<Store>);
+
+struct Store {
+    inner: Inner,
+    rule: Rule,
+}
+
+/// The keys of a fenced resource.
+struct Fencing {
+    mark: Vec<u8>,
+    data: Vec<u8>,
+}
+
+impl Fencing {
+    /// # Errors
+    /// As [`Keys::line`].
+    fn of(keys: &Keys, resource: &Name) -> Result<Self> {
+        // Refuses the names that can't be used as they are.
+        keys.line(resource)?;
+        let key = keys.scope(resource.as_str());
+        let data = match keys.shared_with_others() {
+            true => key.clone(),
+            false => format!(".palisade/data/{key}"),
+        };
+        Ok(Self {
+            mark: format!(".palisade/fence/{key}").into_bytes(),
+            data: data.into_bytes(),
+        })
+    }
+}
+
+impl Store {
+    async fn txn(&self, request: TxnRequest) -> Result<(bool, Vec<Vec<KeyValue>>)> {
+        let answer = self.inner.client.call("fence", request).await?;
+        Ok((answer.succeeded, found(answer).collect()))
+    }
+
+    /// Has a token judged, and what comes with it written if it is accepted.
+    async fn judged(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Option<Vec<u8>>,
+    ) -> Result<Verdict> {
+        let number = token.stored()?;
+        let keys = Fencing::of(&self.inner.keys, resource)?;
+        let mut writes = vec![put(keys.mark.clone(), padded(number).into_bytes(), 0)];
+        writes.extend(data.map(|data| put(keys.data.clone(), data, 0)));
+        // etcd has no "at most", and a key that is absent is neither less nor more.
+        let above = match self.rule {
+            Rule::Strict => number,
+            _ => number.saturating_add(1),
+        };
+        let mut condition = value_below(&keys.mark, &padded(above));
+        for _ in 0..TRIES {
+            let request = TxnRequest {
+                compare: vec![condition],
+                success: writes.clone(),
+                failure: vec![read(one(&keys.mark))],
+            };
+            let (accepted, mark) = self.txn(request).await?;
+            if accepted {
+                return Ok(Verdict::Accepted);
+            }
+            let highest = mark.first().and_then(|kvs| kvs.first());
+            let highest = highest.map(token_of).transpose()?;
+            let verdict = self.rule.judge(highest, token);
+            if verdict != Verdict::Accepted {
+                return Ok(verdict);
+            }
+            condition = match highest {
+                None => created_at(&keys.mark, 0),
+                Some(_) => value_below(&keys.mark, &padded(above)),
+            };
+        }
+        let message = "others forget this resource and make it again all the time";
+        Err(Error::new(ErrorKind::Unreachable, "fence", message))
+    }
+}
+
+impl Fence for EtcdFence {
+    fn write(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Vec<u8>,
+    ) -> BoxFuture<Result<Verdict>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.judged(&resource, token, Some(data)).await })
+    }
+
+    fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.judged(&resource, token, None).await })
+    }
+
+    fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move {
+            let keys = Fencing::of(&store.inner.keys, &resource)?;
+            let both = plain(vec![read(one(&keys.mark)), read(one(&keys.data))]);
+            let (_, found) = store.txn(both).await?;
+            let mut found = found.into_iter().map(|kvs| kvs.into_iter().next());
+            let (mark, data) = (found.next().flatten(), found.next().flatten());
+            let Some(mark) = mark else { return Ok(None) };
+            Ok(Some(Fenced {
+                token: token_of(&mark)?,
+                data: data.map(|kv| kv.value).unwrap_or_default(),
+            }))
+        })
+    }
+
+    fn highest(&self, resource: &Name) -> BoxFuture<Result<Option<Token>>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move {
+            let keys = Fencing::of(&store.inner.keys, &resource)?;
+            let (_, found) = store.txn(plain(vec![read(one(&keys.mark))])).await?;
+            let mark = found.first().and_then(|kvs| kvs.first());
+            mark.map(token_of).transpose()
+        })
+    }
+
+    fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move {
+            let keys = Fencing::of(&store.inner.keys, &resource)?;
+            let all: Vec<RequestOp> =
+                vec![read(one(&keys.mark)), delete(keys.mark), delete(keys.data)];
+            let (_, found) = store.txn(plain(all)).await?;
+            Ok(found.first().is_some_and(|kvs| !kvs.is_empty()))
+        })
+    }
+
+    fn rule(&self) -> Rule {
+        self.0.rule
+    }
+}
+
+/// True if the key is there and its value is below `value`, as text.
+fn value_below(key: &[u8], value: &str) -> Compare {
+    Compare {
+        result: LESS,
+        target: VALUE,
+        key: key.to_vec(),
+        value: Some(value.as_bytes().to_vec()),
+        ..Default::default()
+    }
+}
+
+/// A token as text that is compared as the number is.
+fn padded(token: i64) -> String {
+    format!("{token:020}")
+}
+
+fn token_of(mark: &KeyValue) -> Result<Token> {
+    let token = std::str::from_utf8(&mark.value).ok();
+    let token = token.filter(|text| text.len() == 20 && text.bytes().all(|b| b.is_ascii_digit()));
+    token
+        .and_then(|text| text.parse().ok())
+        .map(Token)
+        .ok_or_else(|| {
+            let message = "the mark of this resource is damaged; put a token above all before, as 20 \
+                           digits, at its key below .palisade/fence/";
+            Error::new(ErrorKind::Unusable, "fence", message)
+        })
+}

@@ -1,0 +1,584 @@
+//! `Client`: requests to the API server, each bounded in time, each error saying whether the
+//! change may have been applied.
+//!
+//! A write says how long it may take to the server too, so that it does not come true long after
+//! we gave it up. Only what the server says it has not executed (429, 401) is sent again; what
+//! anything else means is for the caller to find out by a read.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, UNIX_EPOCH};
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, DATE, HeaderMap, RETRY_AFTER};
+use reqwest::{Method, StatusCode};
+use rustls::{ClientConfig, RootCertStore};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::credentials::{Credential, Credentials};
+use super::error::{broken, not_applied, not_kubernetes, refused, unreachable};
+use super::kubeconfig::Target;
+use super::lease::{API, Lease, wall_clock};
+use crate::core::clock::BootTime;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::engines::kit::{Host, Link, PerRuntime, timed};
+
+/// How many Leases one answer lists.
+const PAGE: usize = 500;
+
+/// How long the server says to wait when it does not say how long.
+const THROTTLED: Duration = Duration::from_secs(1);
+
+/// The server's clock, as its answers show it: to a second, and never used to judge a lease.
+#[derive(Default)]
+pub(super) struct Clock {
+    /// How far it is ahead of ours, in microseconds; 0 when that is less than it can show.
+    ahead: AtomicI64,
+}
+
+impl Clock {
+    fn tell(&self, headers: &HeaderMap) {
+        let date = headers.get(DATE).and_then(|date| date.to_str().ok());
+        let Some(date) = date.and_then(|date| httpdate::parse_http_date(date).ok()) else {
+            return;
+        };
+        let since = date.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let Ok(date) = i64::try_from(since.as_micros()) else {
+            return;
+        };
+        // It was so when the answer was made, and the second had begun by then.
+        let ahead = date + 500_000 - wall_clock();
+        let shown = if ahead.abs() > 2_000_000 { ahead } else { 0 };
+        self.ahead.store(shown, Ordering::Relaxed);
+    }
+
+    pub(super) fn ahead(&self) -> i64 {
+        self.ahead.load(Ordering::Relaxed)
+    }
+
+    /// The server's time, in microseconds of Unix time.
+    pub(super) fn now(&self) -> i64 {
+        wall_clock() + self.ahead()
+    }
+}
+
+/// An HTTP client, and the server that it asks.
+#[derive(Clone)]
+struct Connection {
+    http: reqwest::Client,
+    base: Arc<str>,
+    /// Whose certificate it shows, if a plugin gave it.
+    credential: Arc<Credential>,
+}
+
+/// See the module's text.
+pub(super) struct Client {
+    connections: PerRuntime<Connection>,
+    credentials: Arc<Credentials>,
+    pub(super) clock: Arc<Clock>,
+    namespace: String,
+    /// The path of the namespace's Leases.
+    leases: String,
+    server: String,
+    pub(super) timeout: Duration,
+}
+
+/// A reply as it came.
+pub(super) struct Reply {
+    pub(super) status: StatusCode,
+    pub(super) body: Vec<u8>,
+}
+
+/// What became of a write.
+#[derive(Debug)]
+pub(super) enum Written {
+    /// It was applied, and this is the object now.
+    Done(Box<Lease>),
+    /// It was not: the object is another than the one that it was conditioned on.
+    Refused,
+}
+
+impl Target {
+    /// An HTTP client of this runtime, with certificates as their files have them now.
+    async fn connection(&self, credential: Arc<Credential>) -> Result<Connection> {
+        let config = |message: &str| Error::new(ErrorKind::Config, "connect", message);
+        let unusable = "the certificates of the kubeconfig can't be used";
+        let tls = match self.tls(credential.identity.clone())? {
+            Some(tls) => {
+                let tls = tls.client_config();
+                tls.map_err(|error| config(unusable).because(error))?
+            }
+            // Without a configuration of ours reqwest would make its own, and panic where no
+            // provider is set. One that trusts nobody is for connections without TLS.
+            None => {
+                let provider = Arc::new(rustls::crypto::ring::default_provider());
+                let builder = ClientConfig::builder_with_provider(provider);
+                let builder = builder.with_safe_default_protocol_versions();
+                let builder = builder.map_err(|error| config(unusable).because(error))?;
+                let builder = builder.with_root_certificates(RootCertStore::empty());
+                builder.with_no_client_auth()
+            }
+        };
+        let mut builder = reqwest::Client::builder()
+            .http1_only()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .tcp_nodelay(true)
+            .tls_backend_preconfigured(tls);
+        let mut base = self.server.clone();
+        if let Some(name) = &self.server_name {
+            let bad = || config("the kubeconfig's server and tls-server-name don't fit together");
+            let mut url = reqwest::Url::parse(&self.server).map_err(|_| bad())?;
+            let host = url.host_str().ok_or_else(bad)?;
+            let host = host.trim_matches(['[', ']']).to_owned();
+            let port = url.port_or_known_default().ok_or_else(bad)?;
+            let found = tokio::net::lookup_host((host, port)).await;
+            let found: Vec<_> = found.map_err(|_| unknown_host())?.collect();
+            url.set_host(Some(name)).map_err(|_| bad())?;
+            builder = builder.resolve_to_addrs(name, &found);
+            base = url.as_str().trim_end_matches('/').to_owned();
+        }
+        let http = builder.build();
+        Ok(Connection {
+            http: http.map_err(|error| config("an HTTP client can't be set up").because(error))?,
+            base: base.into(),
+            credential,
+        })
+    }
+}
+
+fn unknown_host() -> Error {
+    unreachable("connect", "the name of the API server's host is not known")
+}
+
+impl Client {
+    pub(super) fn new(
+        target: Target,
+        namespace: String,
+        timeout: Duration,
+        connect_timeout: Duration,
+    ) -> Self {
+        let credentials = Credentials::new(target.source.clone());
+        let clock = Arc::new(Clock::default());
+        let server = target.server.clone();
+        let (target, asks) = (Arc::new(target), Arc::clone(&credentials));
+        let watches = Arc::clone(&clock);
+        let connections = PerRuntime::new(connect_timeout, move || {
+            let (target, asks) = (Arc::clone(&target), Arc::clone(&asks));
+            let clock = Arc::clone(&watches);
+            Box::pin(async move {
+                let mut credential = asks.get().await?;
+                loop {
+                    let connection = target.connection(credential).await?;
+                    let (server, http) = (&target.server, &connection);
+                    match greet(server, http, &clock).await? {
+                        StatusCode::UNAUTHORIZED => {}
+                        _ => return Ok(connection),
+                    }
+                    let other = asks.instead_of(&connection.credential).await;
+                    let none = || refused("connect", StatusCode::UNAUTHORIZED, b"", "");
+                    credential = other.ok_or_else(none)?;
+                }
+            })
+        });
+        Self {
+            connections: connections.to(&server),
+            credentials,
+            clock,
+            leases: format!("/apis/{API}/namespaces/{namespace}/leases"),
+            namespace,
+            server,
+            timeout,
+        }
+    }
+
+    /// Connects, if this runtime has no connection yet.
+    pub(super) async fn connect(&self) -> Result<()> {
+        // A plugin may take its time, once.
+        self.credentials.get().await?;
+        self.connections.get().await.map(drop)
+    }
+
+    /// Where the server is, and whether the way there is encrypted.
+    pub(super) fn host(&self) -> (Option<Host>, bool) {
+        let url = reqwest::Url::parse(&self.server).ok();
+        let host = url.and_then(|url| {
+            let name = url.host_str()?.trim_matches(['[', ']']).to_owned();
+            let port = url.port_or_known_default()?;
+            Some(Host { name, port })
+        });
+        (host, self.server.starts_with("https://"))
+    }
+
+    pub(super) fn close(&self) {
+        self.connections.close();
+    }
+
+    /// A time for a record, by the server's clock: another at every call.
+    pub(super) fn stamp(&self) -> String {
+        static LAST: AtomicI64 = AtomicI64::new(0);
+        let now = self.clock.now();
+        let last = LAST.fetch_max(now, Ordering::Relaxed);
+        // Two in the same microsecond would be no change; one set back is still another.
+        let stamp = if last == now {
+            LAST.fetch_add(1, Ordering::Relaxed) + 1
+        } else {
+            now
+        };
+        super::lease::micro_time(stamp)
+    }
+
+    /// Sends one request, for `within` at the longest.
+    pub(super) async fn send(
+        &self,
+        operation: &'static str,
+        method: Method,
+        path: &str,
+        body: &[u8],
+        within: Duration,
+    ) -> Result<Reply> {
+        let until = BootTime::now() + within;
+        let mut tries = 2;
+        loop {
+            let link = self.link(operation, until).await?;
+            let request = self.request(&link, &method, path, body);
+            let reply = async {
+                let (credential, request) = request.await?;
+                let response = request.send().await.map_err(|error| (&self.server, error));
+                let answered = async {
+                    let response = response?;
+                    let (status, headers) = (response.status(), response.headers().clone());
+                    let body = response
+                        .bytes()
+                        .await
+                        .map_err(|error| (&self.server, error))?;
+                    Ok((status, headers, body.to_vec()))
+                };
+                Ok((credential, answered.await))
+            };
+            let (credential, answer) = match timed(operation, until.remaining(), reply).await {
+                Ok(sent) => sent.map_err(|error: Error| error)?,
+                Err(late) => {
+                    // A renewal can't wait for a second one to be late, and a leave is sent again.
+                    if matches!(operation, "renew" | "leave") {
+                        self.connections.broken(&link).await;
+                    } else {
+                        self.connections.late(&link).await;
+                    }
+                    return Err(late);
+                }
+            };
+            let (status, headers, body) = match answer {
+                Ok(answer) => answer,
+                Err((server, error)) => {
+                    self.connections.broken(&link).await;
+                    return Err(broken(operation, server, &error));
+                }
+            };
+            self.connections.answered(&link);
+            self.clock.tell(&headers);
+            match status {
+                StatusCode::OK
+                | StatusCode::CREATED
+                | StatusCode::NOT_FOUND
+                | StatusCode::CONFLICT => return Ok(Reply { status, body }),
+                // Not executed: throttled, or on its way down.
+                StatusCode::TOO_MANY_REQUESTS => {
+                    let pause = retry_after(&headers);
+                    if pause >= until.remaining() {
+                        let message =
+                            format!("the API server takes no more requests for {pause:?}");
+                        return Err(unreachable(operation, message));
+                    }
+                    tokio::time::sleep(pause).await;
+                }
+                StatusCode::UNAUTHORIZED if tries > 0 => {
+                    tries -= 1;
+                    let other = self.credentials.instead_of(&credential);
+                    let other = timed(operation, until.remaining(), other).await;
+                    if !matches!(other, Ok(Some(_))) {
+                        return Err(refused(operation, status, &body, &self.namespace));
+                    }
+                }
+                status => return Err(refused(operation, status, &body, &self.namespace)),
+            }
+        }
+    }
+
+    /// The connection of this runtime, with the certificate that is good now.
+    async fn link(&self, operation: &'static str, until: BootTime) -> Result<Link<Connection>> {
+        loop {
+            let link = timed(operation, until.remaining(), self.connections.get());
+            let link = link.await.map_err(not_applied)??;
+            let now = timed(operation, until.remaining(), self.credentials.get());
+            let now = now.await.map_err(not_applied)??;
+            if now.identity == link.connection.credential.identity {
+                return Ok(link);
+            }
+            self.connections.broken(&link).await;
+        }
+    }
+
+    async fn request(
+        &self,
+        link: &Link<Connection>,
+        method: &Method,
+        path: &str,
+        body: &[u8],
+    ) -> Result<(Arc<Credential>, reqwest::RequestBuilder)> {
+        let Connection { http, base, .. } = &link.connection;
+        let credential = self.credentials.get().await?;
+        let request = http.request(method.clone(), format!("{base}{path}"));
+        let mut request = request.header(ACCEPT, "application/json");
+        if let Some(token) = &credential.token {
+            request = request.bearer_auth(token);
+        }
+        if !body.is_empty() {
+            let body = body.to_vec();
+            request = request.header(CONTENT_TYPE, "application/json").body(body);
+        }
+        Ok((credential, request))
+    }
+
+    /// The Lease of that name as it is now: never from the server's cache.
+    pub(super) async fn read(
+        &self,
+        operation: &'static str,
+        name: &str,
+        within: Duration,
+    ) -> Result<Option<Lease>> {
+        let path = format!("{}/{name}", self.leases);
+        let reply = self.send(operation, Method::GET, &path, b"", within).await;
+        let reply = reply.map_err(not_applied)?;
+        match reply.status {
+            StatusCode::OK => parse(operation, &reply.body).map(Some),
+            // That there are no Leases at all is found out by whoever writes one.
+            StatusCode::NOT_FOUND => Ok(None),
+            status => Err(self.unexpected(operation, status, &reply)),
+        }
+    }
+
+    fn unexpected(&self, operation: &'static str, status: StatusCode, reply: &Reply) -> Error {
+        refused(operation, status, &reply.body, &self.namespace)
+    }
+
+    /// Creates a Lease.
+    pub(super) async fn create(
+        &self,
+        operation: &'static str,
+        lease: &Lease,
+        within: Duration,
+    ) -> Result<Written> {
+        let path = format!("{}?timeout={}", self.leases, server_limit(within));
+        let body = serde_json::to_vec(lease).unwrap_or_default();
+        let reply = self
+            .send(operation, Method::POST, &path, &body, within)
+            .await?;
+        match reply.status {
+            StatusCode::CREATED => written(operation, &reply),
+            StatusCode::CONFLICT => Ok(Written::Refused),
+            status => Err(self.unexpected(operation, status, &reply)),
+        }
+    }
+
+    /// Writes a Lease over the one that it was made from: by uid *and* resource version, because
+    /// a write with the version alone would bring a deleted Lease back.
+    pub(super) async fn replace(
+        &self,
+        operation: &'static str,
+        lease: &Lease,
+        within: Duration,
+    ) -> Result<Written> {
+        let name = &lease.metadata.name;
+        if lease.metadata.uid.is_empty() || lease.metadata.resource_version.is_empty() {
+            return Err(not_kubernetes(operation));
+        }
+        let path = format!("{}/{name}?timeout={}", self.leases, server_limit(within));
+        let body = serde_json::to_vec(lease).unwrap_or_default();
+        let reply = self
+            .send(operation, Method::PUT, &path, &body, within)
+            .await?;
+        match reply.status {
+            StatusCode::OK => written(operation, &reply),
+            // Both say that it is not the one that we know.
+            StatusCode::CONFLICT | StatusCode::NOT_FOUND => Ok(Written::Refused),
+            status => Err(self.unexpected(operation, status, &reply)),
+        }
+    }
+
+    /// Deletes a Lease if it is still as it was read.
+    pub(super) async fn delete(&self, lease: &Lease) -> Result<bool> {
+        let metadata = &lease.metadata;
+        let limit = server_limit(self.timeout);
+        let path = format!("{}/{}?timeout={limit}", self.leases, metadata.name);
+        let body = json!({ "preconditions": {
+            "uid": metadata.uid, "resourceVersion": metadata.resource_version,
+        } });
+        let body = body.to_string().into_bytes();
+        let reply = self
+            .send("sweep", Method::DELETE, &path, &body, self.timeout)
+            .await?;
+        Ok(reply.status == StatusCode::OK)
+    }
+
+    /// All Leases of the namespace.
+    pub(super) async fn list(&self, operation: &'static str) -> Result<Vec<Lease>> {
+        #[derive(Deserialize)]
+        struct Page {
+            #[serde(default)]
+            items: Vec<Lease>,
+            #[serde(default)]
+            metadata: Next,
+        }
+        #[derive(Default, Deserialize)]
+        struct Next {
+            #[serde(default, rename = "continue")]
+            more: String,
+        }
+        let mut all = Vec::new();
+        let mut from = String::new();
+        loop {
+            let path = format!("{}?limit={PAGE}{from}", self.leases);
+            let reply = self
+                .send(operation, Method::GET, &path, b"", self.timeout)
+                .await;
+            let reply = reply.map_err(not_applied)?;
+            if reply.status != StatusCode::OK {
+                return Err(self.unexpected(operation, reply.status, &reply));
+            }
+            let page: Page = parse(operation, &reply.body)?;
+            all.extend(page.items);
+            if page.metadata.more.is_empty() {
+                return Ok(all);
+            }
+            from = format!("&continue={}", encoded(&page.metadata.more));
+        }
+    }
+
+    /// Begins to watch Leases: `selector` is a part of the query.
+    pub(super) async fn watch(&self, selector: &str, lasts: Duration) -> Result<reqwest::Response> {
+        let until = BootTime::now() + self.timeout;
+        let path = format!(
+            "{}?watch=1&allowWatchBookmarks=true&timeoutSeconds={}{selector}",
+            self.leases,
+            lasts.as_secs().max(1),
+        );
+        let link = self.link("watch", until).await?;
+        let (_, request) = self.request(&link, &Method::GET, &path, b"").await?;
+        let answer = timed("watch", until.remaining(), request.send()).await;
+        let response = match answer.map_err(not_applied)? {
+            Ok(response) => response,
+            Err(error) => {
+                self.connections.broken(&link).await;
+                return Err(not_applied(broken("watch", &self.server, &error)));
+            }
+        };
+        self.clock.tell(response.headers());
+        match response.status() {
+            StatusCode::OK => Ok(response),
+            status => {
+                let refused = refused("watch", status, b"", &self.namespace);
+                Err(not_applied(refused))
+            }
+        }
+    }
+
+    /// Whether our identity may do this with the namespace's Leases.
+    pub(super) async fn may(&self, verb: &str) -> Result<bool> {
+        #[derive(Deserialize)]
+        struct Review {
+            status: Allowed,
+        }
+        #[derive(Deserialize)]
+        struct Allowed {
+            #[serde(default)]
+            allowed: bool,
+        }
+        let body = json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": { "resourceAttributes": {
+                "namespace": self.namespace, "verb": verb,
+                "group": "coordination.k8s.io", "resource": "leases",
+            } },
+        });
+        let body = body.to_string().into_bytes();
+        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+        let reply = self
+            .send("check", Method::POST, path, &body, self.timeout)
+            .await;
+        let reply = reply.map_err(not_applied)?;
+        if reply.status != StatusCode::CREATED {
+            return Err(self.unexpected("check", reply.status, &reply));
+        }
+        let review: Review = parse("check", &reply.body)?;
+        Ok(review.status.allowed)
+    }
+
+    /// The version that the server says it has.
+    pub(super) async fn version(&self) -> Result<Option<String>> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Version {
+            git_version: String,
+        }
+        let reply = self
+            .send("check", Method::GET, "/version", b"", self.timeout)
+            .await;
+        let version = serde_json::from_slice::<Version>(&reply.map_err(not_applied)?.body);
+        Ok(version.ok().map(|version| version.git_version))
+    }
+}
+
+/// Asks whether a server is there. What it says of our rights is for later, but for our identity.
+async fn greet(server: &str, connection: &Connection, clock: &Clock) -> Result<StatusCode> {
+    let Connection {
+        http,
+        base,
+        credential,
+    } = connection;
+    let mut request = http.get(format!("{base}/version"));
+    if let Some(token) = &credential.token {
+        request = request.bearer_auth(token);
+    }
+    let response = request.send().await;
+    let response = response.map_err(|error| not_applied(broken("connect", server, &error)))?;
+    clock.tell(response.headers());
+    match response.status() {
+        status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
+            let message = format!("the API server answers with status {}", status.as_u16());
+            Err(unreachable("connect", message))
+        }
+        StatusCode::NOT_FOUND => Err(not_kubernetes("connect")),
+        status => Ok(status),
+    }
+}
+
+fn written(operation: &'static str, reply: &Reply) -> Result<Written> {
+    let lease = parse(operation, &reply.body).map_err(Error::maybe_applied)?;
+    Ok(Written::Done(Box::new(lease)))
+}
+
+fn parse<T: for<'a> Deserialize<'a>>(operation: &'static str, body: &[u8]) -> Result<T> {
+    serde_json::from_slice(body).map_err(|_| not_kubernetes(operation))
+}
+
+/// How long a write may take there, in Go's form.
+fn server_limit(within: Duration) -> String {
+    format!("{}ms", within.as_millis().max(1))
+}
+
+fn retry_after(headers: &HeaderMap) -> Duration {
+    let header = headers
+        .get(RETRY_AFTER)
+        .and_then(|header| header.to_str().ok());
+    let seconds = header.and_then(|seconds| seconds.trim().parse().ok());
+    seconds.map_or(THROTTLED, Duration::from_secs)
+}
+
+/// A value in a path or query.
+pub(super) fn encoded(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}

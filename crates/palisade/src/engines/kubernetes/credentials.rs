@@ -1,0 +1,213 @@
+//! `Credentials`: as whom requests are made, as of now.
+//!
+//! A token's file is read again each minute, as the kubelet replaces it, and at once when the
+//! server does not accept what it had. A plugin is run again a little before what it gave
+//! expires, in the background, and at once when that is not accepted. Never shown.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::Deserialize;
+use tokio::sync::Mutex as AsyncMutex;
+
+use super::kubeconfig::Exec;
+use super::lease::{parse_time, wall_clock};
+use crate::core::clock::BootTime;
+use crate::core::error::{Error, ErrorKind, Result};
+
+/// How long a token is used before its file is read again: client-go's interval.
+const REREAD: Duration = Duration::from_secs(60);
+
+/// How long a plugin may take: it may ask a cloud, which may ask another.
+const PLUGIN: Duration = Duration::from_secs(30);
+
+/// How long before it expires a credential is replaced, in microseconds.
+const EARLY: i64 = 60_000_000;
+
+/// Where credentials come from.
+#[derive(Clone)]
+pub(super) enum Source {
+    None,
+    /// A secret.
+    Token(String),
+    File(PathBuf),
+    Exec(Exec),
+}
+
+/// What a request is made with. All secrets.
+#[derive(Default, PartialEq, Eq)]
+pub(super) struct Credential {
+    pub(super) token: Option<String>,
+    /// Certificate and key in PEM.
+    pub(super) identity: Option<(Vec<u8>, Vec<u8>)>,
+    /// Microseconds of Unix time.
+    expires: Option<i64>,
+}
+
+/// See the module's text.
+pub(super) struct Credentials {
+    source: Source,
+    current: Mutex<Option<(Arc<Credential>, BootTime)>>,
+    refreshing: AsyncMutex<()>,
+}
+
+fn config(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Config, "connect", message)
+}
+
+impl Credentials {
+    pub(super) fn new(source: Source) -> Arc<Self> {
+        Arc::new(Self {
+            source,
+            current: Mutex::default(),
+            refreshing: AsyncMutex::default(),
+        })
+    }
+
+    /// What to make a request with now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] when there is nothing and the file or plugin gives nothing.
+    pub(super) async fn get(self: &Arc<Self>) -> Result<Arc<Credential>> {
+        let known = self.current.lock().clone();
+        let Some((known, since)) = known else {
+            return self.refreshed(None).await;
+        };
+        let now = wall_clock();
+        let left = known.expires.map(|expires| expires - now);
+        if left.is_some_and(|left| left <= 0) {
+            return self.refreshed(Some(known)).await;
+        }
+        let age = BootTime::now().saturating_since(since);
+        match &self.source {
+            // An old one is better than none: the kubelet may be at it just now.
+            Source::File(_) if age >= REREAD => {
+                let refreshed = self.refreshed(Some(Arc::clone(&known))).await;
+                Ok(refreshed.unwrap_or(known))
+            }
+            Source::Exec(_) if left.is_some_and(|left| left < EARLY) => {
+                drop(tokio::spawn(
+                    Arc::clone(self).refresh(Some(Arc::clone(&known))),
+                ));
+                Ok(known)
+            }
+            _ => Ok(known),
+        }
+    }
+
+    /// Another credential in place of `old`, which the server does not accept; `None` when there
+    /// is no other.
+    pub(super) async fn instead_of(
+        self: &Arc<Self>,
+        old: &Arc<Credential>,
+    ) -> Option<Arc<Credential>> {
+        let new = self.refreshed(Some(Arc::clone(old))).await.ok()?;
+        (*new != **old).then_some(new)
+    }
+
+    /// As a task of its own: a caller with little time leaves it to go on for the next one.
+    async fn refreshed(self: &Arc<Self>, old: Option<Arc<Credential>>) -> Result<Arc<Credential>> {
+        let refreshed = tokio::spawn(Arc::clone(self).refresh(old)).await;
+        refreshed.unwrap_or_else(|_| Err(config("reading the credentials was given up")))
+    }
+
+    /// One at a time reads or runs; whoever waited takes what the other found.
+    async fn refresh(self: Arc<Self>, old: Option<Arc<Credential>>) -> Result<Arc<Credential>> {
+        let _one = self.refreshing.lock().await;
+        if let Some((known, _)) = &*self.current.lock()
+            && old.is_none_or(|old| *known != old)
+        {
+            return Ok(Arc::clone(known));
+        }
+        let asked = BootTime::now();
+        let new = match &self.source {
+            Source::None => Credential::default(),
+            Source::Token(token) => Credential {
+                token: Some(token.clone()),
+                ..Credential::default()
+            },
+            Source::File(path) => {
+                let text = std::fs::read_to_string(path).map_err(|error| {
+                    config("the file with the token can't be read").because(error)
+                })?;
+                Credential {
+                    token: Some(text.trim().to_owned()),
+                    ..Credential::default()
+                }
+            }
+            Source::Exec(exec) => run(exec).await?,
+        };
+        let new = Arc::new(new);
+        *self.current.lock() = Some((Arc::clone(&new), asked));
+        Ok(new)
+    }
+}
+
+/// Runs a plugin, as `client.authentication.k8s.io` has it.
+async fn run(exec: &Exec) -> Result<Credential> {
+    #[derive(Deserialize)]
+    struct Answer {
+        status: Option<Given>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Given {
+        token: Option<String>,
+        client_certificate_data: Option<String>,
+        client_key_data: Option<String>,
+        expiration_timestamp: Option<String>,
+    }
+    let failed = |what: &str| {
+        let hint = exec.install_hint.as_deref().unwrap_or_default().trim();
+        let gap = if hint.is_empty() { "" } else { ". " };
+        let message = format!(
+            "the kubeconfig's exec plugin {:?} {what}{gap}{hint}",
+            exec.command
+        );
+        config(message)
+    };
+    let mut spec = serde_json::json!({ "interactive": false });
+    if let Some(cluster) = &exec.cluster {
+        spec["cluster"] = serde_json::json!(cluster);
+    }
+    let info = serde_json::json!({
+        "apiVersion": exec.api_version, "kind": "ExecCredential", "spec": spec,
+    });
+    let variables = exec.env.iter().flatten().map(|v| (&v.name, &v.value));
+    let output = tokio::process::Command::new(&exec.command)
+        .args(exec.args.iter().flatten())
+        .envs(variables)
+        .env("KUBERNETES_EXEC_INFO", info.to_string())
+        .stdin(Stdio::null())
+        // Why it fails is for the person who set it up, as with kubectl.
+        .stderr(Stdio::inherit())
+        .kill_on_drop(true)
+        .output();
+    let output = match tokio::time::timeout(PLUGIN, output).await {
+        Err(_) => return Err(failed("did not end in time")),
+        Ok(Err(error)) => return Err(failed("can't be run").because(error)),
+        Ok(Ok(output)) => output,
+    };
+    if !output.status.success() {
+        return Err(failed("failed"));
+    }
+    let given = serde_json::from_slice::<Answer>(&output.stdout).ok();
+    let given = given.and_then(|answer| answer.status);
+    let given = given.ok_or_else(|| failed("gave no ExecCredential with a status"))?;
+    let pem = |text: Option<String>| text.filter(|t| !t.is_empty()).map(String::into_bytes);
+    let identity = pem(given.client_certificate_data).zip(pem(given.client_key_data));
+    let token = given.token.filter(|token| !token.is_empty());
+    if token.is_none() && identity.is_none() {
+        return Err(failed(
+            "gave neither a token nor a certificate with its key",
+        ));
+    }
+    Ok(Credential {
+        token,
+        identity,
+        expires: given.expiration_timestamp.as_deref().and_then(parse_time),
+    })
+}

@@ -1,0 +1,144 @@
+//! What an answer that is no answer means, in our own words.
+//!
+//! Judged by status code and `reason`, never by text. An error says whether the change may have
+//! been applied, and who can help: a role or a kubeconfig is for people, a server that is away is
+//! for another try. What the HTTP library says is never repeated: it may hold addresses.
+
+use std::io;
+
+use reqwest::StatusCode;
+use serde::Deserialize;
+
+use crate::core::error::{Error, ErrorKind};
+use crate::engines::kit::cause;
+
+/// What a refusal says of itself. Some have no body of this form.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Status {
+    pub(super) reason: String,
+    message: String,
+    details: Details,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Details {
+    kind: String,
+    causes: Vec<Cause>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Cause {
+    reason: String,
+}
+
+impl Status {
+    pub(super) fn read(body: &[u8]) -> Self {
+        serde_json::from_slice(body).unwrap_or_default()
+    }
+}
+
+/// The verbs that a role needs, for messages.
+const ROLE: &str = "a Role with get, create, update and watch on leases of coordination.k8s.io in this namespace (docs/engines/kubernetes.md has one)";
+
+pub(super) fn unreachable(operation: &'static str, message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Unreachable, operation, message)
+}
+
+/// The error that a refusal is. `namespace` is Kubernetes' own.
+pub(super) fn refused(
+    operation: &'static str,
+    code: StatusCode,
+    body: &[u8],
+    namespace: &str,
+) -> Error {
+    let status = Status::read(body);
+    let caused = |reason: &str| status.details.causes.iter().any(|c| c.reason == reason);
+    let (kind, message) = match code {
+        StatusCode::UNAUTHORIZED => (
+            ErrorKind::Denied,
+            "the API server does not accept our credentials; see `kubectl auth whoami`".to_owned(),
+        ),
+        StatusCode::FORBIDDEN if caused("NamespaceTerminating") => (
+            ErrorKind::Unusable,
+            format!("the namespace {namespace} is being deleted, and takes no new Leases"),
+        ),
+        StatusCode::FORBIDDEN => (
+            ErrorKind::Denied,
+            format!("the API server denies it; give this identity {ROLE}"),
+        ),
+        StatusCode::NOT_FOUND if status.details.kind == "namespaces" => (
+            ErrorKind::Config,
+            format!("there is no namespace {namespace} in this cluster; create it, or name another in the URL"),
+        ),
+        StatusCode::NOT_FOUND => (
+            ErrorKind::Unusable,
+            "the server has no Leases (coordination.k8s.io/v1); is it a Kubernetes API server, 1.14 or newer?".to_owned(),
+        ),
+        StatusCode::UNPROCESSABLE_ENTITY => (
+            ErrorKind::Unusable,
+            "the API server refuses the Lease; a line of many permits may have outgrown the 256 KiB of annotations that an object has".to_owned(),
+        ),
+        code if code.is_server_error() => {
+            let message = format!("the API server answers with status {}", code.as_u16());
+            return unreachable(operation, message).maybe_applied();
+        }
+        code => {
+            let text: String = status.message.chars().take(200).collect();
+            let message = format!("unexpected answer of the API server: status {} {} {text:?}", code.as_u16(), status.reason);
+            (ErrorKind::Unusable, message)
+        }
+    };
+    Error::new(kind, operation, message)
+}
+
+pub(super) fn not_kubernetes(operation: &'static str) -> Error {
+    let message = "the answer is none of Kubernetes'; is it an API server at this address?";
+    Error::new(ErrorKind::Unusable, operation, message)
+}
+
+/// A question changes nothing, whatever became of its answer.
+pub(super) fn not_applied(error: Error) -> Error {
+    Error::new(error.kind(), error.operation(), error.message())
+}
+
+/// What a connection to `server` that failed means.
+pub(super) fn broken(operation: &'static str, server: &str, error: &reqwest::Error) -> Error {
+    if let Some(tls) = cause::<rustls::Error>(error) {
+        return Error::new(ErrorKind::Config, operation, about_tls(tls));
+    }
+    let why = cause::<io::Error>(error).map_or("", |io| match io.kind() {
+        io::ErrorKind::ConnectionRefused => ": the connection is refused",
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+            ": there is no way to this host"
+        }
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ": it closed the connection",
+        _ if error.is_connect() && io.raw_os_error().is_none() => ": the host's name is not known",
+        _ => "",
+    });
+    if error.is_connect() {
+        return unreachable(operation, format!("no API server answers at {server}{why}"));
+    }
+    unreachable(operation, format!("the connection to {server} broke{why}")).maybe_applied()
+}
+
+fn about_tls(error: &rustls::Error) -> String {
+    use rustls::CertificateError as Bad;
+    match error {
+        rustls::Error::InvalidMessage(_) => {
+            "the API server's port does not speak TLS; is the kubeconfig's server right?".to_owned()
+        }
+        rustls::Error::AlertReceived(_) => {
+            "the API server refuses our certificate; renew client-certificate and client-key in the kubeconfig".to_owned()
+        }
+        rustls::Error::InvalidCertificate(
+            Bad::NotValidForName | Bad::NotValidForNameContext { .. },
+        ) => "the API server's certificate does not name this host; set tls-server-name in the kubeconfig to a name that it has".to_owned(),
+        rustls::Error::InvalidCertificate(Bad::UnknownIssuer) => {
+            "the API server's certificate is from an authority that is not trusted here; set certificate-authority in the kubeconfig".to_owned()
+        }
+        _ => format!("TLS can't be agreed on with the API server ({error}); is the kubeconfig's certificate-authority that of this cluster?"),
+    }
+}

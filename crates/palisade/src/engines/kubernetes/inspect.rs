@@ -1,0 +1,163 @@
+//! `survey` and `check`: holders as Leases show them, and what our identity may do.
+//!
+//! Waiters have nothing in the store and are not shown. What should be gone by its own word is
+//! not shown either, though nobody may take it before it has been watched for its time.
+
+use std::time::Duration;
+
+use super::Kubernetes;
+use super::lease::{Holder, Lease};
+use super::release;
+use crate::core::claim::Ask;
+use crate::core::clock::BootTime;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
+use crate::engines::kit::{clock_off, plain_text};
+
+pub(super) async fn survey(engine: &Kubernetes, scope: &Scope) -> Result<Vec<LineReport>> {
+    let (keys, client) = (&engine.keys, &engine.client);
+    match scope {
+        Scope::Line(name) => {
+            let line = engine.lines.get(&keys.lease(name)?);
+            let asked = BootTime::now();
+            let lease = client.read("survey", &line.key, client.timeout).await?;
+            let lease = line.saw(lease, asked);
+            let report = lease.and_then(|lease| report(engine, name.as_str(), &lease));
+            Ok(report.into_iter().collect())
+        }
+        Scope::Prefix(_) => {
+            let leases = client.list("survey").await?;
+            let mut reports = Vec::new();
+            for lease in &leases {
+                let Some(name) = keys.name(&lease.metadata.name, lease.name()) else {
+                    continue;
+                };
+                // Without a namespace, Leases that are none of palisade's are other people's.
+                let records = || {
+                    lease
+                        .view()
+                        .holders
+                        .iter()
+                        .any(|holder| holder.entry.is_some())
+                };
+                let ours = !keys.is_bare() || lease.name().is_some() || records();
+                if ours && scope.includes(&name) {
+                    reports.extend(report(engine, &name, lease));
+                }
+            }
+            // Without the right to it, nothing is lost.
+            let _ = release::sweep(engine, &leases).await;
+            Ok(reports)
+        }
+    }
+}
+
+/// Deletes Leases of ours that nobody has held for a day.
+pub(super) async fn sweep(engine: &Kubernetes) {
+    if let Ok(leases) = engine.client.list("sweep").await {
+        let _ = release::sweep(engine, &leases).await;
+    }
+}
+
+/// A line as its Lease shows it; `None` when nobody holds.
+fn report(engine: &Kubernetes, name: &str, lease: &Lease) -> Option<LineReport> {
+    let line = engine.lines.get(&lease.metadata.name);
+    let server = engine.client.clock.now();
+    let view = lease.view();
+    let ask = match view.capacity {
+        None => Ask::Whole,
+        Some(capacity) => Ask::Part {
+            weight: 1,
+            capacity,
+        },
+    };
+    let living = view.holders.into_iter().filter(|holder| {
+        let known = holder.id.parse().ok().and_then(|id| engine.members.get(id));
+        let over = match known {
+            Some(member) => member.has_ended(),
+            None => holder.is_overdue(server),
+        };
+        !over && !line.has_ended(holder)
+    });
+    let show = |holder: Holder| ClaimReport {
+        expires_in: holder.left(server).map(|left| later(left).min(holder.ttl)),
+        owner: holder.entry.as_ref().map(|entry| entry.owner.clone()),
+        ask,
+        value: holder.entry.as_ref().and_then(|entry| entry.value.clone()),
+        sequence: holder.entry.as_ref().map(|entry| entry.token),
+        evicted: holder.entry.as_ref().is_some_and(|entry| entry.evicted),
+        id: holder.id,
+    };
+    let mut holders: Vec<ClaimReport> = living.map(show).collect();
+    holders.sort_by_key(|holder| holder.sequence);
+    (!holders.is_empty()).then(|| LineReport {
+        name: name.to_owned(),
+        capacity: view.capacity,
+        holders,
+        waiters: Vec::new(),
+    })
+}
+
+/// A record's time has lost what is below a microsecond, and clocks are not read at once.
+fn later(left: Duration) -> Duration {
+    left + Duration::from_millis(1)
+}
+
+/// What each verb is for; the first three are what a lock needs.
+const VERBS: &[(&str, &str)] = &[
+    ("get", "nothing can be locked"),
+    ("create", "a name that was never locked can't be"),
+    ("update", "nothing can be locked"),
+    (
+        "watch",
+        "a waiter is granted up to a second later, and an eviction is told at the next renewal",
+    ),
+    ("list", "`palisade ls` can't show what is locked"),
+    ("delete", "Leases that nobody uses any more stay"),
+];
+
+pub(super) async fn check(engine: &Kubernetes) -> Result<Checkup> {
+    let client = &engine.client;
+    let version = client.version().await?;
+    let ahead = client.clock.ahead();
+    let mut findings: Vec<Finding> = clock_off(ahead).into_iter().collect();
+    let (host, encrypted) = client.host();
+    findings.extend(host.and_then(|host| plain_text(&[host], encrypted)));
+    for (verb, otherwise) in VERBS {
+        let needed = matches!(*verb, "get" | "create" | "update");
+        match client.may(verb).await {
+            Ok(true) => {}
+            Ok(false) => findings.push(Finding {
+                severity: if needed {
+                    Severity::Warning
+                } else {
+                    Severity::Info
+                },
+                code: "missing_right",
+                message: format!("this identity may not {verb} leases: {otherwise}"),
+                remedy: format!(
+                    "add {verb} to the verbs of its Role for leases in coordination.k8s.io"
+                ),
+            }),
+            Err(error) if error.kind() == ErrorKind::Denied => {
+                findings.push(unknown_rights(&error));
+                break;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Checkup {
+        version,
+        clock_ahead_us: Some(ahead),
+        findings,
+    })
+}
+
+fn unknown_rights(error: &Error) -> Finding {
+    Finding {
+        severity: Severity::Info,
+        code: "rights_unknown",
+        message: format!("the API server does not say what this identity may do: {}", error.message()),
+        remedy: "allow create on selfsubjectaccessreviews in authorization.k8s.io, as the role system:basic-user does".to_owned(),
+    }
+}

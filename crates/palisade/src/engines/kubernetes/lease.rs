@@ -1,0 +1,519 @@
+//! `Lease`: an object of the API server, and the line that is kept in it.
+//!
+//! The fields of `spec` mean what client-go makes of them: a line is free when `holderIdentity`
+//! is empty, and otherwise taken until the record has not changed for `leaseDurationSeconds`.
+//! Who holds, with which tokens, is in the annotation [`HOLDERS`]; it counts only while its id is
+//! the `holderIdentity`, because other tools keep annotations when they take a Lease over. All
+//! permits of a line are in its one Lease.
+//!
+//! Nothing here asks the server. What is written is the object that was read, changed, so that
+//! what others keep in it stays.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::core::claim::{Ask, Claim, ClaimId};
+use crate::core::clock::BootTime;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::line::capacity_mismatch;
+use crate::core::owner::Owner;
+
+/// The line's own name: that of the Lease may be a hash.
+pub(super) const NAME: &str = "palisade/name";
+/// Who holds.
+const HOLDERS: &str = "palisade/holders";
+/// Written by a leave to refuse a request that may still be under way.
+const FENCE: &str = "palisade/fence";
+/// The label of a Lease whose holder an operator takes away; clients watch for it.
+pub(super) const EVICT: &str = "palisade/evict";
+/// The label of a Lease that we created, and may delete.
+const MANAGED: &str = "app.kubernetes.io/managed-by";
+
+/// How long a holder that does not say so is waited for: client-go's default.
+const FOREIGN_TTL: Duration = Duration::from_secs(15);
+
+/// An object of `coordination.k8s.io/v1`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct Lease {
+    pub(super) metadata: Metadata,
+    #[serde(default)]
+    pub(super) spec: Spec,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Metadata {
+    pub(super) name: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) uid: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) resource_version: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deletion_timestamp: Option<String>,
+    annotations: BTreeMap<String, String>,
+    labels: BTreeMap<String, String>,
+    /// Nobody needs it back, and it is half of the object.
+    #[serde(skip_serializing)]
+    managed_fields: Value,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Spec {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) holder_identity: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) lease_duration_seconds: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    acquire_time: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    renew_time: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_transitions: Option<i32>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// The annotation [`HOLDERS`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Holders {
+    /// The `holderIdentity` that it was written with.
+    id: String,
+    /// Of permits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    capacity: Option<u32>,
+    holders: Vec<Entry>,
+}
+
+/// One claim that holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Entry {
+    claim: String,
+    /// The resource version that its acquiring write was conditioned on.
+    pub(super) token: u64,
+    /// Whole seconds.
+    ttl: u32,
+    /// Another at every renewal, so that others see one.
+    pub(super) renewed: String,
+    pub(super) owner: Owner,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) value: Option<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) evicted: bool,
+}
+
+impl Entry {
+    pub(super) fn is(&self, claim: ClaimId) -> bool {
+        self.claim == claim.to_string()
+    }
+
+    pub(super) fn ttl(&self) -> Duration {
+        Duration::from_secs(self.ttl.into())
+    }
+}
+
+/// One holder as everyone may judge it: what it is called, and what changes when it renews.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Holder {
+    /// The claim, or what another tool calls itself.
+    pub(super) id: String,
+    stamp: String,
+    pub(super) ttl: Duration,
+    /// When it renewed by its own clock; microseconds of Unix time.
+    renewed: Option<i64>,
+    /// `None` for another tool's.
+    pub(super) entry: Option<Entry>,
+}
+
+impl Holder {
+    /// Whether it should have renewed by now, judged by its clock and the server's. A hint: it
+    /// decides what is shown, never who holds.
+    pub(super) fn is_overdue(&self, server: i64) -> bool {
+        self.left(server).is_some_and(|left| left.is_zero())
+    }
+
+    /// How long it still lasts, judged in the same way.
+    pub(super) fn left(&self, server: i64) -> Option<Duration> {
+        let ends = self.renewed? + i64::try_from(self.ttl.as_micros()).ok()?;
+        let left = u64::try_from(ends.saturating_sub(server)).unwrap_or(0);
+        Some(Duration::from_micros(left).min(self.ttl))
+    }
+}
+
+/// A line as a Lease shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct View {
+    pub(super) capacity: Option<u32>,
+    pub(super) holders: Vec<Holder>,
+}
+
+impl Lease {
+    /// A Lease that nobody holds, to be created.
+    pub(super) fn free(key: &str, name: &str, stamp: &str) -> Self {
+        let mut lease = Self::default();
+        lease.rest.insert("apiVersion".into(), API.into());
+        lease.rest.insert("kind".into(), "Lease".into());
+        lease.metadata.name = key.to_owned();
+        lease.note(NAME, name);
+        let labels = &mut lease.metadata.labels;
+        labels.insert(MANAGED.into(), "palisade".into());
+        lease.spec.lease_transitions = Some(0);
+        lease.release(stamp);
+        lease
+    }
+
+    fn note(&mut self, annotation: &str, text: &str) {
+        let annotations = &mut self.metadata.annotations;
+        annotations.insert(annotation.to_owned(), text.to_owned());
+    }
+
+    /// The line that it says it is.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.metadata.annotations.get(NAME).map(String::as_str)
+    }
+
+    /// Its resource version as a number: the count of a grant that is conditioned on it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unusable`] when it is none.
+    pub(super) fn version(&self) -> Result<u64> {
+        self.metadata.resource_version.parse().map_err(|_| {
+            let message = "the API server's resourceVersion is no number, so that it can't be a fencing token; palisade needs one that keeps its data in etcd";
+            Error::new(ErrorKind::Unusable, "enter", message)
+        })
+    }
+
+    pub(super) fn is_being_deleted(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
+    fn holder(&self) -> Option<&str> {
+        let holder = self.spec.holder_identity.as_deref();
+        holder.filter(|holder| !holder.is_empty())
+    }
+
+    /// What our annotation says, if it is about who holds now.
+    fn holders(&self) -> Option<Holders> {
+        let text = self.metadata.annotations.get(HOLDERS)?;
+        let holders: Holders = serde_json::from_str(text).ok()?;
+        (Some(holders.id.as_str()) == self.holder() && !holders.holders.is_empty())
+            .then_some(holders)
+    }
+
+    /// Who holds.
+    pub(super) fn view(&self) -> View {
+        if let Some(Holders {
+            capacity, holders, ..
+        }) = self.holders()
+        {
+            let holder = |entry: Entry| Holder {
+                id: entry.claim.clone(),
+                stamp: entry.renewed.clone(),
+                ttl: entry.ttl(),
+                renewed: parse_time(&entry.renewed),
+                entry: Some(entry),
+            };
+            let holders = holders.into_iter().map(holder).collect();
+            return View { capacity, holders };
+        }
+        let Some(id) = self.holder() else {
+            return View::default();
+        };
+        let spec = &self.spec;
+        let ttl = spec.lease_duration_seconds.and_then(|s| s.try_into().ok());
+        let foreign = Holder {
+            id: id.to_owned(),
+            // Whatever changes counts, as client-go has it.
+            stamp: format!("{} {spec:?}", self.metadata.uid),
+            ttl: ttl.map_or(FOREIGN_TTL, Duration::from_secs),
+            renewed: spec.renew_time.as_deref().and_then(parse_time),
+            entry: None,
+        };
+        View {
+            capacity: None,
+            holders: vec![foreign],
+        }
+    }
+
+    /// The place of a claim: by its id, and by its count unless that is 0.
+    pub(super) fn entry(&self, claim: ClaimId, sequence: u64) -> Option<Entry> {
+        let holders = self.holders()?.holders.into_iter();
+        let mut own = holders.filter(|entry| entry.is(claim));
+        own.find(|entry| sequence == 0 || entry.token == sequence)
+    }
+
+    /// The same Lease with what `change` makes of the holders; free when it leaves none.
+    pub(super) fn changed(
+        &self,
+        stamp: &str,
+        change: impl FnOnce(&mut Vec<Entry>, &mut Option<u32>),
+    ) -> Self {
+        let mut lease = self.clone();
+        let Some(mut holders) = self.holders() else {
+            return lease;
+        };
+        change(&mut holders.holders, &mut holders.capacity);
+        if holders.holders.is_empty() {
+            lease.release(stamp);
+        } else {
+            lease.write(&holders, stamp);
+        }
+        lease
+    }
+
+    /// The same Lease with something else said of its holders, none of whom is renewed by it.
+    pub(super) fn amended(
+        &self,
+        stamp: &str,
+        change: impl FnOnce(&mut Vec<Entry>, &mut Option<u32>),
+    ) -> Self {
+        let mut lease = self.changed(stamp, change);
+        // Another tool would take a new time for a renewal.
+        lease.spec.renew_time.clone_from(&self.spec.renew_time);
+        lease
+    }
+
+    /// The same Lease with nobody in it.
+    pub(super) fn emptied(&self, stamp: &str) -> Self {
+        let mut lease = self.clone();
+        lease.release(stamp);
+        lease
+    }
+
+    /// The same Lease with another resource version once it is written, and nothing else.
+    pub(super) fn fenced(&self, stamp: &str) -> Self {
+        let mut lease = self.clone();
+        lease.note(FENCE, stamp);
+        lease
+    }
+
+    /// With the label that clients watch for.
+    pub(super) fn alarming(mut self) -> Self {
+        self.metadata.labels.insert(EVICT.into(), String::new());
+        self
+    }
+
+    /// The same Lease with `claim` in it, as one of those in `living`.
+    fn taken(&self, claim: &Claim, living: &[Holder], stamp: &str) -> Result<Self> {
+        let mut lease = self.clone();
+        let entry = Entry {
+            claim: claim.id.to_string(),
+            token: self.version()?,
+            ttl: seconds(claim.ttl),
+            renewed: stamp.to_owned(),
+            owner: claim.owner.clone(),
+            value: claim.value.clone(),
+            evicted: false,
+        };
+        let capacity = match claim.ask {
+            Ask::Whole => None,
+            Ask::Part { capacity, .. } => Some(capacity),
+        };
+        let mut holders = match self.holders().filter(|_| !living.is_empty()) {
+            Some(mut holders) => {
+                let lives = |entry: &Entry| living.iter().any(|holder| holder.id == entry.claim);
+                holders.holders.retain(lives);
+                holders
+            }
+            None => {
+                let spec = &mut lease.spec;
+                spec.acquire_time = Some(stamp.to_owned());
+                // Nobody but clients counts it; others show it.
+                let transitions = spec.lease_transitions.unwrap_or(0);
+                spec.lease_transitions = Some(transitions.saturating_add(1));
+                Holders {
+                    id: format!("{}_{}", claim.owner.host, claim.id),
+                    capacity,
+                    holders: Vec::new(),
+                }
+            }
+        };
+        holders.holders.push(entry);
+        lease.write(&holders, stamp);
+        Ok(lease)
+    }
+
+    fn write(&mut self, holders: &Holders, stamp: &str) {
+        let longest = holders.holders.iter().map(|entry| entry.ttl).max();
+        let spec = &mut self.spec;
+        spec.holder_identity = Some(holders.id.clone());
+        spec.lease_duration_seconds = longest.and_then(|ttl| ttl.try_into().ok());
+        spec.renew_time = Some(stamp.to_owned());
+        // Strings and numbers always serialise.
+        let text = serde_json::to_string(holders).unwrap_or_default();
+        self.note(HOLDERS, &text);
+        if !holders.holders.iter().any(|entry| entry.evicted) {
+            self.metadata.labels.remove(EVICT);
+        }
+    }
+
+    /// Frees it as client-go does.
+    fn release(&mut self, stamp: &str) {
+        let spec = &mut self.spec;
+        spec.holder_identity = Some(String::new());
+        spec.lease_duration_seconds = Some(1);
+        spec.acquire_time = Some(stamp.to_owned());
+        spec.renew_time = Some(stamp.to_owned());
+        self.metadata.annotations.remove(HOLDERS);
+        self.metadata.labels.remove(EVICT);
+    }
+
+    /// Whether it is ours and nobody has held it since `before`, in microseconds of Unix time.
+    pub(super) fn is_abandoned(&self, before: i64) -> bool {
+        let ours = self.metadata.labels.get(MANAGED).map(String::as_str) == Some("palisade");
+        let last = self.spec.renew_time.as_deref().and_then(parse_time);
+        ours && self.name().is_some()
+            && self.holder().is_none()
+            && !self.is_being_deleted()
+            && last.is_some_and(|last| last < before)
+    }
+}
+
+/// The group and version of Leases.
+pub(super) const API: &str = "coordination.k8s.io/v1";
+
+/// What was seen of each holder of a line, and when by our own clock.
+#[derive(Debug, Default)]
+pub(super) struct Seen(HashMap<String, (String, BootTime)>);
+
+impl Seen {
+    /// Takes in what a Lease shows. `at` is after the answer came, so that a holder's own clock
+    /// began no later; `own` is a stamp that we wrote, and when that was sent.
+    pub(super) fn look(
+        &mut self,
+        lease: Option<&Lease>,
+        at: BootTime,
+        own: Option<(&str, BootTime)>,
+    ) {
+        let view = lease.map(Lease::view).unwrap_or_default();
+        let mut seen = HashMap::new();
+        for holder in view.holders {
+            let known = self.0.remove(&holder.id);
+            let known = known.filter(|(stamp, _)| *stamp == holder.stamp);
+            let first = match (known, own) {
+                (Some((_, first)), _) => first,
+                (None, Some((stamp, sent))) if holder.stamp == stamp => sent,
+                (None, _) => at,
+            };
+            seen.insert(holder.id, (holder.stamp, first));
+        }
+        self.0 = seen;
+    }
+
+    /// When a holder's lease ends if it does not renew.
+    pub(super) fn ends(&self, holder: &Holder) -> BootTime {
+        match self.0.get(&holder.id) {
+            Some((stamp, first)) if *stamp == holder.stamp => *first + holder.ttl,
+            _ => BootTime::NEVER,
+        }
+    }
+}
+
+/// What a claim can do about a line.
+#[derive(Debug)]
+pub(super) enum Decision {
+    /// There is no Lease yet.
+    Create,
+    /// It holds already, with this count.
+    Mine(Box<Entry>),
+    /// It takes its place by this write, whose count is this.
+    Take(Box<Lease>, u64),
+    /// Others hold. The first of them ends at this time, unless it renews.
+    Behind {
+        until: BootTime,
+        /// Judged by their clocks and the server's, those in the way should be gone already.
+        overdue: bool,
+    },
+}
+
+/// Decides by what was seen. `adopts` says that the claim was in the line before its permits were
+/// given another capacity; `server` is the server's time.
+///
+/// # Errors
+/// [`ErrorKind::CapacityMismatch`]; [`ErrorKind::Unusable`] for a version that is no number.
+pub(super) fn decide(
+    lease: Option<&Lease>,
+    seen: &Seen,
+    claim: &Claim,
+    adopts: bool,
+    stamp: &str,
+    server: i64,
+) -> Result<Decision> {
+    let Some(lease) = lease else {
+        return Ok(Decision::Create);
+    };
+    if let Some(entry) = lease.entry(claim.id, 0) {
+        return Ok(Decision::Mine(Box::new(entry)));
+    }
+    let View { capacity, holders } = lease.view();
+    let now = BootTime::now();
+    let holders = holders.into_iter();
+    let living: Vec<Holder> = holders.filter(|holder| seen.ends(holder) > now).collect();
+    let foreign = living.iter().any(|holder| holder.entry.is_none());
+    let room = match (claim.ask, capacity) {
+        _ if foreign => 0,
+        (
+            Ask::Part {
+                capacity: asked, ..
+            },
+            Some(live),
+        ) if asked != live && !adopts => {
+            if !living.is_empty() {
+                return Err(capacity_mismatch(live, asked));
+            }
+            1
+        }
+        (Ask::Part { .. }, Some(live)) => live as usize,
+        (Ask::Part { .. }, None) | (Ask::Whole, _) => 1,
+    };
+    // Whoever has it may vanish with the object, without a word to us.
+    if living.len() < room && (claim.ask != Ask::Whole || living.is_empty()) {
+        if lease.is_being_deleted() {
+            let until = now + Duration::from_secs(1);
+            let overdue = false;
+            return Ok(Decision::Behind { until, overdue });
+        }
+        let token = lease.version()?;
+        let taken = lease.taken(claim, &living, stamp)?;
+        return Ok(Decision::Take(Box::new(taken), token));
+    }
+    let until = living.iter().map(|holder| seen.ends(holder)).min();
+    let late = living.iter().filter(|holder| holder.is_overdue(server));
+    let left = living.len() - late.count();
+    Ok(Decision::Behind {
+        until: until.unwrap_or(BootTime::NEVER),
+        overdue: left < room.max(1) && (claim.ask != Ask::Whole || left == 0),
+    })
+}
+
+/// Whole seconds, never fewer than the holder counts on.
+fn seconds(ttl: Duration) -> u32 {
+    let whole = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
+    u32::try_from(whole.clamp(1, i32::MAX as u64)).unwrap_or(1)
+}
+
+/// Microseconds of Unix time by our own clock.
+pub(super) fn wall_clock() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(0))
+}
+
+/// A `MicroTime`: six digits, no more and no less.
+pub(super) fn micro_time(micros: i64) -> String {
+    let since = Duration::from_micros(u64::try_from(micros).unwrap_or(0));
+    humantime::format_rfc3339_micros(UNIX_EPOCH + since).to_string()
+}
+
+/// Any RFC 3339 time in UTC, in microseconds of Unix time.
+pub(super) fn parse_time(text: &str) -> Option<i64> {
+    let time = humantime::parse_rfc3339(text).ok()?;
+    let since = time.duration_since(UNIX_EPOCH).ok()?;
+    i64::try_from(since.as_micros()).ok()
+}

@@ -1,0 +1,278 @@
+//! `renew`: what the keeper asks. One write per hold, those of one line together, a bounded
+//! number at a time.
+//!
+//! A hold that was not renewed in its time is lost here, though its record may still be there:
+//! nobody else may have looked. A refusal (401, 403) is no loss: rights come back, or the lease
+//! runs out.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+
+use super::Kubernetes;
+use super::acquire::read;
+use super::client::Written;
+use super::inspect;
+use super::lease::{Entry, Lease};
+use super::lines::{Line, Stage};
+use crate::core::clock::BootTime;
+use crate::core::engine::Renewal;
+use crate::core::error::{Error, ErrorKind, Outcome, Result};
+use crate::core::ticket::{Lease as HeldLease, LeaseStart, Ticket};
+use crate::engines::kit::cas::Retry;
+
+/// How many lines are renewed at a time: the API server throttles a client that asks for more.
+const AT_ONCE: usize = 16;
+
+/// How often each client looks for Leases that nobody uses any more, about.
+const SWEEP: Duration = Duration::from_secs(6 * 60 * 60);
+
+pub(super) async fn renew(
+    engine: &Arc<Kubernetes>,
+    leases: Vec<HeldLease>,
+    within: Duration,
+) -> Vec<Renewal> {
+    let until = BootTime::now() + within;
+    let mut answers: Vec<Renewal> = Vec::new();
+    let mut lines: BTreeMap<String, Vec<(usize, Ticket)>> = BTreeMap::new();
+    for (at, lease) in leases.into_iter().enumerate() {
+        let answer = match lease.ticket {
+            None => Renewal::Lost,
+            Some(ticket) => match waiting(engine, &ticket) {
+                Some(answer) => answer,
+                None => match engine.keys.lease(&ticket.name) {
+                    Ok(key) => {
+                        lines.entry(key).or_default().push((at, ticket));
+                        Renewal::Lost
+                    }
+                    Err(error) => Renewal::Unknown(error),
+                },
+            },
+        };
+        answers.push(answer);
+    }
+    let renewed = stream::iter(lines).map(|(key, tickets)| async move {
+        let line = engine.lines.get(&key);
+        let limit = tokio::time::timeout(
+            until.remaining(),
+            renew_line(engine, &line, &tickets, until),
+        );
+        let answers = limit.await.unwrap_or_else(|_| {
+            let message = format!("no answer within {within:?}");
+            let late = Error::new(ErrorKind::Unreachable, "renew", message).maybe_applied();
+            tickets
+                .iter()
+                .map(|_| Renewal::Unknown(late.clone()))
+                .collect()
+        });
+        let places = tickets.into_iter().map(|(at, _)| at);
+        places.zip(answers).collect::<Vec<_>>()
+    });
+    let mut renewed = renewed.buffer_unordered(AT_ONCE);
+    while let Some(some) = renewed.next().await {
+        for (at, answer) in some {
+            answers[at] = answer;
+        }
+    }
+    drop(renewed);
+    sweep_sometimes(engine, &answers);
+    answers
+}
+
+/// The answer for a claim that has nothing in the store, or is over by its own clock.
+fn waiting(engine: &Kubernetes, ticket: &Ticket) -> Option<Renewal> {
+    let member = engine.members.get(ticket.claim)?;
+    match member.stage {
+        _ if member.has_ended() => Some(Renewal::Lost),
+        Stage::Waiting if member.doubt.is_none() => {
+            if member.evicted {
+                return Some(Renewal::Evicted);
+            }
+            let armed = LeaseStart {
+                sent: BootTime::now(),
+                ttl: member.claim.ttl,
+            };
+            let known = engine
+                .members
+                .change(ticket.claim, |member| member.armed = armed);
+            Some(if known {
+                Renewal::Held(armed)
+            } else {
+                Renewal::Lost
+            })
+        }
+        Stage::Waiting | Stage::Writing | Stage::Held(_) => None,
+    }
+}
+
+/// Renews holds of one line by one write.
+async fn renew_line(
+    engine: &Kubernetes,
+    line: &Line,
+    tickets: &[(usize, Ticket)],
+    until: BootTime,
+) -> Vec<Renewal> {
+    let all = |answer: Renewal| tickets.iter().map(|_| answer.clone()).collect();
+    let _turn = line.turn(until.remaining() / 4).await;
+    let started = BootTime::now();
+    let mut retry = Retry::until(until);
+    let known = line.known(BootTime::PAST);
+    let mut believed = known.is_none();
+    let mut snapshot = match known {
+        Some(known) => known,
+        None => match read(engine, line, "renew", started).await {
+            Ok(read) => read,
+            Err(error) => return all(Renewal::Unknown(error)),
+        },
+    };
+    loop {
+        let stamp = engine.client.stamp();
+        let verdicts: Vec<Verdict> = tickets
+            .iter()
+            .map(|(_, ticket)| judge(engine, snapshot.as_deref(), ticket))
+            .collect();
+        let lives = |verdict: &Verdict| matches!(verdict, Verdict::Lives(_));
+        if !believed && !verdicts.iter().all(lives) {
+            match read(engine, line, "renew", started).await {
+                Ok(read) => snapshot = read,
+                Err(error) => return all(Renewal::Unknown(error)),
+            }
+            believed = true;
+            continue;
+        }
+        let answer = |renewed: Result<BootTime>| {
+            let each = tickets.iter().zip(&verdicts);
+            let each = each.map(|((_, ticket), verdict)| match (verdict, &renewed) {
+                (Verdict::Lost, _) => Renewal::Lost,
+                (Verdict::Evicted, _) => Renewal::Evicted,
+                (Verdict::Lives(_), Err(error)) => Renewal::Unknown(error.clone()),
+                (Verdict::Lives(ttl), Ok(sent)) => arm(engine, ticket, *sent, *ttl),
+            });
+            each.collect()
+        };
+        let Some(lease) = snapshot.as_ref().filter(|_| verdicts.iter().any(lives)) else {
+            return answer(Ok(started));
+        };
+        let living = || {
+            tickets
+                .iter()
+                .zip(&verdicts)
+                .filter(|(_, verdict)| lives(verdict))
+        };
+        let is_living = |entry: &Entry| living().any(|((_, ticket), _)| entry.is(ticket.claim));
+        let renewed = lease.changed(&stamp, |holders, _| {
+            let living = holders.iter_mut().filter(|entry| is_living(entry));
+            living.for_each(|entry| entry.renewed.clone_from(&stamp));
+        });
+        let sent = BootTime::now();
+        let within = until.remaining().min(engine.client.timeout);
+        let doubt = line.doubt();
+        let written = engine.client.replace("renew", &renewed, within).await;
+        if written.is_ok() {
+            doubt.settle();
+        }
+        let error = match written {
+            Ok(Written::Done(lease)) => {
+                line.wrote(*lease, &stamp, sent);
+                return answer(Ok(sent));
+            }
+            Ok(Written::Refused) => {
+                if !retry.again().await {
+                    let message = "others change this line faster than it can be renewed";
+                    let error = Error::new(ErrorKind::Unreachable, "renew", message);
+                    return answer(Err(error));
+                }
+                match read(engine, line, "renew", BootTime::now()).await {
+                    Ok(read) => snapshot = read,
+                    Err(error) => return answer(Err(error)),
+                }
+                believed = true;
+                continue;
+            }
+            Err(error) => error,
+        };
+        if error.outcome() == Outcome::NotApplied {
+            return answer(Err(error));
+        }
+        // Applied, if a read shows what was sent.
+        let (asked, left) = (BootTime::now(), until.remaining());
+        let Ok(now) = engine.client.read("renew", &line.key, left).await else {
+            return answer(Err(error));
+        };
+        let applied = now.as_ref().is_some_and(|now| {
+            living().all(|((_, ticket), _)| {
+                let entry = now.entry(ticket.claim, ticket.sequence);
+                entry.is_some_and(|entry| entry.renewed == stamp)
+            })
+        });
+        match now {
+            Some(now) if applied => {
+                line.wrote(now, &stamp, sent);
+                return answer(Ok(sent));
+            }
+            // It may still come: the next renewal finds out.
+            now => {
+                line.saw(now, asked);
+                return answer(Err(error));
+            }
+        }
+    }
+}
+
+enum Verdict {
+    Lives(Duration),
+    Evicted,
+    Lost,
+}
+
+fn judge(engine: &Kubernetes, lease: Option<&Lease>, ticket: &Ticket) -> Verdict {
+    let entry = lease.and_then(|lease| lease.entry(ticket.claim, ticket.sequence));
+    let Some(entry) = entry else {
+        return Verdict::Lost;
+    };
+    let known = engine.members.get(ticket.claim);
+    // Another process's: by the word of its record.
+    let over = || {
+        let view = lease.map(Lease::view).unwrap_or_default();
+        let own = view
+            .holders
+            .iter()
+            .find(|holder| holder.entry.as_ref() == Some(&entry));
+        own.is_some_and(|holder| holder.is_overdue(engine.client.clock.now()))
+    };
+    match known {
+        Some(member) if member.has_ended() => Verdict::Lost,
+        None if over() => Verdict::Lost,
+        _ if entry.evicted => Verdict::Evicted,
+        _ => Verdict::Lives(entry.ttl()),
+    }
+}
+
+/// A renewal that was acknowledged.
+fn arm(engine: &Kubernetes, ticket: &Ticket, sent: BootTime, ttl: Duration) -> Renewal {
+    let mut armed = LeaseStart { sent, ttl };
+    engine.members.change(ticket.claim, |member| {
+        armed.ttl = member.claim.ttl;
+        member.armed = armed;
+    });
+    Renewal::Held(armed)
+}
+
+/// Now and then somebody who holds anyway looks for what nobody uses any more.
+fn sweep_sometimes(engine: &Arc<Kubernetes>, answers: &[Renewal]) {
+    let ttl = answers.iter().find_map(|answer| match answer {
+        Renewal::Held(armed) => Some(armed.ttl),
+        _ => None,
+    });
+    let Some(ttl) = ttl.filter(|_| !engine.keys.is_bare()) else {
+        return;
+    };
+    let chance = (ttl / 3).as_secs_f64() / SWEEP.as_secs_f64();
+    if rand::random_bool(chance.min(1.0)) {
+        let engine = Arc::clone(engine);
+        // Without the right to it, nothing is lost.
+        tokio::spawn(async move { inspect::sweep(&engine).await });
+    }
+}

@@ -1,0 +1,162 @@
+//! Fenced storage in the lock's database, and helpers for fenced tables of the user's own.
+//!
+//! A resource is a row of `fenced`, whose triggers are those that any table can have
+//! ([`crate::fence::sql`]): the token is judged by the same statement that writes.
+
+use std::sync::Arc;
+
+use tokio_postgres::Transaction;
+use tokio_postgres::types::{ToSql, Type};
+
+use super::client::Client;
+use super::config::{Config, OPTIONS};
+use super::error;
+use super::statements::{Parameters, Verb};
+use crate::core::engine::BoxFuture;
+use crate::core::error::Result;
+use crate::core::name::Name;
+use crate::core::token::Token;
+use crate::core::url::{Settings, Url};
+use crate::fence::{Fence, Fenced, Rule, SharedFence, Verdict, WriteToken, sql};
+
+const FENCE: &str = "fence";
+
+/// Opens the fenced storage of a database; nothing is asked of the server before the first verb.
+///
+/// # Errors
+/// As opening the lease table.
+pub(crate) fn open(mut url: Url, settings: &Settings, rule: Rule) -> Result<SharedFence> {
+    // They say how locks are kept, in one engine or the other, and nothing about the fence.
+    for option in ["key", "layout", "max_connections"] {
+        url.take(option);
+    }
+    let config = Config::take(&mut url, settings)?;
+    url.finish(OPTIONS)?;
+    let client = Arc::new(Client::new(config, settings));
+    Ok(Arc::new(PostgresFence(Arc::new(Store { client, rule }))))
+}
+
+struct PostgresFence(Arc<Store>);
+
+struct Store {
+    client: Arc<Client>,
+    rule: Rule,
+}
+
+impl Store {
+    /// Asks for a verb that answers with a row when the token was accepted.
+    async fn judged(
+        &self,
+        verb: Verb,
+        parameters: Parameters<'_>,
+        (resource, token): (&Name, WriteToken),
+    ) -> Result<Verdict> {
+        match self.client.ask(FENCE, verb, parameters).await {
+            Ok(rows) if !rows.is_empty() => return Ok(Verdict::Accepted),
+            Ok(_) => {}
+            Err(error) if error::is_stale(&error) => {}
+            Err(error) => return Err(error),
+        }
+        let kept = self.kept(resource, false).await?;
+        let highest = kept.map_or(token.token(), |kept| kept.token);
+        Ok(Verdict::Stale { highest })
+    }
+
+    async fn kept(&self, resource: &Name, with_data: bool) -> Result<Option<Fenced>> {
+        let parameters: Parameters<'_> = &[&self.client.namespace, &resource.as_str(), &with_data];
+        let rows = self.client.ask(FENCE, Verb::FenceRead, parameters).await?;
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
+        let (Ok(token), Ok(data)) = (row.try_get::<_, i64>(0), row.try_get(1)) else {
+            return error::unreadable(FENCE);
+        };
+        let data: Option<Vec<u8>> = data;
+        Ok(Some(Fenced {
+            token: Token(token.unsigned_abs()),
+            data: data.unwrap_or_default(),
+        }))
+    }
+}
+
+impl Fence for PostgresFence {
+    fn write(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Vec<u8>,
+    ) -> BoxFuture<Result<Verdict>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move {
+            let (strict, number) = (store.rule == Rule::Strict, token.stored()?);
+            let namespace = &store.client.namespace;
+            let parameters: Parameters<'_> =
+                &[namespace, &resource.as_str(), &data, &number, &strict];
+            let judged = store.judged(Verb::FenceWrite, parameters, (&resource, token));
+            judged.await
+        })
+    }
+
+    fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move {
+            let (strict, number) = (store.rule == Rule::Strict, token.stored()?);
+            let namespace = &store.client.namespace;
+            let parameters: Parameters<'_> = &[namespace, &resource.as_str(), &number, &strict];
+            let judged = store.judged(Verb::FenceAccept, parameters, (&resource, token));
+            judged.await
+        })
+    }
+
+    fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.kept(&resource, true).await })
+    }
+
+    fn highest(&self, resource: &Name) -> BoxFuture<Result<Option<Token>>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move {
+            let kept = store.kept(&resource, false).await?;
+            Ok(kept.map(|kept| kept.token))
+        })
+    }
+
+    fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move {
+            let parameters: Parameters<'_> = &[&store.client.namespace, &resource.as_str()];
+            let rows = store
+                .client
+                .ask(FENCE, Verb::FenceForget, parameters)
+                .await?;
+            let known = rows.first().and_then(|row| row.try_get(0).ok());
+            known.map_or_else(|| error::unreadable(FENCE), Ok)
+        })
+    }
+
+    fn rule(&self) -> Rule {
+        self.0.rule
+    }
+}
+
+/// Presents a token for all that a transaction does to fenced tables from here on, also for its
+/// DELETE and TRUNCATE. A statement may still present one of its own in the column `fence`.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a number that is no token; those of the server.
+pub async fn present(transaction: &Transaction<'_>, token: WriteToken) -> Result<()> {
+    let number = token.stored()?.to_string();
+    let parameters: [(&(dyn ToSql + Sync), Type); 1] = [(&number, Type::TEXT)];
+    let presented = transaction.client().query_typed(sql::PRESENT, &parameters);
+    presented
+        .await
+        .map_err(|error| error::failed(FENCE, &error))?;
+    Ok(())
+}
+
+/// What a failed write to a fenced table means: [`Verdict::Stale`] when its token was refused,
+/// `None` when it failed for another reason.
+pub fn refused(error: &tokio_postgres::Error) -> Option<Verdict> {
+    let db = error.as_db_error()?;
+    sql::refused(db.code().code(), db.detail())
+}

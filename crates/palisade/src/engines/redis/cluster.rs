@@ -1,0 +1,403 @@
+//! `Cluster`: the masters of a Redis Cluster, and which slots each has.
+//!
+//! Every line is in one slot and every call about one line, so that a call is a call to one server.
+//! The map of slots is read from any of them and is only a hint: a server that no longer has a slot
+//! says who does, and has done nothing.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use redis::{RedisError, RedisResult, Value};
+use tokio::sync::Mutex as AsyncMutex;
+
+use super::config::Access;
+use super::connection::{Connection, Role, Server};
+use super::error::fault;
+use super::keys::LineKeys;
+use super::servers::live;
+use crate::core::clock::BootTime;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::engines::kit::push::PushHub;
+use crate::engines::kit::{Host, Link, PerRuntime, timed};
+
+/// How many slots a cluster has.
+const SLOTS: u16 = 16_384;
+
+/// The map is not read again within this time: many calls find at once that it is old.
+const FRESH: Duration = Duration::from_millis(100);
+
+/// How often a call is sent elsewhere.
+pub(super) const REDIRECTS: u32 = 8;
+
+/// How long a call waits when the keys of its line are on both sides of a move.
+pub(super) const MOVING: Duration = Duration::from_millis(20);
+
+type Links = Arc<PerRuntime<Connection>>;
+
+pub(in crate::engines) struct Cluster {
+    access: Access,
+    seeds: Vec<Host>,
+    hub: Arc<PushHub>,
+    connect_timeout: Duration,
+    nodes: Mutex<HashMap<Host, Links>>,
+    map: Mutex<Map>,
+    reading: AsyncMutex<()>,
+}
+
+/// Who has which slots, from the first to the last; later entries are newer.
+#[derive(Default)]
+struct Map {
+    ranges: Vec<(u16, u16, Host)>,
+    read: Option<BootTime>,
+}
+
+impl Map {
+    fn of(&self, slot: u16) -> Option<Host> {
+        let has = |range: &&(u16, u16, Host)| (range.0..=range.1).contains(&slot);
+        self.ranges
+            .iter()
+            .rev()
+            .find(has)
+            .map(|range| range.2.clone())
+    }
+
+    fn masters(&self) -> Vec<Host> {
+        let mut masters = Vec::new();
+        for (_, _, host) in &self.ranges {
+            if !masters.contains(host) {
+                masters.push(host.clone());
+            }
+        }
+        masters
+    }
+}
+
+/// Where a call that was not done is to be made.
+pub(super) enum Redirect {
+    /// There from now on.
+    Moved(Link<Connection>),
+    /// There, this time only.
+    Ask(Link<Connection>),
+    /// Here again, in a moment.
+    Again,
+}
+
+impl Cluster {
+    pub(super) fn new(
+        access: Access,
+        seeds: Vec<Host>,
+        hub: Arc<PushHub>,
+        connect_timeout: Duration,
+    ) -> Self {
+        Self {
+            access,
+            seeds,
+            hub,
+            connect_timeout,
+            nodes: Mutex::default(),
+            map: Mutex::default(),
+            reading: AsyncMutex::default(),
+        }
+    }
+
+    pub(super) fn connect_timeout(&self) -> Duration {
+        self.connect_timeout
+    }
+
+    pub(super) fn named(&self) -> (Vec<Host>, bool) {
+        (self.seeds.clone(), self.access.is_encrypted())
+    }
+
+    fn node(&self, host: &Host) -> Links {
+        let mut nodes = self.nodes.lock();
+        let node = nodes.entry(host.clone()).or_insert_with(|| {
+            let (server, hub) = (self.access.to(host.clone(), 0), Arc::clone(&self.hub));
+            let links = PerRuntime::new(self.connect_timeout, move || {
+                Box::pin(Connection::open(
+                    server.clone(),
+                    Arc::clone(&hub),
+                    Role::Shard,
+                ))
+            });
+            Arc::new(links.to(host))
+        });
+        Arc::clone(node)
+    }
+
+    /// A connection to the server that has the line, or to any.
+    pub(super) async fn link(&self, line: Option<&LineKeys>) -> Result<Link<Connection>> {
+        if self.map.lock().read.is_none() {
+            self.read_map().await?;
+        }
+        let Some(line) = line else {
+            return self.any().await;
+        };
+        let slot = slot(&line.key);
+        let owner = || {
+            let owner = self.map.lock().of(slot);
+            owner.ok_or_else(|| {
+                let message = "no server has the slot of this name now; is the cluster complete?";
+                Error::new(ErrorKind::Unreachable, "connect", message)
+            })
+        };
+        let host = owner()?;
+        match live(&self.node(&host)).await {
+            // A replica may have taken its place.
+            Err(error) if error.is_transient() => {
+                self.read_map().await?;
+                let now = owner()?;
+                match now == host {
+                    true => Err(error),
+                    false => live(&self.node(&now)).await,
+                }
+            }
+            link => link,
+        }
+    }
+
+    async fn any(&self) -> Result<Link<Connection>> {
+        let mut why = None;
+        let masters = self.map.lock().masters();
+        for host in masters {
+            match live(&self.node(&host)).await {
+                Err(error) if error.is_transient() => why = Some(error),
+                link => return link,
+            }
+        }
+        let none = || {
+            Error::new(
+                ErrorKind::Unreachable,
+                "connect",
+                "the cluster has no server",
+            )
+        };
+        Err(why.unwrap_or_else(none))
+    }
+
+    /// A connection to each master.
+    pub(super) async fn all(&self) -> Result<Vec<Link<Connection>>> {
+        let masters = self.current_masters().await?;
+        let links = masters.iter().map(|host| {
+            let node = self.node(host);
+            async move { live(&node).await }
+        });
+        join_all(links).await.into_iter().collect()
+    }
+
+    pub(super) async fn masters(&self) -> Result<Vec<Server>> {
+        let masters = self.current_masters().await?.into_iter();
+        Ok(masters.map(|host| self.access.to(host, 0)).collect())
+    }
+
+    async fn current_masters(&self) -> Result<Vec<Host>> {
+        self.read_map().await?;
+        Ok(self.map.lock().masters())
+    }
+
+    pub(super) async fn broken(&self, link: &Link<Connection>) {
+        self.node(link.connection.host()).broken(link).await;
+    }
+
+    pub(super) fn close(&self) {
+        for node in std::mem::take(&mut *self.nodes.lock()).into_values() {
+            node.close();
+        }
+    }
+
+    /// Where a call belongs that a server has refused without doing anything; `None` for other
+    /// errors.
+    ///
+    /// # Errors
+    /// When the other server can't be reached.
+    pub(super) async fn redirect(&self, error: &RedisError) -> Result<Option<Redirect>> {
+        if error.code() == Some("TRYAGAIN") {
+            return Ok(Some(Redirect::Again));
+        }
+        let Some((address, slot)) = error.redirect_node() else {
+            return Ok(None);
+        };
+        let Some(host) = parse(address) else {
+            return Ok(None);
+        };
+        let link = live(&self.node(&host)).await?;
+        if error.code() == Some("ASK") {
+            return Ok(Some(Redirect::Ask(link)));
+        }
+        self.map.lock().ranges.push((slot, slot, host));
+        // More than one slot has moved, most of the time.
+        let _ = self.read_map().await;
+        Ok(Some(Redirect::Moved(link)))
+    }
+
+    /// Reads the map of slots from the first server that answers.
+    async fn read_map(&self) -> Result<()> {
+        let _turn = self.reading.lock().await;
+        let now = BootTime::now();
+        let fresh = |read: BootTime| now.saturating_since(read) < FRESH;
+        let mut hosts = {
+            let map = self.map.lock();
+            if map.read.is_some_and(fresh) {
+                return Ok(());
+            }
+            map.masters()
+        };
+        for seed in &self.seeds {
+            if !hosts.contains(seed) {
+                hosts.push(seed.clone());
+            }
+        }
+        let mut why = None;
+        for host in hosts {
+            match self.slots_by(&host).await {
+                Ok(ranges) => {
+                    let read = Some(BootTime::now());
+                    *self.map.lock() = Map { ranges, read };
+                    return Ok(());
+                }
+                Err(error) if error.is_transient() => why = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        let none = || {
+            Error::new(
+                ErrorKind::Unreachable,
+                "connect",
+                "the cluster has no server",
+            )
+        };
+        Err(why.unwrap_or_else(none))
+    }
+
+    async fn slots_by(&self, host: &Host) -> Result<Vec<(u16, u16, Host)>> {
+        let link = live(&self.node(host)).await?;
+        let mut ask = redis::cmd("CLUSTER");
+        ask.arg("SLOTS");
+        let mut connection = link.connection.multiplexed.clone();
+        let answer = ask.query_async::<Value>(&mut connection);
+        let answer: RedisResult<Value> = match timed("connect", self.connect_timeout, answer).await
+        {
+            Ok(answer) => answer,
+            Err(late) => {
+                self.broken(&link).await;
+                return Err(late);
+            }
+        };
+        let not = || {
+            let message =
+                format!("{host} is not in cluster mode; use redis:, or name servers of a cluster");
+            Error::new(ErrorKind::Config, "connect", message)
+        };
+        let answer = answer.map_err(|error| match error.detail() {
+            Some(detail) if detail.contains("cluster support disabled") => not(),
+            _ => fault("connect", &error),
+        })?;
+        let ranges = read_slots(&answer, host).ok_or_else(|| {
+            let message = format!("{host}: unexpected reply to CLUSTER SLOTS");
+            Error::new(ErrorKind::Unusable, "connect", message)
+        })?;
+        if ranges.is_empty() {
+            let message = format!("{host} knows of no slots; is the cluster set up?");
+            return Err(Error::new(ErrorKind::Unreachable, "connect", message));
+        }
+        Ok(ranges)
+    }
+}
+
+/// Reads what `CLUSTER SLOTS` answers; a server without a name of its own is the one asked.
+fn read_slots(answer: &Value, asked: &Host) -> Option<Vec<(u16, u16, Host)>> {
+    let Value::Array(ranges) = answer else {
+        return None;
+    };
+    let range = |range: &Value| {
+        let Value::Array(parts) = range else {
+            return None;
+        };
+        let [Value::Int(from), Value::Int(to), Value::Array(master), ..] = parts.as_slice() else {
+            return None;
+        };
+        let [name, Value::Int(port), ..] = master.as_slice() else {
+            return None;
+        };
+        let name = match name {
+            Value::BulkString(name) if !name.is_empty() && name != b"?" => {
+                String::from_utf8(name.clone()).ok()?
+            }
+            Value::SimpleString(name) if !name.is_empty() => name.clone(),
+            _ => asked.name.clone(),
+        };
+        let host = Host {
+            name,
+            port: u16::try_from(*port).ok()?,
+        };
+        Some((u16::try_from(*from).ok()?, u16::try_from(*to).ok()?, host))
+    };
+    ranges.iter().map(range).collect()
+}
+
+/// Reads `host:port`, where a host may have colons itself.
+fn parse(address: &str) -> Option<Host> {
+    let (name, port) = address.rsplit_once(':')?;
+    let name = name.trim_matches(['[', ']']).to_owned();
+    let port = port.parse().ok()?;
+    (!name.is_empty()).then_some(Host { name, port })
+}
+
+/// The slot of a key: the checksum of its tag, or of all of it.
+fn slot(key: &str) -> u16 {
+    let inside = key
+        .split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'));
+    let hashed = match inside {
+        Some((tag, _)) if !tag.is_empty() => tag,
+        _ => key,
+    };
+    // CRC16, as XMODEM has it.
+    let checksum = hashed.bytes().fold(0u16, |crc, byte| {
+        let mixed = crc ^ (u16::from(byte) << 8);
+        (0..8).fold(mixed, |crc, _| match crc & 0x8000 {
+            0 => crc << 1,
+            _ => (crc << 1) ^ 0x1021,
+        })
+    });
+    checksum % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        assert_eq!(slot("123456789"), 0x31c3);
+        assert_eq!(slot("foo"), 12182);
+        assert_eq!(slot("{user1000}.following"), slot("{user1000}.followers"));
+        assert_eq!(slot("foo{}{bar}"), 8363);
+        assert_eq!(slot("{palisade:a}:palisade"), slot("palisade:a"));
+    }
+
+    #[test]
+    fn the_map_is_read_and_the_newest_word_counts() {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let node = |name: &str, port| Value::Array(vec![text(name), Value::Int(port), text("id")]);
+        let range = |from, to, node| Value::Array(vec![Value::Int(from), Value::Int(to), node]);
+        let answer = Value::Array(vec![
+            range(0, 99, node("a", 1)),
+            range(100, 16383, node("", 2)),
+        ]);
+        let asked = parse("[::1]:9").unwrap();
+        assert_eq!(asked.to_string(), "[::1]:9");
+        let mut map = Map {
+            ranges: read_slots(&answer, &asked).unwrap(),
+            read: None,
+        };
+        assert_eq!(map.of(5).unwrap().to_string(), "a:1");
+        assert_eq!(map.of(100).unwrap().to_string(), "[::1]:2");
+        map.ranges.push((5, 5, parse("b:3").unwrap()));
+        assert_eq!(map.of(5).unwrap().to_string(), "b:3");
+        assert_eq!(map.masters().len(), 3);
+        assert!(read_slots(&Value::Int(1), &asked).is_none());
+    }
+}

@@ -1,0 +1,149 @@
+//! Who holds, as a majority of the servers says, and what is unsafe about them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Redlock;
+use super::node::Node;
+use super::quorum::{self, Token};
+use crate::core::error::Result;
+use crate::core::name::Name;
+use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
+use crate::engines::redis::check::merged as merged_checkups;
+
+pub(super) async fn survey(
+    engine: &Arc<Redlock>,
+    operation: &'static str,
+    scope: &Scope,
+) -> Result<Vec<LineReport>> {
+    let scope = scope.clone();
+    let look = move |node: Arc<Node>| {
+        let scope = scope.clone();
+        async move { node.client.survey(&scope).await }
+    };
+    // All of them: a holder may have its votes with those that answer last.
+    let limit = engine.nodes[0].client.timeout;
+    let answers = engine.gather(operation, limit, look, |_| false).await?;
+    Ok(merged(
+        answers.into_iter().flatten().collect(),
+        engine.quorum,
+    ))
+}
+
+/// The one line, empty when nobody has it.
+pub(super) async fn survey_line(
+    engine: &Arc<Redlock>,
+    operation: &'static str,
+    name: &Name,
+) -> Result<Vec<LineReport>> {
+    survey(engine, operation, &Scope::Line(name.clone())).await
+}
+
+/// What a majority shows of each line.
+fn merged(answers: Vec<Vec<LineReport>>, quorum: usize) -> Vec<LineReport> {
+    let mut lines: BTreeMap<String, BTreeMap<String, Vec<ClaimReport>>> = BTreeMap::new();
+    let mut capacities: BTreeMap<String, u32> = BTreeMap::new();
+    for line in answers.into_iter().flatten() {
+        if let Some(capacity) = line.capacity {
+            capacities.insert(line.name.clone(), capacity);
+        }
+        let claims = lines.entry(line.name).or_default();
+        for holder in line.holders {
+            claims.entry(holder.id.clone()).or_default().push(holder);
+        }
+    }
+    let reports = lines.into_iter().map(|(name, claims)| {
+        let agreed = claims.into_values().filter(|votes| votes.len() >= quorum);
+        let mut holders: Vec<ClaimReport> = agreed.filter_map(|v| one(v, quorum)).collect();
+        holders.sort_by_key(|holder| holder.sequence);
+        LineReport {
+            capacity: capacities.get(&name).copied(),
+            name,
+            holders,
+            waiters: Vec::new(),
+        }
+    });
+    reports.filter(|line| !line.holders.is_empty()).collect()
+}
+
+/// One claim, as its votes show it.
+fn one(votes: Vec<ClaimReport>, quorum: usize) -> Option<ClaimReport> {
+    let counts: Vec<u64> = votes.iter().filter_map(|vote| vote.sequence).collect();
+    let left: Vec<Duration> = votes.iter().filter_map(|vote| vote.expires_in).collect();
+    let evicted = votes.iter().any(|vote| vote.evicted);
+    let shown = votes.into_iter().next()?;
+    Some(ClaimReport {
+        sequence: quorum::token(&counts, quorum).map(|token| match token {
+            Token::Agreed(sequence) | Token::Raise(sequence) => sequence,
+        }),
+        expires_in: quorum::lasting(left, quorum),
+        evicted,
+        ..shown
+    })
+}
+
+pub(super) async fn check(engine: &Arc<Redlock>) -> Result<Checkup> {
+    let look = |node: Arc<Node>| async move { node.client.check().await };
+    let limit = engine.nodes[0].client.timeout;
+    let answers = engine.gather("check", limit, look, |_| false).await?;
+    let hosts = engine.nodes.iter().map(|node| node.host().clone());
+    let mut whole = merged_checkups(hosts.zip(answers));
+    let nodes = engine.nodes.len();
+    if nodes.is_multiple_of(2) {
+        whole.findings.push(Finding {
+            severity: Severity::Warning,
+            code: "even_servers",
+            message: format!(
+                "{nodes} servers bear no more failures than {} do",
+                nodes - 1
+            ),
+            remedy: "use an odd number of servers".to_owned(),
+        });
+    }
+    Ok(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::claim::Ask;
+
+    #[test]
+    fn a_line_is_shown_as_a_majority_shows_it() {
+        let claim = |id: &str, sequence, seconds| ClaimReport {
+            id: id.to_owned(),
+            owner: None,
+            ask: Ask::Whole,
+            value: None,
+            sequence: Some(sequence),
+            expires_in: Some(Duration::from_secs(seconds)),
+            evicted: false,
+        };
+        let line = |holder| {
+            vec![LineReport {
+                name: "a".to_owned(),
+                capacity: None,
+                holders: vec![holder],
+                waiters: Vec::new(),
+            }]
+        };
+        let shown = merged(
+            vec![
+                line(claim("x", 7, 9)),
+                line(claim("y", 9, 9)),
+                line(claim("x", 7, 3)),
+                line(claim("x", 8, 5)),
+                vec![],
+            ],
+            3,
+        );
+        assert_eq!(shown.len(), 1);
+        assert_eq!(shown[0].holders.len(), 1, "{shown:?}");
+        let holder = &shown[0].holders[0];
+        assert_eq!((holder.id.as_str(), holder.sequence), ("x", Some(8)));
+        assert_eq!(holder.expires_in, Some(Duration::from_secs(3)));
+        let split = vec![line(claim("x", 7, 9)), line(claim("y", 9, 9)), vec![]];
+        assert!(merged(split, 2).is_empty());
+    }
+}

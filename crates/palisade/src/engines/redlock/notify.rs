@@ -1,0 +1,41 @@
+//! Notifications: each server's alarms and changes, as one stream.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, stream};
+
+use super::Redlock;
+use crate::core::engine::{Alarm, BoxStream};
+use crate::core::error::Result;
+use crate::core::report::Scope;
+use crate::engines::redis::notify;
+
+/// The alarms of all servers: an eviction is told by each.
+pub(super) fn alarms(engine: &Arc<Redlock>) -> BoxStream<Alarm> {
+    let nodes = engine.nodes.iter();
+    stream::select_all(nodes.map(|node| notify::alarms(Arc::clone(&node.client)))).boxed()
+}
+
+/// Changes at any server. One that can't be watched is no error while a majority can: every change
+/// that a survey shows happens at a majority.
+pub(super) fn watch(engine: &Arc<Redlock>, scope: &Scope) -> BoxStream<Result<()>> {
+    let changes = engine.nodes.iter().map(|node| {
+        let at = node.at;
+        let changes = notify::changes(Arc::clone(&node.client), scope.clone());
+        changes.map(move |change| (at, change)).boxed()
+    });
+    let (mut down, most) = (
+        vec![false; engine.nodes.len()],
+        engine.nodes.len() - engine.quorum,
+    );
+    let told = stream::select_all(changes).filter_map(move |(at, change)| {
+        down[at] = change.is_err();
+        let blind = down.iter().filter(|down| **down).count() > most;
+        let told = match change {
+            Err(_) if !blind => None,
+            change => Some(change),
+        };
+        std::future::ready(told)
+    });
+    told.boxed()
+}

@@ -1,0 +1,411 @@
+//! `enter` and `wait`: a place is a node; creating it and reading who is ahead are one round trip,
+//! since a session's requests are done in order. A waiter watches the nearest one that excludes
+//! it, and looks when that changes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::error;
+use super::keys::{Keys, Record};
+use super::proto::{Answer, Lives, Request, code};
+use super::session::{Session, Watched};
+use super::snapshot::{Ahead, Snapshot};
+use super::{Inner, notify};
+use crate::core::claim::{Ask, Claim};
+use crate::core::clock::BootTime;
+use crate::core::engine::{Entered, Place};
+use crate::core::error::{Error, ErrorKind, Outcome, Result};
+use crate::core::line::capacity_mismatch;
+use crate::core::sync::sleep_until;
+use crate::core::ticket::Ticket;
+
+/// What is known of a claim of this client from its enter to its leave.
+#[derive(Clone)]
+pub(super) struct Known {
+    pub(super) session: Arc<Session>,
+    pub(super) line: Arc<str>,
+    pub(super) ask: Ask,
+    /// Its place; `None` until a create was answered.
+    pub(super) node: Option<Node>,
+    /// Whose change may let it in.
+    pub(super) ahead: Option<Ahead>,
+    /// Whether an operator asks for it back.
+    pub(super) evicted: bool,
+}
+
+/// The node of a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Node {
+    /// The child of the line.
+    pub(super) name: String,
+    /// The transaction that made the claim's first node.
+    pub(super) token: i64,
+}
+
+impl Node {
+    pub(super) fn sequence(&self) -> u64 {
+        u64::try_from(self.token).unwrap_or(0)
+    }
+}
+
+/// How late a waiter is when a push is lost; nobody pushes the end of one's own place.
+const RECHECK: Duration = Duration::from_secs(1);
+
+/// How often an enter is repeated when the session it was to live with has ended.
+const SESSIONS: usize = 3;
+
+/// How often the nodes above a line are made again: a container that is empty can go at any time.
+const PARENTS: usize = 8;
+
+pub(super) async fn enter(engine: &Arc<Inner>, claim: &Claim) -> Result<Entered> {
+    let line: Arc<str> = engine.keys.line(&claim.name)?.into();
+    for _ in 0..SESSIONS {
+        let before = engine.known(claim.id);
+        let again = before.as_ref().filter(|known| known.session.is_usable());
+        let session = match again {
+            Some(known) => Arc::clone(&known.session),
+            None => engine.client.for_ttl(claim.ttl).await?,
+        };
+        let known = Known {
+            session: Arc::clone(&session),
+            line: Arc::clone(&line),
+            ask: again.map_or(claim.ask, |known| known.ask),
+            node: again.and_then(|known| known.node.clone()),
+            ahead: None,
+            evicted: again.is_some_and(|known| known.evicted),
+        };
+        // Before anything is sent: a leave must find the place of an enter that was dropped.
+        engine.known.lock().insert(claim.id, known);
+        let entry = Entry {
+            engine,
+            claim,
+            line: &line,
+            session: &session,
+        };
+        let entered = entry.enter(before.is_some()).await;
+        let taken = match &entered {
+            // Nothing lives with a session that has ended.
+            Err(error) if error.kind() == ErrorKind::Lost => continue,
+            Ok(entered) => !matches!(entered, Entered::Busy),
+            Err(error) => error.outcome() != Outcome::NotApplied,
+        };
+        if !taken {
+            // An earlier copy may still be under way; without one there is nothing to know.
+            let mut known = engine.known.lock();
+            match before {
+                Some(before) => known.insert(claim.id, before),
+                None => known.remove(&claim.id),
+            };
+        }
+        return entered;
+    }
+    let message = "sessions end as soon as they begin; does somebody close them?";
+    Err(Error::new(ErrorKind::Unreachable, "enter", message).maybe_applied())
+}
+
+/// One try of one claim on one session.
+struct Entry<'a> {
+    engine: &'a Arc<Inner>,
+    claim: &'a Claim,
+    line: &'a str,
+    session: &'a Arc<Session>,
+}
+
+impl Entry<'_> {
+    async fn call(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
+        let client = &self.engine.client;
+        client.call(self.session, "enter", requests).await
+    }
+
+    async fn enter(&self, tried: bool) -> Result<Entered> {
+        if tried && let Some((node, names)) = self.find().await? {
+            return self.place(node, &names, true).await;
+        }
+        // A claim that does not queue looks first, so that it writes only where it may hold.
+        if !self.claim.queue {
+            match self.names().await? {
+                Some(names) if !Snapshot::new(&names).has_room(self.claim.ask)? => {
+                    return Ok(Entered::Busy);
+                }
+                _ => {}
+            }
+        }
+        let (node, names) = self.create().await?;
+        self.place(node, &names, self.claim.queue).await
+    }
+
+    /// The children of the line as the leader has them; `None` when there is no such node.
+    async fn names(&self) -> Result<Option<Vec<String>>> {
+        let requests = vec![
+            Request::sync(self.line),
+            Request::children(self.line, false),
+        ];
+        let answers = self.call(requests).await?;
+        children(&answers)
+    }
+
+    /// The place that an earlier copy of this enter has taken. Whatever was sent before the
+    /// connection broke has come to its end: the server lets go of the old connection before it
+    /// takes the session on another one. A node of an earlier session is not ours, though it has
+    /// our name (CURATOR-498, CURATOR-604): it goes.
+    async fn find(&self) -> Result<Option<(Node, Vec<String>)>> {
+        let Some(names) = self.names().await? else {
+            return Ok(None);
+        };
+        let known = self
+            .engine
+            .known(self.claim.id)
+            .and_then(|known| known.node);
+        for name in Snapshot::new(&names).nodes_of(self.claim.id) {
+            let path = format!("{}/{name}", self.line);
+            let answers = self.call(vec![Request::exists(&path)]).await?;
+            let Some(stat) = answers.first().and_then(|answer| answer.stat().ok()) else {
+                continue;
+            };
+            if stat.owner == self.session.id() {
+                let token = match known.filter(|node| node.name == name) {
+                    Some(node) => node.token,
+                    None => stat.created,
+                };
+                return Ok(Some((Node { name, token }, names)));
+            }
+            self.call(vec![Request::delete(&path)]).await?;
+        }
+        Ok(None)
+    }
+
+    /// Takes the last place, and reads who is in the line.
+    async fn create(&self) -> Result<(Node, Vec<String>)> {
+        let (engine, acl) = (self.engine, &self.engine.client.acl);
+        let ticket = engine.keys.ticket(self.claim.id, self.claim.ask);
+        let (path, data) = (
+            format!("{}/{ticket}", self.line),
+            Record::new(self.claim).json(),
+        );
+        let take = [
+            Request::create(&path, &data, acl, Lives::EphemeralSequential),
+            Request::children(self.line, false),
+        ];
+        let mut requests = take.to_vec();
+        for _ in 0..PARENTS {
+            let answers = self.call(requests).await?;
+            let [parents @ .., created, listed] = answers.as_slice() else {
+                return Err(unexpected());
+            };
+            match created.created() {
+                Ok((path, stat)) => {
+                    let name = path.rsplit('/').next().unwrap_or_default().to_owned();
+                    let token = stat.created;
+                    let node = Node { name, token };
+                    self.engine.update(self.claim.id, |known| {
+                        known.node = Some(node.clone());
+                        known.ask = self.claim.ask;
+                    });
+                    let listed = listed.children();
+                    let listed =
+                        listed.map_err(|refused| error::refused("enter", refused).maybe_applied());
+                    return Ok((node, listed?.0));
+                }
+                Err(refused) if refused.is(code::NO_NODE) => {
+                    if let Some(denied) = parents.iter().find(|made| made.error == code::NO_AUTH) {
+                        let refused = denied.done().err().unwrap_or(refused);
+                        return Err(error::refused("enter", refused));
+                    }
+                    let parents = Keys::parents(self.line);
+                    let make = |path| Request::create(path, &[], acl, Lives::Container);
+                    requests = parents.map(make).chain(take.clone()).collect();
+                }
+                Err(refused) => return Err(error::refused("enter", refused)),
+            }
+        }
+        let message = "the nodes above the line are removed as soon as they are made";
+        Err(Error::new(ErrorKind::Unreachable, "enter", message))
+    }
+
+    /// Where the claim, whose node is there, stands in the line as it was seen.
+    async fn place(&self, node: Node, names: &[String], queue: bool) -> Result<Entered> {
+        let snapshot = Snapshot::new(names);
+        let Some(at) = snapshot.find(&node.name) else {
+            let message = "the place was taken away while it was asked for";
+            return Err(Error::new(ErrorKind::Unreachable, "enter", message).maybe_applied());
+        };
+        if let Some((live, asked)) = snapshot.line.seats[at].extra.misfit {
+            self.give_back(&node).await?;
+            return Err(capacity_mismatch(live, asked));
+        }
+        let ahead = snapshot.ahead_of(at);
+        if ahead.is_some() && !queue {
+            self.give_back(&node).await?;
+            return Ok(Entered::Busy);
+        }
+        let sequence = node.sequence();
+        let place = match ahead {
+            None => Place::Held { sequence },
+            Some(_) => Place::Waiting,
+        };
+        let native = format!("{}/{}", self.line, node.name);
+        self.engine.update(self.claim.id, |known| {
+            (known.node, known.ahead) = (Some(node), ahead);
+        });
+        notify::guard(self.engine, self.claim.id);
+        Ok(Entered::In {
+            ticket: Ticket {
+                lease: self.session.lease(),
+                sequence,
+                native: Some(native.into()),
+                ..Ticket::own(self.claim.name.clone(), self.claim.id)
+            },
+            // Every write that a majority took re-arms the session, that of this place included.
+            armed: self.session.armed(),
+            place,
+        })
+    }
+
+    async fn give_back(&self, node: &Node) -> Result<()> {
+        let path = format!("{}/{}", self.line, node.name);
+        let given = self.call(vec![Request::delete(&path)]).await;
+        // Without an answer the place may still be there.
+        given.map(drop).map_err(Error::maybe_applied)
+    }
+}
+
+/// The children in the last answer; `None` when there is no such node.
+pub(super) fn children(answers: &[Answer]) -> Result<Option<Vec<String>>> {
+    match answers.last().ok_or_else(unexpected)?.children() {
+        Ok((names, _)) => Ok(Some(names)),
+        Err(refused) if refused.is(code::NO_NODE) => Ok(None),
+        Err(refused) => Err(error::refused("read", refused)),
+    }
+}
+
+pub(super) fn unexpected() -> Error {
+    Error::new(ErrorKind::Internal, "call", "answers are missing (bug)").maybe_applied()
+}
+
+/// Sleeps until the place may have changed, and looks. Whatever changes after the last look is
+/// pushed; what changed before the watch began is found when it begins.
+pub(super) async fn wait(engine: &Inner, ticket: &Ticket, until: BootTime) -> Result<Place> {
+    let known = engine.known(ticket.claim);
+    let Some((known, node)) = known.and_then(|known| Some((known.clone(), known.node?))) else {
+        return Ok(Place::Gone);
+    };
+    if ticket.sequence != 0 && node.sequence() != ticket.sequence {
+        return Ok(Place::Gone);
+    }
+    let ahead = known.ahead.clone().filter(|_| !until.has_passed());
+    let waiter = Waiter {
+        engine,
+        ticket,
+        known: &known,
+        node: &node,
+    };
+    match waiter.wait(ahead, until).await {
+        // The session ended, and the place with it.
+        Err(error) if error.kind() == ErrorKind::Lost => Ok(Place::Gone),
+        waited => waited,
+    }
+}
+
+/// One claim that waits.
+struct Waiter<'a> {
+    engine: &'a Inner,
+    ticket: &'a Ticket,
+    known: &'a Known,
+    node: &'a Node,
+}
+
+impl Waiter<'_> {
+    async fn call(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
+        let client = &self.engine.client;
+        client.call(&self.known.session, "wait", requests).await
+    }
+
+    fn path(&self, name: &str) -> String {
+        format!("{}/{name}", self.known.line)
+    }
+
+    async fn wait(&self, mut ahead: Option<Ahead>, until: BootTime) -> Result<Place> {
+        loop {
+            let seen = match ahead.take() {
+                // Known from the enter, or from an earlier look.
+                Some(ahead) => Err(ahead),
+                None => {
+                    let look = Request::children(&self.known.line, false);
+                    self.place(children(&self.call(vec![look]).await?)?)
+                }
+            };
+            match seen {
+                Ok(place) => return Ok(place),
+                Err(_) if until.has_passed() => return Ok(Place::Waiting),
+                Err(Ahead::Child(name)) => {
+                    if let Some(place) = self.sleep_on(&name, until).await? {
+                        return Ok(place);
+                    }
+                }
+                Err(Ahead::Anyone) => {
+                    let fired = self
+                        .known
+                        .session
+                        .watch(&self.known.line, Watched::Children);
+                    let look = Request::children(&self.known.line, true);
+                    if let Ok(place) = self.place(children(&self.call(vec![look]).await?)?) {
+                        return Ok(place);
+                    }
+                    let recheck = until.min(BootTime::now() + RECHECK);
+                    tokio::select! {
+                        _ = fired => {}
+                        () = sleep_until(recheck) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sleeps until the one ahead changes, or `until`, when it answers that nothing has.
+    async fn sleep_on(&self, name: &str, until: BootTime) -> Result<Option<Place>> {
+        let ahead = self.path(name);
+        let mut fired = self.known.session.watch(&ahead, Watched::Node);
+        let answers = self.call(vec![Request::data(&ahead, true)]).await?;
+        // Gone before the watch began.
+        if answers.iter().any(|answer| answer.error != 0) {
+            return Ok(None);
+        }
+        loop {
+            let recheck = until.min(BootTime::now() + RECHECK);
+            tokio::select! {
+                _ = &mut fired => return Ok(None),
+                () = sleep_until(recheck) => {}
+            }
+            // Both are cheaper to ask for than the whole line.
+            let own = Request::exists(&self.path(&self.node.name));
+            let answers = self.call(vec![own, Request::exists(&ahead)]).await?;
+            let [own, ahead] = answers.as_slice() else {
+                return Err(unexpected());
+            };
+            if own.error == code::NO_NODE {
+                return Ok(Some(Place::Gone));
+            }
+            if ahead.error != 0 {
+                return Ok(None);
+            }
+            if until.has_passed() {
+                return Ok(Some(Place::Waiting));
+            }
+        }
+    }
+
+    /// Where the claim stands in the line that was read, or whom it waits for. Only a look with
+    /// its own node in the answer counts.
+    fn place(&self, names: Option<Vec<String>>) -> std::result::Result<Place, Ahead> {
+        let snapshot = Snapshot::new(&names.unwrap_or_default());
+        let Some(at) = snapshot.find(&self.node.name) else {
+            return Ok(Place::Gone);
+        };
+        let ahead = snapshot.ahead_of(at);
+        self.engine.update(self.ticket.claim, |known| {
+            known.ahead.clone_from(&ahead);
+        });
+        let sequence = self.node.sequence();
+        ahead.map_or(Ok(Place::Held { sequence }), Err)
+    }
+}

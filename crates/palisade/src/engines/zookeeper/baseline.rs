@@ -1,0 +1,126 @@
+//! ZooKeeper's own raw operations: what a lock costs with nothing of palisade in between.
+//!
+//! Create, getChildren and delete one after the other, as every recipe does it; a watch and a
+//! delete for a baton. Over the same client and connection.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Inner;
+use super::acquire::unexpected;
+use super::error;
+use super::keys::Keys;
+use super::proto::{Answer, Lives, Request, code};
+use super::session::{Session, Watched};
+use crate::core::baseline::Baseline;
+use crate::core::engine::BoxFuture;
+use crate::core::error::Result;
+use crate::core::url::{Settings, Url};
+
+/// How long a lost event may hold a baton up.
+const RECHECK: Duration = Duration::from_secs(1);
+
+/// Opens what the URL names.
+///
+/// # Errors
+/// As the engine's own.
+pub(super) async fn open(url: Url, settings: &Settings) -> Result<Arc<dyn Baseline>> {
+    let inner = super::config::open(url, settings).await?;
+    Ok(Arc::new(Raw(Arc::new(inner))))
+}
+
+struct Raw(Arc<Inner>);
+
+impl Baseline for Raw {
+    fn describe(&self) -> String {
+        "create, getChildren, delete; watch and delete".to_owned()
+    }
+
+    fn cycle(&self, key: String) -> BoxFuture<Result<()>> {
+        let inner = Arc::clone(&self.0);
+        Box::pin(async move { cycle(&inner, &inner.raw(&key)).await })
+    }
+
+    fn take(&self, key: String) -> BoxFuture<Result<()>> {
+        let inner = Arc::clone(&self.0);
+        Box::pin(async move { take(&inner, &inner.raw(&key)).await })
+    }
+
+    fn give(&self, key: String) -> BoxFuture<Result<()>> {
+        let inner = Arc::clone(&self.0);
+        Box::pin(async move { give(&inner, &inner.raw(&key)).await })
+    }
+}
+
+impl Inner {
+    fn raw(&self, key: &str) -> String {
+        let base = self.keys.base().trim_end_matches('/');
+        format!("{base}/.raw/{}", key.replace('/', "%2F"))
+    }
+
+    async fn one(&self, session: &Session, request: Request) -> Result<Answer> {
+        let answers = self.client.call(session, "raw", vec![request]).await?;
+        answers.into_iter().next().ok_or_else(unexpected)
+    }
+
+    /// Makes a node, and those above it when they are missing.
+    async fn make(&self, session: &Session, path: &str, lives: Lives) -> Result<String> {
+        let acl = &self.client.acl;
+        loop {
+            let create = Request::create(path, &[], acl, lives);
+            match self.one(session, create).await?.created() {
+                Ok((path, _)) => return Ok(path),
+                Err(refused) if refused.is(code::NODE_EXISTS) => return Ok(path.to_owned()),
+                Err(refused) if refused.is(code::NO_NODE) => {}
+                Err(refused) => return Err(error::refused("raw", refused)),
+            }
+            let above = path.rsplit_once('/').map_or("", |(above, _)| above);
+            for parent in Keys::parents(above) {
+                let create = Request::create(parent, &[], acl, Lives::Container);
+                self.one(session, create).await?;
+            }
+        }
+    }
+}
+
+async fn cycle(inner: &Inner, line: &str) -> Result<()> {
+    let session = inner.client.any().await?;
+    let path = format!("{line}/lock-");
+    let path = inner
+        .make(&session, &path, Lives::EphemeralSequential)
+        .await?;
+    inner.one(&session, Request::children(line, false)).await?;
+    inner.one(&session, Request::delete(&path)).await.map(drop)
+}
+
+async fn take(inner: &Inner, key: &str) -> Result<()> {
+    let session = inner.client.any().await?;
+    let (folder, baton) = (format!("{key}-baton"), format!("{key}-baton/b"));
+    loop {
+        let fired = session.watch(&folder, Watched::Children);
+        match inner.one(&session, Request::delete(&baton)).await?.done() {
+            Ok(()) => return Ok(()),
+            Err(refused) if refused.is(code::NO_NODE) => {}
+            Err(refused) => return Err(error::refused("raw", refused)),
+        }
+        let look = inner
+            .one(&session, Request::children(&folder, true))
+            .await?;
+        match look.children() {
+            Ok((names, _)) if names.is_empty() => {
+                let _ = tokio::time::timeout(RECHECK, fired).await;
+            }
+            Ok(_) => {}
+            Err(_) => drop(inner.make(&session, &folder, Lives::Container).await?),
+        }
+    }
+}
+
+async fn give(inner: &Inner, key: &str) -> Result<()> {
+    let session = inner.client.any().await?;
+    let baton = format!("{key}-baton/b");
+    inner
+        .make(&session, &baton, Lives::Ephemeral)
+        .await
+        .map(drop)
+}

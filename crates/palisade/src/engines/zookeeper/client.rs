@@ -1,0 +1,207 @@
+//! `Client`: the sessions of one client, one per ttl, and calls on them.
+//!
+//! The first session is as long as the servers allow: it also serves whoever only looks, and tells
+//! the longest ttl. A session whose lease is over is never used again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::broadcast;
+
+use super::connection::Endpoints;
+use super::error;
+use super::proto::{Acl, Answer, Request};
+use super::session::{Session, Thread};
+use crate::core::engine::Alarm;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::ticket::LeaseId;
+use crate::engines::kit::shared_sessions::Maker;
+use crate::engines::kit::timed;
+
+/// See the module's text.
+pub(super) struct Client {
+    pub(super) thread: Thread,
+    pub(super) endpoints: Arc<Endpoints>,
+    pub(super) timeout: Duration,
+    pub(super) acl: Acl,
+    pub(super) alarms: broadcast::Sender<Alarm>,
+    /// The longest session that the servers grant.
+    longest: Duration,
+    sessions: Mutex<Vec<Arc<Session>>>,
+    maker: Maker,
+}
+
+/// The session that a lease is one of: half as long again, so that what its holder believes ends
+/// well before the servers end it.
+fn session_for(ttl: Duration) -> Duration {
+    // Whole milliseconds, rounded up.
+    let millis = (ttl * 3 / 2).as_micros().div_ceil(1000);
+    Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
+}
+
+impl Client {
+    /// Connects, and learns the shortest and the longest ttl.
+    ///
+    /// # Errors
+    /// Those of connecting.
+    pub(super) async fn open(
+        endpoints: Endpoints,
+        timeout: Duration,
+        acl: Acl,
+        alarms: broadcast::Sender<Alarm>,
+    ) -> Result<(Self, Duration, Duration)> {
+        let (thread, endpoints) = (Thread::start()?, Arc::new(endpoints));
+        let open = |timeout| Session::open(&thread, &endpoints, timeout, &alarms);
+        let longest = Duration::from_millis(i32::MAX as u64);
+        let (shortest, longest) =
+            futures_util::future::try_join(open(Duration::from_millis(1)), open(longest)).await?;
+        // A lease that just fits: shorter ones would be granted more than they asked for.
+        let min = (shortest.timeout() * 2 / 3) + Duration::from_millis(1);
+        let max = longest.timeout() * 2 / 3;
+        let client = Self {
+            thread,
+            endpoints,
+            timeout,
+            acl,
+            alarms,
+            longest: longest.timeout(),
+            sessions: Mutex::new(vec![longest]),
+            maker: Maker::default(),
+        };
+        Ok((client, min.min(max), max))
+    }
+
+    /// The session for claims of this ttl, begun when there is none that lives.
+    ///
+    /// # Errors
+    /// Those of connecting.
+    pub(super) async fn for_ttl(&self, ttl: Duration) -> Result<Arc<Session>> {
+        let timeout = session_for(ttl).min(self.longest);
+        let find = || {
+            let sessions = self.living();
+            let mut fit = sessions.into_iter();
+            fit.find(|session| session.timeout() == timeout && session.lease_out())
+        };
+        let make = async {
+            let session = self.make(timeout).await?;
+            session.lease_out();
+            Ok(session)
+        };
+        self.maker.find_or_make(self.timeout, find, make).await
+    }
+
+    /// A session for whoever only looks.
+    ///
+    /// # Errors
+    /// Those of connecting.
+    pub(super) async fn any(&self) -> Result<Arc<Session>> {
+        let find = || self.living().into_iter().next();
+        let make = self.make(self.longest);
+        self.maker.find_or_make(self.timeout, find, make).await
+    }
+
+    async fn make(&self, timeout: Duration) -> Result<Arc<Session>> {
+        let made = Session::open(&self.thread, &self.endpoints, timeout, &self.alarms).await?;
+        self.sessions.lock().push(Arc::clone(&made));
+        Ok(made)
+    }
+
+    fn living(&self) -> Vec<Arc<Session>> {
+        let mut sessions = self.sessions.lock();
+        sessions.retain(|session| session.is_usable());
+        sessions.clone()
+    }
+
+    /// The session of a lease, while it lives.
+    pub(super) fn of_lease(&self, lease: LeaseId) -> Option<Arc<Session>> {
+        let mut living = self.living().into_iter();
+        living.find(|session| session.lease() == lease)
+    }
+
+    /// Uses it no more; `false` when it is the only one.
+    pub(super) fn retire(&self, session: &Session) -> bool {
+        let mut sessions = self.sessions.lock();
+        let is_spare = sessions.len() > 1;
+        if is_spare {
+            sessions.retain(|other| other.id() != session.id());
+        }
+        is_spare
+    }
+
+    /// Sends requests on a session, together, and waits for all answers.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`] when they were not sent, or, maybe applied, not answered;
+    /// [`ErrorKind::Lost`] when the session is over.
+    pub(super) async fn call(
+        &self,
+        session: &Session,
+        operation: &'static str,
+        requests: Vec<Request>,
+    ) -> Result<Vec<Answer>> {
+        let generation = session.generation();
+        match timed(operation, self.timeout, session.call(requests)).await {
+            Ok(Ok(answers)) => {
+                session.answered();
+                Ok(answers)
+            }
+            Ok(Err(failure)) => Err(error::failed(operation, failure)),
+            Err(late) => {
+                session.late(generation);
+                Err(late)
+            }
+        }
+    }
+
+    /// The same for requests that change nothing, on any session; sent again when that one ends or
+    /// its connection does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`] when they were not answered.
+    pub(super) async fn read(
+        &self,
+        operation: &'static str,
+        requests: &[Request],
+    ) -> Result<Vec<Answer>> {
+        let mut again = true;
+        loop {
+            let session = self.any().await?;
+            match self.call(&session, operation, requests.to_vec()).await {
+                Err(error) if again && is_passing(&error) => again = false,
+                Err(error) if error.kind() == ErrorKind::Lost => {
+                    let message = "sessions end as soon as they begin";
+                    return Err(Error::new(ErrorKind::Unreachable, operation, message));
+                }
+                // Nothing was to be changed.
+                Err(error) => return Err(Error::new(error.kind(), operation, error.message())),
+                answered => return answered,
+            }
+        }
+    }
+
+    pub(super) async fn close(&self) {
+        let sessions = std::mem::take(&mut *self.sessions.lock());
+        let closed = sessions.iter().map(|session| session.close());
+        futures_util::future::join_all(closed).await;
+    }
+}
+
+fn is_passing(error: &Error) -> bool {
+    use crate::core::error::Outcome;
+    let broke = error.is_transient() && error.outcome() == Outcome::MaybeApplied;
+    broke || error.kind() == ErrorKind::Lost
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_is_half_as_long_again_in_whole_milliseconds() {
+        let ms = Duration::from_millis;
+        assert_eq!(session_for(ms(1000)), ms(1500));
+        assert_eq!(session_for(ms(667)), ms(1001));
+        assert_eq!(session_for(Duration::from_micros(26_666_700)), ms(40_001));
+    }
+}

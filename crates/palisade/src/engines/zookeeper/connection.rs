@@ -1,0 +1,281 @@
+//! `Endpoints`: the servers, and how a connection to one of them is made; `Connection`: one that
+//! has greeted.
+//!
+//! Servers are tried in turn, beginning with a random one. Whoever goes on with a session asks one
+//! server at a time, since a session lives on one connection. A server whose history ends before
+//! what this client has seen refuses, so that neither a lagging server nor one that was restored
+//! from a backup shows an older state.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::proto::{Greeted, Request, greeting};
+use crate::core::clock::BootTime;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::engines::kit::{Asked, Host, Login, Tls, about_tls, cause, refuses_ours};
+
+/// Longer than any packet that a server sends us (`jute.maxbuffer` is 1 MiB by default).
+const PACKET_MAX: usize = 64 << 20;
+
+/// Bytes to and from a server.
+pub(super) trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
+
+/// The servers of one ensemble.
+pub(super) struct Endpoints {
+    pub(super) hosts: Vec<Host>,
+    tls: Option<Tls>,
+    login: Login,
+    pub(super) connect_timeout: Duration,
+    next: AtomicUsize,
+    /// The last transaction that any session of this client has seen.
+    seen: AtomicI64,
+    asked: Asked,
+}
+
+/// A session to go on with.
+#[derive(Debug, Clone)]
+pub(super) struct Ticket {
+    pub(super) session: i64,
+    pub(super) password: Vec<u8>,
+}
+
+/// A connection on which the server has taken a session.
+pub(super) struct Connection {
+    pub(super) stream: Box<dyn Bytes>,
+    pub(super) inbox: Vec<u8>,
+    pub(super) greeted: Greeted,
+    /// When the greeting was sent.
+    pub(super) sent: BootTime,
+    /// What logs in.
+    pub(super) login: Option<Vec<u8>>,
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(super) enum NoConnection {
+    /// The session is over.
+    Over,
+    Failed(Error),
+}
+
+impl Endpoints {
+    /// # Errors
+    /// [`ErrorKind::Config`] when the files of certificates can't be used.
+    pub(super) fn new(
+        hosts: Vec<Host>,
+        tls: Option<Tls>,
+        login: Login,
+        connect_timeout: Duration,
+    ) -> Result<Self> {
+        // Fails now rather than at the first connection.
+        if let Some(tls) = &tls {
+            tls.client_config()?;
+        }
+        Ok(Self {
+            // Clients of one ensemble spread over its servers.
+            next: AtomicUsize::new(rand::random_range(0..hosts.len())),
+            hosts,
+            tls,
+            login,
+            connect_timeout,
+            seen: AtomicI64::new(0),
+            asked: Asked::default(),
+        })
+    }
+
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Says that a server had applied this transaction.
+    pub(super) fn saw(&self, zxid: i64) {
+        self.seen.fetch_max(zxid, Ordering::Relaxed);
+    }
+
+    /// A connection to the first server that takes the session, or a new one; `limit` is for each.
+    pub(super) async fn connect(
+        &self,
+        session: Option<&Ticket>,
+        timeout_ms: i32,
+        limit: Duration,
+    ) -> std::result::Result<Connection, NoConnection> {
+        let mut refused: Option<Error> = None;
+        for _ in &self.hosts {
+            let next = self.next.fetch_add(1, Ordering::Relaxed);
+            let host = &self.hosts[next % self.hosts.len()];
+            let greet = self.greet(host, session, timeout_ms);
+            let error = match tokio::time::timeout(limit, greet).await {
+                Ok(Ok(connection)) if connection.greeted.session == 0 => {
+                    return Err(NoConnection::Over);
+                }
+                Ok(Ok(connection)) => {
+                    self.asked.served();
+                    // The next connection of this client begins here, too.
+                    self.next.fetch_sub(1, Ordering::Relaxed);
+                    return Ok(connection);
+                }
+                Ok(Err(error)) => error,
+                Err(_) => unreachable(format!("{host} did not answer within {limit:?}")),
+            };
+            // What a person must mend is told rather than what may pass.
+            if refused.as_ref().is_none_or(Error::is_transient) {
+                refused = Some(error);
+            }
+        }
+        let refused = refused.unwrap_or_else(|| unreachable("there is no server to connect to"));
+        Err(NoConnection::Failed(refused))
+    }
+
+    async fn greet(
+        &self,
+        host: &Host,
+        session: Option<&Ticket>,
+        timeout_ms: i32,
+    ) -> Result<Connection> {
+        // Read for each connection: they are rotated.
+        let login = self.login.fresh()?;
+        let login = login.user.map(|user| {
+            let secret = format!("{user}:{}", login.password.unwrap_or_default());
+            Request::log_in("digest", secret.as_bytes())
+        });
+        let mut stream = self.dial(host).await?;
+        let (id, password) = session.map_or((0, &[0; 16][..]), |ticket| {
+            (ticket.session, ticket.password.as_slice())
+        });
+        let seen = self.seen.load(Ordering::Relaxed);
+        let greeting = greeting(seen, timeout_ms, id, password);
+        let sent = BootTime::now();
+        let greeted = async {
+            stream.write_all(&greeting).await?;
+            stream.flush().await?;
+            let mut inbox = Vec::new();
+            loop {
+                if let Some(packet) = take_packet(&mut inbox)? {
+                    return Ok((packet, inbox));
+                }
+                if stream.read_buf(&mut inbox).await? == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+            }
+        };
+        let (packet, inbox) = greeted
+            .await
+            .map_err(|error| self.no_greeting(host, &error))?;
+        let greeted = Greeted::read(&packet)
+            .map_err(|_| unreachable(format!("{host} does not answer as ZooKeeper does")))?;
+        Ok(Connection {
+            stream,
+            inbox,
+            greeted,
+            sent,
+            login,
+        })
+    }
+
+    /// A bare connection.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`] when there is none; [`ErrorKind::Config`] when TLS can't be
+    /// agreed on.
+    pub(super) async fn dial(&self, host: &Host) -> Result<Box<dyn Bytes>> {
+        let no_tcp = |error: io::Error| {
+            let why = match error.kind() {
+                io::ErrorKind::ConnectionRefused => ": the connection is refused",
+                io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+                    ": there is no way to this host"
+                }
+                // The resolver's errors have no number.
+                _ if error.raw_os_error().is_none() => ": the host's name is not known",
+                _ => "",
+            };
+            let message = format!("{host} can't be connected to{why}; is ZooKeeper running there?");
+            unreachable(message)
+        };
+        let stream = TcpStream::connect((host.name.as_str(), host.port)).await;
+        let stream = stream.map_err(no_tcp)?;
+        stream.set_nodelay(true).map_err(no_tcp)?;
+        let Some(tls) = &self.tls else {
+            return Ok(Box::new(stream));
+        };
+        let mut client = tls.fresh()?.client_config()?;
+        self.asked.watch(&mut client);
+        let whom = ServerName::try_from(host.name.clone());
+        let whom = whom.map_err(|_| config("the host's name can't be in a certificate"))?;
+        let connected = TlsConnector::from(Arc::new(client))
+            .connect(whom, stream)
+            .await;
+        let stream = connected.map_err(|error| match cause::<rustls::Error>(&error) {
+            Some(tls) => config(about_tls("ZooKeeper", "zookeeper", tls)),
+            None => self.no_greeting(host, &error),
+        })?;
+        Ok(Box::new(stream))
+    }
+
+    /// Why a server did not take the greeting.
+    fn no_greeting(&self, host: &Host, error: &io::Error) -> Error {
+        if let Some(tls) = cause::<rustls::Error>(error) {
+            return config(about_tls("ZooKeeper", "zookeeper", tls));
+        }
+        if self.is_encrypted() && self.asked.in_vain() {
+            return config(refuses_ours("ZooKeeper"));
+        }
+        let hint = if self.is_encrypted() {
+            ""
+        } else {
+            ", or speaks TLS (use zookeepers:)"
+        };
+        unreachable(format!(
+            "{host} closed the connection: it is not in a majority, lags behind what this client \
+             has seen{hint}"
+        ))
+    }
+}
+
+/// Takes the first whole packet out of what has come.
+pub(super) fn take_packet(inbox: &mut Vec<u8>) -> io::Result<Option<Vec<u8>>> {
+    let Some(length) = inbox.first_chunk::<4>() else {
+        return Ok(None);
+    };
+    let length = u32::from_be_bytes(*length) as usize;
+    if length > PACKET_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    if inbox.len() < 4 + length {
+        return Ok(None);
+    }
+    let packet = inbox[4..4 + length].to_vec();
+    inbox.drain(..4 + length);
+    Ok(Some(packet))
+}
+
+fn config(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Config, "connect", message)
+}
+
+fn unreachable(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Unreachable, "connect", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_taken_whole() {
+        let mut inbox = vec![0, 0, 0, 2, 7];
+        assert!(take_packet(&mut inbox).unwrap().is_none());
+        inbox.extend([8, 0, 0]);
+        assert_eq!(take_packet(&mut inbox).unwrap(), Some(vec![7, 8]));
+        assert_eq!(inbox, [0, 0]);
+        assert!(take_packet(&mut vec![0xff; 8]).is_err());
+    }
+}

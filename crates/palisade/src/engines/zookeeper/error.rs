@@ -1,0 +1,65 @@
+//! What a refusal or failure of ZooKeeper means, and whether a change may have been applied.
+
+use super::proto::{Refused, code};
+use super::session::Failure;
+use crate::core::error::{Error, ErrorKind};
+
+/// The error for a request without an answer.
+pub(super) fn failed(operation: &'static str, failure: Failure) -> Error {
+    match failure {
+        Failure::NotSent(error) => Error::new(error.kind(), operation, error.message()),
+        Failure::Broken => {
+            let message = "the connection broke before the answer came";
+            Error::new(ErrorKind::Unreachable, operation, message).maybe_applied()
+        }
+        Failure::Over => Error::new(ErrorKind::Lost, operation, "the session has ended"),
+    }
+}
+
+/// The error for an answer that refuses. Whatever is refused is not applied.
+pub(super) fn refused(operation: &'static str, refused: Refused) -> Error {
+    let Refused::Code(code) = refused else {
+        let message = "unexpected reply from the server; is it ZooKeeper 3.6 or newer?";
+        return Error::new(ErrorKind::Unusable, operation, message).maybe_applied();
+    };
+    let (kind, message) = match code {
+        code::NO_AUTH => (
+            ErrorKind::Denied,
+            "ZooKeeper denies this user the nodes; pass the user that made them with user= and \
+             password_file=, or have their ACL opened",
+        ),
+        code::AUTH_FAILED => (ErrorKind::Denied, "ZooKeeper refuses the login"),
+        code::INVALID_ACL => (
+            ErrorKind::Denied,
+            "ZooKeeper refuses the ACL of new nodes; acl=creator needs user= and password_file=",
+        ),
+        code::BAD_ARGUMENTS => (
+            ErrorKind::InvalidName,
+            "ZooKeeper can't have this name as a path; omit namespace= so that it is encoded",
+        ),
+        code::UNIMPLEMENTED => (
+            ErrorKind::Unusable,
+            "the server does not know this request; ZooKeeper 3.6 or newer is needed",
+        ),
+        code::QUOTA_EXCEEDED => (
+            ErrorKind::Unusable,
+            "a quota of ZooKeeper is used up; raise it, or use another namespace",
+        ),
+        code::SESSION_EXPIRED => (ErrorKind::Lost, "the session has ended"),
+        code::SESSION_MOVED | code::THROTTLED => (
+            ErrorKind::Unreachable,
+            "the server did not take the request",
+        ),
+        // Gone since it was read; whoever asks looks again.
+        code::NO_NODE | code::NODE_EXISTS | code::BAD_VERSION => (
+            ErrorKind::Unreachable,
+            "others changed this line at the same time; try again",
+        ),
+        _ => {
+            let message = "ZooKeeper refuses a request of the engine";
+            let error = Error::new(ErrorKind::Unusable, operation, message);
+            return error.maybe_applied().with("code", code);
+        }
+    };
+    Error::new(kind, operation, message)
+}

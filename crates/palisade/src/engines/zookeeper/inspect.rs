@@ -1,0 +1,368 @@
+//! `survey` and `check`: what is shown to people. A report decides nothing.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::Inner;
+use super::acquire::unexpected;
+use super::error;
+use super::keys::{Child, Record, is_marked};
+use super::proto::{Answer, READ, Request, Stat, code};
+use super::snapshot::{Place, Snapshot};
+use crate::core::capability::DEFAULT_TTL;
+use crate::core::error::Result;
+use crate::core::line::Seat;
+use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
+use crate::engines::kit;
+
+/// How many requests are sent together.
+const TOGETHER: usize = 256;
+
+/// How many nodes are looked at for lines where names are used as they are.
+const MOST_NODES: usize = 10_000;
+
+/// How many lines are looked at for sequences that are about to wrap.
+const LINES_CHECKED: usize = 64;
+
+/// From where on a line's sequence is about to wrap: some ten million locks ahead.
+const NEAR_WRAP: i32 = i32::MAX - 20_000_000;
+
+/// Reads, as the leader has it: the first request lets the server catch up.
+async fn read(
+    engine: &Inner,
+    operation: &'static str,
+    requests: Vec<Request>,
+) -> Result<Vec<Answer>> {
+    let mut answers = Vec::new();
+    let sync = Request::sync(engine.keys.base());
+    for some in requests.chunks(TOGETHER) {
+        let together: Vec<Request> = std::iter::once(&sync).chain(some).cloned().collect();
+        let all = engine.client.read(operation, &together).await?;
+        answers.extend(all.into_iter().skip(1));
+    }
+    Ok(answers)
+}
+
+/// The children of nodes, of those that are there.
+async fn read_children(
+    engine: &Inner,
+    operation: &'static str,
+    paths: Vec<String>,
+) -> Result<Vec<(String, Vec<String>, Stat)>> {
+    let list = |path: &String| Request::children(path, false);
+    let answers = read(engine, operation, paths.iter().map(list).collect()).await?;
+    let mut found = Vec::new();
+    for (path, answer) in paths.into_iter().zip(answers) {
+        match answer.children() {
+            Ok((names, stat)) => found.push((path, names, stat)),
+            Err(refused) if refused.is(code::NO_NODE) => {}
+            Err(refused) => return Err(error::refused(operation, refused)),
+        }
+    }
+    Ok(found)
+}
+
+/// Lines with whoever is in them, what they say, and who holds.
+pub(super) async fn read_lines(
+    engine: &Inner,
+    operation: &'static str,
+    lines: Vec<String>,
+) -> Result<Vec<(String, Snapshot)>> {
+    let lines = read_children(engine, operation, lines).await?;
+    let mut paths = Vec::new();
+    for (line, names, _) in &lines {
+        let tickets = names.iter().filter(|name| Child::read(name).is_some());
+        paths.extend(tickets.map(|name| format!("{line}/{name}")));
+    }
+    let look = paths.iter().map(|path| Request::data(path, false));
+    let answers = read(engine, operation, look.collect()).await?;
+    let mut said: HashMap<String, (Vec<u8>, Stat)> = HashMap::new();
+    for (path, answer) in paths.into_iter().zip(answers) {
+        match answer.data() {
+            Ok(data) => drop(said.insert(path, data)),
+            // Left in between.
+            Err(refused) if refused.is(code::NO_NODE) => {}
+            Err(refused) => return Err(error::refused(operation, refused)),
+        }
+    }
+    let mut read = Vec::new();
+    for (line, mut names, _) in lines {
+        names.retain(|name| said.contains_key(&format!("{line}/{name}")));
+        let mut snapshot = Snapshot::new(&names);
+        snapshot.settle();
+        for seat in &mut snapshot.line.seats {
+            let place = &mut seat.extra;
+            let path = format!("{line}/{}", place.child.name);
+            if let Some((data, stat)) = said.remove(&path) {
+                tell(place, &data, stat);
+                seat.evicted = place.child.claim.is_some() && is_marked(&data);
+            }
+        }
+        read.push((line, snapshot));
+    }
+    Ok(read)
+}
+
+fn tell(place: &mut Place, data: &[u8], stat: Stat) {
+    place.version = stat.version;
+    place.token = stat.created;
+    match place.child.claim.and_then(|_| Record::read(data)) {
+        Some(record) => {
+            place.token = record.token.unwrap_or(stat.created);
+            place.record = Some(record);
+        }
+        None if data.is_empty() => {}
+        None => place.text = Some(String::from_utf8_lossy(data).into_owned()),
+    }
+}
+
+pub(super) async fn survey(engine: &Inner, scope: &Scope) -> Result<Vec<LineReport>> {
+    let keys = &engine.keys;
+    let lines = match scope {
+        Scope::Line(name) => vec![keys.line(name)?],
+        Scope::Prefix(prefix) if keys.is_bare() => walk(engine, prefix).await?,
+        Scope::Prefix(prefix) => all_lines(engine, "survey", prefix).await?,
+    };
+    let mut reports = BTreeMap::new();
+    for (line, snapshot) in read_lines(engine, "survey", lines).await? {
+        let seats = snapshot.line.seats.iter();
+        let is_ours = |seat: &Seat<Place>| seat.extra.record.is_some();
+        // Beside other tools only what carries our records, unless it is asked for by name.
+        let shown = match scope {
+            Scope::Line(_) => !snapshot.line.seats.is_empty(),
+            Scope::Prefix(_) => seats.clone().any(is_ours) || !keys.is_bare(),
+        };
+        let name = match scope {
+            Scope::Line(name) => Some(name.to_string()),
+            Scope::Prefix(_) => keys.name(&line),
+        };
+        if let Some(name) = name.filter(|_| shown && !snapshot.line.seats.is_empty()) {
+            reports.insert(name.clone(), report(name, snapshot));
+        }
+    }
+    Ok(reports.into_values().collect())
+}
+
+fn report(name: String, snapshot: Snapshot) -> LineReport {
+    let capacity = snapshot.line.named_capacity();
+    let mut seen = HashSet::new();
+    // A claim that is amended has two nodes for a moment.
+    let mut is_first = |seat: &Seat<Place>| {
+        let claim = seat.extra.child.claim;
+        claim.is_none_or(|claim| seen.insert(claim))
+    };
+    let seats = snapshot.line.seats.into_iter();
+    let seats = seats.filter(|seat| is_first(seat));
+    let (holders, waiters): (Vec<_>, Vec<_>) = seats.partition(Seat::is_held);
+    LineReport {
+        name,
+        capacity,
+        holders: holders.into_iter().map(claim).collect(),
+        waiters: waiters.into_iter().map(claim).collect(),
+    }
+}
+
+fn claim(seat: Seat<Place>) -> ClaimReport {
+    let (is_held, place) = (seat.is_held(), seat.extra);
+    ClaimReport {
+        id: place.child.id(),
+        value: match &place.record {
+            Some(record) => record.value.clone(),
+            None => place.text,
+        },
+        // At the most: only the servers know when it was last renewed.
+        expires_in: place
+            .record
+            .as_ref()
+            .map(|record| Duration::from_millis(record.ttl)),
+        owner: place.record.map(|record| record.owner),
+        ask: seat.ask,
+        sequence: is_held.then(|| u64::try_from(place.token).unwrap_or(0)),
+        evicted: seat.evicted,
+    }
+}
+
+/// The lines of a namespace of ours.
+async fn all_lines(engine: &Inner, operation: &'static str, prefix: &str) -> Result<Vec<String>> {
+    let base = engine.keys.base().to_owned();
+    let mut lines = Vec::new();
+    for (base, names, _) in read_children(engine, operation, vec![base]).await? {
+        let paths = names.into_iter().map(|name| format!("{base}/{name}"));
+        let named = |line: &String| {
+            let name = engine.keys.name(line);
+            name.is_some_and(|name| name.starts_with(prefix))
+        };
+        lines.extend(paths.filter(named));
+    }
+    Ok(lines)
+}
+
+/// The nodes that have tickets of ours, among those below the folder of `prefix`.
+async fn walk(engine: &Inner, prefix: &str) -> Result<Vec<String>> {
+    let keys = &engine.keys;
+    let prefix = prefix.trim_start_matches('/');
+    let mut lines = Vec::new();
+    let mut next = VecDeque::from([keys.above(prefix)]);
+    let mut looked = 0;
+    while !next.is_empty() && looked < MOST_NODES {
+        let some: Vec<String> = next.drain(..next.len().min(TOGETHER)).collect();
+        looked += some.len();
+        for (path, names, _) in read_children(engine, "survey", some).await? {
+            let children: Vec<Option<Child>> = names.iter().map(|n| Child::read(n)).collect();
+            let is_ours = |child: &Child| child.claim.is_some();
+            let is_line = children.iter().flatten().any(is_ours);
+            let name = keys.name(&path).unwrap_or_default();
+            if is_line && name.starts_with(prefix) {
+                lines.push(path.clone());
+            }
+            let folder = path.trim_end_matches('/');
+            let below = names
+                .iter()
+                .zip(&children)
+                .filter(|(_, child)| child.is_none());
+            let below = below.map(|(name, _)| format!("{folder}/{name}"));
+            next.extend(below.filter(|path| path != "/zookeeper"));
+        }
+    }
+    Ok(lines)
+}
+
+/// What is known to be unsafe or in the way about this ensemble.
+pub(super) async fn check(engine: &Inner) -> Result<Checkup> {
+    let base = engine.keys.base();
+    let requests = vec![
+        Request::acl(base),
+        Request::data("/zookeeper/config", false),
+    ];
+    let answers = read(engine, "check", requests).await?;
+    let [acl, config] = answers.as_slice() else {
+        return Err(unexpected());
+    };
+    let mut findings = Vec::new();
+    let mut find = |severity, code, message: String, remedy: &str| {
+        findings.push(Finding {
+            severity,
+            code,
+            message,
+            remedy: remedy.to_owned(),
+        });
+    };
+    let version = version(engine).await;
+    if version.as_deref().is_some_and(is_old) {
+        let message = "this server is older than what palisade is tested with".to_owned();
+        find(Severity::Warning, "too_old", message, "run 3.6 or newer");
+    }
+    if let Ok((config, _)) = config.data() {
+        let config = String::from_utf8_lossy(&config).into_owned();
+        let servers = config
+            .lines()
+            .filter(|line| line.starts_with("server.") && !line.contains(":observer"));
+        match servers.count() {
+            0 | 1 => find(
+                Severity::Warning,
+                "one_server",
+                "one server alone: nothing is granted while it is down, and what its disk loses \
+                 is lost"
+                    .to_owned(),
+                "run three servers, or five",
+            ),
+            even if even % 2 == 0 => find(
+                Severity::Info,
+                "even_ensemble",
+                format!(
+                    "{even} servers bear the loss of no more than {} do",
+                    even - 1
+                ),
+                "run an odd number of voting servers",
+            ),
+            _ => {}
+        }
+    }
+    let world = |acl: &super::proto::Acl| acl.scheme == "world" && acl.rights & !READ != 0;
+    if acl.acl().is_ok_and(|acl| acl.iter().any(world)) || engine.makes_open_nodes() {
+        find(
+            Severity::Warning,
+            "open_acl",
+            format!("everyone who reaches the servers may change what is under {base}"),
+            "log in with user= and password_file=, so that new nodes are their maker's alone, \
+             and set the ACL of the nodes that are there",
+        );
+    }
+    let range = engine.ttl;
+    if range.max < DEFAULT_TTL {
+        let (max, min) = (range.max, range.min);
+        let message = format!(
+            "the servers allow a ttl of {min:.1?} to {max:.1?}: two thirds of their session \
+             timeouts"
+        );
+        let remedy = "reckon with it, or raise maxSessionTimeout";
+        find(Severity::Info, "ttl_range", message, remedy);
+    }
+    let mut lines = Vec::new();
+    if !engine.keys.is_bare() {
+        lines = all_lines(engine, "check", "").await?;
+        lines.truncate(LINES_CHECKED);
+    }
+    for (line, _, stat) in read_children(engine, "check", lines).await? {
+        if stat.children_version > NEAR_WRAP || stat.children_version < 0 {
+            find(
+                Severity::Warning,
+                "sequence_wraps",
+                format!(
+                    "the sequence of {line} is near or past 2^31, where Curator and kazoo sort \
+                     the newest first; palisade does not"
+                ),
+                "remove the node while nobody holds: sequences begin again",
+            );
+        }
+    }
+    let endpoints = &engine.client.endpoints;
+    findings.extend(kit::plain_text(&endpoints.hosts, endpoints.is_encrypted()));
+    Ok(Checkup {
+        version,
+        clock_ahead_us: None,
+        findings,
+    })
+}
+
+/// The version that a server tells of itself, where it may (`4lw.commands.whitelist`).
+async fn version(engine: &Inner) -> Option<String> {
+    let endpoints = &engine.client.endpoints;
+    let host = endpoints.hosts.first()?;
+    let ask = async {
+        let mut stream = endpoints.dial(host).await.ok()?;
+        stream.write_all(b"srvr").await.ok()?;
+        stream.flush().await.ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.ok()?;
+        let line = answer.lines().next()?;
+        let version = line.strip_prefix("Zookeeper version: ")?;
+        let end = version.find(['-', ',']).unwrap_or(version.len());
+        Some(version[..end].to_owned())
+    };
+    let limit = engine.client.timeout.min(Duration::from_secs(2));
+    tokio::time::timeout(limit, ask).await.ok().flatten()
+}
+
+fn is_old(version: &str) -> bool {
+    let mut numbers = version
+        .split('.')
+        .map_while(|part| part.parse::<u32>().ok());
+    let numbers = (numbers.next(), numbers.next());
+    matches!(numbers, (Some(..3), _) | (Some(3), Some(..6)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_versions_are_told() {
+        for (version, old) in [("3.4.14", true), ("3.5.9", true), ("3.6.0", false)] {
+            assert_eq!(is_old(version), old, "{version}");
+        }
+        assert!(!is_old("4.0.0") && !is_old("unknown"));
+    }
+}

@@ -1,0 +1,413 @@
+//! The layout: which node a line is, what its children are called, and what they say.
+//!
+//! ```text
+//! /CHROOT/NS/NAME                             the line: a container, gone when it is empty
+//!   _c_<uuid>-lock-<seq>                      the whole line, as Curator's InterProcessMutex
+//!   _c_<uuid>-r-lock-<seq>                    a reader
+//!   _c_<uuid>-<k>of<n>-lock-<seq>             k of n permits
+//! ```
+//! With `layout=readwrite` the last word is `__WRIT__`, and a reader is `_c_<uuid>-__READ__<seq>`,
+//! as Curator's InterProcessReadWriteLock has them. The uuid is the claim; the sequence is the
+//! order. Names say kind and weight because Curator sorts *all* children of a path, and because a
+//! list of names is all that deciding a place takes. Children whose name ends in a sequence and
+//! that are none of ours take the whole line; others are not in it.
+//!
+//! In a namespace of ours a name is one segment: `/`, `%`, whatever is not ASCII, and the dots of
+//! `.` and `..` are written as `%XX`, since ZooKeeper refuses some of Unicode. With `namespace=`
+//! a name is a path as it is.
+
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
+use serde::{Deserialize, Serialize};
+
+use crate::core::claim::{Ask, Claim, ClaimId};
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::name::Name;
+use crate::core::owner::Owner;
+
+/// What Curator writes into the node of a holder that is to let go.
+const REVOKE: &[u8] = b"__REVOKE__";
+
+/// How many digits the server writes.
+const DIGITS: usize = 10;
+
+/// What a name can't have in a segment of a path.
+const ENCODED: &AsciiSet = &CONTROLS.add(b'/').add(b'%');
+
+/// Which of Curator's recipes the names of children follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Layout {
+    Mutex,
+    ReadWrite,
+}
+
+/// The nodes of one namespace.
+#[derive(Debug, Clone)]
+pub(super) struct Keys {
+    /// The chroot, and the namespace if there is one; without a slash at its end.
+    base: String,
+    bare: bool,
+    layout: Layout,
+}
+
+impl Keys {
+    /// # Errors
+    /// [`ErrorKind::Config`] for a chroot or a namespace that can't be a path.
+    pub(super) fn new(chroot: &str, namespace: &str, layout: Layout) -> Result<Self> {
+        let chroot = chroot.trim_matches('/');
+        for (path, what) in [(chroot, "the path of the URL"), (namespace, "namespace")] {
+            if !path.is_empty() && !is_path(path) {
+                let message = format!(
+                    "{what}: on ZooKeeper, words joined by single slashes, none of them . or .., \
+                     and none with characters beyond U+D7FF"
+                );
+                return Err(Error::new(ErrorKind::Config, "connect", message));
+            }
+        }
+        let parts = [chroot, namespace].into_iter();
+        let parts = parts.filter(|part| !part.is_empty());
+        let base: String = parts.map(|part| format!("/{part}")).collect();
+        if (base.clone() + "/").starts_with("/zookeeper/") {
+            let message = "/zookeeper is where ZooKeeper keeps its own records; use another path";
+            return Err(Error::new(ErrorKind::Config, "connect", message));
+        }
+        Ok(Self {
+            base,
+            bare: namespace.is_empty(),
+            layout,
+        })
+    }
+
+    /// Whether names are used as they are, beside other tools.
+    pub(super) fn is_bare(&self) -> bool {
+        self.bare
+    }
+
+    /// The node under which all lines are.
+    pub(super) fn base(&self) -> &str {
+        match self.base.as_str() {
+            "" => "/",
+            base => base,
+        }
+    }
+
+    /// The node of a line.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] for a name that can't be used as it is.
+    pub(super) fn line(&self, name: &Name) -> Result<String> {
+        let name = name.as_str();
+        if !self.bare {
+            return Ok(format!("{}/{}", self.base, encode(name)));
+        }
+        let path = name.strip_prefix('/').unwrap_or(name);
+        let line = format!("{}/{path}", self.base);
+        if !is_path(path) || format!("{line}/").starts_with("/zookeeper/") {
+            let message = "with namespace= a name is a path of ZooKeeper: words joined by single \
+                           slashes, none of them . or .., not below /zookeeper, and none with \
+                           characters beyond U+D7FF; omit namespace= for other names";
+            return Err(Error::new(ErrorKind::InvalidName, "name", message));
+        }
+        Ok(line)
+    }
+
+    /// The node under which all lines are whose names begin with `prefix`.
+    pub(super) fn above(&self, prefix: &str) -> String {
+        let folder = prefix.trim_start_matches('/').rsplit_once('/');
+        match folder.map(|(folder, _)| folder) {
+            Some(folder) if self.bare && is_path(folder) => format!("{}/{folder}", self.base),
+            _ => self.base().to_owned(),
+        }
+    }
+
+    /// The name of the line that is this node.
+    pub(super) fn name(&self, line: &str) -> Option<String> {
+        let rest = line.strip_prefix(&self.base)?.strip_prefix('/')?;
+        if self.bare {
+            return Some(rest.to_owned());
+        }
+        let decoded = percent_decode_str(rest).decode_utf8().ok()?;
+        (!rest.contains('/')).then(|| decoded.into_owned())
+    }
+
+    /// The nodes from the chroot down to `line`, which must be there before anything is put in it.
+    pub(super) fn parents(line: &str) -> impl Iterator<Item = &str> {
+        let ends = line.match_indices('/').map(|(at, _)| at).skip(1);
+        ends.chain([line.len()]).map(|end| &line[..end])
+    }
+
+    /// What a new ticket is called; the server adds its sequence.
+    pub(super) fn ticket(&self, claim: ClaimId, ask: Ask) -> String {
+        let id = uuid(claim);
+        let word = match self.layout {
+            Layout::Mutex => "lock-",
+            Layout::ReadWrite => "__WRIT__",
+        };
+        match (ask, self.layout) {
+            (Ask::Whole, _) => format!("_c_{id}-{word}"),
+            (Ask::READ, Layout::Mutex) => format!("_c_{id}-r-{word}"),
+            (Ask::READ, Layout::ReadWrite) => format!("_c_{id}-__READ__"),
+            (Ask::Part { weight, capacity }, _) => {
+                format!("_c_{id}-{weight}of{capacity}-{word}")
+            }
+        }
+    }
+}
+
+/// A child of a line that is a ticket: of ours, or of another tool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Child {
+    pub(super) name: String,
+    /// The claim; `None` for another tool's.
+    pub(super) claim: Option<ClaimId>,
+    pub(super) ask: Ask,
+    pub(super) sequence: i32,
+}
+
+impl Child {
+    /// Reads the name of a child; `None` when it is no ticket.
+    pub(super) fn read(name: &str) -> Option<Self> {
+        let (head, number) = name.split_at_checked(name.len().checked_sub(DIGITS)?)?;
+        let (head, sequence) = read_sequence(head, number)?;
+        let ours = read_ours(head);
+        Some(Self {
+            name: name.to_owned(),
+            claim: ours.map(|(claim, _)| claim),
+            ask: ours.map_or(Ask::Whole, |(_, ask)| ask),
+            sequence,
+        })
+    }
+
+    /// What operators call it: the claim, or the node of another tool.
+    pub(super) fn id(&self) -> String {
+        self.claim
+            .map_or_else(|| self.name.clone(), |claim| claim.to_string())
+    }
+
+    /// Whether it came before another. Sequences wrap; a line is never half as long as they are.
+    pub(super) fn is_before(&self, other: &Self) -> bool {
+        other.sequence.wrapping_sub(self.sequence) > 0
+    }
+}
+
+/// The sequence in the last ten characters, and the name before it. Past 2^31 the server goes on
+/// with negative numbers, which take eleven characters, or ten with nine digits.
+fn read_sequence<'a>(head: &'a str, number: &str) -> Option<(&'a str, i32)> {
+    let is_number = |text: &str| text.bytes().all(|digit| digit.is_ascii_digit());
+    let ends_a_word = |head: &str| head.ends_with(['-', '_']);
+    if let Some(short) = number.strip_prefix('-') {
+        let fits = is_number(short) && ends_a_word(head);
+        return fits.then(|| Some((head, -short.parse::<i32>().ok()?)))?;
+    }
+    if !is_number(number) {
+        return None;
+    }
+    let number: i64 = number.parse().ok()?;
+    match head.strip_suffix('-').filter(|head| ends_a_word(head)) {
+        Some(head) if number >= 1_000_000_000 => Some((head, i32::try_from(-number).ok()?)),
+        _ => Some((head, i32::try_from(number).ok()?)),
+    }
+}
+
+/// The claim and what it takes, from a name without its sequence.
+fn read_ours(head: &str) -> Option<(ClaimId, Ask)> {
+    let rest = head.strip_prefix("_c_")?;
+    let (id, rest) = rest.split_at_checked(36)?;
+    let claim = read_uuid(id)?;
+    let kind = rest.strip_prefix('-')?;
+    let whole = ["lock-", "__WRIT__"];
+    if whole.contains(&kind) {
+        return Some((claim, Ask::Whole));
+    }
+    if kind == "r-lock-" || kind == "__READ__" {
+        return Some((claim, Ask::READ));
+    }
+    let part = whole.iter().find_map(|word| kind.strip_suffix(word))?;
+    let (weight, capacity) = part.strip_suffix('-')?.split_once("of")?;
+    let (weight, capacity) = (weight.parse().ok()?, capacity.parse().ok()?);
+    let is_sound = weight >= 1 && weight <= capacity;
+    is_sound.then_some((claim, Ask::Part { weight, capacity }))
+}
+
+/// A claim as Curator writes its ids.
+fn uuid(claim: ClaimId) -> String {
+    let hex = format!("{:032x}", claim.0);
+    let parts = [
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..],
+    ];
+    parts.join("-")
+}
+
+fn read_uuid(text: &str) -> Option<ClaimId> {
+    let hex = text.replace('-', "");
+    let claim = ClaimId(u128::from_str_radix(&hex, 16).ok()?);
+    (uuid(claim) == text).then_some(claim)
+}
+
+fn encode(name: &str) -> String {
+    match name {
+        "." | ".." => name.replace('.', "%2E"),
+        _ => utf8_percent_encode(name, ENCODED).to_string(),
+    }
+}
+
+/// Whether ZooKeeper takes it as the rest of a path.
+fn is_path(path: &str) -> bool {
+    let fits = |c: char| !c.is_control() && u32::from(c) < 0xd800;
+    let is_segment = |part: &str| !matches!(part, "" | "." | "..") && part.chars().all(fits);
+    path.split('/').all(is_segment)
+}
+
+/// The data of a ticket of ours: who it is and what it stands for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) owner: Owner,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) value: Option<String>,
+    /// How long it lasts without renewal, in milliseconds.
+    #[serde(default)]
+    pub(super) ttl: u64,
+    /// The token, where the node is not the first one of its claim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) token: Option<i64>,
+    /// Whether an operator asks for it back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) evicted: bool,
+}
+
+impl Record {
+    pub(super) fn new(claim: &Claim) -> Self {
+        Self {
+            owner: claim.owner.clone(),
+            value: claim.value.clone(),
+            ttl: u64::try_from(claim.ttl.as_millis()).unwrap_or(u64::MAX),
+            token: None,
+            evicted: false,
+        }
+    }
+
+    pub(super) fn json(&self) -> Vec<u8> {
+        // Strings and numbers always serialise.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    pub(super) fn read(data: &[u8]) -> Option<Self> {
+        serde_json::from_slice(data).ok()
+    }
+}
+
+/// Whether the data of a ticket say that its owner is to let go.
+pub(super) fn is_marked(data: &[u8]) -> bool {
+    data == REVOKE || Record::read(data).is_some_and(|record| record.evicted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(namespace: &str, layout: Layout) -> Keys {
+        Keys::new("/locks", namespace, layout).unwrap()
+    }
+
+    #[test]
+    fn lines_are_made_and_read() {
+        for namespace in ["palisade", "a/b"] {
+            let keys = keys(namespace, Layout::Mutex);
+            for name in [
+                "x", "a/b", "100%", "%2F", ".", "..", "α 🔒", "/x", "x/", "\u{f000}",
+            ] {
+                let line = keys.line(&Name::new(name).unwrap()).unwrap();
+                assert!(is_path(line.trim_start_matches('/')), "{line}");
+                assert_eq!(keys.name(&line).as_deref(), Some(name));
+            }
+        }
+        let bare = keys("", Layout::Mutex);
+        for (name, line) in [("x", "/locks/x"), ("a/b", "/locks/a/b"), ("/a", "/locks/a")] {
+            assert_eq!(bare.line(&Name::new(name).unwrap()).unwrap(), line);
+        }
+        for name in ["a//b", "a/", "/", "..", "a/./b", "🔒"] {
+            let refused = bare.line(&Name::new(name).unwrap()).err().unwrap();
+            assert_eq!(refused.kind(), ErrorKind::InvalidName, "{name}");
+        }
+        for (chroot, namespace) in [("zookeeper", "x"), ("", "zookeeper"), ("a//b", "x")] {
+            assert!(Keys::new(chroot, namespace, Layout::Mutex).is_err());
+        }
+        let parents: Vec<&str> = Keys::parents("/locks/a/x").collect();
+        assert_eq!(parents, ["/locks", "/locks/a", "/locks/a/x"]);
+    }
+
+    #[test]
+    fn tickets_say_kind_and_weight_in_both_layouts() {
+        let permits = Ask::Part {
+            weight: 2,
+            capacity: 5,
+        };
+        for layout in [Layout::Mutex, Layout::ReadWrite] {
+            for ask in [Ask::Whole, Ask::READ, permits] {
+                let claim = ClaimId::random();
+                for (digits, sequence) in [
+                    ("0000000007", 7),
+                    ("2147483647", i32::MAX),
+                    ("-2147483648", i32::MIN),
+                    ("-000000007", -7),
+                ] {
+                    let name = keys("", layout).ticket(claim, ask) + digits;
+                    let child = Child::read(&name).unwrap();
+                    assert_eq!((child.claim, child.ask), (Some(claim), ask), "{name}");
+                    assert_eq!(child.sequence, sequence, "{name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_names_of_other_tools_take_the_whole_line() {
+        for name in [
+            "lock-0000000003",
+            "_c_3fa0d9e0-0000-4000-8000-00000000000X-lock-0000000003",
+            "0123456789abcdef0123456789abcdef__lock__0000000003",
+            "0123456789abcdef0123456789abcdef__rlock__0000000003",
+            "x-72057594037927936-0000000003",
+            "n-0000000003",
+            "read-0000000003",
+        ] {
+            let child = Child::read(name).unwrap();
+            assert_eq!(
+                (child.claim, child.ask, child.sequence),
+                (None, Ask::Whole, 3)
+            );
+        }
+        let wrapped = Child::read("0123456789abcdef0123456789abcdef__lock__-2147483600");
+        assert_eq!(wrapped.unwrap().sequence, -2147483600);
+        for name in ["b", "leases", "lock-", "lock-00000003", "0123456789abcdef"] {
+            assert_eq!(Child::read(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn order_goes_on_past_the_wrap() {
+        let child = |digits: &str| Child::read(&format!("lock-{digits}")).unwrap();
+        let (last, first) = (child("2147483647"), child("-2147483648"));
+        assert!(last.is_before(&first) && !first.is_before(&last));
+        assert!(child("0000000001").is_before(&child("0000000002")));
+    }
+
+    #[test]
+    fn a_mark_is_seen_and_a_record_comes_back() {
+        let mut record = Record {
+            owner: Owner::here("me", None),
+            value: Some("v".into()),
+            ttl: 1000,
+            token: Some(7),
+            evicted: false,
+        };
+        assert_eq!(Record::read(&record.json()).as_ref(), Some(&record));
+        assert!(!is_marked(&record.json()));
+        record.evicted = true;
+        assert!(is_marked(&record.json()) && is_marked(REVOKE));
+        assert!(!is_marked(b"10.0.0.1"));
+    }
+}

@@ -1,0 +1,165 @@
+//! `zookeeper://` — lines kept in a ZooKeeper ensemble, beside Curator and kazoo.
+//!
+//! A place is an ephemeral sequential node with Curator's name; the lowest sequence holds, and the
+//! transaction that made the node is the token. All places of a client with one ttl live with one
+//! session, which the keeper renews by a write. Taking a place and reading who is ahead are one
+//! round trip, leaving it is one delete; waiting is a watch on the nearest one ahead.
+//!
+//! `acquire`, `release`, `renew`, `notify` and `inspect` are the verbs; `keys` is the layout,
+//! `snapshot` a line as read; `client` has the sessions, `session` drives one, `connection` makes
+//! its connections, `proto` and `jute` are what they say.
+
+mod acquire;
+#[cfg(feature = "baseline")]
+mod baseline;
+mod client;
+mod condition;
+mod config;
+mod connection;
+mod error;
+mod inspect;
+mod jute;
+mod keys;
+mod notify;
+mod proto;
+mod release;
+mod renew;
+mod session;
+mod snapshot;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+pub use condition::{Check, ZooKeeperHold};
+pub(crate) use config::FACTORY;
+pub use config::ZooKeeper;
+
+use self::acquire::Known;
+use self::client::Client;
+use self::keys::Keys;
+use self::proto::Acl;
+use crate::core::capability::{Capability, TtlRange};
+use crate::core::claim::{Claim, ClaimId};
+use crate::core::clock::BootTime;
+use crate::core::engine::{
+    Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Eviction, Left,
+    Place, Renewal, cannot_resize,
+};
+use crate::core::error::Result;
+use crate::core::name::Name;
+use crate::core::report::{Checkup, LineReport, Scope};
+use crate::core::ticket::{Lease, LeaseId, Ticket};
+
+/// A client of an ensemble.
+struct ZooKeeperEngine(Arc<Inner>);
+
+/// What the verbs share.
+struct Inner {
+    keys: Keys,
+    client: Client,
+    shown: String,
+    /// The times to live that the servers allow.
+    ttl: TtlRange,
+    /// The claims of this client, from their enter to their leave.
+    known: Mutex<HashMap<ClaimId, Known>>,
+}
+
+impl Inner {
+    fn known(&self, claim: ClaimId) -> Option<Known> {
+        self.known.lock().get(&claim).cloned()
+    }
+
+    fn update(&self, claim: ClaimId, change: impl FnOnce(&mut Known)) {
+        if let Some(known) = self.known.lock().get_mut(&claim) {
+            change(known);
+        }
+    }
+
+    /// Whether claims live with the session.
+    fn has_claims(&self, session: i64) -> bool {
+        let known = self.known.lock();
+        known.values().any(|known| known.session.id() == session)
+    }
+
+    /// Whether everyone may change the nodes that this client makes.
+    fn makes_open_nodes(&self) -> bool {
+        self.client.acl == Acl::open()
+    }
+}
+
+impl Engine for ZooKeeperEngine {
+    fn capability(&self) -> Capability {
+        Capability {
+            ttl: self.0.ttl,
+            ..config::CAPABILITY
+        }
+    }
+
+    fn describe(&self) -> String {
+        self.0.shown.clone()
+    }
+
+    async fn enter(&self, claim: Arc<Claim>) -> Result<Entered> {
+        acquire::enter(&self.0, &claim).await
+    }
+
+    async fn wait(&self, ticket: Ticket, until: BootTime) -> Result<Place> {
+        acquire::wait(&self.0, &ticket, until).await
+    }
+
+    async fn renew(&self, leases: Vec<Lease>, within: Duration) -> Vec<Renewal> {
+        renew::renew(&self.0, &leases, within).await
+    }
+
+    async fn amend(&self, ticket: Ticket, amendment: Amendment) -> Result<Amended> {
+        release::amend(&self.0, &ticket, amendment).await
+    }
+
+    async fn leave(&self, ticket: Ticket) -> Result<Left> {
+        release::leave(&self.0, &ticket).await
+    }
+
+    async fn audit(&self, lease: LeaseId) -> Result<Vec<Audited>> {
+        renew::audit(&self.0, lease).await
+    }
+
+    fn alarms(&self) -> BoxStream<Alarm> {
+        notify::alarms(&self.0)
+    }
+
+    async fn survey(&self, scope: Scope) -> Result<Vec<LineReport>> {
+        inspect::survey(&self.0, &scope).await
+    }
+
+    fn watch(&self, scope: Scope) -> BoxStream<Result<()>> {
+        notify::watch(Arc::clone(&self.0), &scope)
+    }
+
+    async fn evict(&self, name: Name, id: String, eviction: Eviction) -> Result<bool> {
+        release::evict(&self.0, &name, &id, eviction).await
+    }
+
+    /// What a ticket weighs is in its node's name, which only its own session can change.
+    fn resize(&self, _: Name, _: u32) -> BoxFuture<Result<bool>> {
+        cannot_resize()
+    }
+
+    async fn check(&self) -> Result<Checkup> {
+        inspect::check(&self.0).await
+    }
+
+    fn key(&self, ticket: &Ticket) -> Option<String> {
+        // A claim that was amended has another node than its ticket says.
+        let known = self.0.known(ticket.claim);
+        let node = known.and_then(|known| Some(format!("{}/{}", known.line, known.node?.name)));
+        node.or_else(|| ticket.native.as_deref().map(str::to_owned))
+    }
+
+    async fn close(&self) {
+        self.0.known.lock().clear();
+        self.0.client.close().await;
+    }
+}

@@ -1,0 +1,157 @@
+//! Hints: when the keeper should look after its sessions, and when a survey may show something
+//! else. A hint is never a verdict.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream;
+use tokio::sync::mpsc;
+
+use super::Inner;
+use super::keys::is_marked;
+use super::proto::{Request, code};
+use super::session::{Session, Watched};
+use crate::core::claim::ClaimId;
+use crate::core::engine::{Alarm, BoxStream};
+use crate::core::error::Result;
+use crate::core::report::Scope;
+use crate::engines::kit;
+
+/// How soon after it came a place is watched for an operator's mark: one that is left sooner costs
+/// no watch, and an operator is never that quick.
+const NEW: Duration = Duration::from_millis(50);
+
+/// The pause before a watch that broke is begun again: no hot loop, and no wait to speak of.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Hints for the keeper.
+pub(super) fn alarms(engine: &Inner) -> BoxStream<Alarm> {
+    kit::alarms::alarms(engine.client.alarms.subscribe())
+}
+
+/// Looks out for an operator who marks or removes the node of a claim, while it has one.
+pub(super) fn guard(engine: &Arc<Inner>, claim: ClaimId) {
+    let weak = Arc::downgrade(engine);
+    engine.client.thread.spawn(async move {
+        tokio::time::sleep(NEW).await;
+        let mut first = None;
+        loop {
+            let Some(engine) = weak.upgrade() else { return };
+            let Some(known) = engine.known(claim) else {
+                return;
+            };
+            let Some(node) = known.node.as_ref().filter(|_| known.session.is_usable()) else {
+                return;
+            };
+            // A claim that was amended has another node, and another guard.
+            if first.get_or_insert_with(|| node.clone()) != node {
+                return;
+            }
+            let path = format!("{}/{}", known.line, node.name);
+            let fired = known.session.watch(&path, Watched::Node);
+            let read = vec![Request::data(&path, true)];
+            let answers = engine.client.call(&known.session, "evict", read).await;
+            let answer = answers.ok().and_then(|mut answers| answers.pop());
+            let Some(answer) = answer else {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            };
+            let marked = answer.data().is_ok_and(|(data, _)| is_marked(&data));
+            let gone = answer.error == code::NO_NODE;
+            if marked || gone {
+                engine.update(claim, |known| known.evicted = marked);
+                // All: the answer to its enter may still be under way.
+                let _ = engine.client.alarms.send(Alarm::All);
+            }
+            if answer.error != 0 {
+                return;
+            }
+            drop((engine, known));
+            // Also when the connection ends.
+            let _ = fired.await;
+        }
+    });
+}
+
+/// A watch of everything at and below a path, begun again whenever it breaks.
+struct Follow {
+    path: String,
+    open: Option<Open>,
+}
+
+struct Open {
+    session: Arc<Session>,
+    path: String,
+    told: mpsc::Receiver<()>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.told.close();
+        if self.session.unwatch_tree(&self.path) {
+            let session = Arc::clone(&self.session);
+            let remove = Request::remove_watches(&self.path);
+            // Best effort: without it, events come that nobody listens to.
+            if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                runtime.spawn(async move { session.call(vec![remove]).await.map(drop) });
+            }
+        }
+    }
+}
+
+impl Follow {
+    /// Waits until something may have changed; at once when the watch has just begun. Can be
+    /// dropped and called again.
+    async fn next(&mut self, engine: &Inner) -> Result<()> {
+        if let Some(open) = &mut self.open {
+            if open.told.recv().await.is_some() {
+                return Ok(());
+            }
+            self.open = None;
+            tokio::time::sleep(PAUSE).await;
+        }
+        let begun = async {
+            let session = engine.client.any().await?;
+            let told = session.watch_tree(&self.path);
+            let open = Open {
+                path: self.path.clone(),
+                told,
+                session,
+            };
+            let add = vec![Request::add_watch(&self.path)];
+            let answers = engine.client.call(&open.session, "watch", add).await?;
+            for answer in answers {
+                let done = answer.done();
+                done.map_err(|refused| super::error::refused("watch", refused))?;
+            }
+            Ok(open)
+        };
+        match begun.await {
+            Ok(open) => {
+                self.open = Some(open);
+                Ok(())
+            }
+            Err(error) => {
+                tokio::time::sleep(PAUSE).await;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Hints that a survey of `scope` may show something else.
+pub(super) fn watch(engine: Arc<Inner>, scope: &Scope) -> BoxStream<Result<()>> {
+    let path = match scope {
+        Scope::Line(name) => match engine.keys.line(name) {
+            Ok(line) => line,
+            Err(error) => return Box::pin(stream::iter([Err(error)])),
+        },
+        Scope::Prefix(prefix) => engine.keys.above(prefix),
+    };
+    let follow = Follow { path, open: None };
+    let next = |(engine, mut follow): (Arc<Inner>, Follow)| async move {
+        let told = follow.next(&engine).await;
+        Some((told, (engine, follow)))
+    };
+    Box::pin(stream::unfold((engine, follow), next))
+}

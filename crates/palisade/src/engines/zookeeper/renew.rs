@@ -1,0 +1,92 @@
+//! `renew` and `audit`: keeps sessions alive for the keeper by a write that a majority takes, and
+//! lists what lives with them, so that the keeper can leave the places that nobody knows.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::Inner;
+use super::acquire::unexpected;
+use super::error;
+use super::keys::Child;
+use super::proto::Request;
+use crate::core::engine::{Audited, Renewal};
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::name::Name;
+use crate::core::ticket::{Lease, LeaseId, Ticket};
+use crate::engines::kit::timed;
+
+pub(super) async fn renew(engine: &Inner, leases: &[Lease], within: Duration) -> Vec<Renewal> {
+    join_all(
+        leases
+            .iter()
+            .map(|lease| renew_one(engine, lease.id, within)),
+    )
+    .await
+}
+
+/// Renews a session. A server that is cut off from its leader answers reads, pings and `sync`;
+/// only a write is proof that the session lives. This one checks a node and changes nothing, and
+/// whether the node is there does not matter.
+async fn renew_one(engine: &Inner, lease: LeaseId, within: Duration) -> Renewal {
+    let Some(session) = engine.client.of_lease(lease) else {
+        return Renewal::Lost;
+    };
+    // Nobody has used it for a while, and another serves whoever looks.
+    let is_idle = session.idle() > session.armed().ttl && !engine.has_claims(session.id());
+    if is_idle && engine.client.retire(&session) {
+        session.close().await;
+        return Renewal::Lost;
+    }
+    let write = Request::multi(&[Request::check(engine.keys.base())]);
+    let (before, generation) = (session.armed(), session.generation());
+    // The server may be well and the connection dead: the next renewal has another.
+    match timed("renew", within, session.call(vec![write])).await {
+        Err(late) => {
+            session.give_up(generation);
+            Renewal::Unknown(late)
+        }
+        Ok(Err(failure)) => match error::failed("renew", failure) {
+            over if over.kind() == ErrorKind::Lost => Renewal::Lost,
+            error => Renewal::Unknown(error.maybe_applied()),
+        },
+        Ok(Ok(_)) => {
+            session.answered();
+            let armed = session.armed();
+            if armed.sent > before.sent {
+                return Renewal::Held(armed);
+            }
+            let message = "the server did not take the write that renews the session";
+            Renewal::Unknown(Error::new(ErrorKind::Unreachable, "renew", message).maybe_applied())
+        }
+    }
+}
+
+/// What lives with a session.
+pub(super) async fn audit(engine: &Inner, lease: LeaseId) -> Result<Vec<Audited>> {
+    let Some(session) = engine.client.of_lease(lease) else {
+        let message = "the session has ended; its renewal will say so";
+        return Err(Error::new(ErrorKind::Lost, "audit", message));
+    };
+    let list = Request::ephemerals(engine.keys.base());
+    let answers = engine.client.call(&session, "audit", vec![list]).await?;
+    let listed = answers.first().ok_or_else(unexpected)?.ephemerals();
+    let listed = listed.map_err(|refused| error::refused("audit", refused))?;
+    let audited = |path: String| {
+        let (line, child) = path.rsplit_once('/')?;
+        let claim = Child::read(child)?.claim?;
+        let known = engine.known(claim);
+        let node = known.as_ref().and_then(|known| known.node.as_ref());
+        let ticket = Ticket {
+            name: Name::new(engine.keys.name(line)?).ok()?,
+            claim,
+            lease,
+            sequence: node.map_or(0, |node| node.sequence()),
+            native: Some(path.as_str().into()),
+            in_doubt: false,
+        };
+        let evicted = known.is_some_and(|known| known.evicted);
+        Some(Audited { ticket, evicted })
+    };
+    Ok(listed.into_iter().filter_map(audited).collect())
+}

@@ -1,0 +1,217 @@
+//! `Snapshot`: a line as its children's names tell it, in the order of their sequences.
+//!
+//! The write that made its node decides a place. A later read confirms it even if the answer is
+//! stale: whoever is ahead can only go, so that a claim that held at any time holds for as long as
+//! its node is there. Who holds is the core's to say ([`admit`], [`Line`]).
+
+use std::cmp::Ordering;
+use std::time::Duration;
+
+use super::keys::{Child, Record};
+use crate::core::admission::{Admission, Standing, admit, capacity};
+use crate::core::claim::{Ask, ClaimId};
+use crate::core::clock::BootTime;
+use crate::core::error::Result;
+use crate::core::line::{Line, Seat};
+
+/// What is kept of one ticket.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) child: Child,
+    /// The capacity of the line and its own, where they differ.
+    pub(super) misfit: Option<(u32, u32)>,
+    /// What its data say, where they were read: the record of ours, the text of another tool.
+    pub(super) record: Option<Record>,
+    pub(super) text: Option<String>,
+    /// The transaction that made its claim's first node.
+    pub(super) token: i64,
+    pub(super) version: i32,
+}
+
+/// Whose change may let a claim in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Ahead {
+    /// The nearest one that excludes it, by its node's name.
+    Child(String),
+    /// Anyone: every departure may make room for permits.
+    Anyone,
+}
+
+/// A line, first come first.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    pub(super) line: Line<Place>,
+}
+
+impl Snapshot {
+    /// The line whose children have these names.
+    pub(super) fn new(names: &[String]) -> Self {
+        let mut children: Vec<Child> = names.iter().filter_map(|name| Child::read(name)).collect();
+        children.sort_by(|a, b| match (a.is_before(b), b.is_before(a)) {
+            (true, _) => Ordering::Less,
+            (_, true) => Ordering::Greater,
+            // Both of one claim that is amended; or, never seen, of two tools.
+            _ => a.name.cmp(&b.name),
+        });
+        let mut line = Line::default();
+        for child in children {
+            let mut ask = child.ask;
+            let mut misfit = None;
+            if let (Ask::Part { capacity, .. }, Some(live)) = (ask, line.named_capacity())
+                && capacity != live
+            {
+                // It is about to leave, or a mistake: it shares with nobody.
+                misfit = Some((live, capacity));
+                ask = Ask::Whole;
+            }
+            let place = Place {
+                child,
+                misfit,
+                record: None,
+                text: None,
+                token: 0,
+                version: 0,
+            };
+            line.seats.push(seat(line.seats.len(), ask, Some(place)));
+        }
+        Self { line }
+    }
+
+    /// Where the node with this name is.
+    pub(super) fn find(&self, name: &str) -> Option<usize> {
+        let mut seats = self.line.seats.iter();
+        seats.position(|seat| seat.extra.child.name == name)
+    }
+
+    /// The nodes of a claim.
+    pub(super) fn nodes_of(&self, claim: ClaimId) -> Vec<String> {
+        let children = self.line.seats.iter().map(|seat| &seat.extra.child);
+        let own = children.filter(|child| child.claim == Some(claim));
+        own.map(|child| child.name.clone()).collect()
+    }
+
+    /// Whom the ticket at `at` waits for; `None` when it holds.
+    pub(super) fn ahead_of(&self, at: usize) -> Option<Ahead> {
+        let seats = &self.line.seats[..=at];
+        let me = &seats[at];
+        let standings = seats.iter().map(|seat| Standing {
+            id: seat.id,
+            ask: seat.ask,
+        });
+        let capacity = capacity(standings.clone().map(|standing| standing.ask));
+        let id = match admit(standings, me.id, capacity) {
+            Admission::Held => return None,
+            Admission::Behind(id) if matches!(me.ask, Ask::Whole | Ask::READ) => id,
+            Admission::Behind(_) | Admission::Absent => return Some(Ahead::Anyone),
+        };
+        let nearest = self.line.seat(id);
+        Some(nearest.map_or(Ahead::Anyone, |seat| {
+            Ahead::Child(seat.extra.child.name.clone())
+        }))
+    }
+
+    /// Whether a claim for `ask` that came now would hold.
+    ///
+    /// # Errors
+    /// `CapacityMismatch` when the line is in use with another capacity.
+    pub(super) fn has_room(mut self, ask: Ask) -> Result<bool> {
+        let at = self.line.seats.len();
+        self.line.push(seat(at, ask, None))?;
+        Ok(self.ahead_of(at).is_none())
+    }
+
+    /// Marks whoever holds: always the first ones, since nobody overtakes.
+    pub(super) fn settle(&mut self) {
+        self.line.settle(BootTime::PAST, || 1);
+    }
+}
+
+/// A seat is known by its position, since other tools have no claim ids.
+fn seat(at: usize, ask: Ask, place: Option<Place>) -> Seat<Place> {
+    let nobody = || Place {
+        child: Child {
+            name: String::new(),
+            claim: None,
+            ask,
+            sequence: 0,
+        },
+        misfit: None,
+        record: None,
+        text: None,
+        token: 0,
+        version: 0,
+    };
+    Seat {
+        id: ClaimId(at as u128 + 1),
+        ask,
+        sequence: 0,
+        expires: BootTime::NEVER,
+        ttl: Duration::ZERO,
+        evicted: false,
+        extra: place.unwrap_or_else(nobody),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engines::zookeeper::keys::{Keys, Layout};
+
+    fn line(asks: &[Option<Ask>]) -> Snapshot {
+        let keys = Keys::new("", "palisade", Layout::Mutex).unwrap();
+        let name = |(at, ask): (usize, &Option<Ask>)| match ask {
+            Some(ask) => format!("{}{at:010}", keys.ticket(ClaimId::random(), *ask)),
+            None => format!("lock-{at:010}"),
+        };
+        // As they may come: in no order.
+        let names: Vec<String> = asks.iter().enumerate().map(name).rev().collect();
+        Snapshot::new(&names)
+    }
+
+    fn holders(asks: &[Option<Ask>]) -> usize {
+        let mut snapshot = line(asks);
+        snapshot.settle();
+        let seats = snapshot.line.seats.iter();
+        seats.take_while(|seat| seat.is_held()).count()
+    }
+
+    fn part(weight: u32, capacity: u32) -> Option<Ask> {
+        Some(Ask::Part { weight, capacity })
+    }
+
+    #[test]
+    fn the_first_hold_as_far_as_they_fit() {
+        for (asks, held) in [
+            (vec![], 0),
+            (vec![Some(Ask::Whole), Some(Ask::Whole)], 1),
+            (vec![Some(Ask::READ), Some(Ask::READ), Some(Ask::Whole)], 2),
+            (vec![part(1, 3), part(2, 3), part(1, 3)], 2),
+            // A ticket of another tool takes the whole line.
+            (vec![None, Some(Ask::READ)], 1),
+            (vec![Some(Ask::READ), None, Some(Ask::READ)], 1),
+            // A part of another whole shares with nobody.
+            (vec![part(1, 3), part(1, 2), part(1, 3)], 1),
+        ] {
+            assert_eq!(holders(&asks), held, "{asks:?}");
+        }
+    }
+
+    #[test]
+    fn a_waiter_watches_the_nearest_that_excludes_it() {
+        let readers = line(&[Ask::Whole, Ask::READ, Ask::READ, Ask::Whole].map(Some));
+        let nearest = |at: usize| match readers.ahead_of(at)? {
+            Ahead::Child(name) => readers.find(&name),
+            Ahead::Anyone => None,
+        };
+        assert_eq!((nearest(2), nearest(3)), (Some(0), Some(2)));
+        let permits = line(&[part(2, 3), part(2, 3)]);
+        assert_eq!(permits.ahead_of(1), Some(Ahead::Anyone));
+        assert!(permits.has_room(Ask::READ).is_err());
+    }
+
+    #[test]
+    fn children_that_are_no_tickets_are_not_in_the_line() {
+        let names = ["b".to_owned(), "lock-0000000001".to_owned()];
+        assert_eq!(Snapshot::new(&names).line.seats.len(), 1);
+    }
+}

@@ -1,0 +1,326 @@
+//! A fence in front of an HTTP service: a tower layer for axum, hyper and whatever speaks `http`,
+//! and the header on the side of the client.
+//!
+//! The layer takes the token from the header `Fencing-Token`, keeps one turn per resource from the
+//! comparison until the handler has answered, and hands the token to the handler for its own store.
+//! Within one process nothing stale is handled after something newer. **Across replicas of a
+//! service it is advisory**: each has turns of its own, so that a handler that is paused in one
+//! can write after a newer one in another. There the handler's store must compare the token, too.
+//!
+//! ```
+//! use palisade::fence::{http::FenceLayer, MemoryFence};
+//! # use std::sync::Arc;
+//! // The resource is named by the path: PUT /stock/7 is fenced as "/stock/7".
+//! let layer = FenceLayer::by_path(Arc::new(MemoryFence::default()));
+//! # let _ = layer; // axum: Router::new().route(…).layer(layer)
+//! ```
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+
+use ::http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use ::http::request::{Builder, Parts};
+use ::http::{HeaderMap, Method, Request, Response, StatusCode};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::{FenceExt, Presented, ReadToken, SharedFence, Verdict, WriteToken};
+use crate::core::engine::BoxFuture;
+use crate::core::error::{ErrorKind, Result};
+use crate::core::hold::Hold;
+use crate::core::name::Name;
+use crate::core::token::Token;
+
+/// The header that carries a token, in decimal digits.
+pub const FENCING_TOKEN: HeaderName = HeaderName::from_static("fencing-token");
+
+/// Which resource a request is about; `None` when it is about none that is fenced.
+type ResourceOf = dyn Fn(&Parts) -> Result<Option<Name>> + Send + Sync;
+
+/// Fences a service. Clones, and the services made by them, share their turns.
+#[derive(Clone)]
+pub struct FenceLayer {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    fence: SharedFence,
+    resource_of: Box<ResourceOf>,
+    /// Kept while somebody has a turn or waits for it.
+    turns: Mutex<HashMap<Name, Weak<Turn<()>>>>,
+}
+
+impl FenceLayer {
+    /// Remembers tokens in `fence`; `resource_of` names what a request is about. `None` lets it
+    /// pass unfenced, an error refuses it (400).
+    pub fn new(
+        fence: SharedFence,
+        resource_of: impl Fn(&Parts) -> Result<Option<Name>> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                fence,
+                resource_of: Box::new(resource_of),
+                turns: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Every path is a resource. One that is too long for a name is refused (400).
+    pub fn by_path(fence: SharedFence) -> Self {
+        Self::new(fence, |request| Name::new(request.uri.path()).map(Some))
+    }
+}
+
+impl std::fmt::Debug for FenceLayer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FenceLayer").finish_non_exhaustive()
+    }
+}
+
+impl<S> Layer<S> for FenceLayer {
+    type Service = FenceService<S>;
+
+    fn layer(&self, inner: S) -> FenceService<S> {
+        FenceService {
+            inner,
+            shared: Arc::clone(&self.shared),
+        }
+    }
+}
+
+/// A service behind a [`FenceLayer`].
+///
+/// # Behavior
+/// - A request that may write (any method but GET, HEAD, OPTIONS and TRACE) needs a token: 428
+///   `token_missing` without, 400 `invalid_token` for what is none, 409 `stale_token` for one that
+///   is older than one accepted before. Refusals are `application/problem+json`.
+/// - An accepted token is remembered before the handler runs, and is in the request's extensions
+///   as a [`WriteToken`].
+/// - A request that reads may carry a token: it is compared, not remembered, and handed on as a
+///   [`ReadToken`]. It takes no turn.
+/// - One request per resource writes at a time, until its handler has answered or was dropped.
+#[derive(Clone)]
+pub struct FenceService<S> {
+    inner: S,
+    shared: Arc<Shared>,
+}
+
+impl<S: std::fmt::Debug> std::fmt::Debug for FenceService<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let inner = &self.inner;
+        f.debug_struct("FenceService")
+            .field("inner", inner)
+            .finish()
+    }
+}
+
+impl<S, Body, Answer> Service<Request<Body>> for FenceService<S>
+where
+    S: Service<Request<Body>, Response = Response<Answer>> + Clone + Send + 'static,
+    S::Future: Send,
+    Body: Send + 'static,
+    Answer: From<String> + Send + 'static,
+{
+    type Response = Response<Answer>;
+    type Error = S::Error;
+    type Future = BoxFuture<std::result::Result<Response<Answer>, S::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<std::result::Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        // The one that said it is ready is used; the clone stays.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        let shared = Arc::clone(&self.shared);
+        Box::pin(async move {
+            let (mut parts, body) = request.into_parts();
+            // Until the handler has answered.
+            let _turn = match shared.admit(&mut parts).await {
+                Ok(turn) => turn,
+                Err(refusal) => return Ok(refusal.response()),
+            };
+            inner.call(Request::from_parts(parts, body)).await
+        })
+    }
+}
+
+impl Shared {
+    /// Lets a request pass, with its turn if it writes.
+    async fn admit(
+        &self,
+        parts: &mut Parts,
+    ) -> std::result::Result<Option<OwnedMutexGuard<()>>, Refusal> {
+        let resource = (self.resource_of)(parts).map_err(|_| Refusal::NoName)?;
+        let Some(resource) = resource else {
+            return Ok(None);
+        };
+        let token = token_of(&parts.headers)?;
+        if reads(&parts.method) {
+            if let Some(token) = token {
+                let token = ReadToken::from(token);
+                self.judge(&resource, token.into()).await?;
+                parts.extensions.insert(token);
+            }
+            return Ok(None);
+        }
+        let token = WriteToken::from(token.ok_or(Refusal::Missing)?);
+        let turn = self.turn(&resource).lock_owned().await;
+        self.judge(&resource, token.into()).await?;
+        parts.extensions.insert(token);
+        Ok(Some(turn))
+    }
+
+    async fn judge(&self, resource: &Name, token: Presented) -> std::result::Result<(), Refusal> {
+        let verdict = match token {
+            Presented::Write(token) => self.fence.accept(resource, token).await,
+            Presented::Read(_) => self.fence.check(resource, token).await,
+        };
+        match verdict {
+            Ok(Verdict::Accepted) => Ok(()),
+            Ok(Verdict::Stale { highest }) => Err(Refusal::Stale { highest }),
+            Err(error) if error.kind() == ErrorKind::InvalidArgument => Err(Refusal::Invalid),
+            Err(_) => Err(Refusal::NoFence),
+        }
+    }
+
+    /// The turn of a resource. Those that nobody has or waits for are dropped.
+    fn turn(&self, resource: &Name) -> Arc<Turn<()>> {
+        let mut turns = self.turns.lock();
+        if let Some(turn) = turns.get(resource).and_then(Weak::upgrade) {
+            return turn;
+        }
+        // As many as were live at the last time: the cost per request stays the same.
+        if turns.len() == turns.capacity() {
+            turns.retain(|_, turn| turn.strong_count() > 0);
+        }
+        let turn = Arc::new(Turn::new(()));
+        turns.insert(resource.clone(), Arc::downgrade(&turn));
+        turn
+    }
+}
+
+fn reads(method: &Method) -> bool {
+    let safe = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE];
+    safe.contains(method)
+}
+
+/// The one token of a request.
+fn token_of(headers: &HeaderMap) -> std::result::Result<Option<Token>, Refusal> {
+    let mut tokens = headers.get_all(FENCING_TOKEN).iter();
+    let Some(first) = tokens.next() else {
+        return Ok(None);
+    };
+    let text = first.to_str().ok().filter(|_| tokens.next().is_none());
+    let digits = text.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let token = digits.and_then(|text| text.parse().ok()).map(Token);
+    token.map(Some).ok_or(Refusal::Invalid)
+}
+
+/// Why a request does not pass.
+enum Refusal {
+    NoName,
+    Missing,
+    Invalid,
+    Stale { highest: Token },
+    NoFence,
+}
+
+impl Refusal {
+    fn response<Answer: From<String>>(&self) -> Response<Answer> {
+        let (status, code, title) = match self {
+            Self::NoName => (
+                StatusCode::BAD_REQUEST,
+                "invalid_resource",
+                "what this request is about can't be the name of a resource",
+            ),
+            Self::Missing => (
+                StatusCode::PRECONDITION_REQUIRED,
+                "token_missing",
+                "this resource is fenced: send the token of your lock as Fencing-Token",
+            ),
+            Self::Invalid => (
+                StatusCode::BAD_REQUEST,
+                "invalid_token",
+                "Fencing-Token is one whole number, the token of a lock",
+            ),
+            Self::Stale { .. } => (
+                StatusCode::CONFLICT,
+                "stale_token",
+                "a newer holder of the lock has been here",
+            ),
+            Self::NoFence => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "fence_unavailable",
+                "the tokens accepted so far can't be read",
+            ),
+        };
+        let mut problem = json!({"code": code, "title": title, "status": status.as_u16()});
+        if let Self::Stale { highest } = self {
+            // As text: it may exceed what a double holds.
+            problem["highest"] = Value::from(highest.to_string());
+        }
+        let mut response = Response::new(Answer::from(problem.to_string()));
+        *response.status_mut() = status;
+        let content = HeaderValue::from_static("application/problem+json");
+        response.headers_mut().insert(CONTENT_TYPE, content);
+        response
+    }
+}
+
+impl From<WriteToken> for HeaderValue {
+    fn from(token: WriteToken) -> Self {
+        token.token().0.into()
+    }
+}
+
+impl From<ReadToken> for HeaderValue {
+    fn from(token: ReadToken) -> Self {
+        token.token().0.into()
+    }
+}
+
+/// Adds the token of a hold to a request.
+///
+/// A client with a builder of its own takes the header as it is:
+/// `client.put(url).header(FENCING_TOKEN, hold.write_token()?)`.
+pub trait FencedRequest: Sized {
+    /// Adds the header. A request that may write needs an exclusive hold, one that reads any but
+    /// permits.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a hold that has no such token; [`ErrorKind::Lost`] when it
+    /// is known to be lost.
+    fn fenced_by(self, hold: &Hold) -> Result<Self>;
+}
+
+fn header(hold: &Hold, method: &Method) -> Result<HeaderValue> {
+    if !hold.is_valid() {
+        return Err(hold.lost_error("fence"));
+    }
+    Ok(match reads(method) {
+        true => hold.read_token()?.into(),
+        false => hold.write_token()?.into(),
+    })
+}
+
+impl FencedRequest for Builder {
+    fn fenced_by(self, hold: &Hold) -> Result<Self> {
+        let token = header(hold, self.method_ref().unwrap_or(&Method::GET))?;
+        Ok(self.header(FENCING_TOKEN, token))
+    }
+}
+
+impl<Body> FencedRequest for Request<Body> {
+    fn fenced_by(mut self, hold: &Hold) -> Result<Self> {
+        let token = header(hold, self.method())?;
+        self.headers_mut().insert(FENCING_TOKEN, token);
+        Ok(self)
+    }
+}

@@ -1,0 +1,167 @@
+//! What a token may do: a [`WriteToken`] of an exclusive hold writes and raises the mark, a
+//! [`ReadToken`] is compared and changes nothing. Permits have neither: several may write.
+
+use std::fmt;
+
+use crate::core::claim::Mode;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::hold::Hold;
+use crate::core::token::Token;
+
+/// The token of an exclusive hold (mutex, write lock, leadership). A bare number or [`Token`]
+/// counts as one: whoever passes it on says that it was granted exclusively.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WriteToken(Token);
+
+/// The token of a reader: compared, never remembered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReadToken(Token);
+
+/// A token of either kind, to be compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Presented {
+    /// Of an exclusive hold.
+    Write(WriteToken),
+    /// Of a reader.
+    Read(ReadToken),
+}
+
+impl WriteToken {
+    /// The number.
+    pub fn token(self) -> Token {
+        self.0
+    }
+
+    /// The number as stores keep it: in 63 bits, never zero.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a number that no engine grants.
+    pub fn stored(self) -> Result<i64> {
+        stored(self.0)
+    }
+}
+
+impl ReadToken {
+    /// The number.
+    pub fn token(self) -> Token {
+        self.0
+    }
+}
+
+impl Presented {
+    /// The number.
+    pub fn token(self) -> Token {
+        match self {
+            Self::Write(token) => token.0,
+            Self::Read(token) => token.0,
+        }
+    }
+
+    /// # Errors
+    /// As [`WriteToken::stored`].
+    pub(super) fn stored(self) -> Result<i64> {
+        stored(self.token())
+    }
+}
+
+/// Eras end at 127 above bit 56, so that every token of an engine fits into 63 bits; 0 stands for
+/// a token that is not known.
+fn stored(token: Token) -> Result<i64> {
+    i64::try_from(token.0)
+        .ok()
+        .filter(|token| *token > 0)
+        .ok_or_else(|| {
+            let message = "this is not the token of a hold: tokens are 1 to 2^63 - 1";
+            Error::new(ErrorKind::InvalidArgument, "fence", message)
+        })
+}
+
+impl From<Token> for WriteToken {
+    fn from(token: Token) -> Self {
+        Self(token)
+    }
+}
+
+impl From<u64> for WriteToken {
+    fn from(token: u64) -> Self {
+        Self(Token(token))
+    }
+}
+
+impl From<Token> for ReadToken {
+    fn from(token: Token) -> Self {
+        Self(token)
+    }
+}
+
+impl From<WriteToken> for ReadToken {
+    /// A writer may read, too.
+    fn from(token: WriteToken) -> Self {
+        Self(token.0)
+    }
+}
+
+impl From<WriteToken> for Presented {
+    fn from(token: WriteToken) -> Self {
+        Self::Write(token)
+    }
+}
+
+impl From<ReadToken> for Presented {
+    fn from(token: ReadToken) -> Self {
+        Self::Read(token)
+    }
+}
+
+impl From<Token> for Presented {
+    fn from(token: Token) -> Self {
+        Self::Write(token.into())
+    }
+}
+
+impl fmt::Display for WriteToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for ReadToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// What holds hand to a fenced storage.
+impl Hold {
+    /// The token to write with. A reader that was upgraded has one, a writer that was downgraded
+    /// has none any more.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a reader and for permits: others may hold beside them.
+    pub fn write_token(&self) -> Result<WriteToken> {
+        let message = match self.mode() {
+            Mode::Exclusive => return Ok(self.token().into()),
+            Mode::Shared => "a reader has no token to write with; take the write lock",
+            Mode::Permits => {
+                "permits have no token to write with: several may hold at once; use a mutex"
+            }
+        };
+        Err(Error::new(ErrorKind::InvalidArgument, "fence", message))
+    }
+
+    /// The token to read with, of a reader or a writer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for permits, which are not fenced.
+    pub fn read_token(&self) -> Result<ReadToken> {
+        match self.mode() {
+            Mode::Exclusive | Mode::Shared => Ok(self.token().into()),
+            Mode::Permits => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "fence",
+                "permits are not fenced: their tokens are in no order with those of writers",
+            )),
+        }
+    }
+}

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use palisade::report::Scope;
 use palisade::{BootTime, Client, Name};
-use palisade_testkit::lab::launch::{self, Running};
-use palisade_testkit::lab::trial::started;
+use palisade_testkit::lab::launch::{self, Running, wire};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -61,7 +60,9 @@ impl Site {
     /// A Redis that wants a password, which is in the URL.
     pub(crate) fn guarded() -> Option<Self> {
         let password = format!("{:032x}", rand::random::<u128>());
-        let running = started("redis", &["--requirepass", &password])?;
+        let running = launch::need("redis")?;
+        let set = ["CONFIG", "SET", "requirepass", &password];
+        wire::redis(running.nodes()[0].port(), &set).unwrap();
         let url = running.url().replacen("redis://", &format!("redis://:{password}@"), 1);
         SECRETS.lock().push(password);
         Some(Self {

@@ -11,6 +11,7 @@ pub use crate::core::engine::{
     Alarm, Amended, Amendment, Audited, BoxFuture, BoxStream, Engine, Entered, Left, Place,
     Renewal, cannot_resize,
 };
+pub use crate::core::leasing::Leasing;
 pub use crate::core::line::{Line, Seat, capacity_mismatch, resize};
 pub use crate::core::registry::{EngineFactory, EngineInfo, Opener};
 pub use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};

@@ -29,6 +29,8 @@ const NEW: &str = "boot.new";
 pub(super) const LINES: &str = "lines";
 pub(super) const PROCS: &str = "procs";
 pub(super) const LEASES: &str = "leases";
+/// Kept across boots.
+pub(super) const QUEUES: &str = "queues";
 
 /// See the module's text.
 #[derive(Debug)]
@@ -116,7 +118,7 @@ pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
 fn refuse_foreign(dir: &Dir) -> Result<()> {
     for name in dir.entries()? {
         let ours = match name.as_str() {
-            "lock" | "fences" | CEILING | BOOT | NEW => true,
+            "lock" | "fences" | QUEUES | CEILING | BOOT | NEW => true,
             LINES | PROCS | LEASES => {
                 // Empty ones are what a process that was killed here left.
                 dir::names(dir.folder(&name)?).is_ok_and(|names| names.is_empty())

@@ -15,6 +15,7 @@ const OPTIONS: &[&str] = &["allow_network_fs", "shared"];
 pub(super) const CAPABILITY: Capability = Capability {
     // A hold lives with the process that has it.
     detached: false,
+    queue: cfg!(feature = "file-queue"),
     ..Capability::FULL
 };
 

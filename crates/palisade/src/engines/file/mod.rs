@@ -4,7 +4,8 @@
 //! never synced: after a reboot lines start empty, while tokens go on above a synced
 //! ceiling (`tokens`). The death of a holder is noticed by the kernel (`liveness`), not by its
 //! ttl; a holder that lives but does not renew (`leases`) ends by its ttl. `boot` makes and joins
-//! a store, `dir` says who may, `notify` wakes the sleepers.
+//! a store, `dir` says who may, `notify` wakes the sleepers. Work queues (`queue`) are databases of
+//! their own, synced and kept across boots.
 
 mod acquire;
 #[cfg(feature = "baseline")]
@@ -19,6 +20,8 @@ mod leases;
 mod line_file;
 mod liveness;
 mod notify;
+#[cfg(feature = "file-queue")]
+mod queue;
 mod release;
 mod renew;
 mod store;
@@ -46,6 +49,7 @@ use crate::core::engine::{
 };
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
+use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
@@ -214,6 +218,16 @@ impl Engine for FileEngine {
 
     async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
         release::resize(self, name, capacity).await
+    }
+
+    #[cfg(feature = "file-queue")]
+    fn queues(&self) -> Option<SharedQueueStore> {
+        Some(Arc::new(queue::FileQueues::new(self)))
+    }
+
+    #[cfg(not(feature = "file-queue"))]
+    fn queues(&self) -> Option<SharedQueueStore> {
+        None
     }
 
     async fn check(&self) -> Result<Checkup> {

@@ -44,6 +44,7 @@ use crate::core::engine::{
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
+use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
@@ -159,6 +160,10 @@ impl Engine for RedisEngine {
 
     async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
         self.client.resize(&name, capacity).await
+    }
+
+    fn queues(&self) -> Option<SharedQueueStore> {
+        None
     }
 
     async fn check(&self) -> Result<Checkup> {

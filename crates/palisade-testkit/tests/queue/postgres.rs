@@ -1,0 +1,3 @@
+//! Soon.
+use crate::cases;
+cases! {}

@@ -77,9 +77,9 @@ pub mod events {
 /// [`done`](queue::Message::done) are one step.
 pub mod queue {
     pub use crate::core::queue::{
-        DEDUPLICATED, Delivery, Draft, Failed, MAX_BATCH, MAX_BODY, Message, MessageReport,
-        MessageState, Pick, Pushed, Queue, QueueReport, QueueStore, Receipt, Retries, Settlement,
-        SharedQueueStore, Take, Taken,
+        DEDUPLICATED, Delivery, Draft, Failed, FullReport, MAX_BATCH, MAX_BODY, Message,
+        MessageReport, MessageState, Pick, Pushed, Queue, QueueReport, QueueStore, Receipt,
+        Retries, Settlement, SharedQueueStore, Take, Taken,
     };
 }
 

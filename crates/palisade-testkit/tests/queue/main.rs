@@ -27,7 +27,7 @@ use palisade_testkit::lab::launch::{self, Running};
 use parking_lot::Mutex;
 
 /// The stores.
-const STORES: &[&str] = &["file", "postgres"];
+const STORES: &[&str] = &["file", "postgres", "redis"];
 
 /// Longer than anything takes on a machine that does much else.
 const LONG: Duration = Duration::from_secs(60);
@@ -58,12 +58,13 @@ impl Fixture {
     fn new(store: &'static str) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let url = match store {
-            "file" => format!("file:{}/store", folder.path().display()),
+            // A machine that does much else is slow, and that is no error here.
+            "file" => format!("file:{}/store?timeout=20s", folder.path().display()),
             server => {
                 let server = running(server)?;
                 let mark = if server.url().contains('?') { '&' } else { '?' };
                 format!(
-                    "{}{mark}namespace=q{:016x}",
+                    "{}{mark}timeout=20s&namespace=q{:016x}",
                     server.url(),
                     rand::random::<u64>()
                 )

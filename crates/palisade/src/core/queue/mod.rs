@@ -64,7 +64,8 @@ pub use self::message::{Failed, Message};
 pub use self::report::{MessageReport, MessageState, QueueReport};
 pub use self::retries::Retries;
 pub use self::store::{
-    Delivery, Draft, Pick, Pushed, QueueStore, Receipt, Settlement, SharedQueueStore, Take, Taken,
+    Delivery, Draft, FullReport, Pick, Pushed, QueueStore, Receipt, Settlement, SharedQueueStore,
+    Take, Taken,
 };
 use super::capability::Capability;
 use super::claim::ClaimId;
@@ -321,7 +322,7 @@ impl Queue {
     ///
     /// # Errors
     /// Those of [`Queue::push`].
-    pub async fn read(&self, id: &str) -> Result<Option<(MessageReport, Vec<u8>)>> {
+    pub async fn read(&self, id: &str) -> Result<Option<FullReport>> {
         self.store()?.read(self.name.clone(), id.to_owned()).await
     }
 

@@ -20,6 +20,9 @@ use crate::core::name::Name;
 use crate::core::report::Scope;
 use crate::core::ticket::Ticket;
 
+/// One message with its body.
+pub type FullReport = (MessageReport, Vec<u8>);
+
 /// A store that all handles of a client share.
 pub type SharedQueueStore = Arc<dyn QueueStore>;
 
@@ -80,11 +83,7 @@ pub trait QueueStore: Leasing {
     ) -> BoxFuture<'_, Result<Vec<MessageReport>>>;
 
     /// One message by its id.
-    fn read(
-        &self,
-        queue: Name,
-        id: String,
-    ) -> BoxFuture<'_, Result<Option<(MessageReport, Vec<u8>)>>>;
+    fn read(&self, queue: Name, id: String) -> BoxFuture<'_, Result<Option<FullReport>>>;
 
     /// Makes messages that are not claimed and not behind another ready, with no tries counted.
     fn retry(&self, queue: Name, pick: Pick) -> BoxFuture<'_, Result<u64>>;

@@ -62,8 +62,12 @@ impl Home {
 /// another time namespace use; [`ErrorKind::Unusable`] for files that can't be read;
 /// [`ErrorKind::Unreachable`] when a process that is stopped in it keeps its lock.
 pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
-    if read(&dir, BOOT)?.is_none() {
-        refuse_foreign(&dir)?;
+    if read(&dir, BOOT)?.is_none()
+        && let Err(foreign) = refuse_foreign(&dir)
+        // Somebody may have made it since: it is one before anything else is in it.
+        && read(&dir, BOOT)?.is_none()
+    {
+        return Err(foreign);
     }
     let locked = dir.lock(timeout)?;
     let now = Boot::current()?;

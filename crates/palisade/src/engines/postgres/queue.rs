@@ -26,8 +26,8 @@ use crate::core::leasing::Leasing;
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 use crate::core::queue::{
-    DEDUPLICATED, Delivery, Draft, Message, MessageReport, MessageState, Pick, Pushed, Queue,
-    QueueReport, QueueStore, Receipt, Settlement, Take, Taken,
+    DEDUPLICATED, Delivery, Draft, FullReport, Message, MessageReport, MessageState, Pick, Pushed,
+    Queue, QueueReport, QueueStore, Receipt, Settlement, Take, Taken,
 };
 use crate::core::report::Scope;
 use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
@@ -382,11 +382,7 @@ impl QueueStore for PostgresQueues {
         })
     }
 
-    fn read(
-        &self,
-        queue: Name,
-        id: String,
-    ) -> BoxFuture<'_, Result<Option<(MessageReport, Vec<u8>)>>> {
+    fn read(&self, queue: Name, id: String) -> BoxFuture<'_, Result<Option<FullReport>>> {
         Box::pin(async move {
             let (namespace, queue) = (&self.client.namespace, queue.as_str());
             let number = Pick::number(&id).map(signed);

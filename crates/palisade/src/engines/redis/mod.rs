@@ -20,6 +20,7 @@ mod fence;
 pub(in crate::engines) mod inspect;
 pub(in crate::engines) mod keys;
 pub(in crate::engines) mod notify;
+mod queue;
 mod release;
 mod renew;
 mod sentinel;
@@ -54,6 +55,7 @@ use crate::engines::kit::push::PushHub;
 pub use config::Redis;
 pub(crate) use config::{CLUSTER, FACTORY, SENTINEL};
 pub use fence::{Fields, RedisFence};
+pub use queue::{Effect, RedisMessage};
 
 /// Connects.
 ///
@@ -163,7 +165,7 @@ impl Engine for RedisEngine {
     }
 
     fn queues(&self) -> Option<SharedQueueStore> {
-        None
+        Some(Arc::new(queue::RedisQueues::new(Arc::clone(&self.client))))
     }
 
     async fn check(&self) -> Result<Checkup> {

@@ -37,7 +37,8 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::leasing::Leasing;
 use crate::core::name::Name;
 use crate::core::queue::{
-    Draft, MessageReport, Pick, Pushed, QueueReport, QueueStore, Receipt, Settlement, Take, Taken,
+    Draft, FullReport, MessageReport, Pick, Pushed, QueueReport, QueueStore, Receipt, Settlement,
+    Take, Taken,
 };
 use crate::core::report::Scope;
 use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
@@ -344,11 +345,7 @@ impl QueueStore for FileQueues {
         })
     }
 
-    fn read(
-        &self,
-        queue: Name,
-        id: String,
-    ) -> BoxFuture<'_, Result<Option<(MessageReport, Vec<u8>)>>> {
+    fn read(&self, queue: Name, id: String) -> BoxFuture<'_, Result<Option<FullReport>>> {
         Box::pin(async move {
             if self.existing(&Scope::Line(queue.clone()))?.is_empty() {
                 return Ok(None);

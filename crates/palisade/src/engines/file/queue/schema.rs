@@ -20,8 +20,8 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
 use crate::core::queue::{
-    DEDUPLICATED, Delivery, Draft, MessageReport, MessageState, Pick, Pushed, QueueReport, Receipt,
-    Settlement, Take, Taken,
+    DEDUPLICATED, Delivery, Draft, FullReport, MessageReport, MessageState, Pick, Pushed,
+    QueueReport, Receipt, Settlement, Take, Taken,
 };
 use crate::engines::file::boot::QUEUES;
 use crate::engines::file::dir::{Identity, identity};
@@ -112,7 +112,7 @@ pub(super) fn open(
             create(store, &folder, file, namespace, name)?;
         }
     }
-    let opened = connect(store, file, operation)?;
+    let opened = connect(store, file, operation, until)?;
     let path = &opened.path;
     let said = patiently(operation, until, path, || {
         let sql = "SELECT layout, namespace, name FROM queue";
@@ -147,7 +147,12 @@ pub(super) fn open(
     Ok(opened)
 }
 
-fn connect(store: &Arc<Store>, file: &str, operation: &'static str) -> Result<Opened> {
+fn connect(
+    store: &Arc<Store>,
+    file: &str,
+    operation: &'static str,
+    until: BootTime,
+) -> Result<Opened> {
     let home = store.home();
     let shown = home.dir.path.join(QUEUES).join(file);
     // Its own parts may be links; nothing in the store is.
@@ -165,14 +170,13 @@ fn connect(store: &Arc<Store>, file: &str, operation: &'static str) -> Result<Op
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(&path, flags);
     let connection = connection.map_err(|error| failed(operation, &shown, &error))?;
-    let set_up = || {
+    connection.set_prepared_statement_cache_capacity(64);
+    // Whoever closes a database last keeps it from others for a moment.
+    patiently(operation, until, &shown, || {
         // Waiting is ours, and bounded.
         connection.busy_timeout(Duration::ZERO)?;
-        connection.execute_batch("PRAGMA synchronous = NORMAL; PRAGMA temp_store = MEMORY")?;
-        connection.set_prepared_statement_cache_capacity(64);
-        Ok(())
-    };
-    set_up().map_err(|error| failed(operation, &shown, &error))?;
+        connection.execute_batch("PRAGMA synchronous = NORMAL; PRAGMA temp_store = MEMORY")
+    })?;
     Ok(Opened {
         connection,
         path: shown,
@@ -204,7 +208,7 @@ fn create(
     let new = format!("{UNFINISHED}{:016x}", rand::random::<u64>());
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
     let made = dir.open_file(folder, &new, flags).map_err(failed_dir)?;
-    let opened = connect(store, &new, "connect")?;
+    let opened = connect(store, &new, "connect", BootTime::NEVER)?;
     let path = opened.path.clone();
     let write = || -> rusqlite::Result<()> {
         opened.connection.execute_batch(SCHEMA)?;
@@ -228,12 +232,12 @@ fn create(
 
 /// Namespace and name of the queue in a file; `None` when it is gone.
 pub(super) fn name_of(store: &Arc<Store>, file: &str) -> Result<Option<(String, Name)>> {
-    let opened = match connect(store, file, "survey") {
+    let until = BootTime::now() + Duration::from_secs(1);
+    let opened = match connect(store, file, "survey", until) {
         Ok(opened) => opened,
         Err(_) if !store.home().dir.path.join(QUEUES).join(file).exists() => return Ok(None),
         Err(error) => return Err(error),
     };
-    let until = BootTime::now() + Duration::from_secs(1);
     let said: (String, String) = patiently("survey", until, &opened.path, || {
         let sql = "SELECT namespace, name FROM queue";
         opened
@@ -287,11 +291,13 @@ impl Opened {
         durable: bool,
         until: BootTime,
     ) -> Result<()> {
-        if self.durable.replace(durable) != durable {
+        if self.durable.get() != durable {
             let level = if durable { "FULL" } else { "NORMAL" };
             let set = format!("PRAGMA synchronous = {level}");
-            let set = self.connection.execute_batch(&set);
-            set.map_err(|error| failed(operation, &self.path, &error))?;
+            patiently(operation, until, &self.path, || {
+                self.connection.execute_batch(&set)
+            })?;
+            self.durable.set(durable);
         }
         patiently(operation, until, &self.path, || {
             self.connection
@@ -707,7 +713,7 @@ impl<'a> Tx<'a> {
         self.rows(&list, params![now, dead, limit], |row| report(row, now))
     }
 
-    pub(super) fn read(&mut self, id: &str) -> Result<Option<(MessageReport, Vec<u8>)>> {
+    pub(super) fn read(&mut self, id: &str) -> Result<Option<FullReport>> {
         self.reap()?;
         let Some(number) = self.numbered(id)? else {
             return Ok(None);

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 
@@ -20,10 +21,21 @@ use crate::engines::file::store::Store;
 /// How many requests are one transaction at the most: a queue is not kept from others for long.
 const BATCH: usize = 256;
 
-/// See the module's text. Dropped, the thread finishes what was asked for, and ends.
+/// See the module's text. Dropped, the thread finishes what was asked for, closes the database and
+/// ends, and that is waited for: it takes some milliseconds.
 pub(super) struct Worker {
-    requests: Sender<Box<dyn Request>>,
-    thread: std::thread::JoinHandle<()>,
+    /// `None` at the end.
+    requests: Option<Sender<Box<dyn Request>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Worker {
@@ -35,12 +47,15 @@ impl Worker {
             let message = "no thread can be started for the queue; are limits reached?";
             Error::new(ErrorKind::Unreachable, "queue", message).because(error)
         })?;
-        Ok(Self { requests, thread })
+        Ok(Self {
+            requests: Some(requests),
+            thread: Some(thread),
+        })
     }
 
     /// Whether it will never answer again.
     pub(super) fn has_ended(&self) -> bool {
-        self.thread.is_finished()
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Does `verb` in a transaction that begins before `until`. Dropped, it is done all the same.
@@ -58,7 +73,8 @@ impl Worker {
             done: None,
             answer,
         });
-        self.requests.send(request).map_err(|_| ended(operation))?;
+        let requests = self.requests.as_ref().ok_or_else(|| ended(operation))?;
+        requests.send(request).map_err(|_| ended(operation))?;
         answered.await.unwrap_or_else(|_| Err(ended(operation)))
     }
 }

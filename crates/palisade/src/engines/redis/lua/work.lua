@@ -99,9 +99,10 @@ local function claimed_by(batch)
   return found
 end
 
--- The message that an id stands for.
+-- The message that an id stands for, in a list.
 local function numbered(id)
-  return string.match(id, '^@(%d+)$') or redis.call('HGET', W .. ':ids', id)
+  local n = string.match(id, '^@(%d+)$') or redis.call('HGET', W .. ':ids', id)
+  return n and {n} or {}
 end
 
 -- Leases that have ended: their messages are due since then.

@@ -4,7 +4,7 @@ local does, which, force = ARGV[2], ARGV[3], ARGV[5] == '1'
 expire(1000)
 local numbers
 if which == 'id' then
-  numbers = {numbered(ARGV[4])}
+  numbers = numbered(ARGV[4])
 else
   numbers = redis.call('ZRANGE', W .. (which == 'dead' and ':dead' or ':all'), 0, -1)
 end

@@ -20,7 +20,7 @@ if does == 'count' then
 end
 local numbers
 if does == 'read' then
-  numbers = {numbered(ARGV[3])}
+  numbers = numbered(ARGV[3])
 else
   local set = ARGV[3] == '1' and ':dead' or ':all'
   numbers = redis.call('ZRANGE', W .. set, 0, tonumber(ARGV[4]) - 1)

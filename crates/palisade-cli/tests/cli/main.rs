@@ -24,6 +24,7 @@ mod resize;
 mod run;
 mod scripts;
 mod secrets;
+mod serve;
 mod signals;
 mod support;
 mod terminal;

@@ -15,6 +15,7 @@ pub(crate) mod deadlock;
 pub(crate) mod duration;
 pub(crate) mod dyn_engine;
 pub(crate) mod engine;
+pub(crate) mod entry;
 pub(crate) mod error;
 pub(crate) mod events;
 pub(crate) mod hold;

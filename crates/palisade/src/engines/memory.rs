@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast};
 
-use crate::core::capability::{Capability, Guarantee, Tokens};
+use crate::core::capability::{Capability, EndsWith, Guarantee, Tokens};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::dyn_engine::SharedEngine;
@@ -55,6 +55,7 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 const CAPABILITY: Capability = Capability {
     class: Guarantee::Timed,
     tokens: Tokens::Floored,
+    ends_with: EndsWith::Process,
     ..Capability::FULL
 };
 

@@ -20,6 +20,7 @@ mod leases;
 mod line_file;
 mod liveness;
 mod notify;
+mod promised;
 #[cfg(feature = "file-queue")]
 mod queue;
 mod release;
@@ -40,7 +41,7 @@ use self::config::{CAPABILITY, Config};
 use self::dir::Dir;
 pub use self::liveness::Liveness;
 use self::store::Store;
-use crate::core::capability::{Capability, DEFAULT_TTL};
+use crate::core::capability::{Capability, DEFAULT_TTL, EndsWith};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::dyn_engine::SharedEngine;
@@ -90,7 +91,7 @@ pub async fn open_with(
     liveness: Option<Arc<Liveness>>,
 ) -> Result<SharedEngine> {
     let config = Config::from_url(url)?;
-    let timeout = settings.connect_timeout;
+    let (timeout, by_lease) = (settings.connect_timeout, config.by_lease);
     let (done, opened) = tokio::sync::oneshot::channel();
     // Opening reads, syncs and may wait for the lock: not on the caller's thread.
     std::thread::Builder::new()
@@ -118,6 +119,7 @@ pub async fn open_with(
         store,
         namespace: settings.namespace.as_str().into(),
         timeout: settings.timeout,
+        by_lease,
         remembered: settings.ttl.unwrap_or(DEFAULT_TTL).max(DEFAULT_TTL),
     }))
 }
@@ -147,13 +149,23 @@ struct FileEngine {
     store: Arc<Store>,
     namespace: Arc<str>,
     timeout: Duration,
+    /// Whether what it holds outlives the process.
+    by_lease: bool,
     /// How long a claim that was left before it came is remembered.
     remembered: Duration,
 }
 
 impl Engine for FileEngine {
     fn capability(&self) -> Capability {
-        CAPABILITY
+        let ends_with = if self.by_lease {
+            EndsWith::Lease
+        } else {
+            EndsWith::Process
+        };
+        Capability {
+            ends_with,
+            ..CAPABILITY
+        }
     }
 
     fn describe(&self) -> String {

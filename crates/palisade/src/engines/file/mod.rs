@@ -164,6 +164,7 @@ impl Engine for FileEngine {
         };
         Capability {
             ends_with,
+            queue: CAPABILITY.queue && !self.by_lease,
             ..CAPABILITY
         }
     }
@@ -234,7 +235,8 @@ impl Engine for FileEngine {
 
     #[cfg(feature = "file-queue")]
     fn queues(&self) -> Option<SharedQueueStore> {
-        Some(Arc::new(queue::FileQueues::new(self)))
+        // A message is ready when its consumer's process is dead, and nobody is promised more.
+        (!self.by_lease).then(|| Arc::new(queue::FileQueues::new(self)) as _)
     }
 
     #[cfg(not(feature = "file-queue"))]

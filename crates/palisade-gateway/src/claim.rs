@@ -164,6 +164,19 @@ impl Claim {
         valid
     }
 
+    /// Says that an operator took it away, or asks for it: it is promised no longer. `false` when
+    /// it was over before.
+    pub(crate) fn take(&self, over: &Stage) -> bool {
+        self.close();
+        self.stage.send_if_modified(|stage| {
+            let live = !stage.is_over();
+            if live {
+                *stage = over.clone();
+            }
+            live
+        })
+    }
+
     /// Promises nothing from now on; says until when the last promise goes.
     fn close(&self) -> BootTime {
         let mut term = self.term.lock();
@@ -344,7 +357,7 @@ impl Task {
             let order = tokio::select! {
                 biased;
                 order = self.claim.next_order() => order,
-                () = self.claim.ended() => return Interrupted(Stage::Released, None),
+                () = self.claim.ended() => return Interrupted(not_kept(), None),
             };
             match order {
                 Order::GiveUp => return Interrupted(Stage::Busy, None),
@@ -360,7 +373,11 @@ impl Task {
             let order = tokio::select! {
                 biased;
                 loss = hold.lost() => return self.lose(hold, &loss).await,
-                () = self.claim.ended() => return released(hold.release().await),
+                () = self.claim.ended() => {
+                    // On an error in the background, to the ttl at the longest.
+                    let _ = hold.release().await;
+                    return not_kept();
+                }
                 order = self.claim.next_order() => order,
             };
             match order {
@@ -421,6 +438,11 @@ async fn left(entry: Entry, Interrupted(stage, answer): Interrupted) -> Acquired
         let _ = answer.send(left);
     }
     Acquired::Over(stage)
+}
+
+/// What a claim is when its time is over.
+fn not_kept() -> Stage {
+    Stage::Lost("its client did not keep it alive in time".into())
 }
 
 /// What a hold is after its release.

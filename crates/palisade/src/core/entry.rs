@@ -61,8 +61,8 @@ impl Request {
         }
         self.keeper.engine().capability().allows(self.ask)?;
         let claim = self.claim(queue);
-        // Whose agent it is, the request says.
-        let agent = claim.owner.agent;
+        // Whose agent it is, the request says, or the record where the request has none.
+        let agent = claim.owner.agent.or_else(|| owner.agent.clone());
         let claim = Claim {
             id,
             owner: Owner { agent, ..owner },

@@ -43,8 +43,8 @@ pub(super) async fn enter(engine: &Gateway, claim: &Claim) -> Result<Entered> {
         };
         document.queue = member.queue;
         let sent = BootTime::now();
-        let entered = ask(engine, &session, "enter", "claims", json!(document), ENGINE_TIME).await;
-        match entered {
+        let asked = ask(engine, &session, "enter", "claims", json!(document), Duration::ZERO);
+        match asked.await {
             Ok(Reply::Done(body)) => {
                 let standing: Standing = parse("enter", &body)?;
                 return entered_as(engine, claim, &id, sent, &standing);
@@ -74,9 +74,6 @@ pub(super) async fn enter(engine: &Gateway, claim: &Claim) -> Result<Entered> {
         }
     }
 }
-
-/// The gateway may wait a little for its engine beyond our own time.
-const ENGINE_TIME: Duration = Duration::ZERO;
 
 /// Remembers that a claim may have its place, or that it has none.
 fn unless_applied(engine: &Gateway, claim: &Claim, error: &Error) {

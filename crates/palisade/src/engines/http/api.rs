@@ -1,14 +1,14 @@
 //! The documents of a gateway that this engine sends and reads. What they lack is absent, so that
 //! an older or newer gateway is understood as far as it goes.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::keys::Names;
 use crate::core::capability::{Capability, EndsWith, Guarantee, Permits, Tokens, TtlRange};
 use crate::core::claim::{Ask, Mode, READERS};
-use crate::core::owner::{Agent, Owner};
+use crate::core::owner::Owner;
 use crate::core::report::{ClaimReport, LineReport};
 
 /// A claim, for `POST /v1/claims`.
@@ -97,14 +97,8 @@ pub(super) struct Line {
 #[derive(Deserialize)]
 struct Shown {
     id: String,
-    owner: Option<String>,
-    host: Option<String>,
-    pid: Option<u32>,
-    label: Option<String>,
-    since: Option<String>,
-    traceparent: Option<String>,
-    agent: Option<Agent>,
-    principal: Option<String>,
+    /// `null` for a claim of another tool.
+    record: Option<Owner>,
     mode: String,
     weight: Option<u32>,
     value: Option<String>,
@@ -143,31 +137,13 @@ impl Shown {
             _ => Ask::Whole,
         };
         ClaimReport {
-            owner: self.record().map(|owner| names.owner_here(&owner)),
+            owner: self.record.as_ref().map(|owner| names.owner_here(owner)),
             value: self.value.clone(),
             sequence: self.token.as_ref().and_then(|token| token.parse().ok()),
             expires_in: self.expires_in_ms.map(Duration::from_millis),
             evicted: self.evicted,
             ..ClaimReport::new(&self.id, ask)
         }
-    }
-
-    /// The owner record; `None` for a claim of another tool.
-    fn record(&self) -> Option<Owner> {
-        let since = self.since.as_deref().and_then(|since| {
-            let since = humantime::parse_rfc3339(since).ok()?;
-            since.duration_since(UNIX_EPOCH).ok()
-        });
-        Some(Owner {
-            owner: self.owner.clone()?,
-            host: self.host.clone().unwrap_or_default(),
-            pid: self.pid.unwrap_or_default(),
-            label: self.label.clone(),
-            since: since.map_or(0, |since| since.as_millis() as u64),
-            traceparent: self.traceparent.clone(),
-            agent: self.agent.clone(),
-            principal: self.principal.clone(),
-        })
     }
 }
 
@@ -261,10 +237,10 @@ mod tests {
     #[test]
     fn a_line_is_read_as_it_was_surveyed() {
         let text = r#"{"name":"ns/a","kind":"permits","capacity":3,"holders":[
-            {"id":"1f","owner":"o","host":"h","pid":7,"label":null,"since":"1970-01-01T00:00:01.500Z",
-             "traceparent":null,"weight":2,"mode":"permits","value":null,"token":"216172782113783809",
-             "sequence":"1","expires_in_ms":900,"evicted":false,"principal":"local"}],
-            "waiters":[{"id":"x","owner":null,"mode":"exclusive","position":1}]}"#;
+            {"id":"1f","record":{"owner":"o","host":"h","pid":7,"since":1500,"principal":"local"},
+             "weight":2,"mode":"permits","value":null,"token":"216172782113783809",
+             "sequence":"1","expires_in_ms":900,"evicted":false}],
+            "waiters":[{"id":"x","record":null,"mode":"exclusive","position":1}]}"#;
         let line: Line = serde_json::from_str(text).unwrap();
         let line = line.report(&Names::new("ns")).unwrap();
         assert_eq!((line.name.as_str(), line.capacity), ("a", Some(3)));
@@ -275,7 +251,9 @@ mod tests {
         };
         assert_eq!(holder.ask, ask);
         assert_eq!(holder.sequence, Some(3 << 56 | 1), "with the era");
-        assert_eq!(holder.owner.as_ref().unwrap().since, 1500);
+        let owner = holder.owner.as_ref().unwrap();
+        assert_eq!(owner.since, 1500);
+        assert_eq!(owner.principal.as_deref(), Some("local"));
         assert_eq!(holder.expires_in, Some(Duration::from_millis(900)));
         assert_eq!(line.waiters[0].owner, None);
         assert_eq!(line.waiters[0].ask, Ask::Whole);

@@ -14,7 +14,6 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, Response};
-use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 
 use super::api::{Described, Opened};
@@ -22,12 +21,14 @@ use super::error::{Problem, WHO, broken, not_applied, parse, unreachable};
 use super::sessions::Session;
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
-use crate::engines::kit::{Asked, Link, PerRuntime, SecretFile, Tls, refuses_ours, timed};
+use crate::engines::kit::{
+    Asked, Link, PerRuntime, SecretFile, Tls, http_client, refuses_ours, timed,
+};
 
 /// The header with a session's secret.
 const SESSION: HeaderName = HeaderName::from_static("palisade-session");
-/// The header that says how long we wait for the answer, in milliseconds.
-const TIMEOUT: HeaderName = HeaderName::from_static("palisade-timeout-ms");
+/// The header that says how long we wait for the answer.
+const TIMEOUT: HeaderName = HeaderName::from_static("palisade-timeout");
 /// Gateways close a connection that was idle for 10 s; a request on one that is about to be
 /// closed would be in doubt.
 const IDLE: Duration = Duration::from_secs(5);
@@ -91,34 +92,18 @@ impl Access {
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
-        // Without a configuration of ours reqwest would make its own, and panic where no
-        // provider is set. One that trusts nobody is for connections without TLS.
         let tls = match &self.tls {
-            None => {
-                let provider = Arc::new(rustls::crypto::ring::default_provider());
-                let builder = ClientConfig::builder_with_provider(provider);
-                let builder = builder.with_safe_default_protocol_versions();
-                let builder = builder
-                    .map_err(|error| config("TLS can't be set up").because(error))?
-                    .with_root_certificates(RootCertStore::empty());
-                builder.with_no_client_auth()
-            }
+            None => None,
             Some(tls) => {
                 let mut tls = tls.fresh()?.client_config()?;
                 self.asked.watch(&mut tls);
-                tls
+                Some(tls)
             }
         };
-        let mut builder = reqwest::Client::builder()
+        let mut builder = http_client(tls)?
             .default_headers(headers)
             .connect_timeout(self.connect_timeout)
-            .http1_only()
-            .no_proxy()
-            .pool_idle_timeout(IDLE)
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .tcp_nodelay(true)
-            .tls_backend_preconfigured(tls);
+            .pool_idle_timeout(IDLE);
         if let Some(socket) = &self.socket {
             builder = builder.unix_socket(socket.as_path());
         }
@@ -341,11 +326,14 @@ impl Client {
         if let Some(session) = call.session {
             request = request.header(SESSION, session.secret.clone());
         }
+        // A request that waits says how long by itself.
+        if call.operation != "wait" {
+            let within = call.within.as_millis().max(1);
+            request = request.header(TIMEOUT, format!("{within}ms"));
+        }
         match &call.body {
             None => request,
-            Some(body) => request
-                .header(TIMEOUT, call.within.as_millis() as u64)
-                .json(body),
+            Some(body) => request.json(body),
         }
     }
 

@@ -19,7 +19,7 @@ pub(super) async fn survey(engine: &Gateway, scope: &Scope) -> Result<Vec<LineRe
     };
     let (mut found, mut after) = (Vec::new(), String::new());
     loop {
-        let path = format!("/v1/lines?{asked}{after}");
+        let path = format!("/v1/lines?records=true&{asked}{after}");
         let body = engine.client.get("survey", &path).await?;
         let page: Lines = parse("survey", &body)?;
         let lines = page.lines.into_iter();

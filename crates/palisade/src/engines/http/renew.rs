@@ -27,7 +27,8 @@ type Due = (usize, ClaimId);
 
 pub(super) async fn renew(engine: &Gateway, leases: &[Lease], within: Duration) -> Vec<Renewal> {
     let mut renewals: Vec<Renewal> = leases.iter().map(|_| Renewal::Lost).collect();
-    let mut due: HashMap<*const Session, (Arc<Session>, Vec<Due>)> = HashMap::new();
+    // A client has few of them.
+    let mut due: Vec<(Arc<Session>, Vec<Due>)> = Vec::new();
     for (at, lease) in leases.iter().enumerate() {
         let Some(ticket) = &lease.ticket else {
             continue;
@@ -36,12 +37,16 @@ pub(super) async fn renew(engine: &Gateway, leases: &[Lease], within: Duration) 
         let member = engine.sessions.member(claim);
         // One that is not known was left or lost before.
         if let Some(member) = member.filter(|member| !member.is_other(ticket)) {
-            let session = due.entry(Arc::as_ptr(&member.session));
-            let session = session.or_insert_with(|| (member.session, Vec::new()));
-            session.1.push((at, claim));
+            let known = due
+                .iter_mut()
+                .find(|(session, _)| Arc::ptr_eq(session, &member.session));
+            match known {
+                Some((_, due)) => due.push((at, claim)),
+                None => due.push((member.session, vec![(at, claim)])),
+            }
         }
     }
-    let batches = due.values().flat_map(|(session, due)| {
+    let batches = due.iter().flat_map(|(session, due)| {
         let batches = due.chunks(CLAIMS);
         batches.map(move |due| keep_alive(engine, session, due, within))
     });

@@ -2,5 +2,7 @@
 #![allow(clippy::unwrap_used)] // A step that fails is a test that fails.
 
 mod claims;
+mod deadlocks;
+mod requests;
 mod security;
 mod support;

@@ -304,9 +304,10 @@ impl Client {
         let problem = (!status.is_success()).then(|| Problem::read(status, &body));
         if let Some(session) = call.session {
             match &problem {
+                None => session.answered(sent),
                 Some(problem) if problem.code == "no_session" => session.is_unknown(),
-                Some(problem) if problem.code.is_empty() => {}
-                _ => session.answered(sent),
+                // It may have been refused before the session was looked at.
+                Some(_) => {}
             }
         }
         match problem {

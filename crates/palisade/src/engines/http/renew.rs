@@ -79,9 +79,6 @@ async fn keep_alive(
             Ok(said) => said_of(engine, *claim, said.get(claim.to_string().as_str()), sent),
             Err(error) => unknown(engine, *claim, error),
         };
-        if let Renewal::Lost = renewal {
-            engine.sessions.forget(*claim);
-        }
         (*at, renewal)
     });
     renewals.collect()
@@ -127,7 +124,10 @@ fn said_of(
             Renewal::Held(armed)
         }
         ("evicted", _) => Renewal::Evicted,
-        _ => Renewal::Lost,
+        _ => {
+            engine.sessions.forget(claim);
+            Renewal::Lost
+        }
     }
 }
 

@@ -53,6 +53,7 @@ impl Session {
     /// A request that was sent at `sent` was answered.
     pub(super) fn answered(&self, sent: BootTime) {
         self.heard.fetch_max(sent.as_nanos(), Ordering::AcqRel);
+        self.avoided.store(false, Ordering::Release);
     }
 
     /// Its gateway does not know it, or it was ended.

@@ -120,7 +120,7 @@ impl Routes {
                 };
                 sessions.taken(id, &stage);
             }
-            palisade::Result::Ok(evicted)
+            Ok::<_, palisade::Error>(evicted)
         });
         let evicted = match tokio::time::timeout(EVICTION_WAIT, evicting).await {
             Ok(Ok(evicted)) => evicted?,

@@ -194,6 +194,12 @@ pub(super) async fn wait(engine: &Gateway, ticket: &Ticket, until: BootTime) -> 
                     return Ok(Place::Waiting);
                 }
             }
+            // For the keeper to tell, which hears of it by its next renewal: at once.
+            Reply::Refused(problem) if problem.code == "evicted" => {
+                engine.sessions.alarm(&member.session, claim);
+                tokio::time::sleep(until.remaining()).await;
+                return Ok(Place::Waiting);
+            }
             Reply::Refused(problem) if problem.is_gone() => return Ok(Place::Gone),
             Reply::Refused(problem) => return unknown(&member, &problem.error("wait")),
         }

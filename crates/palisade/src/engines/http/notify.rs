@@ -21,13 +21,12 @@ const PAUSE: Duration = Duration::from_millis(250);
 pub(super) fn alarms(engine: &Arc<Gateway>) -> BoxStream<Alarm> {
     let (known, opened) = engine.sessions.listen();
     let opened = kit::alarms::hints(opened, |session| session);
+    let raised = kit::alarms::alarms(engine.sessions.raised());
     let engine = Arc::clone(engine);
-    stream::iter(known)
+    let told = stream::iter(known)
         .chain(opened)
-        .flat_map_unordered(None, move |session| {
-            listen(Arc::clone(&engine), session)
-        })
-        .boxed()
+        .flat_map_unordered(None, move |session| listen(Arc::clone(&engine), session));
+    stream::select(raised, told).boxed()
 }
 
 /// The alarms of one session, until it is over.

@@ -128,6 +128,7 @@ pub(super) struct Sessions {
     table: Mutex<Table>,
     /// Those that were opened, for who listens to them.
     opened: broadcast::Sender<Arc<Session>>,
+    alarms: broadcast::Sender<Alarm>,
     pub(super) maker: Maker,
 }
 
@@ -136,6 +137,7 @@ impl Default for Sessions {
         Self {
             table: Mutex::default(),
             opened: broadcast::channel(64).0,
+            alarms: broadcast::channel(64).0,
             maker: Maker::default(),
         }
     }
@@ -248,6 +250,18 @@ impl Sessions {
         });
         let ids = chosen.flat_map(|(id, member)| [Some(*id), member.known_as]);
         ids.flatten().map(|id| Alarm::Lease(id.into())).collect()
+    }
+
+    /// Alarms the keeper about one claim. Nobody listening is no error.
+    pub(super) fn alarm(&self, session: &Arc<Session>, claim: ClaimId) {
+        for alarm in self.alarms(session, Some(claim)) {
+            let _ = self.alarms.send(alarm);
+        }
+    }
+
+    /// The alarms that are raised here.
+    pub(super) fn raised(&self) -> broadcast::Receiver<Alarm> {
+        self.alarms.subscribe()
     }
 
     /// The sessions, and those that are opened from now on.

@@ -59,8 +59,9 @@ impl Routes {
         let valid = session.promise(claim, asking.arrival);
         let mut stage = claim.stage();
         if valid.is_zero() && matches!(stage, Stage::Held { .. }) {
-            // The clock knows before the keeper tells; or it is being released.
-            stage = Stage::Lost("its lease was not renewed in time".into());
+            // The clock knows before the task tells; or it is being released.
+            let not_renewed = || Stage::Lost("its lease was not renewed in time".into());
+            stage = claim.loss().unwrap_or_else(not_renewed);
         }
         let mut answer = json!({
             "id": claim.id,

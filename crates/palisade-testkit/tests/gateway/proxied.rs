@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use palisade::BootTime;
-use palisade_testkit::lab::proxy::{Protocol, Proxy, to_client};
+use palisade_testkit::lab::proxy::{Direction, Protocol, Proxy, to_client};
 use serde_json::{Value, json};
 
 use crate::process::Process;
@@ -122,11 +122,11 @@ async fn a_cut_wait_keeps_its_place_and_is_asked_again() {
     };
     until_line(&outsider, "x", (1, 2)).await;
     let body = json!({"id": "w", "wait": "6s"});
-    for _ in 0..3 {
+    for round in 1..=3 {
         let waiting = session.clone();
         let waits = body.clone();
         let waiting = tokio::spawn(async move { waiting.post("/v1/claims/wait", &waits).await });
-        until_waiting(&proxy).await;
+        until_waiting(&proxy, round).await;
         proxy.cut_all();
         waiting.await.unwrap().unwrap_err();
         assert_eq!(line(&outsider, "x").await, (1, 2), "it has its place");
@@ -142,13 +142,10 @@ async fn a_cut_wait_keeps_its_place_and_is_asked_again() {
     behind.await.unwrap().release().await.unwrap();
 }
 
-/// Waits until a request has gone through that has no answer yet.
-async fn until_waiting(proxy: &Proxy) {
-    use palisade_testkit::lab::proxy::Direction;
+/// Waits until so many requests to wait have gone through.
+async fn until_waiting(proxy: &Proxy, count: usize) {
     let until = BootTime::now() + LIMIT;
-    let label = "POST /v1/claims/wait";
-    let before = proxy.passed(Direction::ToClient, label);
-    while proxy.passed(Direction::ToEngine, label) <= before {
+    while proxy.passed(Direction::ToEngine, "POST /v1/claims/wait") < count {
         assert!(!until.has_passed(), "{:?}", proxy.seen());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -184,4 +181,41 @@ async fn another_replica_knows_nothing_and_the_session_says_where_to_ask() {
     assert_eq!(busy.unwrap().code(), "busy");
     assert!(!held.believed().has_passed());
     session.keep_alive(&["h"]).await.unwrap().is(200);
+}
+
+/// The engine has let go, and its answer is on its way: who is kept alive at that moment is told
+/// nothing that is not so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_promised_while_it_is_being_released() {
+    let Some(site) = Site::served("redis") else {
+        return;
+    };
+    let port = site.running.as_ref().unwrap().nodes()[0].port();
+    let to_redis = Proxy::start(([127, 0, 0, 1], port).into(), Protocol::Resp).unwrap();
+    let gateway = Process::start(&format!("redis://{}", to_redis.addr()));
+    let outsider = site.outsider().await;
+    let ttl = Duration::from_secs(4);
+    let session = Session::open(gateway.addr, ttl).await;
+    session.claim("a", "one", "0s").await.unwrap().is(200);
+    session.claim("b", "two", "0s").await.unwrap().is(200);
+    let asked = BootTime::now();
+    let next = {
+        let outsider = outsider.clone();
+        tokio::spawn(async move { outsider.mutex("a").lock().await.unwrap() })
+    };
+    let mut slow = None;
+    // The session lives, and one of its claims is not named any more.
+    while !next.is_finished() {
+        session.keep_alive(&["two"]).await.unwrap().is(200);
+        if (asked + ttl / 2).has_passed() {
+            let delay = to_client().delay(Duration::from_millis(900));
+            slow.get_or_insert_with(|| to_redis.inject(delay));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let granted = BootTime::now();
+    let kept = session.keep_alive(&["one"]).await.unwrap().is(200);
+    let said = &kept.json["claims"][0];
+    assert!(believed(kept.sent, said) <= granted, "promised: {said}");
+    next.await.unwrap().release().await.unwrap();
 }

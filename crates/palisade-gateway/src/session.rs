@@ -203,7 +203,9 @@ impl Session {
             asked: Some(digest(&claim.asked)),
             _counted: counted,
         };
-        self.claims.lock().remember(claim.id.clone(), over, self.ttl);
+        self.claims
+            .lock()
+            .remember(claim.id.clone(), over, self.ttl);
     }
 
     /// Remembers that a claim was released which has not come, unless it has by now.

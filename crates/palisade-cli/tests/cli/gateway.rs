@@ -26,7 +26,9 @@ fn a_lock_is_the_same_through_the_gateway_and_past_it() {
         for key in ["name", "kind", "capacity"] {
             assert_eq!(line[key], shown[key]);
         }
-        for key in ["id", "owner", "host", "pid", "mode", "weight", "token", "since"] {
+        for key in [
+            "id", "owner", "host", "pid", "mode", "weight", "token", "since",
+        ] {
             assert_eq!(line["holders"][0][key], shown["holders"][0][key], "{key}");
         }
     }
@@ -38,7 +40,10 @@ fn a_lock_is_the_same_through_the_gateway_and_past_it() {
     assert_eq!(prefixed.as_array().unwrap().len(), 1);
 
     // The holder ends itself when an operator asks, and the next has its turn.
-    let evicted = store.ran("evict a/lock --json").is(0).json(contract::EVICTED);
+    let evicted = store
+        .ran("evict a/lock --json")
+        .is(0)
+        .json(contract::EVICTED);
     assert_eq!(evicted["evicted"][0]["pid"], held.process.id());
     assert_eq!(held.code(), Some(76));
     assert!(waiting.end().is(0).out().starts_with("mine "));
@@ -50,10 +55,22 @@ fn a_lock_is_the_same_through_the_gateway_and_past_it() {
 fn an_election_is_seen_through_the_gateway() {
     let store = Store::behind_a_gateway();
     store.ran("leader chair").is(1);
-    let elect = ["elect", "chair", "--value", "one", "--", "sh", "-c", "echo leads; cat"];
+    let elect = [
+        "elect",
+        "chair",
+        "--value",
+        "one",
+        "--",
+        "sh",
+        "-c",
+        "echo leads; cat",
+    ];
     let mut leader = Running::start(store.palisade(&elect));
     assert_eq!(leader.line(), "leads");
-    let seen = store.ran("leader chair --json").is(0).json(contract::LEADER);
+    let seen = store
+        .ran("leader chair --json")
+        .is(0)
+        .json(contract::LEADER);
     assert_eq!(seen["leader"]["value"], "one");
     assert_eq!(seen["leader"]["pid"], leader.process.id());
     leader.close_stdin();
@@ -70,7 +87,10 @@ fn what_is_not_passed_through_is_refused() {
     let able = &health["capability"];
     let passed = ["shared", "fair", "waiters_visible", "resize", "detached"];
     let passed = passed.map(|key| able[key].clone());
-    assert_eq!(passed, [true, true, true, false, false].map(|yes| json!(yes)));
+    assert_eq!(
+        passed,
+        [true, true, true, false, false].map(|yes| json!(yes))
+    );
     let _permits = store.hold("p", &["--permits", "1/2"]);
     store.ran("resize p 3").is(77).says("capacity");
     store.ran("fence check x 1").is(77).says("fence");
@@ -95,9 +115,12 @@ fn opposite_orders_are_a_deadlock_through_the_gateway() {
     let mut scripts = [script("a", "b"), script("b", "a")];
     scripts.iter_mut().for_each(|script| script.write("go\n"));
     until("both wait", || store.waiters() == 2);
-    let shown = store.ran("deadlocks --json").is(1);
-    let shown = shown.json(contract::DEADLOCKS);
-    assert_eq!((&shown[0]["circle"], &shown[0]["likely"]), (&json!(4), &json!(true)));
+    let shown = store.ran("deadlocks --json");
+    let shown = shown.is(1).json(contract::DEADLOCKS);
+    assert_eq!(
+        (&shown[0]["circle"], &shown[0]["likely"]),
+        (&json!(4), &json!(true))
+    );
     for script in &mut scripts {
         script.stderr.as_mut().unwrap().see("likely deadlock: ");
     }

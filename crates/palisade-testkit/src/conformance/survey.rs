@@ -73,7 +73,10 @@ async fn owner_is_shown_as_it_was_given(fx: Fixture) {
     line.enter(claim).await;
     let holder = line.shown().await.holders.remove(0);
     // What a gateway adds.
-    owner.principal = holder.owner.as_ref().and_then(|owner| owner.principal.clone());
+    owner.principal = holder
+        .owner
+        .as_ref()
+        .and_then(|owner| owner.principal.clone());
     assert_eq!(holder.owner.as_ref(), Some(&owner));
     assert!(!holder.evicted, "nobody evicts it");
     if let Some(expires_in) = holder.expires_in {

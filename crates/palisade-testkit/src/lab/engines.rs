@@ -42,7 +42,9 @@ pub const ENGINES: &[EngineUnderTest] = &[
     served("postgres+advisory", advisory),
     served("postgres-pooled", pooled),
     // Through a gateway, which is a process of its own.
-    gateway("http+unix-memory", || through(Door::Socket, Ok(Site::new("memory:")))),
+    gateway("http+unix-memory", || {
+        through(Door::Socket, Ok(Site::new("memory:")))
+    }),
     gateway("http+unix-file", || through(Door::Socket, file())),
     gateway("http-redis", || through(Door::Port, server("redis"))),
     gateway("http-postgres", || through(Door::Port, server("postgres"))),

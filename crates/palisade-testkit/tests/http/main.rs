@@ -22,7 +22,7 @@ impl House {
     }
 
     fn url(&self) -> String {
-        format!("file:{}", self.folder.path().display())
+        format!("file:{}/store", self.folder.path().display())
     }
 
     fn gateway(&self, arguments: &[&str]) -> Gateway {

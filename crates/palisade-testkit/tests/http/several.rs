@@ -13,8 +13,15 @@ use crate::House;
 
 /// Two gateways, and a URL that names both.
 fn pair(house: &House) -> (Gateway, Gateway, String) {
-    let (one, two) = (house.gateway(&["--insecure"]), house.gateway(&["--insecure"]));
-    let url = format!("http://{},{}?ttl=4s", one.node().address(), two.node().address());
+    let (one, two) = (
+        house.gateway(&["--insecure"]),
+        house.gateway(&["--insecure"]),
+    );
+    let url = format!(
+        "http://{},{}?ttl=4s",
+        one.node().address(),
+        two.node().address()
+    );
     (one, two, url)
 }
 
@@ -81,7 +88,10 @@ async fn a_gateway_that_drains_keeps_what_is_held_and_takes_nothing_new() {
     let client = palisade::connect(&url).await.unwrap();
     let hold = client.mutex("held").lock().await.unwrap();
     let two = house.gateway_at(other, &["--insecure"]);
-    let pid = one.node().pid().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+    let pid = one
+        .node()
+        .pid()
+        .and_then(|pid| Pid::from_raw(pid.cast_signed()));
     kill_process(pid.unwrap(), Signal::TERM).unwrap();
     // The first renewal says that it drains.
     let lost = tokio::time::timeout(Duration::from_secs(3), hold.lost()).await;

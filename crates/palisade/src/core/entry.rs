@@ -198,7 +198,11 @@ impl Entry {
     /// Reads why the place was lost, `None` while it was not, while something else has the entry.
     pub fn loss_reader(&self) -> impl Fn() -> Option<Loss> + Send + Sync + 'static + use<> {
         let validity = self.validity.clone();
-        move || validity.as_ref().and_then(|validity| validity.loss().cloned())
+        move || {
+            validity
+                .as_ref()
+                .and_then(|validity| validity.loss().cloned())
+        }
     }
 
     /// The hold, once it is [`Progress::Held`]; `None` otherwise, and when it was lost since.

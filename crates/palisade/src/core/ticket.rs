@@ -144,7 +144,10 @@ mod tests {
     #[test]
     fn a_promise_is_believed_as_long_as_it_says_and_no_longer() {
         let sent = BootTime::now();
-        for micros in (0..2_000_000).step_by(997).chain([99_999, 100_000, 450_000]) {
+        for micros in (0..2_000_000)
+            .step_by(997)
+            .chain([99_999, 100_000, 450_000])
+        {
             let valid = Duration::from_micros(micros);
             let believed = LeaseStart::promised(sent, valid).deadline();
             assert!(believed <= sent + valid, "{valid:?}");

@@ -48,12 +48,16 @@ impl Gateway {
             let made = door.mode(0o700).create(folder.join("door"));
             made.map_err(|error| format!("the socket's folder: {error}"))
         });
-        spec.arguments = ["serve", "--url", url, "--socket"].map(str::to_owned).into();
+        spec.arguments = ["serve", "--url", url, "--socket"]
+            .map(str::to_owned)
+            .into();
         let folder_of_node = folder.path().join(NODE);
         let socket = folder_of_node.join(door).display().to_string();
         spec.arguments.push(socket);
-        spec.arguments.extend(["--listen".to_owned(), format!("127.0.0.1:{port}")]);
-        spec.arguments.extend(arguments.iter().map(|&word| word.to_owned()));
+        spec.arguments
+            .extend(["--listen".to_owned(), format!("127.0.0.1:{port}")]);
+        spec.arguments
+            .extend(arguments.iter().map(|&word| word.to_owned()));
         let node = Node::started(folder.path(), NODE, port, spec)?;
         let gateway = Self { node, folder };
         let started = gateway.node.answers();

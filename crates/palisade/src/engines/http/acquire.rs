@@ -43,7 +43,14 @@ pub(super) async fn enter(engine: &Gateway, claim: &Claim) -> Result<Entered> {
         };
         document.queue = member.queue;
         let sent = BootTime::now();
-        let asked = ask(engine, &session, "enter", "claims", json!(document), Duration::ZERO);
+        let asked = ask(
+            engine,
+            &session,
+            "enter",
+            "claims",
+            json!(document),
+            Duration::ZERO,
+        );
         match asked.await {
             Ok(Reply::Done(body)) => {
                 let standing: Standing = parse("enter", &body)?;
@@ -182,7 +189,14 @@ pub(super) async fn wait(engine: &Gateway, ticket: &Ticket, until: BootTime) -> 
             "wait": format!("{}ms", nap.as_millis()),
             "keep": false,
         });
-        let asked = ask(engine, &member.session, "wait", "claims/wait", document, nap);
+        let asked = ask(
+            engine,
+            &member.session,
+            "wait",
+            "claims/wait",
+            document,
+            nap,
+        );
         match asked.await? {
             Reply::Done(body) => {
                 let standing: Standing = parse("wait", &body)?;

@@ -167,7 +167,10 @@ impl Access {
         let (status, body) = answered
             .map_err(|_| {
                 let (shown, limit) = (self.shown(&base), self.connect_timeout);
-                unreachable("connect", format!("no answer from {shown} within {limit:?}"))
+                unreachable(
+                    "connect",
+                    format!("no answer from {shown} within {limit:?}"),
+                )
             })?
             .map_err(failed)?;
         if !status.is_success() {

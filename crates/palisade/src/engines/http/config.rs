@@ -153,7 +153,12 @@ impl Options {
             }
             let socket = socket(&url.path)?;
             let shown = format!("http+unix:{}", socket.display());
-            (vec!["http://localhost".into()], Vec::new(), Some(socket), shown)
+            (
+                vec!["http://localhost".into()],
+                Vec::new(),
+                Some(socket),
+                shown,
+            )
         } else {
             if !matches!(url.path.as_str(), "" | "/") {
                 return Err(config("the URL of a gateway has no path"));
@@ -186,7 +191,10 @@ impl Options {
 fn base(scheme: &str, host: &Host) -> String {
     let usual = matches!((scheme, host.port), ("https", 443) | ("http", 80));
     let shown = host.to_string();
-    let shown = shown.rsplit_once(':').filter(|_| usual).map_or(&*shown, |(name, _)| name);
+    let shown = shown
+        .rsplit_once(':')
+        .filter(|_| usual)
+        .map_or(&*shown, |(name, _)| name);
     format!("{scheme}://{shown}")
 }
 

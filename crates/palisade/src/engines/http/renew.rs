@@ -84,12 +84,7 @@ async fn keep_alive(
     renewals.collect()
 }
 
-async fn asked(
-    engine: &Gateway,
-    session: &Session,
-    due: &[Due],
-    within: Duration,
-) -> Result<Kept> {
+async fn asked(engine: &Gateway, session: &Session, due: &[Due], within: Duration) -> Result<Kept> {
     let claims: Vec<String> = due.iter().map(|(_, claim)| claim.to_string()).collect();
     let call = Call {
         operation: "renew",
@@ -106,12 +101,7 @@ async fn asked(
 }
 
 /// What a gateway that knows the session says of a claim.
-fn said_of(
-    engine: &Gateway,
-    claim: ClaimId,
-    said: Option<&&Standing>,
-    sent: BootTime,
-) -> Renewal {
+fn said_of(engine: &Gateway, claim: ClaimId, said: Option<&&Standing>, sent: BootTime) -> Renewal {
     let Some(said) = said else {
         let message = "the gateway says nothing of this claim";
         return Renewal::Unknown(unreachable("renew", message));

@@ -86,9 +86,10 @@ impl Session {
         self.ttl == ttl && !self.is_over() && !self.is_avoided() && left > ttl / 2
     }
 
-    /// The longest that a request of it may wait.
+    /// The longest that a request of it waits: no longer than its gateway lets it, and not so
+    /// long that one which stands still goes unnoticed.
     pub(super) fn longest_wait(&self) -> Duration {
-        (self.ttl / 3).min(Duration::from_secs(50))
+        (self.ttl / 3).min(Duration::from_secs(2))
     }
 }
 

@@ -359,7 +359,7 @@ fn wait(session: &Session, wait: Option<&str>) -> Result<Duration, Problem> {
 /// Who asks, as the engine keeps it: what the client says, and the principal.
 fn owner(asking: &Asking, session: &Session, asked: &MakeClaim) -> Owner {
     let mut owner = match &asked.owner {
-        Some(wire::OwnerField::Record(record)) => record.clone(),
+        Some(wire::OwnerField::Record(record)) => Owner::clone(record),
         Some(wire::OwnerField::Handle(handle)) => Owner::here(handle, None),
         None => Owner::here(&session.id, None),
     };

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use palisade::engine::ClaimId;
 use palisade::{BootTime, Client};
 use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::access::{Principal, hash, secret};
 use crate::audit::Audit;
+use crate::claim::Stage;
 use crate::limits::Counters;
 use crate::problem::Problem;
 use crate::session::Session;
@@ -121,6 +123,12 @@ impl Sessions {
         if ended.len() < REMEMBERED {
             ended.insert(session.key, BootTime::now() + session.ttl);
         }
+    }
+
+    /// Says of a claim, by the engine's id, that an operator took it away.
+    pub(crate) fn taken(&self, id: ClaimId, stage: &Stage) {
+        let sessions: Vec<_> = self.by_key.lock().values().cloned().collect();
+        sessions.iter().for_each(|session| session.taken(id, stage));
     }
 
     /// Ends all that are left.

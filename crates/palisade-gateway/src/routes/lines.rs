@@ -37,6 +37,9 @@ impl Routes {
             Some(_) => return Err(Problem::bad_request("limit must be a whole number from 1")),
         };
         let after = query.get("after").map_or("", String::as_str);
+        let records = query
+            .get("records")
+            .is_some_and(|records| records == "true");
         let mut found = self.client.survey(scope).await?;
         found.retain(|line| line.name.as_str() > after && asking.principal.may_see(&line.name));
         found.sort_by(|one, other| one.name.cmp(&other.name));
@@ -45,7 +48,7 @@ impl Routes {
         let next = found.last().filter(|_| more).map(|line| line.name.clone());
         let lines: Result<Vec<_>, _> = found
             .iter()
-            .map(|line| wire::line(&self.client, line))
+            .map(|line| wire::line(&self.client, line, records))
             .collect();
         let answer = json!({"lines": lines?, "next": next});
         Ok(reply(StatusCode::OK, &answer))

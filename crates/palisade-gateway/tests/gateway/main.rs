@@ -3,6 +3,7 @@
 
 mod claims;
 mod deadlocks;
+mod engine;
 mod requests;
 mod security;
 mod support;

@@ -9,6 +9,7 @@ pub mod apiserver;
 mod engines;
 pub(crate) mod find;
 mod folder;
+pub mod gateway;
 mod install;
 pub mod node;
 mod ports;

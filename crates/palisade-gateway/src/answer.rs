@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
 use serde_json::Value;
 
@@ -72,6 +72,9 @@ pub(crate) fn problem(problem: &Problem) -> Answer {
     let headers = response.headers_mut();
     if let Some(seconds) = problem.retry_after {
         headers.insert(RETRY_AFTER, seconds.into());
+    }
+    if let Some(Ok(allow)) = problem.allow.as_deref().map(HeaderValue::from_str) {
+        headers.insert(ALLOW, allow);
     }
     if problem.status == StatusCode::UNAUTHORIZED {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

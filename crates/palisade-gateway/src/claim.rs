@@ -4,16 +4,17 @@
 //! when it is released, when it is lost, and when the last promise to its client has passed.
 //!
 //! **A promise never outlives what it rests on**: it is the earlier of the engine's deadline for
-//! this claim and the end of the session less a margin, both counted from the arrival of the
-//! request that asks.
+//! this claim and the end of the claim's term less a margin, both counted from the arrival of the
+//! request that asks. Whoever ends the claim closes the term first, and a closed term promises
+//! nothing: no answer can be given between the decision and the release.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use palisade::engine::{Amended, Amendment, Ask, ClaimId, Entry, Progress};
-use palisade::{BootTime, Client, Error, Hold, LossReason, Name};
+use palisade::{BootTime, Client, Error, ErrorKind, Hold, Loss, LossReason, Name};
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 
 /// Where a claim stands.
 #[derive(Debug, Clone)]
@@ -34,7 +35,7 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
-    /// Whether it can't change any more.
+    /// Whether it can't be held any more.
     pub(crate) fn is_over(&self) -> bool {
         !matches!(self, Self::Entering(_) | Self::Waiting | Self::Held { .. })
     }
@@ -52,7 +53,16 @@ impl Stage {
     }
 }
 
-/// What a request asks of the task.
+impl From<&Loss> for Stage {
+    fn from(loss: &Loss) -> Self {
+        match loss.reason {
+            LossReason::Evicted => Self::Evicted,
+            _ => Self::Lost(loss.to_string()),
+        }
+    }
+}
+
+/// What a request asks of the task. It is answered by a drop when the claim is over.
 pub(crate) enum Order {
     Release(oneshot::Sender<Result<(), Error>>),
     /// Leaves unless it holds by now: the wait of a client that does not queue is over.
@@ -67,6 +77,7 @@ pub(crate) struct Asked {
     pub(crate) ask: Ask,
     pub(crate) queue: Option<bool>,
     pub(crate) value: Option<String>,
+    pub(crate) agent: Option<String>,
 }
 
 /// See the module's text.
@@ -75,41 +86,50 @@ pub(crate) struct Claim {
     pub(crate) claim: ClaimId,
     pub(crate) asked: Asked,
     stage: watch::Sender<Stage>,
-    orders: mpsc::Sender<Order>,
-    /// When the gateway lets go of it: no promise goes beyond this.
-    until: Mutex<BootTime>,
+    /// Each is of a request that is under way; `None` when the task takes no more.
+    orders: Mutex<Option<Vec<Order>>>,
+    ordered: Notify,
+    term: Mutex<Term>,
+}
+
+/// How long a claim lasts.
+struct Term {
+    /// When the gateway lets go of it.
+    until: BootTime,
+    /// The last promise to its client.
+    promised: BootTime,
+    /// Whether it is being let go of.
+    closed: bool,
     /// Reads the engine's deadline.
-    deadline: Mutex<Option<DeadlineReader>>,
-    /// Since when it can't change any more.
-    pub(crate) over_since: Mutex<Option<BootTime>>,
+    deadline: Option<Box<dyn Fn() -> BootTime + Send + Sync>>,
 }
 
 impl Claim {
-    /// Starts the task. `told` hears of every change.
+    /// Starts the task. `told` hears of every change, and at the end that there is no task more.
     pub(crate) fn start(
         client: &Client,
-        id: String,
-        claim: ClaimId,
-        asked: Asked,
+        (id, claim, asked): (String, ClaimId, Asked),
         entry: Entry,
         until: BootTime,
-        told: impl Fn(&Claim, &Stage) + Send + Sync + 'static,
+        told: impl Fn(&Claim, Told<'_>) + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let (orders, receive) = mpsc::channel(16);
         let started = Arc::new(Self {
             id,
             claim,
             asked,
             stage: watch::Sender::new(Stage::Entering(None)),
-            orders,
-            until: Mutex::new(until),
-            deadline: Mutex::new(None),
-            over_since: Mutex::new(None),
+            orders: Mutex::new(Some(Vec::new())),
+            ordered: Notify::new(),
+            term: Mutex::new(Term {
+                until,
+                promised: BootTime::PAST,
+                closed: false,
+                deadline: None,
+            }),
         });
         let task = Task {
             claim: Arc::clone(&started),
             client: client.clone(),
-            orders: receive,
             told: Box::new(told),
         };
         tokio::spawn(task.run(entry));
@@ -120,22 +140,35 @@ impl Claim {
         self.stage.borrow().clone()
     }
 
-    /// Lets the claim last until then at the least.
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(*self.stage.borrow(), Stage::Held { .. })
+    }
+
+    /// Lets the claim last until then at the least, unless it is being let go of.
     pub(crate) fn extend(&self, until: BootTime) {
-        let mut known = self.until.lock();
-        *known = known.max(until);
+        let mut term = self.term.lock();
+        term.until = term.until.max(until);
     }
 
-    pub(crate) fn until(&self) -> BootTime {
-        *self.until.lock()
+    /// How long the client may believe in it, counted from `arrival`, with `margin` to the end of
+    /// the claim's own time. From here on the claim is kept for that long.
+    pub(crate) fn promise(&self, arrival: BootTime, margin: Duration) -> Duration {
+        let mut term = self.term.lock();
+        let engine = match &term.deadline {
+            Some(deadline) if !term.closed => deadline(),
+            _ => return Duration::ZERO,
+        };
+        let by_term = term.until.saturating_since(arrival).saturating_sub(margin);
+        let valid = by_term.min(engine.saturating_since(arrival));
+        term.promised = term.promised.max(arrival + valid);
+        valid
     }
 
-    /// Until when the engine keeps it, as far as is known.
-    pub(crate) fn deadline(&self) -> BootTime {
-        self.deadline
-            .lock()
-            .as_ref()
-            .map_or(BootTime::PAST, |deadline| deadline())
+    /// Promises nothing from now on; says until when the last promise goes.
+    fn close(&self) -> BootTime {
+        let mut term = self.term.lock();
+        term.closed = true;
+        term.promised
     }
 
     /// Waits until it holds or is over, `until` at the longest.
@@ -147,12 +180,11 @@ impl Claim {
         self.stage()
     }
 
-    /// Waits until the engine has answered once.
-    pub(crate) async fn answered(&self) -> Stage {
+    /// Waits until the engine has answered once, `until` at the longest.
+    pub(crate) async fn answered(&self, until: BootTime) -> Stage {
         let mut stage = self.stage.subscribe();
-        let _ = stage
-            .wait_for(|stage| !matches!(stage, Stage::Entering(None)))
-            .await;
+        let answered = stage.wait_for(|stage| !matches!(stage, Stage::Entering(None)));
+        let _ = tokio::time::timeout(until.remaining(), answered).await;
         self.stage()
     }
 
@@ -163,23 +195,56 @@ impl Claim {
         self.stage()
     }
 
-    /// Gives an order; without an answer when the claim is over.
-    pub(crate) async fn order(&self, order: Order) {
-        let _ = self.orders.send(order).await;
+    /// Gives an order; it is dropped when the claim is over.
+    pub(crate) fn order(&self, order: Order) {
+        if let Some(orders) = &mut *self.orders.lock() {
+            orders.push(order);
+        }
+        self.ordered.notify_one();
+    }
+
+    /// The next order. Only the task asks for it, so that none is missed.
+    async fn next_order(&self) -> Order {
+        loop {
+            let first = match &mut *self.orders.lock() {
+                Some(orders) if !orders.is_empty() => Some(orders.remove(0)),
+                _ => None,
+            };
+            if let Some(order) = first {
+                return order;
+            }
+            self.ordered.notified().await;
+        }
+    }
+
+    /// Resolves when its time is over, and closes it.
+    async fn ended(&self) {
+        loop {
+            let left = {
+                let mut term = self.term.lock();
+                let left = term.until.remaining();
+                term.closed |= left.is_zero();
+                left
+            };
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left).await;
+        }
     }
 }
 
-/// Hears of every change of a claim.
-type Told = Box<dyn Fn(&Claim, &Stage) + Send + Sync>;
-
-/// Reads the engine's deadline of a claim.
-type DeadlineReader = Box<dyn Fn() -> BootTime + Send + Sync>;
+/// What a claim's session is told.
+pub(crate) enum Told<'a> {
+    Stage(&'a Stage),
+    /// The task has ended, and with it the place.
+    Ended(&'a Stage),
+}
 
 struct Task {
     claim: Arc<Claim>,
     client: Client,
-    orders: mpsc::Receiver<Order>,
-    told: Told,
+    told: Box<dyn Fn(&Claim, Told<'_>) + Send + Sync>,
 }
 
 /// How the time before the grant ended.
@@ -187,6 +252,9 @@ enum Acquired {
     Held(Hold),
     Over(Stage),
 }
+
+/// What ends a claim that does not hold, and who waits for that.
+struct Interrupted(Stage, Option<oneshot::Sender<Result<(), Error>>>);
 
 impl Task {
     async fn run(mut self, entry: Entry) {
@@ -198,20 +266,18 @@ impl Task {
                 self.keep(hold).await
             }
         };
-        *self.claim.over_since.lock() = Some(BootTime::now());
-        self.tell(over);
-        // Whoever still asks for something is answered by the drop.
-        self.orders.close();
-        while let Some(order) = self.orders.recv().await {
-            if let Order::Release(answer) = order {
-                let _ = answer.send(Ok(()));
-            }
+        self.claim.close();
+        if !self.claim.stage.borrow().is_over() {
+            self.tell(over.clone());
         }
+        // Whoever still asks for something is answered by the drop.
+        drop(self.claim.orders.lock().take());
+        (self.told)(&self.claim, Told::Ended(&over));
     }
 
     fn tell(&self, stage: Stage) {
-        (self.told)(&self.claim, &stage);
-        self.claim.stage.send_replace(stage);
+        self.claim.stage.send_replace(stage.clone());
+        (self.told)(&self.claim, Told::Stage(&stage));
     }
 
     async fn acquire(&mut self, mut entry: Entry) -> Acquired {
@@ -227,46 +293,65 @@ impl Task {
             };
             let progress = tokio::select! {
                 biased;
-                // A call under way is dropped: the place is then left in the background.
-                over = interrupted(&self.claim, &mut self.orders) => return Acquired::Over(over),
-                progress = step => progress,
+                end = self.interrupted() => Err(end),
+                progress = step => Ok(progress),
             };
             match progress {
-                Ok(Progress::Held) => {
-                    *self.claim.deadline.lock() = Some(Box::new(entry.deadline_reader()));
+                Err(end) => return left(entry, end).await,
+                Ok(Ok(Progress::Held)) => {
+                    self.claim.term.lock().deadline = Some(Box::new(entry.deadline_reader()));
                     return match entry.into_hold() {
                         Ok(Some(hold)) => Acquired::Held(hold),
                         Ok(None) => Acquired::Over(Stage::Lost(LossReason::Expired.to_string())),
                         Err(error) => Acquired::Over(Stage::Failed(error)),
                     };
                 }
-                Ok(Progress::Waiting) => {
+                Ok(Ok(Progress::Waiting)) => {
                     if !entered {
-                        *self.claim.deadline.lock() = Some(Box::new(entry.deadline_reader()));
+                        self.claim.term.lock().deadline = Some(Box::new(entry.deadline_reader()));
                         self.tell(Stage::Waiting);
                     }
                     (entered, pause) = (true, PAUSE);
                     continue;
                 }
-                Ok(Progress::Lost(loss)) => return Acquired::Over(lost(&loss)),
-                Ok(Progress::Busy) if self.claim.asked.queue == Some(false) => {
+                Ok(Ok(Progress::Lost(loss))) => return Acquired::Over(Stage::from(&loss)),
+                Ok(Ok(Progress::Busy)) if self.claim.asked.queue == Some(false) => {
                     return Acquired::Over(Stage::Busy);
                 }
                 // An engine without a line to wait in.
-                Ok(Progress::Busy) => self.tell(Stage::Waiting),
-                Err(error) if error.is_transient() => {
+                Ok(Ok(Progress::Busy)) => self.tell(Stage::Waiting),
+                Ok(Err(error)) if error.is_transient() => {
                     if !entered {
                         self.tell(Stage::Entering(Some(error)));
                     }
                 }
-                Err(error) => return Acquired::Over(Stage::Failed(error)),
+                Ok(Err(error)) => {
+                    return left(entry, Interrupted(Stage::Failed(error), None)).await;
+                }
             }
             tokio::select! {
                 biased;
-                over = interrupted(&self.claim, &mut self.orders) => return Acquired::Over(over),
+                end = self.interrupted() => return left(entry, end).await,
                 () = tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..1.0))) => {}
             }
             pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// What ends a claim that does not hold: an order, or the end of its time.
+    async fn interrupted(&self) -> Interrupted {
+        loop {
+            let order = tokio::select! {
+                biased;
+                order = self.claim.next_order() => order,
+                () = self.claim.ended() => return Interrupted(Stage::Released, None),
+            };
+            match order {
+                Order::GiveUp => return Interrupted(Stage::Busy, None),
+                Order::Release(answer) => return Interrupted(Stage::Released, Some(answer)),
+                // Only what is held can be amended: the drop answers.
+                Order::Amend(..) => {}
+            }
         }
     }
 
@@ -274,70 +359,76 @@ impl Task {
         loop {
             let order = tokio::select! {
                 biased;
-                loss = hold.lost() => return lost(&loss),
-                () = ended(&self.claim) => {
-                    // In the background on an error; the ttl ends it at the latest.
-                    let _ = hold.release().await;
-                    return Stage::Released;
-                }
-                order = self.orders.recv() => order,
+                loss = hold.lost() => return self.lose(hold, &loss).await,
+                () = self.claim.ended() => return released(hold.release().await),
+                order = self.claim.next_order() => order,
             };
             match order {
                 // It holds; the client will hear of it, or let the session end.
-                Some(Order::GiveUp) => {}
-                Some(Order::Release(answer)) => {
-                    let released = hold.release().await;
-                    let _ = answer.send(released);
-                    return Stage::Released;
+                Order::GiveUp => {}
+                Order::Release(answer) => {
+                    self.claim.close();
+                    let left = hold.release().await;
+                    let over = released(left.clone());
+                    let _ = answer.send(left);
+                    return over;
                 }
-                Some(Order::Amend(amendment, answer)) => {
+                Order::Amend(amendment, answer) => {
                     let engine = self.client.engine();
                     let amended = engine.amend(hold.ticket().clone(), amendment).await;
                     let _ = answer.send(amended);
                 }
-                // The claim itself has a sender, so that this can't be.
-                None => return Stage::Released,
             }
         }
     }
-}
 
-/// What ends a claim that does not hold: an order, or the end of its time.
-async fn interrupted(claim: &Claim, orders: &mut mpsc::Receiver<Order>) -> Stage {
-    loop {
-        let order = tokio::select! {
-            biased;
-            order = orders.recv() => order,
-            () = ended(claim) => return Stage::Released,
-        };
-        match order {
-            Some(Order::GiveUp) => return Stage::Busy,
-            Some(Order::Release(answer)) => {
-                let _ = answer.send(Ok(()));
-                return Stage::Released;
+    /// What an operator asks for stays in the line until its client has let go, or can't believe
+    /// in it any more: the next may be granted when it leaves.
+    async fn lose(&mut self, hold: Hold, loss: &Loss) -> Stage {
+        let promised = self.claim.close();
+        let stage = Stage::from(loss);
+        if loss.reason != LossReason::Evicted {
+            return stage;
+        }
+        self.tell(stage.clone());
+        let believed = promised.min(loss.lease_ends);
+        let mut answer = None;
+        while answer.is_none() && !believed.has_passed() {
+            tokio::select! {
+                biased;
+                order = self.claim.next_order() => {
+                    if let Order::Release(asked) = order {
+                        answer = Some(asked);
+                    }
+                }
+                () = tokio::time::sleep(believed.remaining()) => {}
             }
-            // Only what is held can be amended: the drop answers.
-            Some(Order::Amend(..)) => {}
-            None => return Stage::Released,
         }
+        // Says that it was lost, as everyone knows.
+        let _ = hold.release().await;
+        if let Some(answer) = answer {
+            let _ = answer.send(Ok(()));
+        }
+        stage
     }
 }
 
-/// Resolves when the last promise of a claim has passed.
-async fn ended(claim: &Claim) {
-    loop {
-        let left = claim.until().remaining();
-        if left.is_zero() {
-            return;
-        }
-        tokio::time::sleep(left).await;
+/// Leaves the line, so that nothing is left behind when it is told; in the background if the
+/// engine does not answer.
+async fn left(entry: Entry, Interrupted(stage, answer): Interrupted) -> Acquired {
+    let left = entry.leave().await;
+    if let Some(answer) = answer {
+        let _ = answer.send(left);
     }
+    Acquired::Over(stage)
 }
 
-fn lost(loss: &palisade::Loss) -> Stage {
-    match loss.reason {
-        LossReason::Evicted => Stage::Evicted,
-        _ => Stage::Lost(loss.to_string()),
+/// What a hold is after its release.
+fn released(released: Result<(), Error>) -> Stage {
+    match released {
+        Err(error) if error.kind() == ErrorKind::Lost => Stage::Lost(error.message().to_owned()),
+        // Where the engine did not answer it goes on in the background, to the ttl at the longest.
+        _ => Stage::Released,
     }
 }
 

@@ -43,8 +43,9 @@ pub struct Config {
     pub tls: Option<(PathBuf, PathBuf)>,
     /// Whether TLS and access are seen to by something in front of the gateway.
     pub insecure: bool,
-    /// What clients call the gateway: what `Host` and `Origin` must be.
-    pub public_url: Option<String>,
+    /// What clients call the gateway: what `Host` and `Origin` must be. The first is where a
+    /// session's client is told to ask.
+    pub public_urls: Vec<String>,
     /// How long sessions are kept after the end was asked for.
     pub drain: Duration,
     /// How much a principal may have.

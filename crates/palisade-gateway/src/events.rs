@@ -17,6 +17,7 @@ use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::answer::Answer;
+use crate::limits::Counted;
 use crate::session::Session;
 
 /// A comment that often keeps whatever is in between from cutting the stream.
@@ -25,9 +26,9 @@ const ALIVE: Duration = Duration::from_secs(15);
 const APART: Duration = Duration::from_millis(250);
 
 /// Grants, losses and evictions of a session's claims.
-pub(crate) fn of_session(session: &Session) -> Answer {
-    let changes = session.changes.subscribe();
-    streamed(stream::unfold(changes, |mut changes| async move {
+pub(crate) fn of_session(session: &Session, counted: Counted) -> Answer {
+    let state = (session.changes.subscribe(), counted);
+    streamed(stream::unfold(state, |(mut changes, counted)| async move {
         let event = match tokio::time::timeout(ALIVE, changes.recv()).await {
             Err(_) => comment(),
             Ok(Ok(change)) => event("claim", &json!({"id": change.id, "state": change.state})),
@@ -35,13 +36,14 @@ pub(crate) fn of_session(session: &Session) -> Answer {
             // The session has ended.
             Ok(Err(RecvError::Closed)) => return None,
         };
-        Some((event, changes))
+        Some((event, (changes, counted)))
     }))
 }
 
 /// That something has changed among lines.
-pub(crate) fn of_lines(changes: BoxStream<Result<()>>) -> Answer {
-    streamed(stream::unfold(changes, |mut changes| async move {
+pub(crate) fn of_lines(changes: BoxStream<Result<()>>, counted: Counted) -> Answer {
+    let state = (changes, counted);
+    streamed(stream::unfold(state, |(mut changes, counted)| async move {
         let told = match tokio::time::timeout(ALIVE, changes.next()).await {
             Err(_) => comment(),
             Ok(Some(Ok(()))) => {
@@ -54,7 +56,7 @@ pub(crate) fn of_lines(changes: BoxStream<Result<()>>) -> Answer {
             }
             Ok(None) => return None,
         };
-        Some((told, changes))
+        Some((told, (changes, counted)))
     }))
 }
 

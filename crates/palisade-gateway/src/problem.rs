@@ -16,6 +16,8 @@ pub(crate) struct Problem {
     outcome: Outcome,
     /// After how many seconds to ask again.
     pub(crate) retry_after: Option<u32>,
+    /// The methods that an address takes.
+    pub(crate) allow: Option<String>,
 }
 
 impl Problem {
@@ -26,6 +28,16 @@ impl Problem {
             detail: detail.into(),
             outcome: Outcome::NotApplied,
             retry_after: None,
+            allow: None,
+        }
+    }
+
+    pub(crate) fn method_not_allowed(allow: String) -> Self {
+        let detail = format!("this address takes {allow}");
+        let status = StatusCode::METHOD_NOT_ALLOWED;
+        Self {
+            allow: Some(allow),
+            ..Self::new(status, "method_not_allowed", detail)
         }
     }
 
@@ -48,6 +60,19 @@ impl Problem {
         let detail = "there is no such session at this gateway: it has ended, or it was opened at \
                       another; what you hold is yours until your own deadline";
         Self::new(StatusCode::GONE, "no_session", detail)
+    }
+
+    /// One id for two things.
+    pub(crate) fn id_reused(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, "id_reused", detail)
+    }
+
+    /// The engine did not answer in time; what was asked for may be in force.
+    pub(crate) fn too_late(detail: impl Into<String>) -> Self {
+        let code = ErrorKind::Unreachable.code();
+        let mut problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, code, detail);
+        (problem.outcome, problem.retry_after) = (Outcome::MaybeApplied, Some(1));
+        problem
     }
 
     pub(crate) fn too_many(what: &str, limit: usize) -> Self {
@@ -85,7 +110,7 @@ impl From<Error> for Problem {
     fn from(error: Error) -> Self {
         let status = match error.kind() {
             ErrorKind::InvalidName | ErrorKind::InvalidArgument => StatusCode::BAD_REQUEST,
-            ErrorKind::CapacityMismatch => StatusCode::CONFLICT,
+            ErrorKind::CapacityMismatch | ErrorKind::Deadlock => StatusCode::CONFLICT,
             ErrorKind::Lost => StatusCode::GONE,
             ErrorKind::Unsupported | ErrorKind::NotForCorrectness => StatusCode::NOT_IMPLEMENTED,
             ErrorKind::Unreachable => StatusCode::SERVICE_UNAVAILABLE,
@@ -99,6 +124,7 @@ impl From<Error> for Problem {
             detail: error.message().to_owned(),
             outcome: error.outcome(),
             retry_after: transient.then_some(1),
+            allow: None,
         }
     }
 }

@@ -6,8 +6,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,22 +19,28 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::net::TcpListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
 use crate::access::{Access, Door};
 use crate::config::Config;
-use crate::routes::Routes;
-use crate::session::Sessions;
+use crate::limits::Counters;
+use crate::routes::{Names, Routes, Views};
+use crate::sessions::Sessions;
+use crate::socket::Socket;
 
 /// The longest head. Hyper's buffer for it is also that of a body, which is read in parts.
 const HEAD: usize = 16 * 1024;
 const HEADERS: usize = 64;
 /// How long a head, or a TLS handshake, may take.
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// More than the waiting requests of one principal, and below usual limits of descriptors.
+/// More than the waiting requests of one principal.
 const CONNECTIONS: usize = 16_384;
+/// Descriptors that are not for connections: the engine's, the store's files, the access file.
+const RESERVED: u64 = 512;
+/// How long answers that are under way may take at the end.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
 /// How often a changed access file is looked for, and whether all is drained.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -72,7 +77,7 @@ impl Gateway {
         let unspecified = settings
             .listen
             .is_some_and(|addr| addr.ip().is_unspecified());
-        if unspecified && settings.public_url.is_none() {
+        if unspecified && settings.public_urls.is_empty() {
             return Err(config(
                 "listening at every address needs --public-url: it says what Host must be",
             ));
@@ -96,22 +101,18 @@ impl Gateway {
         };
         let unix = settings.socket.map(Socket::bind).transpose()?;
         let bound = tcp.as_ref().and_then(|tcp| tcp.local_addr().ok());
-        let scheme = if tls.is_some() { "https" } else { "http" };
-        let url = match (&settings.public_url, bound, &unix) {
-            (Some(url), ..) => url.trim_end_matches('/').to_owned(),
-            (None, Some(addr), _) => format!("{scheme}://{addr}"),
-            (None, None, Some(socket)) => format!("http+unix:{}", socket.path.display()),
-            (None, None, None) => String::new(),
-        };
+        let socket = unix.as_ref().map(|socket| &*socket.path);
+        let names = Names::new(bound, tls.is_some(), socket, &settings.public_urls)?;
         let audit = settings.audit;
+        let counters = Counters::new(settings.limits);
         let routes = Routes {
             access,
-            sessions: Arc::new(Sessions::new(settings.limits, audit.clone())),
+            sessions: Arc::new(Sessions::new(counters, audit.clone())),
             audit,
-            hosts: hosts(bound, settings.public_url.as_deref())?,
-            url,
+            names,
             client,
             metrics: settings.metrics,
+            views: Views::default(),
         };
         Ok(Self {
             routes: Arc::new(routes),
@@ -127,9 +128,13 @@ impl Gateway {
         self.tcp.as_ref().and_then(|tcp| tcp.local_addr().ok())
     }
 
-    /// What clients call it.
+    /// What clients call it; the socket's where there is no port.
     pub fn url(&self) -> &str {
-        &self.routes.url
+        let door = match self.tcp {
+            Some(_) => Door::Port,
+            None => Door::Socket,
+        };
+        self.routes.names.url(door)
     }
 
     /// Serves until `end` resolves and all is drained: no new sessions from then on; after the
@@ -142,17 +147,20 @@ impl Gateway {
             tls,
             drain,
         } = self;
-        let connections = Arc::new(Semaphore::new(CONNECTIONS));
+        let most = connections();
+        let (stop, stopped) = watch::channel(false);
+        let connections = Connections {
+            routes: Arc::clone(&routes),
+            permits: Arc::new(Semaphore::new(most)),
+            stopped,
+        };
         let doors = async {
-            let port = accept_tcp(tcp, tls, &routes, &connections);
-            let socket = accept_unix(unix.as_ref(), &routes, &connections);
-            futures_util::future::join(port, socket).await;
+            let port = accept_tcp(tcp, tls, &connections);
+            let socket = accept_unix(unix.as_ref(), &connections);
+            futures_util::future::join3(port, socket, refresh_access(&routes)).await;
         };
         let until_drained = async {
-            tokio::select! {
-                () = end => {}
-                () = refresh_access(&routes) => {}
-            }
+            end.await;
             routes.sessions.drain();
             routes
                 .audit
@@ -171,17 +179,33 @@ impl Gateway {
             }
         };
         tokio::select! {
-            () = doors => {}
+            _ = doors => {}
             () = until_drained => {}
         }
+        routes.sessions.end_all("drained").await;
+        // Answers that are under way are written, and no more requests are read.
+        let _ = stop.send(true);
+        let all = u32::try_from(most).unwrap_or(u32::MAX);
+        let closed = connections.permits.acquire_many(all);
+        let _ = tokio::time::timeout(LAST_ANSWERS, closed).await;
         routes.client.flush().await;
+        routes.audit.flush();
     }
+}
+
+/// How many connections there may be: what the limit of descriptors leaves.
+fn connections() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let limit = limit.current.unwrap_or(u64::MAX);
+    // A limit that is too small for both is shared.
+    let left = limit.saturating_sub(RESERVED).max(limit / 2);
+    usize::try_from(left).unwrap_or(CONNECTIONS).min(CONNECTIONS)
 }
 
 impl std::fmt::Debug for Gateway {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Gateway")
-            .field("url", &self.routes.url)
+            .field("url", &self.url())
             .finish_non_exhaustive()
     }
 }
@@ -203,11 +227,36 @@ async fn refresh_access(routes: &Routes) {
     }
 }
 
+/// What every connection needs.
+struct Connections {
+    routes: Arc<Routes>,
+    permits: Arc<Semaphore>,
+    /// Says that no more requests are to be read.
+    stopped: watch::Receiver<bool>,
+}
+
+impl Connections {
+    /// One more, unless there are too many.
+    fn one(&self) -> Option<Connection> {
+        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        Some(Connection {
+            routes: Arc::clone(&self.routes),
+            stopped: self.stopped.clone(),
+            _permit: permit,
+        })
+    }
+}
+
+struct Connection {
+    routes: Arc<Routes>,
+    stopped: watch::Receiver<bool>,
+    _permit: OwnedSemaphorePermit,
+}
+
 async fn accept_tcp(
     listener: Option<TcpListener>,
     tls: Option<TlsAcceptor>,
-    routes: &Arc<Routes>,
-    connections: &Arc<Semaphore>,
+    connections: &Connections,
 ) {
     let Some(listener) = listener else {
         return std::future::pending().await;
@@ -218,23 +267,22 @@ async fn accept_tcp(
             tokio::time::sleep(LOOK / 5).await;
             continue;
         };
-        let Ok(permit) = Arc::clone(connections).try_acquire_owned() else {
+        let Some(connection) = connections.one() else {
             continue;
         };
         let _ = stream.set_nodelay(true);
-        let routes = Arc::clone(routes);
         match tls.clone() {
-            None => drop(tokio::spawn(serve(stream, Door::Port, routes, permit))),
+            None => drop(tokio::spawn(connection.serve(stream, Door::Port))),
             Some(tls) => drop(tokio::spawn(async move {
                 if let Ok(Ok(stream)) = tokio::time::timeout(HEAD_TIME, tls.accept(stream)).await {
-                    serve(stream, Door::Port, routes, permit).await;
+                    connection.serve(stream, Door::Port).await;
                 }
             })),
         }
     }
 }
 
-async fn accept_unix(socket: Option<&Socket>, routes: &Arc<Routes>, connections: &Arc<Semaphore>) {
+async fn accept_unix(socket: Option<&Socket>, connections: &Connections) {
     let Some(socket) = socket else {
         return std::future::pending().await;
     };
@@ -246,63 +294,43 @@ async fn accept_unix(socket: Option<&Socket>, routes: &Arc<Routes>, connections:
         };
         let uid = stream.peer_cred().map(|peer| peer.uid());
         if !matches!(uid, Ok(uid) if uid == own || uid == 0) {
-            routes.audit.tell("refused", json!({"code": "other_user"}));
+            let details = json!({"code": "other_user"});
+            connections.routes.audit.refused(details);
             continue;
         }
-        let Ok(permit) = Arc::clone(connections).try_acquire_owned() else {
-            continue;
-        };
-        tokio::spawn(serve(stream, Door::Socket, Arc::clone(routes), permit));
+        if let Some(connection) = connections.one() {
+            tokio::spawn(connection.serve(stream, Door::Socket));
+        }
     }
 }
 
-async fn serve(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    door: Door,
-    routes: Arc<Routes>,
-    _permit: OwnedSemaphorePermit,
-) {
-    let service = service_fn(move |request| {
-        let routes = Arc::clone(&routes);
-        async move { Ok::<_, Infallible>(routes.answer(door, request).await.into_response()) }
-    });
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
-        .max_headers(HEADERS)
-        .max_buf_size(HEAD);
-    // A connection that fails is the client's matter.
-    let _ = builder
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
-}
-
-/// What `Host` may be: the address itself, its names where it is this machine, the public URL's.
-fn hosts(bound: Option<SocketAddr>, public: Option<&str>) -> Result<Vec<String>> {
-    let mut hosts = Vec::new();
-    if let Some(addr) = bound {
-        hosts.push(addr.to_string());
-        if addr.ip().is_loopback() {
-            let port = addr.port();
-            hosts.extend([
-                format!("localhost:{port}"),
-                format!("127.0.0.1:{port}"),
-                format!("[::1]:{port}"),
-            ]);
+impl Connection {
+    async fn serve(
+        mut self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        door: Door,
+    ) {
+        let routes = self.routes;
+        let service = service_fn(move |request| {
+            let routes = Arc::clone(&routes);
+            async move { Ok::<_, Infallible>(routes.answer(door, request).await.into_response()) }
+        });
+        let mut builder = http1::Builder::new();
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIME)
+            .max_headers(HEADERS)
+            .max_buf_size(HEAD);
+        let connection = builder.serve_connection(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        // A connection that fails is the client's matter.
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            _ = self.stopped.wait_for(|stopped| *stopped) => {}
         }
+        connection.as_mut().graceful_shutdown();
+        let _ = connection.await;
     }
-    if let Some(url) = public {
-        let rest = url
-            .strip_prefix("https://")
-            .or_else(|| url.strip_prefix("http://"));
-        let host = rest.and_then(|rest| rest.split('/').next());
-        let Some(host) = host.filter(|host| !host.is_empty() && !host.contains('@')) else {
-            return Err(config("--public-url is http:// or https:// and a host"));
-        };
-        hosts.push(host.to_owned());
-    }
-    Ok(hosts)
 }
 
 fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor> {
@@ -324,47 +352,4 @@ fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor> {
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
         .map_err(|error| config("the certificate and the key don't fit").because(error))?;
     Ok(TlsAcceptor::from(Arc::new(tls)))
-}
-
-/// A socket in a folder of this user's, removed at the end.
-struct Socket {
-    path: PathBuf,
-    listener: UnixListener,
-}
-
-impl Socket {
-    fn bind(path: PathBuf) -> Result<Self> {
-        let refuse = |why: String| config(format!("socket {}: {why}", path.display()));
-        let folder = path
-            .parent()
-            .filter(|folder| !folder.as_os_str().is_empty());
-        let Some(folder) = folder else {
-            return Err(refuse("give it a folder of its own".into()));
-        };
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(folder)
-            .map_err(|error| refuse(error.to_string()))?;
-        let found = std::fs::symlink_metadata(folder).map_err(|error| refuse(error.to_string()))?;
-        let own = found.uid() == rustix::process::getuid().as_raw();
-        if !found.is_dir() || !own || found.permissions().mode() & 0o077 != 0 {
-            return Err(refuse(
-                "its folder must be this user's alone (mode 0700)".into(),
-            ));
-        }
-        // A socket that nobody listens at is left from a gateway that was killed.
-        if std::os::unix::net::UnixStream::connect(&path).is_ok() {
-            return Err(refuse("another gateway listens there".into()));
-        }
-        let _ = std::fs::remove_file(&path);
-        let listener = UnixListener::bind(&path).map_err(|error| refuse(error.to_string()))?;
-        Ok(Self { path, listener })
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
 }

@@ -1,29 +1,30 @@
 //! `Session`: the claims of one client, which it keeps alive by naming them.
 //!
 //! A session is known by the hash of its secret and belongs to the principal who opened it. It
-//! ends, and with it all its claims, when its client has not been heard of for a ttl.
+//! ends, and with it all its claims, when its client has not been heard of for a ttl. Whoever ends
+//! it closes it first: a request that comes too late is told so, and promised nothing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use palisade::BootTime;
 use palisade::engine::ClaimId;
+use palisade::{BootTime, Client};
 use parking_lot::Mutex;
 use ring::digest::{Context, SHA256};
-use serde_json::json;
 use tokio::sync::{broadcast, oneshot};
 
-use crate::access::{Principal, hash, hex, secret};
-use crate::audit::Audit;
-use crate::claim::{Claim, Order, Stage};
-use crate::config::Limits;
+use crate::access::{Principal, hash, hex};
+use crate::claim::{Asked, Claim, Order, Stage};
+use crate::limits::Counted;
 use crate::problem::Problem;
 
 /// How many events of a session are kept for a reader that is slow; after that it has gaps, which
 /// a keep-alive fills.
 const EVENTS: usize = 64;
+
+/// No request waits longer, whatever its ttl: balancers cut after a minute.
+const LONGEST_WAIT: Duration = Duration::from_secs(50);
 
 /// A change of a claim, for its session's events.
 #[derive(Debug, Clone)]
@@ -38,23 +39,104 @@ pub(crate) struct Session {
     pub(crate) id: String,
     pub(crate) principal: Arc<Principal>,
     pub(crate) ttl: Duration,
-    key: [u8; 32],
+    pub(crate) key: [u8; 32],
     secret: String,
-    end: Mutex<BootTime>,
-    pub(crate) claims: Mutex<HashMap<String, Arc<Claim>>>,
+    /// Its agents are this session's alone.
+    pub(crate) client: Client,
+    end: Mutex<End>,
+    claims: Mutex<Claims>,
     pub(crate) changes: broadcast::Sender<Change>,
 }
 
+/// When a session ends.
+struct End {
+    at: BootTime,
+    /// Whether it has: nothing moves it then.
+    closed: bool,
+}
+
+/// The claims of a session by their clients' ids.
+#[derive(Default)]
+struct Claims {
+    known: HashMap<String, Known>,
+    /// Which are over, and when they may be forgotten, the first first.
+    over: VecDeque<(BootTime, String)>,
+}
+
+/// A claim of a session.
+#[derive(Clone)]
+pub(crate) enum Known {
+    /// In a line, or perhaps so.
+    Live(Arc<Claim>),
+    /// Over. A delayed copy of a request revives nothing while this is remembered.
+    Over(Arc<Over>),
+}
+
+/// What is remembered of a claim that is over; there may be very many.
+pub(crate) struct Over {
+    pub(crate) stage: Stage,
+    asked: [u8; 16],
+    _counted: Counted,
+}
+
 impl Session {
-    /// Moves the end of the session, and of those of its claims that a request names.
-    pub(crate) fn extend(&self, arrival: BootTime) -> BootTime {
+    pub(crate) fn new(
+        secret: String,
+        principal: &Arc<Principal>,
+        ttl: Duration,
+        client: &Client,
+    ) -> Self {
+        Self {
+            id: hex(&hash(&format!("id {secret}"))[..8]),
+            principal: Arc::clone(principal),
+            ttl,
+            key: hash(&secret),
+            secret,
+            client: client.with_own_agents(),
+            end: Mutex::new(End {
+                at: BootTime::now() + ttl,
+                closed: false,
+            }),
+            claims: Mutex::default(),
+            changes: broadcast::channel(EVENTS).0,
+        }
+    }
+
+    /// Moves the end, unless it has come.
+    pub(crate) fn extend(&self, arrival: BootTime) -> Result<BootTime, Problem> {
         let mut end = self.end.lock();
-        *end = (*end).max(arrival + self.ttl);
-        *end
+        if end.closed || end.at.has_passed() {
+            return Err(Problem::no_session());
+        }
+        end.at = end.at.max(arrival + self.ttl);
+        Ok(end.at)
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.end.lock().has_passed()
+        let end = self.end.lock();
+        end.closed || end.at.has_passed()
+    }
+
+    /// Closes it; says whether it was open.
+    pub(crate) fn close(&self) -> bool {
+        !std::mem::replace(&mut self.end.lock().closed, true)
+    }
+
+    /// Resolves when its client has not been heard of for a ttl, or it was closed.
+    pub(crate) async fn expired(&self) {
+        loop {
+            let left = {
+                let end = self.end.lock();
+                if end.closed {
+                    return;
+                }
+                end.at.remaining()
+            };
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left).await;
+        }
     }
 
     /// The longest that a request may wait, so that a grant never arrives expired.
@@ -62,17 +144,13 @@ impl Session {
         (self.ttl / 3).min(LONGEST_WAIT)
     }
 
-    /// Until when the client may believe in a claim, counted from `arrival`.
+    /// How long the client may believe in a claim, counted from `arrival`. The margin is that of
+    /// the library for a ttl.
     pub(crate) fn promise(&self, claim: &Claim, arrival: BootTime) -> Duration {
         let margin = (self.ttl / 10)
             .max(Duration::from_millis(50))
             .min(self.ttl / 3);
-        let by_session = claim
-            .until()
-            .saturating_since(arrival)
-            .saturating_sub(margin);
-        let by_engine = claim.deadline().saturating_since(arrival);
-        by_session.min(by_engine)
+        claim.promise(arrival, margin)
     }
 
     /// The engine's id of a claim. It tells nobody the secret, and is another in each session.
@@ -86,34 +164,68 @@ impl Session {
         ClaimId(u128::from_be_bytes(bytes))
     }
 
-    pub(crate) fn claim(&self, id: &str) -> Option<Arc<Claim>> {
-        self.claims.lock().get(id).cloned()
+    pub(crate) fn claim(&self, id: &str) -> Option<Known> {
+        self.claims.lock().known.get(id).cloned()
     }
 
-    /// Forgets claims that have been over for a ttl: until then a delayed copy revives nothing.
-    pub(crate) fn prune(&self) {
-        let ttl = self.ttl;
-        self.claims.lock().retain(|_, claim| {
-            let over = *claim.over_since.lock();
-            over.is_none_or(|since| !(since + ttl).has_passed())
-        });
+    /// The claim of this id, or the one that `start` makes.
+    ///
+    /// # Errors
+    /// When the id stands for something else, when the session has ended, and those of `start`.
+    pub(crate) fn claim_or_start(
+        &self,
+        id: &str,
+        asked: &Asked,
+        start: impl FnOnce() -> Result<Arc<Claim>, Problem>,
+    ) -> Result<Known, Problem> {
+        let mut claims = self.claims.lock();
+        claims.forget_old();
+        match claims.known.get(id) {
+            Some(known) if known.is_of(asked) => Ok(known.clone()),
+            Some(_) => Err(Problem::id_reused(
+                "this id stands for another claim of this session",
+            )),
+            // Whoever ends the session closes it before it looks at the claims.
+            None if self.has_ended() => Err(Problem::no_session()),
+            None => {
+                let started = Known::Live(start()?);
+                claims.known.insert(id.to_owned(), started.clone());
+                Ok(started)
+            }
+        }
     }
 
-    /// How many of its claims are in a line, or may be.
-    pub(crate) fn live(&self) -> usize {
+    /// Remembers that a claim is over.
+    pub(crate) fn bury(&self, claim: &Claim, stage: &Stage, counted: Counted) {
+        let over = Over {
+            stage: stage.clone(),
+            asked: digest(&claim.asked),
+            _counted: counted,
+        };
+        let mut claims = self.claims.lock();
+        claims.forget_old();
+        let until = BootTime::now() + self.ttl;
+        claims.over.push_back((until, claim.id.clone()));
+        let over = Known::Over(Arc::new(over));
+        claims.known.insert(claim.id.clone(), over);
+    }
+
+    /// The claims that are in a line, or may be.
+    pub(crate) fn live(&self) -> Vec<Arc<Claim>> {
         let claims = self.claims.lock();
-        claims
-            .values()
-            .filter(|claim| !claim.stage().is_over())
-            .count()
+        let live = claims.known.values().filter_map(|known| match known {
+            Known::Live(claim) => Some(Arc::clone(claim)),
+            Known::Over(_) => None,
+        });
+        live.collect()
     }
 
     /// Releases everything.
-    async fn release_all(&self) {
-        let claims: Vec<_> = self.claims.lock().values().cloned().collect();
+    pub(crate) async fn release_all(&self) {
+        let claims = self.live();
         let released = claims.iter().map(|claim| async {
             let (answer, answered) = oneshot::channel();
-            claim.order(Order::Release(answer)).await;
+            claim.order(Order::Release(answer));
             let _ = answered.await;
             claim.over().await;
         });
@@ -121,193 +233,31 @@ impl Session {
     }
 }
 
-/// No request waits longer, whatever its ttl: balancers cut after a minute.
-const LONGEST_WAIT: Duration = Duration::from_secs(50);
-
-/// The sessions of this gateway.
-pub(crate) struct Sessions {
-    by_key: Mutex<HashMap<[u8; 32], Arc<Session>>>,
-    limits: Limits,
-    audit: Audit,
-    /// What each principal has now.
-    counts: Mutex<HashMap<String, Counts>>,
-    draining: AtomicBool,
-    frozen: AtomicBool,
-}
-
-impl Sessions {
-    pub(crate) fn new(limits: Limits, audit: Audit) -> Self {
-        Self {
-            by_key: Mutex::default(),
-            limits,
-            audit,
-            counts: Mutex::default(),
-            draining: AtomicBool::new(false),
-            frozen: AtomicBool::new(false),
-        }
-    }
-
-    /// Opens a session, or answers with the one that this secret has opened already.
-    pub(crate) fn open(
-        self: &Arc<Self>,
-        principal: &Arc<Principal>,
-        ttl: Duration,
-        chosen: Option<String>,
-    ) -> Result<(Arc<Session>, String), Problem> {
-        if self.is_draining() {
-            return Err(Problem::draining());
-        }
-        let secret = chosen.unwrap_or_else(secret);
-        let key = hash(&secret);
-        let mut sessions = self.by_key.lock();
-        if let Some(known) = sessions.get(&key).filter(|known| !known.has_ended()) {
-            if known.principal.name != principal.name || known.ttl != ttl {
-                let detail = "this secret has opened another session; choose 256 random bits";
-                return Err(Problem::new(
-                    hyper::StatusCode::CONFLICT,
-                    "id_reused",
-                    detail,
-                ));
+impl Claims {
+    /// Forgets claims that have been over for a ttl.
+    fn forget_old(&mut self) {
+        while self.over.front().is_some_and(|(until, _)| until.has_passed()) {
+            if let Some((_, id)) = self.over.pop_front() {
+                self.known.remove(&id);
             }
-            return Ok((Arc::clone(known), secret));
         }
-        let own = |session: &&Arc<Session>| session.principal.name == principal.name;
-        if sessions.values().filter(own).count() >= self.limits.sessions {
-            return Err(Problem::too_many("sessions", self.limits.sessions));
-        }
-        let session = Arc::new(Session {
-            id: hex(&hash(&format!("id {secret}"))[..8]),
-            principal: Arc::clone(principal),
-            ttl,
-            key,
-            secret: secret.clone(),
-            end: Mutex::new(BootTime::now() + ttl),
-            claims: Mutex::default(),
-            changes: broadcast::channel(EVENTS).0,
-        });
-        sessions.insert(key, Arc::clone(&session));
-        tokio::spawn(Arc::clone(self).watch_over(Arc::clone(&session)));
-        Ok((session, secret))
-    }
-
-    /// Ends a session whose client was not heard of.
-    async fn watch_over(self: Arc<Self>, session: Arc<Session>) {
-        loop {
-            let left = session.end.lock().remaining();
-            if left.is_zero() {
-                break;
-            }
-            tokio::time::sleep(left).await;
-        }
-        self.end(&session, "expired").await;
-    }
-
-    /// The session of this secret, if it is this principal's.
-    pub(crate) fn find(
-        &self,
-        principal: &Principal,
-        secret: &str,
-    ) -> Result<Arc<Session>, Problem> {
-        let sessions = self.by_key.lock();
-        sessions
-            .get(&hash(secret))
-            .filter(|session| session.principal.name == principal.name && !session.has_ended())
-            .cloned()
-            .ok_or_else(Problem::no_session)
-    }
-
-    /// Ends a session and releases all that it has.
-    pub(crate) async fn end(&self, session: &Session, why: &str) {
-        if self.by_key.lock().remove(&session.key).is_none() {
-            return;
-        }
-        *session.end.lock() = BootTime::PAST;
-        let claims = session.live();
-        session.release_all().await;
-        let (id, principal) = (&session.id, &session.principal.name);
-        let details = json!({"session": id, "principal": principal, "why": why, "claims": claims});
-        self.audit.tell("session_ended", details);
-    }
-
-    /// Counts a claim until the answer is dropped; refuses a principal that has too many.
-    pub(crate) fn count_claim(&self, principal: &Principal) -> Result<Counted, Problem> {
-        let mut counts = self.counts.lock();
-        let count = &counts.entry(principal.name.clone()).or_default().claims;
-        Counted::below(count, self.limits.claims)
-            .ok_or_else(|| Problem::too_many("claims", self.limits.claims))
-    }
-
-    /// Counts a request that waits until the answer is dropped.
-    pub(crate) fn count_waiting(&self, principal: &Principal) -> Result<Counted, Problem> {
-        let mut counts = self.counts.lock();
-        let count = &counts.entry(principal.name.clone()).or_default().waiting;
-        Counted::below(count, self.limits.waiting)
-            .ok_or_else(|| Problem::too_many("waiting requests", self.limits.waiting))
-    }
-
-    pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
-    }
-
-    /// Opens no more sessions.
-    pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::Release);
-    }
-
-    /// Extends nothing any more: everything ends with the last promise.
-    pub(crate) fn freeze(&self) {
-        self.frozen.store(true, Ordering::Release);
-    }
-
-    /// Keeps a session alive that a request has arrived from. Answers until when its claims may
-    /// be kept; `None` when nothing is extended any more.
-    pub(crate) fn extend(&self, session: &Session, arrival: BootTime) -> Option<BootTime> {
-        (!self.frozen.load(Ordering::Acquire)).then(|| session.extend(arrival))
-    }
-
-    /// How many claims are in a line, or may be.
-    pub(crate) fn live(&self) -> usize {
-        let sessions = self.by_key.lock();
-        sessions.values().map(|session| session.live()).sum()
-    }
-
-    /// How many sessions there are.
-    pub(crate) fn count(&self) -> usize {
-        self.by_key.lock().len()
     }
 }
 
-#[derive(Default)]
-struct Counts {
-    claims: Arc<AtomicUsize>,
-    waiting: Arc<AtomicUsize>,
-}
-
-/// Something that is counted until this is dropped.
-pub(crate) struct Counted(Arc<AtomicUsize>);
-
-impl Counted {
-    /// One more, unless there are `limit`. The caller holds the lock of all counts.
-    fn below(count: &Arc<AtomicUsize>, limit: usize) -> Option<Self> {
-        if count.load(Ordering::Acquire) >= limit {
-            return None;
+impl Known {
+    fn is_of(&self, asked: &Asked) -> bool {
+        match self {
+            Self::Live(claim) => claim.asked == *asked,
+            Self::Over(over) => over.asked == digest(asked),
         }
-        count.fetch_add(1, Ordering::AcqRel);
-        Some(Self(Arc::clone(count)))
     }
 }
 
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// Tells a session's readers of a change.
-pub(crate) fn tell(changes: &broadcast::Sender<Change>, claim: &Claim, stage: &Stage) {
-    // Nobody may be reading.
-    let _ = changes.send(Change {
-        id: claim.id.clone(),
-        state: stage.word(),
-    });
+/// Tells what was asked for from something else, in less room.
+fn digest(asked: &Asked) -> [u8; 16] {
+    let mut context = Context::new(&SHA256);
+    context.update(format!("{asked:?}").as_bytes());
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&context.finish().as_ref()[..16]);
+    bytes
 }

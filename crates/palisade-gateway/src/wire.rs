@@ -3,10 +3,19 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use palisade::engine::{Ask, EndsWith, Permits, READERS, Tokens};
-use palisade::report::{ClaimReport, LineReport, Owner, Severity};
+use palisade::report::{
+    Ancestor, ClaimReport, Deadlock, LineReport, Owner, Severity, StuckAgent, StuckClaim,
+};
 use palisade::{Capability, Client, Error, Guarantee, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+/// The longest owner, host, label or name of an agent: it is kept in every engine's record.
+const LONGEST_TEXT: usize = 1024;
+/// The longest value of a claim.
+pub(crate) const LONGEST_VALUE: usize = 64 * 1024;
+/// The most claims that an agent may run under.
+const DEEPEST: usize = 16;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -38,6 +47,53 @@ pub(crate) enum OwnerField {
     Record(Owner),
 }
 
+/// Who does one thing at a time, within its session: a name, or also what it runs under.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(crate) enum AgentField {
+    Name(String),
+    #[serde(deny_unknown_fields)]
+    Record {
+        name: String,
+        /// The claims that it runs under, the outermost first, by their engine's ids.
+        #[serde(default)]
+        within: Vec<Ancestor>,
+        /// Whether it gives way also in a circle through those, which is likely and not certain.
+        #[serde(default)]
+        nested: bool,
+    },
+}
+
+impl AgentField {
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Name(name) | Self::Record { name, .. } => name,
+        }
+    }
+
+    /// The agent of this name.
+    pub(crate) fn of(&self, client: &Client) -> Client {
+        match self {
+            Self::Name(name) => client.agent(name),
+            Self::Record {
+                name,
+                within,
+                nested,
+            } => client.agent_within(name, within.clone(), *nested),
+        }
+    }
+
+    fn fits(&self) -> bool {
+        let short = |text: &str| text.len() <= LONGEST_TEXT;
+        let within = match self {
+            Self::Name(_) => &[][..],
+            Self::Record { within, .. } => within,
+        };
+        let all = within.iter().all(|one| short(&one.claim) && short(&one.name));
+        (1..=LONGEST_TEXT).contains(&self.name().len()) && within.len() <= DEEPEST && all
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MakeClaim {
@@ -51,6 +107,47 @@ pub(crate) struct MakeClaim {
     pub(crate) value: Option<String>,
     pub(crate) owner: Option<OwnerField>,
     pub(crate) label: Option<String>,
+    pub(crate) agent: Option<AgentField>,
+}
+
+impl MakeClaim {
+    /// Refuses what would be kept in an engine and is too long for it.
+    pub(crate) fn check(&self) -> std::result::Result<(), &'static str> {
+        let fits = |text: &String| text.len() <= LONGEST_TEXT;
+        let owner = match &self.owner {
+            None => true,
+            Some(OwnerField::Handle(handle)) => fits(handle),
+            Some(OwnerField::Record(owner)) => {
+                fits(&owner.owner) && fits(&owner.host) && owner.label.as_ref().is_none_or(fits)
+            }
+        };
+        if !owner || !self.label.as_ref().is_none_or(fits) {
+            return Err("owner, host and label have at most 1 KiB each");
+        }
+        if !self.agent.as_ref().is_none_or(AgentField::fits) {
+            return Err("an agent has a name of 1 byte to 1 KiB, and runs under 16 claims at most");
+        }
+        match &self.value {
+            Some(value) if value.len() > LONGEST_VALUE => Err("a value has at most 64 KiB"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether it is a W3C `traceparent` of the version that is known.
+pub(crate) fn is_traceparent(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('-').collect();
+    let hex = |part: &str| part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let some = |part: &str| part.bytes().any(|byte| byte != b'0');
+    let [version, trace, span, flags] = parts[..] else {
+        return false;
+    };
+    let lengths = (version.len(), trace.len(), span.len(), flags.len());
+    parts.iter().all(|part| hex(part))
+        && lengths == (2, 32, 16, 2)
+        && version != "ff"
+        && some(trace)
+        && some(span)
 }
 
 #[derive(Deserialize)]
@@ -152,6 +249,7 @@ fn claim(client: &Client, claim: &ClaimReport, position: Option<usize>) -> Resul
         "pid": owner.map(|owner| owner.pid),
         "label": owner.and_then(|owner| owner.label.as_ref()),
         "traceparent": owner.and_then(|owner| owner.traceparent.as_ref()),
+        "agent": owner.and_then(|owner| owner.agent.as_ref()).map(|agent| &agent.name),
         "weight": weight,
         "mode": claim.mode().to_string(),
         "value": claim.value,
@@ -165,6 +263,51 @@ fn claim(client: &Client, claim: &ClaimReport, position: Option<usize>) -> Resul
         shown.insert("position".into(), position.into());
     }
     Ok(shown)
+}
+
+/// A deadlock as `palisade deadlocks --json` shows it, with what may not be seen left out; `None`
+/// when nothing of it may be.
+pub(crate) fn deadlock(found: &Deadlock, sees: impl Fn(&str) -> bool) -> Option<Value> {
+    if !found.claims().any(|stuck| sees(&stuck.name)) {
+        return None;
+    }
+    let shown_claim = |stuck: &StuckClaim| match sees(&stuck.name) {
+        true => json!({
+            "name": stuck.name,
+            "id": stuck.claim.id,
+            "mode": stuck.claim.mode().to_string(),
+            "since": stuck.claim.owner.as_ref().map(|owner| time(owner.since)),
+            "hidden": false,
+        }),
+        false => json!({"name": null, "id": null, "mode": null, "since": null, "hidden": true}),
+    };
+    let agent = |agent: &StuckAgent| {
+        // Whoever sees one of its claims sees whose it is.
+        let mut claims = agent.holds.iter().chain(&agent.waits);
+        let owner = claims.any(|stuck| sees(&stuck.name)).then_some(&agent.owner);
+        let list = |claims: &[StuckClaim]| claims.iter().map(shown_claim).collect::<Vec<_>>();
+        json!({
+            "agent": owner.map(|_| agent.name()),
+            "owner": owner.map(|owner| &owner.owner),
+            "host": owner.map(|owner| &owner.host),
+            "pid": owner.map(|owner| owner.pid),
+            "label": owner.and_then(|owner| owner.label.as_ref()),
+            "holds": list(&agent.holds),
+            "waits": list(&agent.waits),
+            "behind": agent.behind,
+            "children": agent.children,
+        })
+    };
+    let visible = |id: &&String| {
+        let mut claims = found.claims();
+        claims.any(|stuck| stuck.claim.id == **id && sees(&stuck.name))
+    };
+    Some(json!({
+        "likely": found.likely,
+        "gives_way": found.gives_way.as_ref().filter(visible),
+        "circle": found.circle,
+        "agents": found.agents.iter().map(agent).collect::<Vec<_>>(),
+    }))
 }
 
 pub(crate) fn time(millis: u64) -> String {

@@ -144,6 +144,18 @@ impl Client {
         }
     }
 
+    /// A client whose agents are none of this one's, though they may have the same names, sharing
+    /// this one's connection: for who asks on behalf of many, as a gateway does.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_own_agents(&self) -> Self {
+        Self {
+            agents: self.agents.others(),
+            agent: None,
+            ..self.clone()
+        }
+    }
+
     /// Tells `observer` what happens to the claims of this client and all its clones.
     #[must_use]
     pub fn observed_by(self, observer: impl Observer) -> Self {
@@ -306,7 +318,8 @@ impl Client {
     /// [`ErrorKind::Unsupported`] where an engine does not show who waits; those of the engine.
     pub async fn deadlocks(&self) -> Result<Vec<Deadlock>> {
         if !self.capability().waiters_visible {
-            let message = "this engine does not show who waits, so deadlocks can't be found;                            see its page";
+            let message = "this engine does not show who waits, so deadlocks can't be found; see its \
+                           page";
             let error = Error::new(ErrorKind::Unsupported, "deadlocks", message);
             return Err(error.with("engine", self.describe()));
         }

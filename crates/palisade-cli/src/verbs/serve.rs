@@ -3,17 +3,17 @@
 //! What may come in is decided in `palisade-gateway`; here are the flags, the token of the port,
 //! which only this user may read, and the signals that end it.
 
-use std::fs::{DirBuilder, OpenOptions};
-use std::io::Write;
+use std::fs::OpenOptions;
+use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use palisade::command::parse_duration;
 use palisade::engine::Url;
 use palisade::{Error, ErrorKind};
-use palisade_gateway::{Audit, Config, Gateway, Limits, Metrics, new_token};
+use palisade_gateway::{Audit, Config, Gateway, Limits, Metrics, new_token, private_folder};
 use serde::Serialize;
 use serde_json::json;
 
@@ -59,9 +59,10 @@ pub(crate) struct Serve {
     /// Ask for neither TLS nor a token: something in front of the gateway sees to both
     #[arg(long)]
     insecure: bool,
-    /// What clients call the gateway, such as https://locks.example.com
+    /// What clients call the gateway, such as https://locks.example.com; repeatable, and the first
+    /// is where sessions are told to stay
     #[arg(long, value_name = "URL")]
-    public_url: Option<String>,
+    public_url: Vec<String>,
     /// How long sessions are kept after a signal to end
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "60s")]
     drain: Duration,
@@ -113,6 +114,7 @@ impl Serve {
             return global.printer().reply(&answer, Token::text, true);
         }
         let mut endings = Endings::listen()?;
+        raise_file_limit();
         let url = by_lease(&Target::find(global)?)?;
         let metrics = Metrics::install()?;
         let client = palisade::connect(&url).await?;
@@ -142,7 +144,7 @@ impl Serve {
             token: token.as_ref().map(|(token, _)| token.clone()),
             tls: self.tls_cert.zip(self.tls_key),
             insecure: self.insecure,
-            public_url: self.public_url,
+            public_urls: self.public_url,
             drain: self.drain,
             limits: Limits {
                 sessions: self.max_sessions,
@@ -161,13 +163,18 @@ impl Serve {
             "socket": socket.display().to_string(),
             "token_file": file,
         });
+        // With the token behind `#`, which a browser sends nowhere; for a person who looks, and
+        // not for a log.
+        let page = token.as_ref().filter(|_| std::io::stderr().is_terminal());
+        let page = page.map(|(token, _)| format!("\ndashboard: {}/#{token}", gateway.url()));
         global.printer().event(event, || {
             let token = file.map_or_else(String::new, |file| format!(", token in {file}"));
             let socket = shown(&socket.display().to_string());
             Some(format!(
-                "serving {} at {} and {socket}{token}",
+                "serving {} at {} and {socket}{token}{}",
                 client.describe(),
-                gateway.url()
+                gateway.url(),
+                page.unwrap_or_default()
             ))
         });
         let end = async {
@@ -219,11 +226,8 @@ fn default_folder() -> PathBuf {
 fn write_token(folder: &Path) -> Result<(String, PathBuf), Failure> {
     let (token, _) = new_token();
     let path = folder.join("gateway.token");
+    private_folder(folder)?;
     let write = || {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(folder)?;
         // A new file each time: an old one may be open elsewhere, or a link.
         let fresh = folder.join(format!("gateway.token.{}", std::process::id()));
         let _ = std::fs::remove_file(&fresh);
@@ -238,6 +242,15 @@ fn write_token(folder: &Path) -> Result<(String, PathBuf), Failure> {
     };
     write().map_err(|error: std::io::Error| config(format!("{}: {error}", path.display())))?;
     Ok((token, path))
+}
+
+/// Takes as many descriptors as this process may have: a waiting request has one. Fewer
+/// connections are taken where it can't be raised.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let current = maximum;
+    let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
 }
 
 fn append(path: &Path) -> std::io::Result<std::fs::File> {

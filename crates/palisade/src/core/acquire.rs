@@ -302,11 +302,12 @@ impl Request {
     }
 
     /// What to fail with when a waiting claim is to give way; never ready otherwise.
-    fn lookout(&self, claim: ClaimId) -> BoxFuture<'_, Error> {
+    pub(super) fn lookout(&self, claim: ClaimId) -> BoxFuture<'static, Error> {
         let visible = self.keeper.engine().capability().waiters_visible;
-        match (&self.agent, self.deadlock_after) {
+        match (self.agent.clone(), self.deadlock_after) {
             (Some(agent), Some(after)) if visible => {
-                Box::pin(agent.look_out(&self.keeper, claim, &self.name, after))
+                let (keeper, name) = (Arc::clone(&self.keeper), self.name.clone());
+                Box::pin(async move { agent.look_out(&keeper, claim, &name, after).await })
             }
             // Takes no memory.
             _ => Box::pin(std::future::pending()),

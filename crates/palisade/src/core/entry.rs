@@ -8,11 +8,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
+
 use super::acquire::{Acquiring, Request};
 use super::claim::{Claim, ClaimId};
 use super::clock::BootTime;
 use super::engine::{Entered, Place};
-use super::error::{Outcome, Result};
+use super::error::{Error, Outcome, Result};
 use super::events::Ending;
 use super::hold::Hold;
 use super::owner::Owner;
@@ -38,9 +40,12 @@ pub enum Progress {
 pub struct Entry {
     request: Request,
     claim: Arc<Claim>,
+    /// The place, from when it is first asked for.
     occupied: Option<Occupied>,
     validity: Option<Arc<Validity>>,
     place: Place,
+    /// Looks for deadlocks while it waits, where it is an agent's.
+    lookout: Option<BoxFuture<'static, Error>>,
     /// Tells the observers how it ended.
     told: Acquiring<Request>,
 }
@@ -56,6 +61,7 @@ impl Request {
         }
         self.keeper.engine().capability().allows(self.ask)?;
         let claim = self.claim(queue);
+        // Whose agent it is, the request says.
         let agent = claim.owner.agent;
         let claim = Claim {
             id,
@@ -68,6 +74,7 @@ impl Request {
             occupied: None,
             validity: None,
             place: Place::Waiting,
+            lookout: None,
             told: Acquiring::begin(self.clone()),
         })
     }
@@ -77,21 +84,26 @@ impl Entry {
     /// Asks for the place, or for where it stands. After an error it can be asked again: it is the
     /// same claim.
     ///
+    /// # Cancellation
+    /// Dropped half-way the place may have been taken: [`Entry::leave`], or the drop of the entry,
+    /// leaves it.
+    ///
     /// # Errors
     /// Those of [`Engine::enter`](super::engine::Engine::enter).
     pub async fn enter(&mut self) -> Result<Progress> {
         self.request.keeper.start()?;
         let keeper = &self.request.keeper;
-        let (ttl, mode) = (self.request.ttl, self.request.ask.mode());
-        let mut occupied = self.occupied.take().unwrap_or_else(|| {
+        let occupied = self.occupied.get_or_insert_with(|| {
             let ticket = Ticket::own(self.claim.name.clone(), self.claim.id);
+            let (ttl, mode) = (self.request.ttl, self.request.ask.mode());
             Occupied::entering(keeper, ticket, ttl, mode, self.request.agent.clone())
         });
         let called = BootTime::now();
-        match keeper.engine().enter(Arc::clone(&self.claim)).await {
+        let entered = keeper.engine().enter(Arc::clone(&self.claim)).await;
+        match entered {
             Ok(Entered::Busy) => {
-                occupied.not_taken();
                 self.told.ending = Ending::Busy;
+                self.not_taken();
                 Ok(Progress::Busy)
             }
             Ok(Entered::In {
@@ -103,7 +115,6 @@ impl Entry {
                 occupied.entered(ticket);
                 let armed = if own { armed.not_after(called) } else { armed };
                 self.validity = Some(keeper.watch_over(&occupied.ticket, armed));
-                self.occupied = Some(occupied);
                 self.place = place;
                 self.told.ending = Ending::Cancelled;
                 Ok(self.progress())
@@ -112,29 +123,46 @@ impl Entry {
                 self.told.ending = Ending::Failed;
                 if error.outcome() == Outcome::MaybeApplied {
                     occupied.in_doubt();
-                    self.occupied = Some(occupied);
                 } else {
-                    occupied.not_taken();
+                    self.not_taken();
                 }
                 Err(error.with("name", &self.claim.name))
             }
         }
     }
 
+    /// Says that no place was taken by the last request. One that an earlier copy may still take
+    /// is left at the end, and not before: the same id is asked for again.
+    fn not_taken(&mut self) {
+        let in_doubt = |occupied: &mut Occupied| occupied.ticket.in_doubt;
+        if let Some(occupied) = self.occupied.take_if(|occupied| !in_doubt(occupied)) {
+            occupied.not_taken();
+        }
+    }
+
     /// Sleeps until the place may have changed, a second at the longest.
     ///
     /// # Errors
-    /// Those of [`Engine::wait`](super::engine::Engine::wait); the place is kept.
+    /// Those of [`Engine::wait`](super::engine::Engine::wait), and the place is kept;
+    /// [`ErrorKind::Deadlock`](super::error::ErrorKind::Deadlock) when it is to give way.
     pub async fn wait(&mut self) -> Result<Progress> {
         let (Some(occupied), Some(validity)) = (&self.occupied, &self.validity) else {
             return Ok(Progress::Busy);
         };
         let engine = self.request.keeper.engine();
         let looked = engine.wait(occupied.ticket.clone(), recheck_at(BootTime::NEVER));
+        let lookout = self.lookout.get_or_insert_with(|| {
+            // Goes on over many waits.
+            self.request.lookout(self.claim.id)
+        });
         self.place = tokio::select! {
             biased;
             loss = validity.lost() => return Ok(Progress::Lost(loss)),
             place = looked => place?,
+            error = lookout => {
+                self.told.ending = Ending::Failed;
+                return Err(error);
+            }
         };
         Ok(self.progress())
     }
@@ -157,12 +185,8 @@ impl Entry {
         }
     }
 
-    /// Until when its place lasts without a further renewal; `None` before it has one.
-    pub fn deadline(&self) -> Option<BootTime> {
-        self.validity.as_ref().map(|validity| validity.deadline())
-    }
-
-    /// Reads [`Entry::deadline`] while something else has the entry.
+    /// Reads until when its place lasts without a further renewal, also while something else has
+    /// the entry or the hold that it became; in the past before it has a place.
     pub fn deadline_reader(&self) -> impl Fn() -> BootTime + Send + Sync + 'static + use<> {
         let validity = self.validity.clone();
         move || match &validity {
@@ -190,6 +214,20 @@ impl Entry {
         validity.grant();
         occupied.granted(sequence, self.request.at_least, self.request.renewed);
         Ok(Some(Hold::new(occupied, token, validity)))
+    }
+
+    /// Gives the place up, if it may have one.
+    ///
+    /// # Cancellation
+    /// Dropped half-way it goes on in the background.
+    ///
+    /// # Errors
+    /// Those of [`Engine::leave`](super::engine::Engine::leave); it then goes on in the background.
+    pub async fn leave(self) -> Result<()> {
+        match self.occupied {
+            Some(occupied) => occupied.leave().await.map(drop),
+            None => Ok(()),
+        }
     }
 }
 

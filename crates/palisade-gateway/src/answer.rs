@@ -50,7 +50,8 @@ impl Answer {
         headers.insert("x-content-type-options", fixed("nosniff"));
         headers.insert("x-frame-options", fixed("DENY"));
         let policy = "default-src 'none'; frame-ancestors 'none'";
-        headers.insert("content-security-policy", fixed(policy));
+        // A page has one of its own.
+        headers.entry("content-security-policy").or_insert(fixed(policy));
         response
     }
 }
@@ -82,7 +83,8 @@ pub(crate) fn problem(problem: &Problem) -> Answer {
     Answer::Other(response)
 }
 
-fn made(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Response<Body> {
+/// A response of this type.
+pub(crate) fn made(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Response<Body> {
     let mut response = Response::new(Full::new(Bytes::from(body)).boxed_unsync());
     *response.status_mut() = status;
     let kind = HeaderValue::from_static(kind);

@@ -6,8 +6,8 @@ import { refresh } from "./feed.js";
 import { who } from "./format.js";
 import { post } from "./gateway.js";
 
-/** Asking waits for the holder to let go, for a lease at the longest. */
-const PATIENCE = 180_000;
+/** Asking waits for the holder to let go, for 50 s at the most. */
+const PATIENCE = 60_000;
 
 const MEANING = {
   ask: "The holder is told at its next renewal and lets go; one that does not hear it loses the lock when its lease ends. Nobody else is granted it before. This may take as long as the lease.",
@@ -38,8 +38,8 @@ export function evict(name, claim) {
     setText(button, value === "ask" ? "Waiting for it to let go…" : "Evicting…");
     setText(failed, "");
     try {
-      await post("v1/evictions", { name, claim: claim?.id, how: value, reason: reason.value }, PATIENCE);
-      toast(`Evicted from ${name}.`);
+      const answer = await post("v1/evictions", { name, claim: claim?.id, how: value, reason: reason.value }, PATIENCE);
+      toast(answer.evicted ? `Evicted from ${name}.` : `Asked to let go of ${name}; it has until its lease ends.`);
       dialog.close();
     } catch (problem) {
       setText(failed, `Not evicted: ${problem.message}.`);

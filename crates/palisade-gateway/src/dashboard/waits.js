@@ -144,9 +144,10 @@ function drawGraph({ nodes, edges }) {
 }
 
 function drawDeadlock(found) {
-  const names = (claims) => claims.flatMap((claim, at) => [at > 0 ? ", " : "", claim.name === null ? "a hidden lock" : h("a", { href: lockAddress(claim.name), class: "wrap" }, claim.name)]);
+  const names = (claims) => claims.flatMap((claim, at) => [at > 0 ? ", " : "", claim.hidden ? "a lock that you may not see" : h("a", { href: lockAddress(claim.name), class: "wrap" }, claim.name)]);
   return h("section", { class: "deadlock", role: "alert" }, h("h2", {}, sentence(found)),
-    h("ol", {}, found.agents.map((agent) => h("li", {}, h("strong", {}, agent.agent ?? agent.owner), ` on ${agent.host}, process ${agent.pid}`,
+    h("ol", {}, found.agents.map((agent) => h("li", {},
+      h("strong", {}, agent.agent ?? "somebody"), agent.host === null ? "" : ` on ${agent.host}, process ${agent.pid}`,
       agent.holds.length > 0 ? [" holds ", names(agent.holds)] : null,
       agent.waits.length > 0 ? [agent.holds.length > 0 ? " and waits for " : " waits for ", names(agent.waits)] : null))));
 }

@@ -1,8 +1,8 @@
-//! The dashboard: static files in the binary, served to anyone.
+//! What anyone may read: the dashboard's files and the description of the API.
 //!
-//! They hold nothing of this gateway: what the page shows it asks for with a token. Its policy
-//! allows only what comes from here, no code within markup, and no text that becomes markup, so
-//! that a lock may be called anything.
+//! They are in the binary and hold nothing of this gateway: what the page shows it asks for with a
+//! token. Its policy allows only what comes from here, no code within markup, and no text that
+//! becomes markup, so that a lock may be called anything.
 
 use hyper::StatusCode;
 use hyper::header::HeaderValue;
@@ -18,33 +18,35 @@ const HTML: &str = "text/html; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const IMAGE: &str = "image/svg+xml";
+const JSON: &str = "application/json";
 
 /// Address, type and text of each file.
 const FILES: &[(&str, &str, &str)] = &[
-    ("/", HTML, include_str!("dashboard/index.html")),
-    ("/dashboard/style.css", STYLE, include_str!("dashboard/style.css")),
-    ("/dashboard/icon.svg", IMAGE, include_str!("dashboard/icon.svg")),
-    ("/dashboard/app.js", SCRIPT, include_str!("dashboard/app.js")),
-    ("/dashboard/deadlocks.js", SCRIPT, include_str!("dashboard/deadlocks.js")),
-    ("/dashboard/dom.js", SCRIPT, include_str!("dashboard/dom.js")),
-    ("/dashboard/engine.js", SCRIPT, include_str!("dashboard/engine.js")),
-    ("/dashboard/evict.js", SCRIPT, include_str!("dashboard/evict.js")),
-    ("/dashboard/feed.js", SCRIPT, include_str!("dashboard/feed.js")),
-    ("/dashboard/format.js", SCRIPT, include_str!("dashboard/format.js")),
-    ("/dashboard/gateway.js", SCRIPT, include_str!("dashboard/gateway.js")),
-    ("/dashboard/graph.js", SCRIPT, include_str!("dashboard/graph.js")),
-    ("/dashboard/history.js", SCRIPT, include_str!("dashboard/history.js")),
-    ("/dashboard/list.js", SCRIPT, include_str!("dashboard/list.js")),
-    ("/dashboard/lock.js", SCRIPT, include_str!("dashboard/lock.js")),
-    ("/dashboard/locks.js", SCRIPT, include_str!("dashboard/locks.js")),
-    ("/dashboard/metrics.js", SCRIPT, include_str!("dashboard/metrics.js")),
-    ("/dashboard/plot.js", SCRIPT, include_str!("dashboard/plot.js")),
-    ("/dashboard/principal.js", SCRIPT, include_str!("dashboard/principal.js")),
-    ("/dashboard/waits.js", SCRIPT, include_str!("dashboard/waits.js")),
+    ("/", HTML, include_str!("../dashboard/index.html")),
+    ("/openapi.json", JSON, crate::openapi::DOCUMENT),
+    ("/dashboard/style.css", STYLE, include_str!("../dashboard/style.css")),
+    ("/dashboard/icon.svg", IMAGE, include_str!("../dashboard/icon.svg")),
+    ("/dashboard/app.js", SCRIPT, include_str!("../dashboard/app.js")),
+    ("/dashboard/deadlocks.js", SCRIPT, include_str!("../dashboard/deadlocks.js")),
+    ("/dashboard/dom.js", SCRIPT, include_str!("../dashboard/dom.js")),
+    ("/dashboard/engine.js", SCRIPT, include_str!("../dashboard/engine.js")),
+    ("/dashboard/evict.js", SCRIPT, include_str!("../dashboard/evict.js")),
+    ("/dashboard/feed.js", SCRIPT, include_str!("../dashboard/feed.js")),
+    ("/dashboard/format.js", SCRIPT, include_str!("../dashboard/format.js")),
+    ("/dashboard/gateway.js", SCRIPT, include_str!("../dashboard/gateway.js")),
+    ("/dashboard/graph.js", SCRIPT, include_str!("../dashboard/graph.js")),
+    ("/dashboard/history.js", SCRIPT, include_str!("../dashboard/history.js")),
+    ("/dashboard/list.js", SCRIPT, include_str!("../dashboard/list.js")),
+    ("/dashboard/lock.js", SCRIPT, include_str!("../dashboard/lock.js")),
+    ("/dashboard/locks.js", SCRIPT, include_str!("../dashboard/locks.js")),
+    ("/dashboard/metrics.js", SCRIPT, include_str!("../dashboard/metrics.js")),
+    ("/dashboard/plot.js", SCRIPT, include_str!("../dashboard/plot.js")),
+    ("/dashboard/principal.js", SCRIPT, include_str!("../dashboard/principal.js")),
+    ("/dashboard/waits.js", SCRIPT, include_str!("../dashboard/waits.js")),
 ];
 
 /// The file at this address.
-pub(crate) fn file(path: &str) -> Option<Answer> {
+pub(super) fn file(path: &str) -> Option<Answer> {
     let (_, kind, text) = FILES.iter().find(|(known, ..)| *known == path)?;
     let mut response = made(StatusCode::OK, kind, text.as_bytes().to_vec());
     let policy = HeaderValue::from_static(POLICY);
@@ -70,9 +72,10 @@ mod tests {
             "/" => "index.html".to_owned(),
             path => path.rsplit('/').next().unwrap().to_owned(),
         };
-        let served: BTreeSet<String> = FILES.iter().map(|(path, ..)| name(path)).collect();
+        let files = || FILES.iter().filter(|(_, kind, _)| *kind != JSON);
+        let served: BTreeSet<String> = files().map(|(path, ..)| name(path)).collect();
         assert_eq!(served, found);
-        for (path, _, text) in FILES {
+        for (path, _, text) in files() {
             // What is in an SVG's or XML's namespace is a name and no address.
             let text = text.replace("http://www.w3.org/2000/svg", "");
             for elsewhere in ["http://", "https://", "\"//", "innerHTML", "eval(", " style=\""] {

@@ -2,5 +2,6 @@
 #![allow(clippy::unwrap_used)] // A step that fails is a test that fails.
 
 mod claims;
+mod page;
 mod security;
 mod support;

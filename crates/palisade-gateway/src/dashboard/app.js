@@ -164,6 +164,11 @@ setTheme(THEMES.find((theme) => theme === localStorage.getItem("palisade-theme")
 part("theme").addEventListener("click", nextTheme);
 part("keys").addEventListener("click", showKeys);
 document.addEventListener("keydown", press);
+// Its address would be taken for a page's.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
 window.addEventListener("hashchange", () => route(true));
 subscribe(drawFrame);
 route(false);

@@ -28,7 +28,7 @@ export function now() {
 /** Takes a token from the address and removes it there; says whether there was one. */
 export function takeToken() {
   const fragment = location.hash.slice(1);
-  if (fragment === "" || fragment === "main" || fragment.startsWith("/")) return false;
+  if (fragment === "" || fragment.startsWith("/")) return false;
   history.replaceState(null, "", `${location.pathname}${location.search}#/locks`);
   setToken(fragment.replace(/^token=/, ""));
   return true;

@@ -278,16 +278,21 @@ async fn an_eviction_is_told_to_the_session_and_audited() {
         .is(200);
     read_until(&mut stream, &mut seen, r#"{"id":"one","state":"held"}"#).await;
     let evict = json!({"name": "a", "how": "ask", "reason": "deploy"});
-    Ask::post("/v1/evictions", &evict)
-        .send(served.addr)
-        .await
-        .is(200);
+    let evicting = tokio::spawn(Ask::post("/v1/evictions", &evict).send(served.addr));
     read_until(&mut stream, &mut seen, r#"{"id":"one","state":"evicted"}"#).await;
     let wait = json!({"id": "one"});
     served
         .post("/v1/claims/wait", &secret, &wait)
         .await
         .refuses(410, "evicted");
+    // Whether it has heard is not known before it lets go.
+    assert_eq!(served.line("a").await, (1, 0));
+    assert!(served.engine.mutex("a").try_lock().await.unwrap().is_none());
+    served
+        .post("/v1/claims/release", &secret, &json!({"id": "one"}))
+        .await
+        .refuses(410, "evicted");
+    evicting.await.unwrap().is(200);
     Ask::post("/v1/evictions", &evict)
         .send(served.addr)
         .await
@@ -297,6 +302,52 @@ async fn an_eviction_is_told_to_the_session_and_audited() {
         log.contains(r#""event":"eviction""#) && log.contains("deploy"),
         "{log}"
     );
+}
+
+#[tokio::test]
+async fn an_evicted_hold_is_kept_until_its_last_promise_is_over() {
+    let served = serve().await;
+    let secret = served.session("3s").await;
+    let sent = BootTime::now();
+    let ask = json!({"name": "a", "id": "one"});
+    let held = served.post("/v1/claims", &secret, &ask).await.is(200);
+    let believed = sent + Duration::from_millis(held["valid_ms"].as_u64().unwrap());
+    let evict = json!({"name": "a", "how": "ask", "reason": "deploy"});
+    // Its client is not heard of any more.
+    let evicting = tokio::spawn(Ask::post("/v1/evictions", &evict).send(served.addr));
+    let next = tokio::time::timeout(LIMIT, served.engine.mutex("a").lock());
+    let next = next.await.unwrap().unwrap();
+    assert!(believed.has_passed(), "granted within a promise");
+    evicting.await.unwrap().is(200);
+    drop(next);
+}
+
+#[tokio::test]
+async fn nothing_is_promised_to_who_comes_when_it_is_ending() {
+    let served = serve().await;
+    for round in 0..20 {
+        let secret = served.session("400ms").await;
+        let name = format!("x{round}");
+        let mut sent = BootTime::now();
+        let ask = json!({"name": name, "id": "one"});
+        let mut answer = served.post("/v1/claims", &secret, &ask).await.json;
+        let mut believed = BootTime::PAST;
+        // A keep-alive at about the moment when the session ends.
+        let late = Duration::from_micros(399_000 + 150 * round);
+        tokio::time::sleep((sent + late).remaining()).await;
+        for _ in 0..2 {
+            let valid = answer["valid_ms"].as_u64().filter(|_| answer["state"] == "held");
+            believed = believed.max(sent + Duration::from_millis(valid.unwrap_or(0)));
+            sent = BootTime::now();
+            let keep = json!({"claims": ["one"]});
+            let kept = served.post("/v1/sessions/keepalive", &secret, &keep).await;
+            assert!(matches!(kept.status, 200 | 410), "{kept:?}");
+            answer = kept.json["claims"][0].clone();
+        }
+        let next = served.engine.mutex(&name).lock().await.unwrap();
+        assert!(believed.has_passed(), "round {round}: granted within a promise");
+        drop(next);
+    }
 }
 
 async fn read_until(stream: &mut TcpStream, seen: &mut Vec<u8>, text: &str) {

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)] // A step that fails is a test that fails.
 
 mod claims;
+mod deadlocks;
 mod page;
+mod requests;
 mod security;
 mod support;

@@ -329,12 +329,22 @@ async fn a_header_bomb_is_refused() {
     Ask::get("/healthz").send(served.addr).await.is(200);
 }
 
+/// Both ends of every connection are in this process.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let current = maximum;
+    setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+}
+
 #[tokio::test]
 async fn slow_heads_cost_nobody_else_and_are_closed() {
+    raise_file_limit();
     let served = serve().await;
     let began = BootTime::now();
     let mut slow = Vec::new();
-    for _ in 0..300 {
+    // So many have nothing to say.
+    for _ in 0..2_000 {
         let mut stream = TcpStream::connect(served.addr).await.unwrap();
         stream
             .write_all(b"GET /healthz HTTP/1.1\r\nhost: ")
@@ -396,6 +406,62 @@ async fn sessions_claims_and_waiting_requests_are_bounded() {
     while served.post("/v1/claims", &secret, &third).await.status == 429 {
         assert!(!until.has_passed());
         tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn streams_of_events_are_bounded_like_waiting_requests() {
+    let limits = Some(Limits {
+        waiting: 1,
+        ..Limits::default()
+    });
+    let served = serve_with(With {
+        limits,
+        ..With::default()
+    })
+    .await;
+    let mut stream = TcpStream::connect(served.addr).await.unwrap();
+    let events = Ask::get("/v1/events").bytes(served.addr);
+    stream.write_all(&events).await.unwrap();
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).await.unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200");
+    let more = || Ask::get("/v1/events").send(served.addr);
+    let refused = more().await;
+    assert!(refused.head.contains("retry-after"), "{}", refused.head);
+    refused.refuses(429, "too_many");
+    drop(stream);
+    let leader = || Ask::get("/v1/leaders?name=a").send(served.addr);
+    let until = BootTime::now() + LIMIT;
+    while leader().await.status == 429 {
+        assert!(!until.has_passed(), "a stream that is gone still counts");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_right_that_is_taken_away_is_not_extended() {
+    let (served, [billing, ..]) = guarded().await;
+    let open = Ask::post("/v1/sessions", &json!({"ttl": "3s"})).with("authorization", &billing);
+    let opened = open.send(served.addr).await.is(201);
+    let secret = opened["secret"].as_str().unwrap();
+    let ask = |path, body| {
+        let ask = Ask::post(path, &body).with("authorization", &billing);
+        ask.session(secret).send(served.addr)
+    };
+    ask("/v1/claims", json!({"name": "billing/a", "id": "one"})).await.is(200);
+    let path = served.dir.path().join("access.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace(r#"["billing/"]"#, r#"["elsewhere/"]"#)).unwrap();
+    served.until_logged("access_read").await;
+    let until = BootTime::now() + LIMIT;
+    // However often it is kept alive.
+    while served.line("billing/a").await != (0, 0) {
+        ask("/v1/sessions/keepalive", json!({"claims": ["one"]})).await.is(200);
+        let wait = ask("/v1/claims/wait", json!({"id": "one"})).await;
+        assert!(matches!(wait.status, 403 | 410), "{wait:?}");
+        assert!(!until.has_passed(), "it is extended");
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 

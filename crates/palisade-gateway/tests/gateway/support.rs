@@ -88,7 +88,7 @@ pub(crate) async fn serve_with(with: With) -> Served {
         access,
         tls: with.tls,
         insecure: false,
-        public_url: None,
+        public_urls: Vec::new(),
         drain: with.drain.unwrap_or(Duration::from_secs(60)),
         limits: with.limits.unwrap_or_default(),
         audit: Audit::to(log.clone()),

@@ -5,7 +5,9 @@ use std::convert::Infallible;
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
-use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{
+    ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use hyper::{Response, StatusCode};
 use serde_json::Value;
 
@@ -49,9 +51,10 @@ impl Answer {
         headers.insert(CACHE_CONTROL, fixed("no-store"));
         headers.insert("x-content-type-options", fixed("nosniff"));
         headers.insert("x-frame-options", fixed("DENY"));
-        let policy = "default-src 'none'; frame-ancestors 'none'";
         // A page has one of its own.
-        headers.entry("content-security-policy").or_insert(fixed(policy));
+        let policy = "default-src 'none'; frame-ancestors 'none'";
+        let policed = headers.entry("content-security-policy");
+        policed.or_insert(fixed(policy));
         response
     }
 }

@@ -66,7 +66,12 @@ impl Audit {
         {
             line.insert("left_out_before".into(), before.into());
         }
-        if self.0.lines.try_send(Line::Event(line.to_string())).is_err() {
+        if self
+            .0
+            .lines
+            .try_send(Line::Event(line.to_string()))
+            .is_err()
+        {
             left_out.fetch_add(before + 1, Ordering::AcqRel);
         }
     }

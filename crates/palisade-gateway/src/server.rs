@@ -199,7 +199,9 @@ fn connections() -> usize {
     let limit = limit.current.unwrap_or(u64::MAX);
     // A limit that is too small for both is shared.
     let left = limit.saturating_sub(RESERVED).max(limit / 2);
-    usize::try_from(left).unwrap_or(CONNECTIONS).min(CONNECTIONS)
+    usize::try_from(left)
+        .unwrap_or(CONNECTIONS)
+        .min(CONNECTIONS)
 }
 
 impl std::fmt::Debug for Gateway {

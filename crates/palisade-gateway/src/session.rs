@@ -241,7 +241,11 @@ impl Session {
 impl Claims {
     /// Forgets claims that have been over for a ttl.
     fn forget_old(&mut self) {
-        while self.over.front().is_some_and(|(until, _)| until.has_passed()) {
+        while self
+            .over
+            .front()
+            .is_some_and(|(until, _)| until.has_passed())
+        {
             if let Some((_, id)) = self.over.pop_front() {
                 self.known.remove(&id);
             }

@@ -52,22 +52,26 @@ pub(crate) enum OwnerField {
 #[serde(untagged)]
 pub(crate) enum AgentField {
     Name(String),
-    #[serde(deny_unknown_fields)]
-    Record {
-        name: String,
-        /// The claims that it runs under, the outermost first, by their engine's ids.
-        #[serde(default)]
-        within: Vec<Ancestor>,
-        /// Whether it gives way also in a circle through those, which is likely and not certain.
-        #[serde(default)]
-        nested: bool,
-    },
+    Record(AgentRecord),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AgentRecord {
+    name: String,
+    /// The claims that it runs under, the outermost first, by their engine's ids.
+    #[serde(default)]
+    within: Vec<Ancestor>,
+    /// Whether it gives way also in a circle through those, which is likely and not certain.
+    #[serde(default)]
+    nested: bool,
 }
 
 impl AgentField {
     pub(crate) fn name(&self) -> &str {
         match self {
-            Self::Name(name) | Self::Record { name, .. } => name,
+            Self::Name(name) => name,
+            Self::Record(record) => &record.name,
         }
     }
 
@@ -75,11 +79,11 @@ impl AgentField {
     pub(crate) fn of(&self, client: &Client) -> Client {
         match self {
             Self::Name(name) => client.agent(name),
-            Self::Record {
+            Self::Record(AgentRecord {
                 name,
                 within,
                 nested,
-            } => client.agent_within(name, within.clone(), *nested),
+            }) => client.agent_within(name, within.clone(), *nested),
         }
     }
 
@@ -87,9 +91,11 @@ impl AgentField {
         let short = |text: &str| text.len() <= LONGEST_TEXT;
         let within = match self {
             Self::Name(_) => &[][..],
-            Self::Record { within, .. } => within,
+            Self::Record(record) => &record.within,
         };
-        let all = within.iter().all(|one| short(&one.claim) && short(&one.name));
+        let all = within
+            .iter()
+            .all(|one| short(&one.claim) && short(&one.name));
         (1..=LONGEST_TEXT).contains(&self.name().len()) && within.len() <= DEEPEST && all
     }
 }
@@ -137,7 +143,10 @@ impl MakeClaim {
 /// Whether it is a W3C `traceparent` of the version that is known.
 pub(crate) fn is_traceparent(text: &str) -> bool {
     let parts: Vec<&str> = text.split('-').collect();
-    let hex = |part: &str| part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let hex = |part: &str| {
+        part.bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
     let some = |part: &str| part.bytes().any(|byte| byte != b'0');
     let [version, trace, span, flags] = parts[..] else {
         return false;
@@ -286,7 +295,9 @@ pub(crate) fn deadlock(found: &Deadlock, sees: impl Fn(&str) -> bool) -> Option<
     let agent = |agent: &StuckAgent| {
         // Whoever sees one of its claims sees whose it is.
         let mut claims = agent.holds.iter().chain(&agent.waits);
-        let owner = claims.any(|stuck| sees(&stuck.name)).then_some(&agent.owner);
+        let owner = claims
+            .any(|stuck| sees(&stuck.name))
+            .then_some(&agent.owner);
         let list = |claims: &[StuckClaim]| claims.iter().map(shown_claim).collect::<Vec<_>>();
         json!({
             "agent": owner.map(|_| agent.name()),

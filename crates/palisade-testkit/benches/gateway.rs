@@ -275,7 +275,9 @@ async fn p99(connection: &mut Connection) -> Duration {
         let (status, held) = connection.post("/v1/claims", &claim).await;
         times.push(begin.elapsed());
         assert_eq!(status, 200, "{held}");
-        connection.post("/v1/claims/release", &json!({"id": id})).await;
+        connection
+            .post("/v1/claims/release", &json!({"id": id}))
+            .await;
     }
     times.sort_unstable();
     times[times.len() * 99 / 100]
@@ -314,7 +316,9 @@ async fn series(served: &Served) -> bool {
             let id = format!("{mode}{at}");
             let claim = json!({"name": name, "id": id, "mode": mode});
             connection.post("/v1/claims", &claim).await;
-            connection.post("/v1/claims/release", &json!({"id": id})).await;
+            connection
+                .post("/v1/claims/release", &json!({"id": id}))
+                .await;
         }
         connection.get(&format!("/v1/{at}")).await;
     }

@@ -145,7 +145,7 @@ impl Routes {
         // For a client without a session: one of its own, which it is told the secret of.
         let asked_wait = asked.wait.as_deref();
         let asked_wait = asked_wait.map_or(Ok(Duration::ZERO), |wait| duration("wait", wait))?;
-        let ttl = CURL_TTL.max(3 * asked_wait);
+        let ttl = CURL_TTL.max(asked_wait.saturating_mul(3));
         let ttl = self.client.capability().explicit_ttl(ttl)?;
         let principal = &asking.principal;
         let (session, secret) = self.sessions.open(principal, &self.client, ttl, None)?;
@@ -219,7 +219,13 @@ impl Routes {
                 }
             };
             let asked = asked.clone();
-            Ok(Claim::start(&self.client, (id.clone(), claim_id, asked), entry, until, told))
+            Ok(Claim::start(
+                &self.client,
+                (id.clone(), claim_id, asked),
+                entry,
+                until,
+                told,
+            ))
         })
     }
 

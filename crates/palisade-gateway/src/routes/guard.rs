@@ -53,7 +53,9 @@ impl Names {
             let url = url.trim_end_matches('/');
             let parts = url.split_once("://");
             let host = parts.filter(|(scheme, host)| {
-                matches!(*scheme, "http" | "https") && !host.is_empty() && !host.contains(['/', '@'])
+                matches!(*scheme, "http" | "https")
+                    && !host.is_empty()
+                    && !host.contains(['/', '@'])
             });
             let Some((scheme, host)) = host else {
                 let message = "--public-url is http:// or https:// and a host";
@@ -97,7 +99,11 @@ impl Names {
     /// Another name for this address means that a page elsewhere had it resolved here.
     pub(super) fn check_host(&self, headers: &HeaderMap) -> Result<(), Problem> {
         let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-        let ours = |host: &str| self.hosts.iter().any(|known| known.eq_ignore_ascii_case(host));
+        let ours = |host: &str| {
+            self.hosts
+                .iter()
+                .any(|known| known.eq_ignore_ascii_case(host))
+        };
         if host.is_some_and(ours) {
             return Ok(());
         }
@@ -167,7 +173,10 @@ mod tests {
         assert_eq!(names.url(Door::Socket), "http+unix:/run/x.sock");
         assert!(names.hosts.contains(&"localhost:7420".to_owned()));
         assert!(!names.hosts.contains(&"localhost".to_owned()));
-        let public = ["https://locks.example.com/".to_owned(), "https://all:443".into()];
+        let public = [
+            "https://locks.example.com/".to_owned(),
+            "https://all:443".into(),
+        ];
         let bound = Some("0.0.0.0:443".parse().unwrap());
         let names = Names::new(bound, true, None, &public).unwrap();
         assert_eq!(names.url(Door::Port), "https://locks.example.com");
@@ -176,7 +185,13 @@ mod tests {
         }
         assert!(names.origins.contains(&"https://all".to_owned()));
         assert!(!names.origins.contains(&"http://all".to_owned()));
-        for bad in ["locks.example.com", "ftp://x", "https://", "https://a@b", "https://a/b"] {
+        for bad in [
+            "locks.example.com",
+            "ftp://x",
+            "https://",
+            "https://a@b",
+            "https://a/b",
+        ] {
             Names::new(None, false, None, &[bad.to_owned()]).unwrap_err();
         }
     }

@@ -79,8 +79,6 @@ struct Asking {
     headers: HeaderMap,
     query: HashMap<String, String>,
     arrival: BootTime,
-    /// When the client stops waiting for the answer, if it said so.
-    deadline: BootTime,
 }
 
 impl Routes {
@@ -159,7 +157,6 @@ impl Routes {
             principal,
             query,
             arrival,
-            deadline,
             headers: head.headers,
         };
         let handled = self.handle(&asking, &method, &path, body);

@@ -315,7 +315,8 @@ async fn an_evicted_hold_is_kept_until_its_last_promise_is_over() {
     let evict = json!({"name": "a", "how": "ask", "reason": "deploy"});
     // Its client is not heard of any more.
     let evicting = tokio::spawn(Ask::post("/v1/evictions", &evict).send(served.addr));
-    let next = tokio::time::timeout(LIMIT, served.engine.mutex("a").lock());
+    let mutex = served.engine.mutex("a");
+    let next = tokio::time::timeout(LIMIT, mutex.lock());
     let next = next.await.unwrap().unwrap();
     assert!(believed.has_passed(), "granted within a promise");
     evicting.await.unwrap().is(200);
@@ -336,7 +337,9 @@ async fn nothing_is_promised_to_who_comes_when_it_is_ending() {
         let late = Duration::from_micros(399_000 + 150 * round);
         tokio::time::sleep((sent + late).remaining()).await;
         for _ in 0..2 {
-            let valid = answer["valid_ms"].as_u64().filter(|_| answer["state"] == "held");
+            let valid = answer["valid_ms"]
+                .as_u64()
+                .filter(|_| answer["state"] == "held");
             believed = believed.max(sent + Duration::from_millis(valid.unwrap_or(0)));
             sent = BootTime::now();
             let keep = json!({"claims": ["one"]});
@@ -345,7 +348,10 @@ async fn nothing_is_promised_to_who_comes_when_it_is_ending() {
             answer = kept.json["claims"][0].clone();
         }
         let next = served.engine.mutex(&name).lock().await.unwrap();
-        assert!(believed.has_passed(), "round {round}: granted within a promise");
+        assert!(
+            believed.has_passed(),
+            "round {round}: granted within a promise"
+        );
         drop(next);
     }
 }

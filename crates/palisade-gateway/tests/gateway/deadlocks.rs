@@ -12,7 +12,8 @@ async fn circle(served: &Served, secrets: [&str; 2], names: [&str; 2]) -> [Reply
         served.post("/v1/claims", secrets[at], &claim).await.is(200);
     }
     let ask = async |at: usize| {
-        let claim = json!({"name": names[1 - at], "id": "second", "agent": agents[at], "queue": true});
+        let claim =
+            json!({"name": names[1 - at], "id": "second", "agent": agents[at], "queue": true});
         let mut reply = served.post("/v1/claims", secrets[at], &claim).await;
         while reply.status == 202 {
             let wait = json!({"id": "second", "wait": "9s"});
@@ -20,7 +21,10 @@ async fn circle(served: &Served, secrets: [&str; 2], names: [&str; 2]) -> [Reply
             if reply.status == 409 {
                 // It gave way, and lets go of what the other waits for.
                 let release = json!({"id": "first"});
-                served.post("/v1/claims/release", secrets[at], &release).await.is(200);
+                served
+                    .post("/v1/claims/release", secrets[at], &release)
+                    .await
+                    .is(200);
             }
         }
         reply
@@ -39,8 +43,14 @@ async fn one_of_a_circle_gives_way() {
     assert_eq!(gave_way.len(), 1, "{replies:?}");
     assert_eq!(gave_way[0].json["code"], "deadlock");
     let detail = gave_way[0].json["detail"].as_str().unwrap();
-    assert!(detail.contains("worker") && detail.contains("waits for"), "{detail}");
-    assert_eq!(replies.iter().filter(|reply| reply.status == 200).count(), 1);
+    assert!(
+        detail.contains("worker") && detail.contains("waits for"),
+        "{detail}"
+    );
+    assert_eq!(
+        replies.iter().filter(|reply| reply.status == 200).count(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -53,10 +63,15 @@ async fn a_circle_is_shown_and_names_that_may_not_be_seen_are_hidden() {
     for (agent, name) in agents.iter().zip(names) {
         holds.push(agent.mutex(name).lock().await.unwrap());
     }
-    let waits = agents.iter().zip(["other/b", "billing/a"]).map(|(agent, name)| {
-        let mutex = agent.line(name, palisade::engine::Ask::Whole).deadlock_after(None);
-        tokio::spawn(async move { mutex.acquire(palisade::Patience::Forever).await })
-    });
+    let waits = agents
+        .iter()
+        .zip(["other/b", "billing/a"])
+        .map(|(agent, name)| {
+            let mutex = agent
+                .line(name, palisade::engine::Ask::Whole)
+                .deadlock_after(None);
+            tokio::spawn(async move { mutex.acquire(palisade::Patience::Forever).await })
+        });
     let waits: Vec<_> = waits.collect();
     for name in names {
         served.until_line(name, (1, 1)).await;
@@ -66,11 +81,17 @@ async fn a_circle_is_shown_and_names_that_may_not_be_seen_are_hidden() {
     let circle = &shown["deadlocks"][0];
     assert_eq!(circle["circle"], 2, "{shown}");
     let text = shown.to_string();
-    assert!(text.contains("billing/a") && !text.contains("other/b"), "{text}");
+    assert!(
+        text.contains("billing/a") && !text.contains("other/b"),
+        "{text}"
+    );
     assert!(text.contains(r#""hidden":true"#), "{text}");
     let shown = Ask::get("/v1/deadlocks").with("authorization", &other);
     let text = shown.send(served.addr).await.is(200).to_string();
-    assert!(text.contains("other/b") && !text.contains("billing/a"), "{text}");
+    assert!(
+        text.contains("other/b") && !text.contains("billing/a"),
+        "{text}"
+    );
     waits.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
@@ -89,7 +110,11 @@ async fn an_agent_is_in_the_record_of_its_claim() {
     assert_eq!(agent.within[0].name, "outer");
     let shown = Ask::get("/v1/lines?name=a").send(served.addr).await.is(200);
     assert_eq!(shown["lines"][0]["holders"][0]["agent"], "w");
-    for agent in [json!(""), json!({"name": "x", "more": 1}), json!("x".repeat(2000))] {
+    for agent in [
+        json!(""),
+        json!({"name": "x", "more": 1}),
+        json!("x".repeat(2000)),
+    ] {
         let claim = json!({"name": "b", "agent": agent});
         let refused = served.post("/v1/claims", &secret, &claim).await;
         refused.refuses(400, "invalid_argument");

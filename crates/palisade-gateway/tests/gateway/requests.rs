@@ -11,7 +11,9 @@ use super::support::*;
 #[tokio::test]
 async fn a_session_stays_at_the_door_that_it_came_in() {
     let served = serve().await;
-    let by_port = Ask::post("/v1/sessions", &json!({})).send(served.addr).await;
+    let by_port = Ask::post("/v1/sessions", &json!({}))
+        .send(served.addr)
+        .await;
     assert_eq!(by_port.is(201)["url"], format!("http://{}", served.addr));
     let socket = served.dir.path().join("run/gateway.sock");
     let ask = Ask::post("/v1/sessions", &json!({})).with("authorization", "");
@@ -24,7 +26,11 @@ async fn a_session_stays_at_the_door_that_it_came_in() {
 async fn the_methods_of_an_address_are_told() {
     let served = serve().await;
     let refused = Ask::new("PUT", "/v1/sessions", "").send(served.addr).await;
-    assert!(refused.head.contains("allow: post, delete"), "{}", refused.head);
+    assert!(
+        refused.head.contains("allow: post, delete"),
+        "{}",
+        refused.head
+    );
     refused.refuses(405, "method_not_allowed");
 }
 
@@ -36,7 +42,10 @@ async fn a_trace_is_in_the_record_if_it_is_one() {
     for (at, (header, kept)) in [
         (trace, Some(trace)),
         ("00-0-0-01", None),
-        ("00-00000000000000000000000000000000-b7ad6b7169203331-01", None),
+        (
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            None,
+        ),
         ("<script>", None),
     ]
     .into_iter()
@@ -44,7 +53,11 @@ async fn a_trace_is_in_the_record_if_it_is_one() {
     {
         let name = format!("x{at}");
         let claim = Ask::post("/v1/claims", &json!({"name": name})).session(&secret);
-        claim.with("traceparent", header).send(served.addr).await.is(200);
+        claim
+            .with("traceparent", header)
+            .send(served.addr)
+            .await
+            .is(200);
         let path = format!("/v1/lines?name={name}");
         let shown = Ask::get(&path).send(served.addr).await.is(200);
         assert_eq!(shown["lines"][0]["holders"][0]["traceparent"], json!(kept));

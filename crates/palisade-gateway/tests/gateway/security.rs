@@ -30,7 +30,7 @@ async fn no_token_and_a_wrong_one_are_refused() {
         refused.refuses(401, "unauthorized");
     }
     assert_eq!(served.line("a").await, (0, 0));
-    assert!(served.log.text().contains(r#""event":"refused""#));
+    served.until_logged(r#""event":"refused""#).await;
     claim().send(served.addr).await.is(200);
 }
 
@@ -449,7 +449,9 @@ async fn a_right_that_is_taken_away_is_not_extended() {
         let ask = Ask::post(path, &body).with("authorization", &billing);
         ask.session(secret).send(served.addr)
     };
-    ask("/v1/claims", json!({"name": "billing/a", "id": "one"})).await.is(200);
+    ask("/v1/claims", json!({"name": "billing/a", "id": "one"}))
+        .await
+        .is(200);
     let path = served.dir.path().join("access.toml");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace(r#"["billing/"]"#, r#"["elsewhere/"]"#)).unwrap();
@@ -457,7 +459,9 @@ async fn a_right_that_is_taken_away_is_not_extended() {
     let until = BootTime::now() + LIMIT;
     // However often it is kept alive.
     while served.line("billing/a").await != (0, 0) {
-        ask("/v1/sessions/keepalive", json!({"claims": ["one"]})).await.is(200);
+        ask("/v1/sessions/keepalive", json!({"claims": ["one"]}))
+            .await
+            .is(200);
         let wait = ask("/v1/claims/wait", json!({"id": "one"})).await;
         assert!(matches!(wait.status, 403 | 410), "{wait:?}");
         assert!(!until.has_passed(), "it is extended");

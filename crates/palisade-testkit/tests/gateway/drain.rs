@@ -62,7 +62,11 @@ async fn everyone_finishes_and_nobody_new_comes_in() {
     let ready = ask(addr, "GET", "/readyz", None, &Value::Null).await;
     assert_eq!(ready.unwrap().status, 503);
     // Who holds may take a nested lock, who holds nothing may not.
-    pairs[0][0].claim("nested", "n", "0s").await.unwrap().is(200);
+    pairs[0][0]
+        .claim("nested", "n", "0s")
+        .await
+        .unwrap()
+        .is(200);
     pairs[0][0].release("n").await.unwrap().is(200);
     let refused = idle.claim("new", "n", "0s").await.unwrap();
     assert_eq!((refused.status, refused.code()), (503, "draining"));

@@ -36,9 +36,20 @@ async fn away_and_back(site: Option<Site>) {
     assert!(longest <= away + TTL, "believed beyond the lease");
     // What is new is refused for the time being.
     let refused = session.claim("y", "y", "0s").await.unwrap();
-    assert_eq!((refused.status, refused.code()), (503, "unreachable"), "{refused:?}");
+    assert_eq!(
+        (refused.status, refused.code()),
+        (503, "unreachable"),
+        "{refused:?}"
+    );
     assert!(refused.head.contains("retry-after:"), "{}", refused.head);
-    let ready = ask(gateway.addr, "GET", "/readyz", None, &serde_json::Value::Null).await;
+    let ready = ask(
+        gateway.addr,
+        "GET",
+        "/readyz",
+        None,
+        &serde_json::Value::Null,
+    )
+    .await;
     assert_eq!(ready.unwrap().status, 503);
     node.cont().unwrap();
     // The same ask goes on, and is granted once.
@@ -48,14 +59,24 @@ async fn away_and_back(site: Option<Site>) {
         if again.status == 200 {
             break;
         }
-        assert!(matches!(again.status, 202 | 503) && !until.has_passed(), "{again:?}");
+        assert!(
+            matches!(again.status, 202 | 503) && !until.has_passed(),
+            "{again:?}"
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(line(&outsider, "y").await, (1, 0));
     session.release("y").await.unwrap().is(200);
     until_line(&outsider, "y", (0, 0)).await;
     until_line(&outsider, "x", (0, 0)).await;
-    let ready = ask(gateway.addr, "GET", "/readyz", None, &serde_json::Value::Null).await;
+    let ready = ask(
+        gateway.addr,
+        "GET",
+        "/readyz",
+        None,
+        &serde_json::Value::Null,
+    )
+    .await;
     ready.unwrap().is(200);
 }
 

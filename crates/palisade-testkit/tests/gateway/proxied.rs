@@ -62,7 +62,10 @@ async fn eaten_answers_asked_again_are_no_second_claim_and_no_orphan() {
         assert_eq!(first.json["token"], again.json["token"]);
         let guard = eaten(0);
         let keep = json!({"claims": ["one"]});
-        let kept = client.ask("POST", "/v1/sessions/keepalive", &keep).await.is(200);
+        let kept = client
+            .ask("POST", "/v1/sessions/keepalive", &keep)
+            .await
+            .is(200);
         assert_eq!(kept.json["claims"][0]["state"], "held");
         drop(guard);
         // Another behind it, whose grant is eaten.
@@ -72,7 +75,10 @@ async fn eaten_answers_asked_again_are_no_second_claim_and_no_orphan() {
         drop(guard);
         assert_eq!(line(&outsider, &name).await, (1, 1));
         let guard = eaten(0);
-        client.ask("POST", "/v1/claims/release", &json!({"id": "one"})).await.is(200);
+        client
+            .ask("POST", "/v1/claims/release", &json!({"id": "one"}))
+            .await
+            .is(200);
         drop(guard);
         let guard = eaten(0);
         let wait = json!({"id": "two", "wait": "300ms"});
@@ -90,7 +96,11 @@ async fn eaten_answers_asked_again_are_no_second_claim_and_no_orphan() {
         drop(guard);
         until_line(&outsider, &name, (0, 0)).await;
         let late = client.ask("POST", "/v1/sessions", &opening).await;
-        assert_eq!((late.status, late.code()), (410, "no_session"), "a late copy opens nothing");
+        assert_eq!(
+            (late.status, late.code()),
+            (410, "no_session"),
+            "a late copy opens nothing"
+        );
     }
 }
 
@@ -122,7 +132,11 @@ async fn a_cut_wait_keeps_its_place_and_is_asked_again() {
         assert_eq!(line(&outsider, "x").await, (1, 2), "it has its place");
     }
     ahead.release().await.unwrap();
-    let granted = session.post("/v1/claims/wait", &body).await.unwrap().is(200);
+    let granted = session
+        .post("/v1/claims/wait", &body)
+        .await
+        .unwrap()
+        .is(200);
     assert!(!granted.believed().has_passed(), "before who came later");
     session.release("w").await.unwrap().is(200);
     behind.await.unwrap().release().await.unwrap();
@@ -159,7 +173,14 @@ async fn another_replica_knows_nothing_and_the_session_says_where_to_ask() {
     let lost = elsewhere.keep_alive(&["h"]).await.unwrap();
     assert_eq!((lost.status, lost.code()), (410, "no_session"));
     // It is still held, and the other replica does not grant it.
-    let busy = ask(other.addr, "POST", "/v1/claims", None, &json!({"name": "x"})).await;
+    let busy = ask(
+        other.addr,
+        "POST",
+        "/v1/claims",
+        None,
+        &json!({"name": "x"}),
+    )
+    .await;
     assert_eq!(busy.unwrap().code(), "busy");
     assert!(!held.believed().has_passed());
     session.keep_alive(&["h"]).await.unwrap().is(200);

@@ -63,7 +63,9 @@ impl Site {
         let running = launch::need("redis")?;
         let set = ["CONFIG", "SET", "requirepass", &password];
         wire::redis(running.nodes()[0].port(), &set).unwrap();
-        let url = running.url().replacen("redis://", &format!("redis://:{password}@"), 1);
+        let url = running
+            .url()
+            .replacen("redis://", &format!("redis://:{password}@"), 1);
         SECRETS.lock().push(password);
         Some(Self {
             direct: url.clone(),

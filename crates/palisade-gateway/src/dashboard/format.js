@@ -9,7 +9,8 @@ export function duration(ms) {
   if (seconds < 3600) return `${Math.floor(seconds / 60)}m ${two(seconds % 60)}s`;
   const minutes = Math.floor(seconds / 60);
   if (minutes < 1440) return `${Math.floor(minutes / 60)}h ${two(minutes % 60)}m`;
-  return `${Math.floor(minutes / 1440)}d ${Math.floor((minutes % 1440) / 60)}h`;
+  const hours = Math.floor((minutes % 1440) / 60);
+  return `${Math.floor(minutes / 1440)}d${hours > 0 ? ` ${hours}h` : ""}`;
 }
 
 /** The same in whole seconds, for what is looked at once a second. */
@@ -39,12 +40,19 @@ export function clock(at) {
   return new Date(at).toLocaleTimeString("en-GB");
 }
 
-/** Who a claim is, in one piece: `db1 · 4711 · nightly`. A foreign tool's has only an id. */
+/** What a claim calls itself: its label, its agent or its owner. A foreign tool's has only an id. */
+export function title(claim) {
+  return claim.label || claim.agent || claim.owner || `foreign ${claim.id}`;
+}
+
+/** Where it is: `db1 · 4711`. */
+export function place(claim) {
+  return [claim.host, claim.pid].filter((part) => part !== null && part !== undefined && part !== "").join(" · ");
+}
+
+/** Both in one piece: `nightly · db1 · 4711`. */
 export function who(claim) {
-  const parts = [claim.host, claim.pid, claim.label ?? claim.agent].filter(
-    (part) => part !== null && part !== undefined && part !== "",
-  );
-  return parts.length > 0 ? parts.join(" · ") : `foreign ${claim.id}`;
+  return [title(claim), place(claim)].filter(Boolean).join(" · ");
 }
 
 /** What a line is and how much of it is taken: `lock`, `shared 3`, `permits 2/5`. */

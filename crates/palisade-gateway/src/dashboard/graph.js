@@ -164,7 +164,7 @@ export function arrow(from, to) {
   // On a ring each arrow is bent outwards, and two that lead to and fro don't cover each other.
   const [dx, dy] = [to.x - from.x, to.y - from.y];
   const length = Math.hypot(dx, dy) || 1;
-  const bend = Math.min(36, length / 6);
+  const bend = Math.min(20, length / 9);
   const [mx, my] = [(from.x + to.x) / 2 + (dy / length) * bend, (from.y + to.y) / 2 - (dx / length) * bend];
   const start = border(from, mx, my, 0);
   const end = border(to, mx, my, 7);

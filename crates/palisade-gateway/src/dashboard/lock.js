@@ -3,7 +3,7 @@
 import { h, setAttribute, setText } from "./dom.js";
 import { evict } from "./evict.js";
 import { age, feed, subscribe } from "./feed.js";
-import { clock, count, kind, plural, seconds, who } from "./format.js";
+import { clock, count, kind, plural, seconds, title, who } from "./format.js";
 import { eventsOf } from "./history.js";
 import { fillBar } from "./locks.js";
 import { mayOperate } from "./principal.js";
@@ -22,20 +22,19 @@ function card(name, claim, holds, operate) {
   const track = h("span", { class: "bar-track", "aria-hidden": "true" }, bar);
   const left = h("span", { class: "bar-text" });
   const aged = h("dd", { class: "mono" });
-  const title = [claim.label ?? claim.agent ?? claim.owner ?? "foreign claim"];
   const node = h("li", { class: `claim ${holds ? "holds" : "waits"} ${claim.evicted ? "evicted" : ""}` },
     h("div", { class: "claim-head" },
       h("span", { class: "place" }, holds ? "holds" : `${claim.position}`),
-      h("strong", { class: "wrap" }, title),
-      claim.evicted ? h("span", { class: "tag bad" }, "asked to let go") : null),
+      h("strong", { class: "wrap" }, title(claim)),
+      claim.evicted ? h("span", { class: "tag bad" }, "asked to let go") : null,
+      operate ? h("button", { type: "button", class: "danger small", onclick: () => evict(name, claim) }, "Evict…") : null),
     h("dl", {},
-      fact("Host", claim.host), fact("Process", claim.pid, "mono"),
+      fact("Host", claim.host), fact("Process", claim.pid, "mono"), fact("Principal", claim.principal),
       fact("Mode", claim.weight && claim.mode === "permits" ? `${claim.mode}, ${claim.weight}` : claim.mode),
       fact("Token", claim.token, "mono"), fact("Value", claim.value, "wrap"), fact("Owner", claim.owner, "mono wrap"),
       fact("Trace", claim.traceparent, "mono wrap"),
       h("dt", {}, holds ? "Age" : "Waits"), aged,
-      claim.expires_in_ms === null ? null : [h("dt", {}, "Time left"), h("dd", { class: "left" }, track, left)]),
-    operate ? h("button", { type: "button", class: "danger small", onclick: () => evict(name, claim) }, "Evict…") : null);
+      claim.expires_in_ms === null ? null : [h("dt", {}, "Time left"), h("dd", { class: "left" }, track, left)]));
   node.tick = () => {
     const old = age(claim);
     setText(aged, old === null ? "unknown" : seconds(old));
@@ -97,7 +96,7 @@ export function lockPage(main, name) {
     const free = h("p", { class: "quiet" }, feed.surveyed === 0 ? "" : "Nobody holds it.");
     picture.replaceChildren(
       h("div", { class: "stage" },
-        h("h2", {}, line.holders.length > 0 ? `Held by ${count(line.holders.length)}` : "Free"), meter(line) ?? "",
+        h("h2", {}, ["Free", "Held"][line.holders.length] ?? `Held by ${count(line.holders.length)}`), meter(line) ?? "",
         holders.length > 0 ? h("ul", { class: "claims" }, holders.map((one) => one.node)) : free),
       h("div", { class: "queue" },
         h("h2", {}, line.waiters.length > 0 ? `${count(line.waiters.length)} in line` : "Nobody in line"),

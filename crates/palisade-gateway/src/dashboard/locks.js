@@ -2,7 +2,7 @@
 
 import { h, lockAddress, setAttribute, setText } from "./dom.js";
 import { age, feed, left, leftPart, subscribe } from "./feed.js";
-import { count, kind, plural, seconds, who } from "./format.js";
+import { count, kind, place, plural, seconds, title, who } from "./format.js";
 import { VirtualList } from "./list.js";
 
 /** The filter and the order stay while other pages are looked at. */
@@ -68,13 +68,13 @@ function makeRow() {
   const bar = h("span", { class: "bar-fill" });
   const row = h("div", { class: "row", role: "row" },
     cell("name", link), cell("kind"),
-    cell("holder", h("span", { class: "who" }), h("span", { class: "more" })),
+    cell("holder", h("span", { class: "who" }), h("span", { class: "place" }), h("span", { class: "more" })),
     cell("token"), cell("age"),
     cell("left", h("span", { class: "bar-track", "aria-hidden": "true" }, bar), h("span", { class: "bar-text" })),
     cell("waiting", h("span", { class: "number" }), h("span", { class: "who" })));
   const part = (selector) => row.querySelector(selector);
   row.parts = {
-    link, bar, kind: part(".kind"), holder: part(".holder .who"), more: part(".more"), token: part(".token"),
+    link, bar, kind: part(".kind"), holder: part(".holder .who"), place: part(".place"), more: part(".more"), token: part(".token"),
     age: part(".age"), left: part(".bar-text"), track: part(".bar-track"), waiting: part(".waiting .number"),
     waiters: part(".waiting .who"),
   };
@@ -88,14 +88,15 @@ function fillRow(row, line) {
   setAttribute(parts.link, "href", lockAddress(line.name));
   setAttribute(parts.link, "title", line.name);
   setText(parts.kind, kind(line));
-  setText(parts.holder, holder === undefined ? "nobody" : who(holder));
+  setText(parts.holder, holder === undefined ? "nobody" : title(holder));
+  setText(parts.place, holder === undefined ? "" : place(holder));
   setText(parts.more, line.holders.length > 1 ? `+${count(line.holders.length - 1)}` : "");
   setText(parts.token, holder?.token ?? "");
   const old = holder === undefined ? null : age(holder);
   setText(parts.age, old === null ? "" : seconds(old));
   fillBar(parts, holder);
   setText(parts.waiting, line.waiters.length === 0 ? "" : count(line.waiters.length));
-  setText(parts.waiters, line.waiters.slice(0, 3).map(who).join(", "));
+  setText(parts.waiters, line.waiters.slice(0, 3).map(title).join(", "));
   row.classList.toggle("free", holder === undefined);
   row.classList.toggle("evicted", holder?.evicted === true);
 }

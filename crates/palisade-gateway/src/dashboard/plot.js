@@ -30,6 +30,7 @@ export function plot(title, series, show) {
     h("figcaption", {}, h("span", {}, title), h("span", { class: "top" }, all.length > 0 ? `max ${show(Math.max(...all))}` : "")),
     s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${title}: ${words}` },
       s("path", { class: "base", d: `M0 ${HEIGHT - 2}H${WIDTH}` }),
-      series.map((one) => s("path", { class: `curve ${one.kind ?? ""}`, d: line(one.values, top) }))),
+      // What never happened has no curve.
+      series.filter((one) => one.values.some((value) => value > 0)).map((one) => s("path", { class: `curve ${one.kind ?? ""}`, d: line(one.values, top) }))),
     h("div", { class: "legend" }, series.map((one) => h("span", { class: one.kind ?? "" }, `${one.name} `, h("b", {}, said(one))))));
 }

@@ -6,7 +6,7 @@
 import { h, lockAddress, s, setText } from "./dom.js";
 import { deadlocks, lookForDeadlocks, sentence } from "./deadlocks.js";
 import { age, feed, subscribe } from "./feed.js";
-import { count, plural, seconds, who } from "./format.js";
+import { count, place, plural, seconds, title, who } from "./format.js";
 import { arrow, layout } from "./graph.js";
 
 /** How many locks are drawn, those with the most waiters first, and how many waiters of each. */
@@ -52,8 +52,7 @@ function build() {
   const agent = (claim) => {
     const key = agentKey(claim);
     if (!nodes.has(key)) {
-      const title = claim.agent ?? claim.label ?? claim.owner ?? "foreign claim";
-      nodes.set(key, { key, title, about: who({ ...claim, label: null, agent: null }), width: BOX_WIDTH, height: BOX_HEIGHT, bad: false });
+      nodes.set(key, { key, title: title(claim), about: place(claim), width: BOX_WIDTH, height: BOX_HEIGHT, bad: false });
     }
     agents.set(claim.id, key);
     return key;
@@ -64,8 +63,8 @@ function build() {
   };
   for (const line of drawn) {
     const lock = `lock ${line.name}`;
-    const title = cut(line.name, 28);
-    nodes.set(lock, { key: lock, title, lock: line.name, width: 34 + 7.3 * title.length, height: PILL_HEIGHT, bad: false });
+    const short = cut(line.name, 28);
+    nodes.set(lock, { key: lock, title: short, lock: line.name, width: 34 + 7.3 * short.length, height: PILL_HEIGHT, bad: false });
     for (const claim of line.holders) edge(lock, agent(claim), false, "held");
     let more = 0;
     line.waiters.forEach((claim, at) => {
@@ -147,7 +146,8 @@ function drawDeadlock(found) {
   const names = (claims) => claims.flatMap((claim, at) => [at > 0 ? ", " : "", claim.hidden ? "a lock that you may not see" : h("a", { href: lockAddress(claim.name), class: "wrap" }, claim.name)]);
   return h("section", { class: "deadlock", role: "alert" }, h("h2", {}, sentence(found)),
     h("ol", {}, found.agents.map((agent) => h("li", {},
-      h("strong", {}, agent.agent ?? "somebody"), agent.host === null ? "" : ` on ${agent.host}, process ${agent.pid}`,
+      h("strong", {}, agent.agent ?? "somebody"), agent.label ? ` (${agent.label})` : "",
+      agent.host === null ? "" : ` on ${agent.host}, process ${agent.pid}`,
       agent.holds.length > 0 ? [" holds ", names(agent.holds)] : null,
       agent.waits.length > 0 ? [agent.holds.length > 0 ? " and waits for " : " waits for ", names(agent.waits)] : null))));
 }

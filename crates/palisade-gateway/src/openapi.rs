@@ -41,8 +41,12 @@ mod tests {
     fn it_has_every_word_for_a_failure() {
         let document = document();
         let codes = &document["components"]["schemas"]["Problem"]["properties"]["code"]["enum"];
-        let described: BTreeSet<&str> =
-            codes.as_array().unwrap().iter().map(|code| code.as_str().unwrap()).collect();
+        let described: BTreeSet<&str> = codes
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|code| code.as_str().unwrap())
+            .collect();
         for kind in [
             ErrorKind::InvalidName,
             ErrorKind::InvalidArgument,

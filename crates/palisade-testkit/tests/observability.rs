@@ -34,7 +34,8 @@ fn metrics(text: &str) -> BTreeSet<String> {
 fn documented() -> BTreeSet<String> {
     let page = read("docs/observability.md");
     let rows = page.lines().filter(|line| line.starts_with("| `palisade_"));
-    rows.flat_map(|row| metrics(row.split('|').nth(1).unwrap())).collect()
+    rows.flat_map(|row| metrics(row.split('|').nth(1).unwrap()))
+        .collect()
 }
 
 /// The names of metrics that the sources record, as text in quotes.
@@ -47,7 +48,11 @@ fn recorded() -> BTreeSet<String> {
     ] {
         let text = read(source);
         let quoted = text.split('"').skip(1).step_by(2);
-        found.extend(quoted.filter(|name| name.starts_with("palisade_")).flat_map(metrics));
+        found.extend(
+            quoted
+                .filter(|name| name.starts_with("palisade_"))
+                .flat_map(metrics),
+        );
     }
     found
 }

@@ -154,7 +154,7 @@ function border(node, x, y, gap) {
 /** The path of an arrow between two nodes that have their places. */
 export function arrow(from, to) {
   const left = from.x + from.width / 2;
-  const right = to.x - to.width / 2 - 7;
+  const right = to.x - to.width / 2 - 8;
   if (from.ring !== to.ring || from.ring === null) {
     if (right > left) {
       const middle = (left + right) / 2;
@@ -167,7 +167,7 @@ export function arrow(from, to) {
   const bend = Math.min(20, length / 9);
   const [mx, my] = [(from.x + to.x) / 2 + (dy / length) * bend, (from.y + to.y) / 2 - (dx / length) * bend];
   const start = border(from, mx, my, 0);
-  const end = border(to, mx, my, 7);
+  const end = border(to, mx, my, 8);
   return `M${start[0]} ${start[1]}Q${mx} ${my} ${end[0]} ${end[1]}`;
 }
 

@@ -24,7 +24,7 @@ function card(name, claim, holds, operate) {
   const aged = h("dd", { class: "mono" });
   const node = h("li", { class: `claim ${holds ? "holds" : "waits"} ${claim.evicted ? "evicted" : ""}` },
     h("div", { class: "claim-head" },
-      h("span", { class: "place" }, holds ? "holds" : `${claim.position}`),
+      h("span", { class: "turn" }, holds ? "holds" : `${claim.position}`),
       h("strong", { class: "wrap" }, title(claim)),
       claim.evicted ? h("span", { class: "tag bad" }, "asked to let go") : null,
       operate ? h("button", { type: "button", class: "danger small", onclick: () => evict(name, claim) }, "Evict…") : null),

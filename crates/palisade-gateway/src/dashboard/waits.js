@@ -128,7 +128,7 @@ function drawNode(node) {
 function drawGraph({ nodes, edges }) {
   const { width, height } = layout(nodes, edges);
   const byKey = new Map(nodes.map((node) => [node.key, node]));
-  const marker = (id) => s("marker", { id, viewBox: "0 0 8 8", refX: 1, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" },
+  const marker = (id) => s("marker", { id, viewBox: "0 0 8 8", refX: 1, refY: 4, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto" },
     s("path", { d: "M0 0L8 4L0 8z" }));
   const path = (edge) => s("path", {
     d: arrow(byKey.get(edge.from), byKey.get(edge.to)), class: `edge ${edge.kind} ${edge.bad ? "bad" : ""}`,

@@ -24,25 +24,101 @@ const JSON: &str = "application/json";
 const FILES: &[(&str, &str, &str)] = &[
     ("/", HTML, include_str!("../dashboard/index.html")),
     ("/openapi.json", JSON, crate::openapi::DOCUMENT),
-    ("/dashboard/style.css", STYLE, include_str!("../dashboard/style.css")),
-    ("/dashboard/icon.svg", IMAGE, include_str!("../dashboard/icon.svg")),
-    ("/dashboard/app.js", SCRIPT, include_str!("../dashboard/app.js")),
-    ("/dashboard/deadlocks.js", SCRIPT, include_str!("../dashboard/deadlocks.js")),
-    ("/dashboard/dom.js", SCRIPT, include_str!("../dashboard/dom.js")),
-    ("/dashboard/engine.js", SCRIPT, include_str!("../dashboard/engine.js")),
-    ("/dashboard/evict.js", SCRIPT, include_str!("../dashboard/evict.js")),
-    ("/dashboard/feed.js", SCRIPT, include_str!("../dashboard/feed.js")),
-    ("/dashboard/format.js", SCRIPT, include_str!("../dashboard/format.js")),
-    ("/dashboard/gateway.js", SCRIPT, include_str!("../dashboard/gateway.js")),
-    ("/dashboard/graph.js", SCRIPT, include_str!("../dashboard/graph.js")),
-    ("/dashboard/history.js", SCRIPT, include_str!("../dashboard/history.js")),
-    ("/dashboard/list.js", SCRIPT, include_str!("../dashboard/list.js")),
-    ("/dashboard/lock.js", SCRIPT, include_str!("../dashboard/lock.js")),
-    ("/dashboard/locks.js", SCRIPT, include_str!("../dashboard/locks.js")),
-    ("/dashboard/metrics.js", SCRIPT, include_str!("../dashboard/metrics.js")),
-    ("/dashboard/plot.js", SCRIPT, include_str!("../dashboard/plot.js")),
-    ("/dashboard/principal.js", SCRIPT, include_str!("../dashboard/principal.js")),
-    ("/dashboard/waits.js", SCRIPT, include_str!("../dashboard/waits.js")),
+    (
+        "/dashboard/style.css",
+        STYLE,
+        include_str!("../dashboard/style.css"),
+    ),
+    (
+        "/dashboard/icon.svg",
+        IMAGE,
+        include_str!("../dashboard/icon.svg"),
+    ),
+    (
+        "/dashboard/app.js",
+        SCRIPT,
+        include_str!("../dashboard/app.js"),
+    ),
+    (
+        "/dashboard/deadlocks.js",
+        SCRIPT,
+        include_str!("../dashboard/deadlocks.js"),
+    ),
+    (
+        "/dashboard/dom.js",
+        SCRIPT,
+        include_str!("../dashboard/dom.js"),
+    ),
+    (
+        "/dashboard/engine.js",
+        SCRIPT,
+        include_str!("../dashboard/engine.js"),
+    ),
+    (
+        "/dashboard/evict.js",
+        SCRIPT,
+        include_str!("../dashboard/evict.js"),
+    ),
+    (
+        "/dashboard/feed.js",
+        SCRIPT,
+        include_str!("../dashboard/feed.js"),
+    ),
+    (
+        "/dashboard/format.js",
+        SCRIPT,
+        include_str!("../dashboard/format.js"),
+    ),
+    (
+        "/dashboard/gateway.js",
+        SCRIPT,
+        include_str!("../dashboard/gateway.js"),
+    ),
+    (
+        "/dashboard/graph.js",
+        SCRIPT,
+        include_str!("../dashboard/graph.js"),
+    ),
+    (
+        "/dashboard/history.js",
+        SCRIPT,
+        include_str!("../dashboard/history.js"),
+    ),
+    (
+        "/dashboard/list.js",
+        SCRIPT,
+        include_str!("../dashboard/list.js"),
+    ),
+    (
+        "/dashboard/lock.js",
+        SCRIPT,
+        include_str!("../dashboard/lock.js"),
+    ),
+    (
+        "/dashboard/locks.js",
+        SCRIPT,
+        include_str!("../dashboard/locks.js"),
+    ),
+    (
+        "/dashboard/metrics.js",
+        SCRIPT,
+        include_str!("../dashboard/metrics.js"),
+    ),
+    (
+        "/dashboard/plot.js",
+        SCRIPT,
+        include_str!("../dashboard/plot.js"),
+    ),
+    (
+        "/dashboard/principal.js",
+        SCRIPT,
+        include_str!("../dashboard/principal.js"),
+    ),
+    (
+        "/dashboard/waits.js",
+        SCRIPT,
+        include_str!("../dashboard/waits.js"),
+    ),
 ];
 
 /// The file at this address.
@@ -50,7 +126,9 @@ pub(super) fn file(path: &str) -> Option<Answer> {
     let (_, kind, text) = FILES.iter().find(|(known, ..)| *known == path)?;
     let mut response = made(StatusCode::OK, kind, text.as_bytes().to_vec());
     let policy = HeaderValue::from_static(POLICY);
-    response.headers_mut().insert("content-security-policy", policy);
+    response
+        .headers_mut()
+        .insert("content-security-policy", policy);
     Some(Answer::Other(response))
 }
 
@@ -78,10 +156,20 @@ mod tests {
         for (path, _, text) in files() {
             // What is in an SVG's or XML's namespace is a name and no address.
             let text = text.replace("http://www.w3.org/2000/svg", "");
-            for elsewhere in ["http://", "https://", "\"//", "innerHTML", "eval(", " style=\""] {
+            for elsewhere in [
+                "http://",
+                "https://",
+                "\"//",
+                "innerHTML",
+                "eval(",
+                " style=\"",
+            ] {
                 assert!(!text.contains(elsewhere), "{path} has {elsewhere}");
             }
-            for module in text.lines().filter_map(|line| line.split("from \"./").nth(1)) {
+            for module in text
+                .lines()
+                .filter_map(|line| line.split("from \"./").nth(1))
+            {
                 let module = module.trim_end_matches("\";");
                 assert!(found.contains(module), "{path} imports {module}");
             }

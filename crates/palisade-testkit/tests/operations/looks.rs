@@ -49,13 +49,19 @@ impl Shop {
         }
         let before = shop.claims();
         for (outer, inner) in [("stock/eu", "stock/us"), ("stock/us", "stock/eu")] {
-            let has = |name: &str| shop.served.path(&name.replace('/', "-")).display().to_string();
+            let has = |name: &str| {
+                shop.served
+                    .path(&name.replace('/', "-"))
+                    .display()
+                    .to_string()
+            };
             let script = format!(
                 "touch {}; until [ -e {} ]; do sleep 0.05; done; palisade run {inner} -- true",
                 has(outer),
                 has(inner)
             );
-            shop.runs.push(shop.served.run(outer, &["--label", "transfer"], &script));
+            shop.runs
+                .push(shop.served.run(outer, &["--label", "transfer"], &script));
         }
         shop.until_claims(before + 4);
         shop
@@ -82,10 +88,26 @@ impl Shop {
 
 /// The pages, and what each shows when it is there.
 const PAGES: &[(&str, &str, &str)] = &[
-    ("locks", "locks", "document.querySelectorAll('.list-space .row:not([hidden])').length >= 12"),
-    ("lock", "lock/deploy%2Fproduction", "document.querySelectorAll('.claim').length === 4"),
-    ("waits", "waits", "document.querySelectorAll('.graph .edge.bad').length >= 4"),
-    ("engine", "engine", "document.querySelectorAll('.plot').length === 8"),
+    (
+        "locks",
+        "locks",
+        "document.querySelectorAll('.list-space .row:not([hidden])').length >= 12",
+    ),
+    (
+        "lock",
+        "lock/deploy%2Fproduction",
+        "document.querySelectorAll('.claim').length === 4",
+    ),
+    (
+        "waits",
+        "waits",
+        "document.querySelectorAll('.graph .edge.bad').length >= 4",
+    ),
+    (
+        "engine",
+        "engine",
+        "document.querySelectorAll('.plot').length === 8",
+    ),
 ];
 
 /// Texts whose contrast to what is behind them is below 4.5, or 3 for large ones.
@@ -126,7 +148,9 @@ return faint;
 
 #[test]
 fn it_is_legible_in_light_and_dark_and_on_a_phone() {
-    let Some(browser) = Browser::start() else { return };
+    let Some(browser) = Browser::start() else {
+        return;
+    };
     let shop = Shop::open();
     browser.open(&shop.served.entry("operator"));
     let mut grounds = Vec::new();
@@ -139,7 +163,10 @@ fn it_is_legible_in_light_and_dark_and_on_a_phone() {
                 browser.js(&format!("location.hash = '#/{page}'"));
                 browser.until(shown);
                 let wide = browser.js("return document.scrollingElement.scrollWidth - innerWidth");
-                assert!(wide.as_i64().unwrap() <= 0, "{name} at {width} is {wide} too wide");
+                assert!(
+                    wide.as_i64().unwrap() <= 0,
+                    "{name} at {width} is {wide} too wide"
+                );
                 let faint = browser.js(FAINT);
                 assert_eq!(faint, json!([]), "{name} at {width}, {scheme}");
             }
@@ -157,12 +184,23 @@ fn it_is_legible_in_light_and_dark_and_on_a_phone() {
 /// Claims and releases through the gateway, as clients would, for as long as the plots need.
 fn trade(shop: &Shop, time: Duration) {
     let open = |principal: &str, name: &str, ttl: &str| {
-        let (status, opened) = shop.served.ask(principal, "POST", "/v1/sessions", "", &json!({"ttl": ttl}).to_string());
+        let (status, opened) = shop.served.ask(
+            principal,
+            "POST",
+            "/v1/sessions",
+            "",
+            &json!({"ttl": ttl}).to_string(),
+        );
         assert_eq!(status, 201, "{opened}");
         let opened: Value = serde_json::from_str(&opened).unwrap();
-        let session = format!("palisade-session: {}\r\n", opened["secret"].as_str().unwrap());
+        let session = format!(
+            "palisade-session: {}\r\n",
+            opened["secret"].as_str().unwrap()
+        );
         let claim = json!({"name": name, "id": "kept", "label": "gateway client"}).to_string();
-        let (status, said) = shop.served.ask(principal, "POST", "/v1/claims", &session, &claim);
+        let (status, said) = shop
+            .served
+            .ask(principal, "POST", "/v1/claims", &session, &claim);
         assert_eq!(status, 200, "{said}");
         session
     };
@@ -174,7 +212,10 @@ fn trade(shop: &Shop, time: Duration) {
     let mut turn = 0_u32;
     while Instant::now() < end {
         let (principal, session) = &sessions[turn as usize % 2];
-        let ask = |path: &str, body: Value| shop.served.ask(principal, "POST", path, session, &body.to_string());
+        let ask = |path: &str, body: Value| {
+            shop.served
+                .ask(principal, "POST", path, session, &body.to_string())
+        };
         for _ in 0..(3 + (turn % 7) * 2) {
             let id = format!("{turn}-{:?}", Instant::now());
             ask("/v1/claims", json!({"name": "billing/counter", "id": id}));
@@ -188,7 +229,9 @@ fn trade(shop: &Shop, time: Duration) {
 #[test]
 #[ignore = "writes the pictures of the docs: just screenshots"]
 fn screenshots() {
-    let Some(browser) = Browser::start() else { return };
+    let Some(browser) = Browser::start() else {
+        return;
+    };
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/images");
     std::fs::create_dir_all(&docs).unwrap();
     let shop = Shop::open();

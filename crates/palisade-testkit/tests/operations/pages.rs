@@ -24,7 +24,9 @@ fn row(name: &str) -> String {
 
 #[test]
 fn the_token_is_taken_from_the_address_or_asked_for_once_and_kept_for_the_tab() {
-    let Some(browser) = Browser::start() else { return };
+    let Some(browser) = Browser::start() else {
+        return;
+    };
     let served = Served::start();
     browser.open(&served.page("locks"));
     browser.until("document.querySelector('dialog.token[open]')");
@@ -37,7 +39,10 @@ fn the_token_is_taken_from_the_address_or_asked_for_once_and_kept_for_the_tab() 
     browser.until("document.querySelector('dialog') === null");
     browser.js("location.reload()");
     browser.until("document.getElementById('state')?.textContent === 'live'");
-    assert_eq!(browser.js("return document.querySelector('dialog')"), Value::Null);
+    assert_eq!(
+        browser.js("return document.querySelector('dialog')"),
+        Value::Null
+    );
     // Another tab's worth of nothing: only the session's storage has it.
     browser.js("sessionStorage.clear(); location.reload()");
     browser.until("document.querySelector('dialog.token[open]')");
@@ -51,7 +56,9 @@ fn the_token_is_taken_from_the_address_or_asked_for_once_and_kept_for_the_tab() 
 
 #[test]
 fn a_lock_appears_within_a_second_and_its_release_removes_it() {
-    let Some(browser) = Browser::start() else { return };
+    let Some(browser) = Browser::start() else {
+        return;
+    };
     let served = Served::start();
     browser.open(&served.entry("operator"));
     browser.until_said("Nobody holds or waits");
@@ -75,7 +82,11 @@ fn a_lock_appears_within_a_second_and_its_release_removes_it() {
     }
     assert_eq!(hold.end(), Some(0));
     browser.until(&format!("!({})", row("billing/card-4711")));
-    let severe: Vec<String> = browser.log().into_iter().filter(|it| it.contains("SEVERE")).collect();
+    let severe: Vec<String> = browser
+        .log()
+        .into_iter()
+        .filter(|it| it.contains("SEVERE"))
+        .collect();
     assert_eq!(severe, Vec::<String>::new());
     let elsewhere = "return performance.getEntriesByType('resource').map((one) => one.name)\
                      .filter((name) => !name.startsWith(location.origin))";
@@ -84,7 +95,9 @@ fn a_lock_appears_within_a_second_and_its_release_removes_it() {
 
 #[test]
 fn a_name_stays_text_whatever_it_is() {
-    let Some(browser) = Browser::start() else { return };
+    let Some(browser) = Browser::start() else {
+        return;
+    };
     let served = Served::start();
     let name = "<img src=x onerror=alert(1)>";
     let _hold = served.hold(name, &["--label", name]);
@@ -94,7 +107,10 @@ fn a_name_stays_text_whatever_it_is() {
     let markup = "document.querySelector('main img, main script') === null";
     browser.until(markup);
     browser.js(&format!("{}.querySelector('a').click()", row(name)));
-    browser.until(&format!("document.querySelector('h1').textContent === {}", json!(name)));
+    browser.until(&format!(
+        "document.querySelector('h1').textContent === {}",
+        json!(name)
+    ));
     browser.until("document.querySelectorAll('.queue .claim').length === 1");
     browser.until(markup);
     browser.click(".claim button.danger");
@@ -116,7 +132,9 @@ fn a_name_stays_text_whatever_it_is() {
 
 #[test]
 fn evicting_ends_the_holder_and_is_audited() {
-    let Some(browser) = Browser::start() else { return };
+    let Some(browser) = Browser::start() else {
+        return;
+    };
     let served = Served::start();
     let mut hold = served.hold("billing/card-4711", &["--ttl", "3s"]);
     let _wait = served.hold("billing/card-4711", &[]);
@@ -144,7 +162,9 @@ fn evicting_ends_the_holder_and_is_audited() {
 
 #[test]
 fn a_principal_without_operate_has_no_button_and_is_refused() {
-    let Some(browser) = Browser::start() else { return };
+    let Some(browser) = Browser::start() else {
+        return;
+    };
     let served = Served::start();
     let _hold = served.hold("billing/card-4711", &[]);
     let _other = served.hold("elsewhere", &[]);
@@ -170,12 +190,17 @@ fn a_principal_without_operate_has_no_button_and_is_refused() {
     // It sees its own prefix, and nothing else.
     browser.js("location.hash = '#/locks'");
     browser.until(&row("billing/card-4711"));
-    assert_eq!(browser.js(&format!("return {} === undefined", row("elsewhere"))), true);
+    assert_eq!(
+        browser.js(&format!("return {} === undefined", row("elsewhere"))),
+        true
+    );
 }
 
 #[test]
 fn a_planted_circle_turns_red() {
-    let Some(browser) = Browser::start() else { return };
+    let Some(browser) = Browser::start() else {
+        return;
+    };
     let served = Served::start();
     browser.open(&served.entry("operator"));
     browser.js("location.hash = '#/waits'");
@@ -200,7 +225,9 @@ fn a_planted_circle_turns_red() {
 
 #[test]
 fn a_stopped_or_killed_gateway_is_shown_and_heals() {
-    let Some(browser) = Browser::start() else { return };
+    let Some(browser) = Browser::start() else {
+        return;
+    };
     let mut served = Served::start();
     let _hold = served.hold("first", &[]);
     browser.open(&served.entry("operator"));
@@ -224,7 +251,9 @@ fn a_stopped_or_killed_gateway_is_shown_and_heals() {
 
 #[test]
 fn it_can_be_used_by_keys_alone() {
-    let Some(browser) = Browser::start() else { return };
+    let Some(browser) = Browser::start() else {
+        return;
+    };
     let served = Served::start();
     let _holds: Vec<_> = ["a", "b", "c"].map(|name| served.hold(name, &[])).into();
     browser.open(&served.entry("operator"));
@@ -255,7 +284,9 @@ fn it_can_be_used_by_keys_alone() {
 
 #[test]
 fn ten_thousand_locks_are_no_trouble() {
-    let Some(browser) = Browser::start() else { return };
+    let Some(browser) = Browser::start() else {
+        return;
+    };
     let served = Served::start();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let count = 10_000;
@@ -263,7 +294,9 @@ fn ten_thousand_locks_are_no_trouble() {
     let holds: Vec<_> = (0..count)
         .map(|number| {
             let mutex = client.mutex(format!("many/{number:05}"));
-            runtime.block_on(mutex.ttl(Duration::from_secs(300)).lock()).unwrap()
+            runtime
+                .block_on(mutex.ttl(Duration::from_secs(300)).lock())
+                .unwrap()
         })
         .collect();
     browser.open(&served.entry("operator"));
@@ -279,7 +312,10 @@ fn ten_thousand_locks_are_no_trouble() {
     let drawing = "const began = performance.now(); \
                    document.querySelector('.row.head .age button').click(); \
                    return performance.now() - began";
-    println!("10,000 locks are ordered and drawn in {} ms", browser.js(drawing));
+    println!(
+        "10,000 locks are ordered and drawn in {} ms",
+        browser.js(drawing)
+    );
     runtime.block_on(async {
         drop(holds);
         client.close().await;

@@ -18,7 +18,9 @@ struct Prometheus {
 }
 
 fn deploy(file: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(file)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../deploy")
+        .join(file)
 }
 
 impl Prometheus {
@@ -42,7 +44,10 @@ impl Prometheus {
         std::fs::write(&file, config.to_string()).unwrap();
         let child = Command::new(program)
             .arg(format!("--config.file={}", file.display()))
-            .arg(format!("--storage.tsdb.path={}", served.path("tsdb").display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                served.path("tsdb").display()
+            ))
             .arg(format!("--web.listen-address=127.0.0.1:{port}"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -64,7 +69,10 @@ impl Prometheus {
     }
 
     fn query(&self, expression: &str) -> Result<Vec<Value>, String> {
-        let encoded: String = expression.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let encoded: String = expression
+            .bytes()
+            .map(|byte| format!("%{byte:02X}"))
+            .collect();
         let found = self.get(&format!("/api/v1/query?query={encoded}"))?;
         Ok(found["result"].as_array().cloned().unwrap_or_default())
     }
@@ -75,7 +83,10 @@ impl Prometheus {
         let look = || {
             let found = self.query(expression)?;
             let value = found.first().and_then(|one| one["value"][1].as_str());
-            value.filter(|value| wanted(value)).map(drop).ok_or_else(|| format!("{found:?}"))
+            value
+                .filter(|value| wanted(value))
+                .map(drop)
+                .ok_or_else(|| format!("{found:?}"))
         };
         launch::until(LIMIT, look).unwrap();
     }
@@ -87,7 +98,12 @@ impl Prometheus {
         let alerts = alerts["alerts"].as_array().unwrap().iter();
         Ok(alerts
             .filter(|alert| alert["state"] == "firing")
-            .map(|alert| (text(&alert["labels"]["alertname"]), text(&alert["labels"]["reason"])))
+            .map(|alert| {
+                (
+                    text(&alert["labels"]["alertname"]),
+                    text(&alert["labels"]["reason"]),
+                )
+            })
             .collect())
     }
 }
@@ -102,37 +118,63 @@ impl Drop for Prometheus {
 #[test]
 fn prometheus_scrapes_a_gateway_and_an_alert_fires_when_a_lock_is_lost() {
     let served = Served::start();
-    let Some(prometheus) = Prometheus::start(&served) else { return };
+    let Some(prometheus) = Prometheus::start(&served) else {
+        return;
+    };
     // One that is released, one that is evicted by an operator, one that will be lost.
     let claim = |name: &str| {
         let body = json!({"name": name, "id": "one"}).to_string();
         let (status, said) = served.ask("operator", "POST", "/v1/claims", "", &body);
         assert_eq!(status, 200, "{said}");
         let said: Value = serde_json::from_str(&said).unwrap();
-        format!("palisade-session: {}\r\n", said["session"]["secret"].as_str().unwrap())
+        format!(
+            "palisade-session: {}\r\n",
+            said["session"]["secret"].as_str().unwrap()
+        )
     };
     let session = claim("released");
     let body = json!({"id": "one"}).to_string();
     served.ask("operator", "POST", "/v1/claims/release", &session, &body);
     claim("evicted");
     let body = json!({"name": "evicted", "how": "force", "reason": "test"}).to_string();
-    assert_eq!(served.ask("operator", "POST", "/v1/evictions", "", &body).0, 200);
-    prometheus.until("sum(palisade_acquire_total{outcome=\"held\"})", |value| value == "2");
-    prometheus.until("sum(palisade_lost_total{reason=\"evicted\"})", |value| value == "1");
+    assert_eq!(
+        served.ask("operator", "POST", "/v1/evictions", "", &body).0,
+        200
+    );
+    prometheus.until("sum(palisade_acquire_total{outcome=\"held\"})", |value| {
+        value == "2"
+    });
+    prometheus.until("sum(palisade_lost_total{reason=\"evicted\"})", |value| {
+        value == "1"
+    });
     assert_eq!(prometheus.firing().unwrap(), []);
 
     let opened = json!({"ttl": "2s"}).to_string();
     let (_, opened) = served.ask("operator", "POST", "/v1/sessions", "", &opened);
     let opened: Value = serde_json::from_str(&opened).unwrap();
-    let session = format!("palisade-session: {}\r\n", opened["secret"].as_str().unwrap());
+    let session = format!(
+        "palisade-session: {}\r\n",
+        opened["secret"].as_str().unwrap()
+    );
     let body = json!({"name": "lost", "id": "one"}).to_string();
-    assert_eq!(served.ask("operator", "POST", "/v1/claims", &session, &body).0, 200);
+    assert_eq!(
+        served
+            .ask("operator", "POST", "/v1/claims", &session, &body)
+            .0,
+        200
+    );
     // The fault itself: the gateway stands still for longer than the lease.
     served.signal(Signal::STOP);
     std::thread::sleep(Duration::from_secs(4));
     served.signal(Signal::CONT);
     let look = || match prometheus.firing()? {
-        firing if firing.iter().any(|(name, reason)| name == "PalisadeLockLost" && reason != "evicted") => Ok(firing),
+        firing
+            if firing
+                .iter()
+                .any(|(name, reason)| name == "PalisadeLockLost" && reason != "evicted") =>
+        {
+            Ok(firing)
+        }
         firing => Err(format!("{firing:?}")),
     };
     let firing = launch::until(LIMIT, look).unwrap();
@@ -158,8 +200,14 @@ fn names_are_documented(prometheus: &Prometheus) {
     assert!(names.len() > 10, "{names:?}");
     for name in names {
         let ends = ["_bucket", "_sum", "_count"];
-        let name = ends.into_iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
-        assert!(page.contains(&format!("`{name}`")), "{name} is not on the page");
+        let name = ends
+            .into_iter()
+            .find_map(|end| name.strip_suffix(end))
+            .unwrap_or(name);
+        assert!(
+            page.contains(&format!("`{name}`")),
+            "{name} is not on the page"
+        );
     }
 }
 
@@ -172,7 +220,9 @@ fn panels_can_be_asked_for(prometheus: &Prometheus) {
     for panel in panels {
         for target in panel["targets"].as_array().unwrap() {
             let query = target["expr"].as_str().unwrap();
-            let query = query.replace("$__rate_interval", "1m").replace("$instance", ".*");
+            let query = query
+                .replace("$__rate_interval", "1m")
+                .replace("$instance", ".*");
             assert!(!query.contains('$'), "{query}");
             if prometheus.query(&query).unwrap().is_empty() {
                 empty.push(query);

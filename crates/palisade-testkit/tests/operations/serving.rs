@@ -19,7 +19,10 @@ fn command() -> Command {
         own.ancestors().nth(2).unwrap().join("palisade")
     };
     let program = std::env::var_os("PALISADE_COMMAND").map_or_else(beside, PathBuf::from);
-    assert!(program.exists(), "build it first: cargo build -p palisade-cli --bin palisade");
+    assert!(
+        program.exists(),
+        "build it first: cargo build -p palisade-cli --bin palisade"
+    );
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PALISADE_") {
@@ -27,7 +30,9 @@ fn command() -> Command {
         }
     }
     // Whoever runs the tests may have one.
-    command.env("PALISADE_CONFIG", "/dev/null").stdin(Stdio::null());
+    command
+        .env("PALISADE_CONFIG", "/dev/null")
+        .stdin(Stdio::null());
     command
 }
 
@@ -52,11 +57,17 @@ impl Served {
         let mut access = String::new();
         let mut tokens = Vec::new();
         for (name, rights) in PRINCIPALS {
-            let made = command().args(["--json", "serve", "token", name]).output().unwrap();
+            let made = command()
+                .args(["--json", "serve", "token", name])
+                .output()
+                .unwrap();
             let made: Value = serde_json::from_slice(&made.stdout).unwrap();
             let hash = made["token_sha256"].as_str().unwrap();
-            writeln!(access, "[[principal]]\nname = \"{name}\"\ntoken_sha256 = \"{hash}\"\n{rights}")
-                .unwrap();
+            writeln!(
+                access,
+                "[[principal]]\nname = \"{name}\"\ntoken_sha256 = \"{hash}\"\n{rights}"
+            )
+            .unwrap();
             tokens.push(made["token"].as_str().unwrap().to_owned());
         }
         std::fs::write(dir.path().join("access.toml"), access).unwrap();
@@ -80,7 +91,10 @@ impl Served {
     }
 
     pub fn token(&self, principal: &str) -> &str {
-        let at = PRINCIPALS.iter().position(|(name, _)| *name == principal).unwrap();
+        let at = PRINCIPALS
+            .iter()
+            .position(|(name, _)| *name == principal)
+            .unwrap();
         &self.tokens[at]
     }
 
@@ -98,7 +112,15 @@ impl Served {
     pub fn serve(&mut self) {
         let mut serve = command();
         serve
-            .args(["--json", "serve", "--drain", "100ms", "--url", &self.url(), "--listen"])
+            .args([
+                "--json",
+                "serve",
+                "--drain",
+                "100ms",
+                "--url",
+                &self.url(),
+                "--listen",
+            ])
             .arg(format!("127.0.0.1:{}", self.port))
             .args([Path::new("--access"), &self.path("access.toml")])
             .args([Path::new("--audit"), &self.path("audit.jsonl")])
@@ -106,7 +128,9 @@ impl Served {
             .stderr(Stdio::piped());
         let mut child = serve.spawn().unwrap();
         let mut said = String::new();
-        BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
+        BufReader::new(child.stderr.take().unwrap())
+            .read_line(&mut said)
+            .unwrap();
         assert!(said.contains("serving"), "{said}");
         self.gateway = Some(child);
     }
@@ -128,9 +152,18 @@ impl Served {
     }
 
     /// Asks the gateway as a principal; the status and the body.
-    pub fn ask(&self, principal: &str, method: &str, path: &str, more: &str, body: &str) -> (u16, String) {
+    pub fn ask(
+        &self,
+        principal: &str,
+        method: &str,
+        path: &str,
+        more: &str,
+        body: &str,
+    ) -> (u16, String) {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{}\r\nconnection: close\r\n\
              authorization: Bearer {}\r\ncontent-type: application/json\r\n{more}\
@@ -142,18 +175,31 @@ impl Served {
         stream.write_all(request.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
-        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap();
+        let status = answer
+            .split(' ')
+            .nth(1)
+            .and_then(|status| status.parse().ok())
+            .unwrap();
         (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
     }
 
     /// `palisade run NAME ARGS… -- sh -c SCRIPT`, on the engine directly.
     pub fn run(&self, name: &str, args: &[&str], script: &str) -> Run {
         let mut run = command();
-        run.args(["run", name, "--url", &self.url()]).args(args).args(["--", "sh", "-c", script]);
+        run.args(["run", name, "--url", &self.url()])
+            .args(args)
+            .args(["--", "sh", "-c", script]);
         let path = std::env::var("PATH").unwrap_or_default();
-        let own = Path::new(run.get_program()).parent().unwrap().display().to_string();
-        run.env("PATH", format!("{own}:{path}")).env("PALISADE_URL", self.url());
-        run.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let own = Path::new(run.get_program())
+            .parent()
+            .unwrap()
+            .display()
+            .to_string();
+        run.env("PATH", format!("{own}:{path}"))
+            .env("PALISADE_URL", self.url());
+        run.stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let mut child = run.spawn().unwrap();
         let stdin = child.stdin.take();
         Run { child, stdin }

@@ -54,9 +54,17 @@ impl Browser {
         let profile = browser._folder.path().join("profile");
         // As root it has no sandbox, and it asks nobody outside for anything.
         let arguments = json!([
-            "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            "--disable-dev-shm-usage", "--window-size=1280,800", "--force-device-scale-factor=1",
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--disable-dev-shm-usage",
+            "--window-size=1280,800",
+            "--force-device-scale-factor=1",
             format!("--user-data-dir={}", profile.display()),
         ]);
         let wanted = json!({"capabilities": {"alwaysMatch": {
@@ -139,7 +147,11 @@ impl Browser {
             }
             if Instant::now() > end {
                 let page = self.js("return document.body.innerText");
-                panic!("never {expression}: {found:?}\n{}\n{:?}", page.as_str().unwrap_or_default(), self.log());
+                panic!(
+                    "never {expression}: {found:?}\n{}\n{:?}",
+                    page.as_str().unwrap_or_default(),
+                    self.log()
+                );
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -148,7 +160,10 @@ impl Browser {
     /// Waits until the page says this.
     #[track_caller]
     pub fn until_said(&self, text: &str) {
-        self.until(&format!("document.body.innerText.includes({})", json!(text)));
+        self.until(&format!(
+            "document.body.innerText.includes({})",
+            json!(text)
+        ));
     }
 
     #[track_caller]
@@ -162,14 +177,16 @@ impl Browser {
     #[track_caller]
     pub fn click(&self, css: &str) {
         let element = self.element(css);
-        self.post(&format!("/element/{element}/click"), json!({})).unwrap();
+        self.post(&format!("/element/{element}/click"), json!({}))
+            .unwrap();
     }
 
     /// Types into a field.
     #[track_caller]
     pub fn type_into(&self, css: &str, text: &str) {
         let element = self.element(css);
-        self.post(&format!("/element/{element}/value"), json!({"text": text})).unwrap();
+        self.post(&format!("/element/{element}/value"), json!({"text": text}))
+            .unwrap();
     }
 
     /// Presses keys where the focus is.
@@ -178,7 +195,10 @@ impl Browser {
             .chars()
             .flat_map(|key| {
                 let key = key.to_string();
-                [json!({"type": "keyDown", "value": key}), json!({"type": "keyUp", "value": key})]
+                [
+                    json!({"type": "keyDown", "value": key}),
+                    json!({"type": "keyUp", "value": key}),
+                ]
             })
             .collect();
         let keyboard = json!({"actions": [{"type": "key", "id": "keyboard", "actions": actions}]});
@@ -207,16 +227,23 @@ impl Browser {
 
     /// Writes what is to be seen as a PNG.
     pub fn screenshot(&self, path: &Path) {
-        let shot = self.ask("GET", &format!("{}/screenshot", self.session), None).unwrap();
+        let shot = self
+            .ask("GET", &format!("{}/screenshot", self.session), None)
+            .unwrap();
         let png = BASE64_STANDARD.decode(shot.as_str().unwrap()).unwrap();
         std::fs::write(path, png).unwrap();
     }
 
     /// What the browser complained of since the last time.
     pub fn log(&self) -> Vec<String> {
-        let entries = self.post("/se/log", json!({"type": "browser"})).unwrap_or_default();
+        let entries = self
+            .post("/se/log", json!({"type": "browser"}))
+            .unwrap_or_default();
         let entries = entries.as_array().cloned().unwrap_or_default();
-        entries.iter().map(|entry| format!("{}: {}", entry["level"], entry["message"])).collect()
+        entries
+            .iter()
+            .map(|entry| format!("{}: {}", entry["level"], entry["message"]))
+            .collect()
     }
 }
 

@@ -22,46 +22,34 @@ impl Shop {
             served: Served::start(),
             runs: Vec::new(),
         };
-        for (name, args) in [
-            ("billing/invoices", "--label invoice-run"),
-            ("billing/dunning", "--label dunning"),
-            ("search/index-eu", "--label reindex"),
-            ("search/index-us", "--label reindex --ttl 60s"),
-            ("mail/newsletter", "--label sender"),
-            ("deploy/production", "--label release-4.2.1 --ttl 20s"),
-            ("backup/orders-db", "--label nightly --ttl 2m"),
-            ("cron/rotate-keys", "--label cron"),
-            ("warehouse/snapshot", "--shared --label report-eu"),
-            ("warehouse/snapshot", "--shared --label report-us"),
-            ("warehouse/snapshot", "--shared --label report-jp"),
-            ("media/encoders", "--permits 2/5 --label thumbnails"),
-            ("media/encoders", "--permits 1/5 --label avatars"),
-            ("deploy/production", "--label release-4.2.2"),
-            ("deploy/production", "--label hotfix-4.2.1-1"),
-            ("deploy/production", "--label rollback"),
-            ("billing/invoices", "--label late-invoices"),
-            ("warehouse/snapshot", "--label restock"),
+        for (name, label, args) in [
+            ("billing/invoices", "invoice-run", ""),
+            ("billing/dunning", "dunning", ""),
+            ("search/index-eu", "reindex", ""),
+            ("search/index-us", "reindex", "--ttl 60s"),
+            ("mail/newsletter", "sender", ""),
+            ("deploy/production", "release-4.2.1", "--ttl 20s"),
+            ("backup/orders-db", "nightly", "--ttl 2m"),
+            ("cron/rotate-keys", "cron", ""),
+            ("warehouse/snapshot", "report-eu", "--shared"),
+            ("warehouse/snapshot", "report-us", "--shared"),
+            ("warehouse/snapshot", "report-jp", "--shared"),
+            ("media/encoders", "thumbnails", "--permits 2/5"),
+            ("media/encoders", "avatars", "--permits 1/5"),
+            ("deploy/production", "release-4.2.2", ""),
+            ("deploy/production", "hotfix-4.2.1-1", ""),
+            ("deploy/production", "rollback", ""),
+            ("billing/invoices", "late-invoices", ""),
+            ("warehouse/snapshot", "restock", ""),
         ] {
-            let args: Vec<&str> = args.split(' ').collect();
+            let args: Vec<&str> = args.split_whitespace().collect();
             let before = shop.claims();
-            shop.runs.push(shop.served.hold(name, &args));
+            shop.runs.push(shop.served.hold(name, label, &args));
             shop.until_claims(before + 1);
         }
         let before = shop.claims();
-        for (outer, inner) in [("stock/eu", "stock/us"), ("stock/us", "stock/eu")] {
-            let has = |name: &str| {
-                shop.served
-                    .path(&name.replace('/', "-"))
-                    .display()
-                    .to_string()
-            };
-            let script = format!(
-                "touch {}; until [ -e {} ]; do sleep 0.05; done; palisade run {inner} -- true",
-                has(outer),
-                has(inner)
-            );
-            shop.runs
-                .push(shop.served.run(outer, &["--label", "transfer"], &script));
+        for (one, other) in [("stock/eu", "stock/us"), ("stock/us", "stock/eu")] {
+            shop.runs.push(shop.served.cross(one, other));
         }
         shop.until_claims(before + 4);
         shop

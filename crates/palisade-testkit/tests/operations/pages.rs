@@ -62,7 +62,7 @@ fn a_lock_appears_within_a_second_and_its_release_removes_it() {
     let served = Served::start();
     browser.open(&served.entry("operator"));
     browser.until_said("Nobody holds or waits");
-    let hold = served.hold("billing/card-4711", &["--label", "nightly"]);
+    let hold = served.hold("billing/card-4711", "nightly", &[]);
     launch::until(crate::webdriver::LIMIT, || {
         let (_, lines) = served.ask("operator", "GET", "/v1/lines", "", "");
         lines.contains("card-4711").then_some(()).ok_or(lines)
@@ -100,8 +100,8 @@ fn a_name_stays_text_whatever_it_is() {
     };
     let served = Served::start();
     let name = "<img src=x onerror=alert(1)>";
-    let _hold = served.hold(name, &["--label", name]);
-    let _wait = served.hold(name, &["--label", "<script>alert(2)</script>"]);
+    let _hold = served.hold(name, name, &[]);
+    let _wait = served.hold(name, "<script>alert(2)</script>", &[]);
     browser.open(&served.entry("operator"));
     browser.until(&row(name));
     let markup = "document.querySelector('main img, main script') === null";
@@ -136,8 +136,8 @@ fn evicting_ends_the_holder_and_is_audited() {
         return;
     };
     let served = Served::start();
-    let mut hold = served.hold("billing/card-4711", &["--ttl", "3s"]);
-    let _wait = served.hold("billing/card-4711", &[]);
+    let mut hold = served.hold("billing/card-4711", "job", &["--ttl", "3s"]);
+    let _wait = served.hold("billing/card-4711", "job", &[]);
     browser.open(&served.entry("operator"));
     browser.until(&row("billing/card-4711"));
     browser.js("location.hash = '#/lock/billing%2Fcard-4711'");
@@ -166,8 +166,8 @@ fn a_principal_without_operate_has_no_button_and_is_refused() {
         return;
     };
     let served = Served::start();
-    let _hold = served.hold("billing/card-4711", &[]);
-    let _other = served.hold("elsewhere", &[]);
+    let _hold = served.hold("billing/card-4711", "job", &[]);
+    let _other = served.hold("elsewhere", "job", &[]);
     let open = |principal: &str, lock: &str| {
         browser.open("about:blank");
         browser.open(&served.entry(principal));
@@ -205,16 +205,8 @@ fn a_planted_circle_turns_red() {
     browser.open(&served.entry("operator"));
     browser.js("location.hash = '#/waits'");
     browser.until_said("Nobody waits for a lock.");
-    // Each holds one and waits for the other's. Neither gives way: they are not told to.
-    let nest = |outer: &str, inner: &str| {
-        let script = format!(
-            "touch {0}; until [ -e {1} ]; do sleep 0.05; done; palisade run {inner} -- true",
-            served.path(&format!("has-{outer}")).display(),
-            served.path(&format!("has-{inner}")).display()
-        );
-        served.run(outer, &[], &script)
-    };
-    let (_one, _other) = (nest("a", "b"), nest("b", "a"));
+    // Neither gives way: they are not told to.
+    let (_one, _other) = (served.cross("a", "b"), served.cross("b", "a"));
     browser.until_said("wait for each other");
     browser.until("document.querySelectorAll('.graph .node.lock.bad').length === 2");
     browser.until("document.querySelectorAll('.graph .edge.bad').length >= 4");
@@ -229,7 +221,7 @@ fn a_stopped_or_killed_gateway_is_shown_and_heals() {
         return;
     };
     let mut served = Served::start();
-    let _hold = served.hold("first", &[]);
+    let _hold = served.hold("first", "job", &[]);
     browser.open(&served.entry("operator"));
     browser.until(&row("first"));
     served.signal(Signal::STOP);
@@ -240,12 +232,12 @@ fn a_stopped_or_killed_gateway_is_shown_and_heals() {
     browser.until("document.getElementById('banner').hidden");
     served.kill();
     browser.until_said("Cut off from the gateway since");
-    let _second = served.hold("second", &[]);
+    let _second = served.hold("second", "job", &[]);
     served.serve();
     browser.until("document.getElementById('state').textContent === 'live'");
     browser.until(&row("second"));
     // The stream of hints is back too: a change is seen before the next look by the clock.
-    let _third = served.hold("third", &[]);
+    let _third = served.hold("third", "job", &[]);
     browser.until(&row("third"));
 }
 
@@ -255,7 +247,9 @@ fn it_can_be_used_by_keys_alone() {
         return;
     };
     let served = Served::start();
-    let _holds: Vec<_> = ["a", "b", "c"].map(|name| served.hold(name, &[])).into();
+    let _holds: Vec<_> = ["a", "b", "c"]
+        .map(|name| served.hold(name, "job", &[]))
+        .into();
     browser.open(&served.entry("operator"));
     browser.until(&row("c"));
     browser.press("/");

@@ -37,22 +37,22 @@ fn command() -> Command {
 }
 
 /// Who is in the access file, each with a token made for this test.
-pub const PRINCIPALS: &[(&str, &str)] = &[
+pub(crate) const PRINCIPALS: &[(&str, &str)] = &[
     ("operator", "use = [\"\"]\nsee = [\"\"]\noperate = [\"\"]"),
     ("viewer", "see = [\"\"]"),
     ("billing", "use = [\"billing/\"]\noperate = [\"billing/\"]"),
 ];
 
 /// A store, and the gateway in front of it.
-pub struct Served {
-    pub dir: TempDir,
-    pub port: u16,
+pub(crate) struct Served {
+    pub(crate) dir: TempDir,
+    pub(crate) port: u16,
     gateway: Option<Child>,
     tokens: Vec<String>,
 }
 
 impl Served {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let dir = TempDir::new().unwrap();
         let mut access = String::new();
         let mut tokens = Vec::new();
@@ -81,16 +81,16 @@ impl Served {
         served
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// Of the engine directly.
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("file:{}", self.path("store").display())
     }
 
-    pub fn token(&self, principal: &str) -> &str {
+    pub(crate) fn token(&self, principal: &str) -> &str {
         let at = PRINCIPALS
             .iter()
             .position(|(name, _)| *name == principal)
@@ -99,17 +99,17 @@ impl Served {
     }
 
     /// The dashboard, at a page, without a token.
-    pub fn page(&self, page: &str) -> String {
+    pub(crate) fn page(&self, page: &str) -> String {
         format!("http://127.0.0.1:{}/#/{page}", self.port)
     }
 
     /// The dashboard with the token of a principal, as `serve` shows it.
-    pub fn entry(&self, principal: &str) -> String {
+    pub(crate) fn entry(&self, principal: &str) -> String {
         format!("http://127.0.0.1:{}/#{}", self.port, self.token(principal))
     }
 
     /// Starts the gateway, at the same port each time.
-    pub fn serve(&mut self) {
+    pub(crate) fn serve(&mut self) {
         let mut serve = command();
         serve
             .args([
@@ -135,24 +135,24 @@ impl Served {
         self.gateway = Some(child);
     }
 
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         let mut child = self.gateway.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = self.gateway.as_ref().unwrap().id();
         kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
     }
 
     /// What the audit wrote.
-    pub fn audit(&self) -> String {
+    pub(crate) fn audit(&self) -> String {
         std::fs::read_to_string(self.path("audit.jsonl")).unwrap_or_default()
     }
 
     /// Asks the gateway as a principal; the status and the body.
-    pub fn ask(
+    pub(crate) fn ask(
         &self,
         principal: &str,
         method: &str,
@@ -183,20 +183,23 @@ impl Served {
         (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
     }
 
-    /// `palisade run NAME ARGS… -- sh -c SCRIPT`, on the engine directly.
-    pub fn run(&self, name: &str, args: &[&str], script: &str) -> Run {
+    /// `palisade run NAME ARGS… -- sh -c SCRIPT` under a label, on the engine directly.
+    pub(crate) fn run(&self, name: &str, label: &str, args: &[&str], script: &str) -> Run {
+        let encoded: String = label.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let mut run = command();
-        run.args(["run", name, "--url", &self.url()])
-            .args(args)
-            .args(["--", "sh", "-c", script]);
+        run.args([
+            "run",
+            name,
+            "--url",
+            &format!("{}?label={encoded}", self.url()),
+        ])
+        .args(args)
+        .args(["--", "sh", "-c", script]);
+        // A script finds the same command, and the same locks.
         let path = std::env::var("PATH").unwrap_or_default();
-        let own = Path::new(run.get_program())
-            .parent()
-            .unwrap()
-            .display()
-            .to_string();
-        run.env("PATH", format!("{own}:{path}"))
-            .env("PALISADE_URL", self.url());
+        let own = Path::new(run.get_program()).parent().unwrap().display();
+        run.env("PATH", format!("{own}:{path}"));
+        run.env("PALISADE_URL", self.url());
         run.stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
@@ -206,8 +209,19 @@ impl Served {
     }
 
     /// Holds `name` until the answer is told to end, or dropped.
-    pub fn hold(&self, name: &str, args: &[&str]) -> Run {
-        self.run(name, args, "cat >/dev/null")
+    pub(crate) fn hold(&self, name: &str, label: &str, args: &[&str]) -> Run {
+        self.run(name, label, args, "cat >/dev/null")
+    }
+
+    /// Holds `one`, and waits for `other` inside of it once somebody holds that.
+    pub(crate) fn cross(&self, one: &str, other: &str) -> Run {
+        let mark = |name: &str| self.path(&name.replace('/', "-")).display().to_string();
+        let script = format!(
+            "touch {}; until [ -e {} ]; do sleep 0.05; done; palisade run {other} -- true",
+            mark(one),
+            mark(other)
+        );
+        self.run(one, "transfer", &[], &script)
     }
 }
 
@@ -221,20 +235,20 @@ impl Drop for Served {
 }
 
 /// A `palisade run` that ends with its test.
-pub struct Run {
-    pub child: Child,
+pub(crate) struct Run {
+    pub(crate) child: Child,
     stdin: Option<ChildStdin>,
 }
 
 impl Run {
     /// Lets the script end; the code.
-    pub fn end(mut self) -> Option<i32> {
+    pub(crate) fn end(mut self) -> Option<i32> {
         self.stdin = None;
         self.child.wait().unwrap().code()
     }
 
     /// Waits for it to end by itself; the code.
-    pub fn ended(&mut self) -> Option<i32> {
+    pub(crate) fn ended(&mut self) -> Option<i32> {
         let ended = || match self.child.try_wait().unwrap() {
             Some(status) => Ok(status.code()),
             None => Err("it still runs".to_owned()),

@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Far more than anything here takes; a test that needs it has failed.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// What the protocol calls an element.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-pub struct Browser {
+pub(crate) struct Browser {
     driver: Child,
     port: u16,
     session: String,
@@ -30,7 +30,7 @@ pub struct Browser {
 
 impl Browser {
     /// A browser, or `None` where there is none to be had.
-    pub fn start() -> Option<Self> {
+    pub(crate) fn start() -> Option<Self> {
         let chromium = launch::need_tool("chromium")?;
         let program = launch::need_tool("chromedriver")?;
         let folder = TempDir::new().unwrap();
@@ -116,18 +116,18 @@ impl Browser {
     }
 
     /// Goes to an address.
-    pub fn open(&self, url: &str) {
+    pub(crate) fn open(&self, url: &str) {
         self.post("/url", json!({"url": url})).unwrap();
     }
 
     /// The address that it shows.
-    pub fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         let address = self.ask("GET", &format!("{}/url", self.session), None);
         address.unwrap().as_str().unwrap().to_owned()
     }
 
     /// What a script returns; a promise is waited for.
-    pub fn js(&self, script: &str) -> Value {
+    pub(crate) fn js(&self, script: &str) -> Value {
         self.try_js(script).unwrap()
     }
 
@@ -137,7 +137,7 @@ impl Browser {
 
     /// Waits until an expression is true.
     #[track_caller]
-    pub fn until(&self, expression: &str) {
+    pub(crate) fn until(&self, expression: &str) {
         let script = format!("return Boolean({expression})");
         let end = Instant::now() + LIMIT;
         loop {
@@ -159,7 +159,7 @@ impl Browser {
 
     /// Waits until the page says this.
     #[track_caller]
-    pub fn until_said(&self, text: &str) {
+    pub(crate) fn until_said(&self, text: &str) {
         self.until(&format!(
             "document.body.innerText.includes({})",
             json!(text)
@@ -175,7 +175,7 @@ impl Browser {
 
     /// Clicks as a person: what is covered or out of sight can't be.
     #[track_caller]
-    pub fn click(&self, css: &str) {
+    pub(crate) fn click(&self, css: &str) {
         let element = self.element(css);
         self.post(&format!("/element/{element}/click"), json!({}))
             .unwrap();
@@ -183,14 +183,14 @@ impl Browser {
 
     /// Types into a field.
     #[track_caller]
-    pub fn type_into(&self, css: &str, text: &str) {
+    pub(crate) fn type_into(&self, css: &str, text: &str) {
         let element = self.element(css);
         self.post(&format!("/element/{element}/value"), json!({"text": text}))
             .unwrap();
     }
 
     /// Presses keys where the focus is.
-    pub fn press(&self, keys: &str) {
+    pub(crate) fn press(&self, keys: &str) {
         let actions: Vec<Value> = keys
             .chars()
             .flat_map(|key| {
@@ -211,13 +211,13 @@ impl Browser {
     }
 
     /// `light` or `dark`, as the system would have it.
-    pub fn scheme(&self, scheme: &str) {
+    pub(crate) fn scheme(&self, scheme: &str) {
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         self.cdp("Emulation.setEmulatedMedia", json!({"features": features}));
     }
 
     /// The size of the page; a phone has touch and more dots.
-    pub fn size(&self, width: u32, height: u32, phone: bool) {
+    pub(crate) fn size(&self, width: u32, height: u32, phone: bool) {
         let scale = if phone { 2 } else { 1 };
         self.cdp(
             "Emulation.setDeviceMetricsOverride",
@@ -226,7 +226,7 @@ impl Browser {
     }
 
     /// Writes what is to be seen as a PNG.
-    pub fn screenshot(&self, path: &Path) {
+    pub(crate) fn screenshot(&self, path: &Path) {
         let shot = self
             .ask("GET", &format!("{}/screenshot", self.session), None)
             .unwrap();
@@ -235,7 +235,7 @@ impl Browser {
     }
 
     /// What the browser complained of since the last time.
-    pub fn log(&self) -> Vec<String> {
+    pub(crate) fn log(&self) -> Vec<String> {
         let entries = self
             .post("/se/log", json!({"type": "browser"}))
             .unwrap_or_default();

@@ -247,19 +247,19 @@ fn it_can_be_used_by_keys_alone() {
         return;
     };
     let served = Served::start();
-    let _holds: Vec<_> = ["a", "b", "c"]
+    let _holds: Vec<_> = ["a", "needle", "z"]
         .map(|name| served.hold(name, "job", &[]))
         .into();
     browser.open(&served.entry("operator"));
-    browser.until(&row("c"));
+    browser.until(&row("z"));
     browser.press("/");
     browser.until("document.activeElement.id === 'filter'");
-    browser.press("b");
+    browser.press("needle");
     browser.until(&format!("!({})", row("a")));
     browser.press(DOWN);
     browser.until("document.querySelector('.list').getAttribute('aria-activedescendant')");
     browser.press(ENTER);
-    browser.until("document.querySelector('h1').textContent === 'b'");
+    browser.until("document.querySelector('h1').textContent === 'needle'");
     browser.press(ESCAPE);
     browser.until("location.hash === '#/locks'");
     browser.press("2");
@@ -300,16 +300,17 @@ fn ten_thousand_locks_are_no_trouble() {
     assert!(nodes.as_u64().unwrap() < 2_000, "{nodes} nodes");
     browser.js("document.querySelector('.list').scrollTop = 1e9");
     browser.until(&row("many/09999"));
-    browser.type_into("#filter", "many/04711");
-    browser.until("document.querySelector('.summary').textContent.includes('1 of 10,000 locks')");
-    browser.until(&row("many/04711"));
     let drawing = "const began = performance.now(); \
                    document.querySelector('.row.head .age button').click(); \
+                   document.querySelector('.list').scrollTop = 0; document.body.offsetHeight; \
                    return performance.now() - began";
     println!(
         "10,000 locks are ordered and drawn in {} ms",
         browser.js(drawing)
     );
+    browser.type_into("#filter", "many/04711");
+    browser.until("document.querySelector('.summary').textContent.includes('1 of 10,000 locks')");
+    browser.until(&row("many/04711"));
     runtime.block_on(async {
         drop(holds);
         client.close().await;

@@ -3,10 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use palisade_testkit::lab::launch::{self, wire};
-use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::serving::Served;
@@ -121,52 +119,38 @@ fn prometheus_scrapes_a_gateway_and_an_alert_fires_when_a_lock_is_lost() {
     let Some(prometheus) = Prometheus::start(&served) else {
         return;
     };
-    // One that is released, one that is evicted by an operator, one that will be lost.
-    let claim = |name: &str| {
+    let claim = |name: &str, ttl: &str| {
+        let opened = json!({"ttl": ttl}).to_string();
+        let opened = served.ask("operator", "POST", "/v1/sessions", "", &opened);
+        let opened: Value = serde_json::from_str(&opened.1).unwrap();
+        let secret = opened["secret"].as_str().unwrap();
+        let session = format!("palisade-session: {secret}\r\n");
         let body = json!({"name": name, "id": "one"}).to_string();
-        let (status, said) = served.ask("operator", "POST", "/v1/claims", "", &body);
+        let (status, said) = served.ask("operator", "POST", "/v1/claims", &session, &body);
         assert_eq!(status, 200, "{said}");
-        let said: Value = serde_json::from_str(&said).unwrap();
-        format!(
-            "palisade-session: {}\r\n",
-            said["session"]["secret"].as_str().unwrap()
-        )
+        session
     };
-    let session = claim("released");
+    let evict = |name: &str, how: &str| {
+        let body = json!({"name": name, "how": how, "reason": "test"}).to_string();
+        let (status, said) = served.ask("operator", "POST", "/v1/evictions", "", &body);
+        assert_eq!(status, 200, "{said}");
+    };
+    // One that is released, and one that lets go when it is asked to: nobody is woken for these.
+    let session = claim("released", "30s");
     let body = json!({"id": "one"}).to_string();
     served.ask("operator", "POST", "/v1/claims/release", &session, &body);
-    claim("evicted");
-    let body = json!({"name": "evicted", "how": "force", "reason": "test"}).to_string();
-    assert_eq!(
-        served.ask("operator", "POST", "/v1/evictions", "", &body).0,
-        200
-    );
-    prometheus.until("sum(palisade_acquire_total{outcome=\"held\"})", |value| {
-        value == "2"
+    claim("evicted", "5s");
+    evict("evicted", "ask");
+    prometheus.until("sum(palisade_acquire_total{outcome=\"held\"})", |it| {
+        it == "2"
     });
-    prometheus.until("sum(palisade_lost_total{reason=\"evicted\"})", |value| {
-        value == "1"
+    prometheus.until("sum(palisade_lost_total{reason=\"evicted\"})", |it| {
+        it == "1"
     });
     assert_eq!(prometheus.firing().unwrap(), []);
-
-    let opened = json!({"ttl": "2s"}).to_string();
-    let (_, opened) = served.ask("operator", "POST", "/v1/sessions", "", &opened);
-    let opened: Value = serde_json::from_str(&opened).unwrap();
-    let session = format!(
-        "palisade-session: {}\r\n",
-        opened["secret"].as_str().unwrap()
-    );
-    let body = json!({"name": "lost", "id": "one"}).to_string();
-    assert_eq!(
-        served
-            .ask("operator", "POST", "/v1/claims", &session, &body)
-            .0,
-        200
-    );
-    // The fault itself: the gateway stands still for longer than the lease.
-    served.signal(Signal::STOP);
-    std::thread::sleep(Duration::from_secs(4));
-    served.signal(Signal::CONT);
+    // It is taken from its holder at once, as an engine does that has lost its data.
+    claim("lost", "30s");
+    evict("lost", "force");
     let look = || match prometheus.firing()? {
         firing
             if firing

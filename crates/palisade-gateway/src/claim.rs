@@ -241,10 +241,12 @@ pub(crate) enum Told<'a> {
     Ended(&'a Stage),
 }
 
+type Listener = Box<dyn Fn(&Claim, Told<'_>) + Send + Sync>;
+
 struct Task {
     claim: Arc<Claim>,
     client: Client,
-    told: Box<dyn Fn(&Claim, Told<'_>) + Send + Sync>,
+    told: Listener,
 }
 
 /// How the time before the grant ended.

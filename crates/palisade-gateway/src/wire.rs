@@ -44,7 +44,7 @@ pub(crate) enum Mode {
 #[serde(untagged)]
 pub(crate) enum OwnerField {
     Handle(String),
-    Record(Owner),
+    Record(Box<Owner>),
 }
 
 /// Who does one thing at a time, within its session: a name, or also what it runs under.

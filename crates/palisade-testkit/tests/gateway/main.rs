@@ -8,9 +8,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[macro_use]
-extern crate palisade_testkit;
-
 mod clients;
 mod drain;
 mod killed;

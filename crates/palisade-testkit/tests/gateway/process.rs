@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ pub(crate) struct Process {
     /// Reads what it writes: the audit, and whatever else it has to say.
     log: Option<JoinHandle<String>>,
     pub(crate) addr: SocketAddr,
+    /// Open to its end: it may have more to say.
+    _said: BufReader<ChildStdout>,
 }
 
 impl Process {
@@ -48,17 +50,21 @@ impl Process {
             let _ = log.read_to_end(&mut text);
             String::from_utf8_lossy(&text).into_owned()
         });
-        let said = BufReader::new(child.stdout.take().unwrap());
-        let addr = said.lines().find_map(|line| {
-            let line = line.unwrap();
-            let addr = line.strip_prefix("listening at ")?;
-            Some(addr.parse().unwrap())
-        });
-        let addr = addr.expect("it says where it listens");
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        let addr = loop {
+            line.clear();
+            let length = said.read_line(&mut line).unwrap();
+            assert!(length > 0, "it says where it listens");
+            if let Some(addr) = line.trim_end().strip_prefix("listening at ") {
+                break addr.parse().unwrap();
+            }
+        };
         Self {
             child,
             log: Some(log),
             addr,
+            _said: said,
         }
     }
 

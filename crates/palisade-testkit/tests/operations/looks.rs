@@ -246,11 +246,4 @@ fn screenshots() {
             }
         }
     }
-    browser.scheme("light");
-    browser.size(390, 844, true);
-    for (name, page, shown) in &PAGES[..2] {
-        browser.js(&format!("location.hash = '#/{page}'"));
-        browser.until(shown);
-        take(&format!("{name}-phone"));
-    }
 }

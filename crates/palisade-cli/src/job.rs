@@ -451,7 +451,8 @@ impl Connected {
             environment.push(("PALISADE_KEY".to_owned(), key));
         }
         let grace = grace(job.ttl_on(client));
-        match Child::start(guardian, program, environment, hold.deadline(), grace).await? {
+        let (stdin, deadline) = (None, hold.deadline());
+        match Child::start(guardian, program, environment, stdin, deadline, grace).await? {
             Start::Runs(child) => supervise(child, hold, grace, &mut self.signals).await,
             Start::TooLate => Ok(End::Lost(LossReason::Expired)),
         }

@@ -84,12 +84,13 @@ impl Guardian {
         })
     }
 
-    /// Has the command started, with `environment` added to ours and with the terminal if it is to
-    /// be in the foreground, on a lock that is held until `deadline`. The answer is the first
-    /// report.
+    /// Has the command started, with `environment` added to ours, with a file as its stdin or with
+    /// ours, and with the terminal if it is to be in the foreground, on a lock that is held until
+    /// `deadline`. The answer is the first report.
     pub(crate) fn start(
         &mut self,
         environment: Vec<(String, String)>,
+        stdin: Option<String>,
         foreground: bool,
         deadline: BootTime,
         grace: Duration,
@@ -103,6 +104,7 @@ impl Guardian {
             deadline: deadline.as_nanos(),
             grace: u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX),
             foreground,
+            stdin,
         });
         Ok(())
     }

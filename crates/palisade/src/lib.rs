@@ -105,6 +105,8 @@ pub mod command {
     #[cfg(palisade_shuttle)]
     pub use crate::core::sync::advance;
     pub use crate::core::url::nearest;
+    #[cfg(feature = "http")]
+    pub use crate::engines::http::config::own_folder;
 }
 
 /// The Rust in the pages compiles.

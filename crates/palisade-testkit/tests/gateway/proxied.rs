@@ -14,23 +14,32 @@ const TTL: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_millis(700);
 
 /// A client that asks again, by new connections, until it has an answer.
-struct Stubborn {
+struct Stubborn<'a> {
+    proxy: &'a Proxy,
     wire: Wire,
     secret: String,
 }
 
-impl Stubborn {
+impl Stubborn<'_> {
     async fn ask(&self, method: &str, path: &str, body: &Value) -> Reply {
         let until = BootTime::now() + LIMIT;
+        let opens = (method, path) == ("POST", "/v1/sessions");
+        let secret = Some(self.secret.as_str()).filter(|_| !opens);
         loop {
-            let secret = Some(self.secret.as_str()).filter(|_| path != "/v1/sessions");
-            let secret = secret.or((method == "DELETE").then_some(&self.secret));
             let asked = ask_within(PATIENCE, self.wire, method, path, secret, body).await;
             match asked {
                 Ok(reply) => return reply,
                 Err(_) => assert!(!until.has_passed(), "{path}: no answer"),
             }
         }
+    }
+
+    /// Asks; the first answer is eaten.
+    async fn ask_twice(&self, method: &str, path: &str, body: &Value) -> Reply {
+        let eaten = self.proxy.inject(to_client().once().eat());
+        let reply = self.ask(method, path, body).await;
+        assert_eq!(eaten.hits(), 1, "{path}");
+        reply
     }
 }
 
@@ -44,63 +53,41 @@ async fn eaten_answers_asked_again_are_no_second_claim_and_no_orphan() {
     for round in 0..rounds {
         let name = format!("x{round}");
         let client = Stubborn {
+            proxy: &proxy,
             wire: Wire::through(proxy.addr(), gateway.addr),
             secret: format!("{:064x}", rand::random::<u128>()),
         };
-        let eaten = |skip: u64| proxy.inject(to_client().nth(skip + 1).eat());
-        let ttl = format!("{}ms", TTL.as_millis());
-        let guard = eaten(0);
-        let opening = json!({"ttl": ttl, "secret": client.secret});
-        client.ask("POST", "/v1/sessions", &opening).await.is(201);
-        drop(guard);
-        let guard = eaten(0);
+        let post = async |path: &str, body: Value| client.ask_twice("POST", path, &body).await;
+        let opening = json!({"ttl": format!("{}ms", TTL.as_millis()), "secret": client.secret});
+        post("/v1/sessions", opening.clone()).await.is(201);
         let claim = json!({"name": name, "id": "one", "wait": "0s"});
-        let first = client.ask("POST", "/v1/claims", &claim).await.is(200);
-        drop(guard);
+        let first = post("/v1/claims", claim.clone()).await.is(200);
         assert_eq!(line(&outsider, &name).await, (1, 0), "one place");
         let again = client.ask("POST", "/v1/claims", &claim).await.is(200);
         assert_eq!(first.json["token"], again.json["token"]);
-        let guard = eaten(0);
-        let keep = json!({"claims": ["one"]});
-        let kept = client
-            .ask("POST", "/v1/sessions/keepalive", &keep)
-            .await
-            .is(200);
-        assert_eq!(kept.json["claims"][0]["state"], "held");
-        drop(guard);
+        let kept = post("/v1/sessions/keepalive", json!({"claims": ["one"]})).await;
+        assert_eq!(kept.is(200).json["claims"][0]["state"], "held");
         // Another behind it, whose grant is eaten.
         let second = json!({"name": name, "id": "two", "queue": true});
-        let guard = eaten(0);
-        client.ask("POST", "/v1/claims", &second).await.is(202);
-        drop(guard);
+        post("/v1/claims", second).await.is(202);
         assert_eq!(line(&outsider, &name).await, (1, 1));
-        let guard = eaten(0);
-        client
-            .ask("POST", "/v1/claims/release", &json!({"id": "one"}))
+        post("/v1/claims/release", json!({"id": "one"}))
             .await
             .is(200);
-        drop(guard);
-        let guard = eaten(0);
         let wait = json!({"id": "two", "wait": "300ms"});
-        let granted = client.ask("POST", "/v1/claims/wait", &wait).await.is(200);
+        let granted = post("/v1/claims/wait", wait).await.is(200);
         assert_eq!(granted.json["state"], "held");
-        drop(guard);
         // Copies that were on their way for long.
         let late = client.ask("POST", "/v1/claims", &claim).await;
         assert_eq!((late.status, late.code()), (410, "released"));
         assert_eq!(line(&outsider, &name).await, (1, 0));
-        let guard = eaten(0);
-        let closed = client.ask("DELETE", "/v1/sessions", &Value::Null).await;
-        // Asked again, it is gone.
+        let closed = client.ask_twice("DELETE", "/v1/sessions", &Value::Null);
+        let closed = closed.await;
         assert_eq!((closed.status, closed.code()), (410, "no_session"));
-        drop(guard);
         until_line(&outsider, &name, (0, 0)).await;
         let late = client.ask("POST", "/v1/sessions", &opening).await;
-        assert_eq!(
-            (late.status, late.code()),
-            (410, "no_session"),
-            "a late copy opens nothing"
-        );
+        let said = (late.status, late.code());
+        assert_eq!(said, (410, "no_session"), "a late copy opens nothing");
     }
 }
 

@@ -215,6 +215,14 @@ impl Ledger {
         self.entering.insert(claim, false);
     }
 
+    /// Says that the engine calls a claim whose enter was under way by another id. An alarm under
+    /// either id counts.
+    pub(super) fn known_as(&mut self, asked: ClaimId, known: ClaimId) {
+        if let Some(alarmed) = self.entering.remove(&asked) {
+            *self.entering.entry(known).or_default() |= alarmed;
+        }
+    }
+
     /// Takes a claim that has a place under care. Says whether the thread would look too late.
     pub(super) fn watch_over(
         &mut self,

@@ -151,6 +151,11 @@ impl<S: Leasing + ?Sized> Keeper<S> {
         self.0.state.lock().ledger.entering(claim);
     }
 
+    /// Says that the engine calls a claim whose enter was under way by another id.
+    pub(crate) fn known_as(&self, asked: ClaimId, known: ClaimId) {
+        self.0.state.lock().ledger.known_as(asked, known);
+    }
+
     /// Takes a claim that has a place under care, and returns its life sign.
     pub(crate) fn watch_over(&self, ticket: &Ticket, armed: LeaseStart) -> Arc<Validity> {
         let mut state = self.0.state.lock();

@@ -96,8 +96,9 @@ impl Start {
         let mut command = Command::new(program);
         command
             .args(arguments)
-            // An outer lock's, which the inner one need not have.
+            // An outer lock's or message's, which the inner one need not have.
             .env_remove("PALISADE_KEY")
+            .env_remove("PALISADE_MESSAGE_KEY")
             .envs(self.environment)
             .process_group(0);
         if let Some(stdin) = self.stdin {

@@ -4,6 +4,7 @@
 mod operate;
 mod push;
 mod show;
+mod slots;
 mod work;
 
 use palisade::queue::Queue as Handle;

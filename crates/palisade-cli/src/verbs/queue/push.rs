@@ -61,12 +61,12 @@ impl Push {
             read.map_err(|error| unreadable(&error))?;
             let Pushed { id, duplicate, .. } = queue.push(self.draft(body)).await?;
             let answer = json!({"queue": self.name, "id": id, "duplicate": duplicate});
-            let text = |_: &_| match duplicate {
-                true => format!("{id} (it was there before)\n"),
-                false => format!("{id}\n"),
-            };
             client.close().await;
-            global.printer().answer(&answer, text)?;
+            if duplicate && !global.json {
+                let note = format!("{id} was pushed before; nothing was stored");
+                global.printer().event(answer.clone(), || Some(note));
+            }
+            global.printer().answer(&answer, |_| format!("{id}\n"))?;
             return Ok(Outcome::Done);
         }
         let mut pushed = 0;

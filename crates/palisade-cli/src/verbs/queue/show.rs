@@ -85,7 +85,7 @@ impl Ls {
         ];
         let layout = Layout {
             less: &[6, 2, 4, 3],
-            long: [0, 0],
+            long: [0, 6],
             shortest: 12,
             right: &[1, 2, 3, 4, 5],
         };
@@ -146,10 +146,16 @@ struct MessageView {
     pid: Option<u32>,
     why: Option<String>,
     size: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
+}
+
+/// A message with its body.
+#[derive(Serialize)]
+struct FullView {
+    #[serde(flatten)]
+    message: MessageView,
+    /// `None` if it is no text.
     body: Option<String>,
     /// Of a body that is no text.
-    #[serde(skip_serializing_if = "Option::is_none")]
     body_base64: Option<String>,
 }
 
@@ -172,8 +178,6 @@ impl MessageView {
             size: report.size,
             id: report.id,
             key: report.key,
-            body: None,
-            body_base64: None,
         })
     }
 
@@ -208,15 +212,22 @@ impl Show {
                 out.flush()?;
                 return Ok(Outcome::Done);
             }
-            let mut view = MessageView::new(report, &client)?;
-            match String::from_utf8(body) {
-                Ok(text) => view.body = Some(text),
-                Err(bytes) => view.body_base64 = Some(BASE64_STANDARD.encode(bytes.as_bytes())),
-            }
+            let message = MessageView::new(report, &client)?;
+            let (body, body_base64) = match String::from_utf8(body) {
+                Ok(text) => (Some(text), None),
+                Err(bytes) => (None, Some(BASE64_STANDARD.encode(bytes.as_bytes()))),
+            };
+            let view = FullView {
+                message,
+                body,
+                body_base64,
+            };
             return global.printer().reply(&view, described, true);
         }
         let reports = queue.list(self.dead, self.limit).await?;
-        let views = reports.into_iter().map(|report| MessageView::new(report, &client));
+        let views = reports
+            .into_iter()
+            .map(|report| MessageView::new(report, &client));
         let views = views.collect::<Result<Vec<_>, Failure>>()?;
         if views.is_empty() {
             return self.nothing(global);
@@ -228,9 +239,8 @@ impl Show {
             shortest: 16,
             right: &[3, 5],
         };
-        let text = |views: &Vec<MessageView>| {
-            rows(header, views.iter().map(MessageView::row), &layout)
-        };
+        let text =
+            |views: &Vec<MessageView>| rows(header, views.iter().map(MessageView::row), &layout);
         global.printer().reply(&views, text, true)
     }
 
@@ -242,43 +252,42 @@ impl Show {
             None => format!("no messages in {}\n", shown(&self.name)),
         };
         if self.id.is_some() {
-            return global.printer().reply(&None::<MessageView>, |_| text, false);
+            return global
+                .printer()
+                .reply(&None::<MessageView>, |_| text, false);
         }
         global.printer().reply(&none, |_| text, false)
     }
 }
 
 /// One message, for people.
-fn described(view: &MessageView) -> String {
+fn described(view: &FullView) -> String {
     let mut text = String::new();
     let mut line = |what: &str, said: &str| text.push_str(&format!("{what:<9}{}\n", shown(said)));
-    line("id", &view.id);
-    line("state", view.state);
-    if let Some(key) = &view.key {
+    let message = &view.message;
+    line("id", &message.id);
+    line("state", message.state);
+    if let Some(key) = &message.key {
         line("key", key);
     }
-    line("tries", &view.attempts.to_string());
-    line("pushed", &view.pushed);
-    if let Some(left) = view.changes_in_ms {
+    line("tries", &message.attempts.to_string());
+    line("pushed", &message.pushed);
+    if let Some(left) = message.changes_in_ms {
         line("in", &brief(Duration::from_secs(left.div_ceil(1000))));
     }
-    if let (Some(host), Some(pid), Some(token)) = (&view.host, view.pid, &view.token) {
+    if let (Some(host), Some(pid), Some(token)) = (&message.host, message.pid, &message.token) {
         line("claimed", &format!("by {host}, pid {pid} (token {token})"));
     }
-    if let Some(why) = &view.why {
+    if let Some(why) = &message.why {
         line("why", why);
     }
-    line("bytes", &view.size.to_string());
-    match (&view.body, &view.body_base64) {
-        (Some(body), _) => {
-            text.push('\n');
-            for one in body.lines() {
-                text.push_str(&shown(one));
-                text.push('\n');
-            }
-        }
-        (None, Some(_)) => text.push_str("\n(no text: --body writes it as it is)\n"),
-        (None, None) => {}
+    line("bytes", &message.size.to_string());
+    text.push('\n');
+    match &view.body {
+        Some(body) => body
+            .lines()
+            .for_each(|line| text.push_str(&format!("{}\n", shown(line)))),
+        None => text.push_str("(no text: --body writes it as it is)\n"),
     }
     text
 }

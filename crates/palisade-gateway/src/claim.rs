@@ -132,7 +132,7 @@ impl Claim {
             client: client.clone(),
             told: Box::new(told),
         };
-        tokio::spawn(task.run(entry));
+        tokio::spawn(task.run(Box::new(entry)));
         started
     }
 
@@ -258,14 +258,16 @@ enum Acquired {
 /// What ends a claim that does not hold, and who waits for that.
 struct Interrupted(Stage, Option<oneshot::Sender<Result<(), Error>>>);
 
+// What a claim does after it has waited is boxed: thousands may wait, and their tasks would all have
+// room for it.
 impl Task {
-    async fn run(mut self, entry: Entry) {
+    async fn run(mut self, entry: Box<Entry>) {
         let over = match self.acquire(entry).await {
             Acquired::Over(stage) => stage,
             Acquired::Held(hold) => {
                 let (token, sequence) = (hold.token().0, hold.ticket().sequence);
                 self.tell(Stage::Held { token, sequence });
-                self.keep(hold).await
+                Box::pin(self.keep(hold)).await
             }
         };
         self.claim.close();
@@ -282,7 +284,7 @@ impl Task {
         (self.told)(&self.claim, Told::Stage(&stage));
     }
 
-    async fn acquire(&mut self, mut entry: Entry) -> Acquired {
+    async fn acquire(&mut self, mut entry: Box<Entry>) -> Acquired {
         let mut pause = PAUSE;
         let mut entered = false;
         loop {
@@ -299,7 +301,7 @@ impl Task {
                 progress = step => Ok(progress),
             };
             match progress {
-                Err(end) => return left(entry, end).await,
+                Err(end) => return Box::pin(left(entry, end)).await,
                 Ok(Ok(Progress::Held)) => {
                     self.claim.term.lock().deadline = Some(Box::new(entry.deadline_reader()));
                     return match entry.into_hold() {
@@ -328,12 +330,13 @@ impl Task {
                     }
                 }
                 Ok(Err(error)) => {
-                    return left(entry, Interrupted(Stage::Failed(error), None)).await;
+                    let end = Interrupted(Stage::Failed(error), None);
+                    return Box::pin(left(entry, end)).await;
                 }
             }
             tokio::select! {
                 biased;
-                end = self.interrupted() => return left(entry, end).await,
+                end = self.interrupted() => return Box::pin(left(entry, end)).await,
                 () = tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..1.0))) => {}
             }
             pause = (2 * pause).min(LONGEST_PAUSE);
@@ -417,7 +420,7 @@ impl Task {
 
 /// Leaves the line, so that nothing is left behind when it is told; in the background if the
 /// engine does not answer.
-async fn left(entry: Entry, Interrupted(stage, answer): Interrupted) -> Acquired {
+async fn left(entry: Box<Entry>, Interrupted(stage, answer): Interrupted) -> Acquired {
     let left = entry.leave().await;
     if let Some(answer) = answer {
         let _ = answer.send(left);

@@ -314,8 +314,8 @@ impl Connection {
     ) {
         let routes = self.routes;
         let service = service_fn(move |request| {
-            let routes = Arc::clone(&routes);
-            async move { Ok::<_, Infallible>(routes.answer(door, request).await.into_response()) }
+            let answer = Arc::clone(&routes).answer(door, request);
+            async { Ok::<_, Infallible>(answer.await.into_response()) }
         });
         let mut builder = http1::Builder::new();
         builder

@@ -102,6 +102,8 @@ struct Term {
     closed: bool,
     /// Reads the engine's deadline.
     deadline: Option<Box<dyn Fn() -> BootTime + Send + Sync>>,
+    /// Reads why the engine's lease is lost.
+    loss: Option<Box<dyn Fn() -> Option<Loss> + Send + Sync>>,
 }
 
 impl Claim {
@@ -125,6 +127,7 @@ impl Claim {
                 promised: BootTime::PAST,
                 closed: false,
                 deadline: None,
+                loss: None,
             }),
         });
         let task = Task {
@@ -162,6 +165,35 @@ impl Claim {
         let valid = by_term.min(engine.saturating_since(arrival));
         term.promised = term.promised.max(arrival + valid);
         valid
+    }
+
+    /// Says that an operator took it away, or asks for it: it is promised no longer. `false` when
+    /// it was over before.
+    pub(crate) fn take(&self, over: &Stage) -> bool {
+        let taken = self.stage.send_if_modified(|stage| {
+            let live = !stage.is_over();
+            if live {
+                *stage = over.clone();
+            }
+            live
+        });
+        // After that, so that nobody takes a closed term for the loss of a lease.
+        self.close();
+        taken
+    }
+
+    /// Why the library has lost it, where it has and the task has not told yet.
+    pub(crate) fn loss(&self) -> Option<Stage> {
+        let term = self.term.lock();
+        let loss = term.loss.as_ref().and_then(|loss| loss());
+        loss.map(|loss| Stage::from(&loss))
+    }
+
+    /// Takes the place that promises rest on.
+    fn rests_on(&self, entry: &Entry) {
+        let mut term = self.term.lock();
+        term.deadline = Some(Box::new(entry.deadline_reader()));
+        term.loss = Some(Box::new(entry.loss_reader()));
     }
 
     /// Promises nothing from now on; says until when the last promise goes.
@@ -303,7 +335,7 @@ impl Task {
             match progress {
                 Err(end) => return Box::pin(left(entry, end)).await,
                 Ok(Ok(Progress::Held)) => {
-                    self.claim.term.lock().deadline = Some(Box::new(entry.deadline_reader()));
+                    self.claim.rests_on(&entry);
                     return match entry.into_hold() {
                         Ok(Some(hold)) => Acquired::Held(hold),
                         Ok(None) => Acquired::Over(Stage::Lost(LossReason::Expired.to_string())),
@@ -312,7 +344,7 @@ impl Task {
                 }
                 Ok(Ok(Progress::Waiting)) => {
                     if !entered {
-                        self.claim.term.lock().deadline = Some(Box::new(entry.deadline_reader()));
+                        self.claim.rests_on(&entry);
                         self.tell(Stage::Waiting);
                     }
                     (entered, pause) = (true, PAUSE);
@@ -349,7 +381,7 @@ impl Task {
             let order = tokio::select! {
                 biased;
                 order = self.claim.next_order() => order,
-                () = self.claim.ended() => return Interrupted(Stage::Released, None),
+                () = self.claim.ended() => return Interrupted(not_kept(), None),
             };
             match order {
                 Order::GiveUp => return Interrupted(Stage::Busy, None),
@@ -365,7 +397,11 @@ impl Task {
             let order = tokio::select! {
                 biased;
                 loss = hold.lost() => return self.lose(hold, &loss).await,
-                () = self.claim.ended() => return released(hold.release().await),
+                () = self.claim.ended() => {
+                    // On an error in the background, to the ttl at the longest.
+                    let _ = hold.release().await;
+                    return not_kept();
+                }
                 order = self.claim.next_order() => order,
             };
             match order {
@@ -390,12 +426,15 @@ impl Task {
     /// What an operator asks for stays in the line until its client has let go, or can't believe
     /// in it any more: the next may be granted when it leaves.
     async fn lose(&mut self, hold: Hold, loss: &Loss) -> Stage {
-        let promised = self.claim.close();
         let stage = Stage::from(loss);
         if loss.reason != LossReason::Evicted {
+            self.claim.close();
             return stage;
         }
+        // Told first: whoever asks meanwhile must not take it for another loss. What is promised
+        // until the close is kept.
         self.tell(stage.clone());
+        let promised = self.claim.close();
         let believed = promised.min(loss.lease_ends);
         let mut answer = None;
         while answer.is_none() && !believed.has_passed() {
@@ -426,6 +465,11 @@ async fn left(entry: Box<Entry>, Interrupted(stage, answer): Interrupted) -> Acq
         let _ = answer.send(left);
     }
     Acquired::Over(stage)
+}
+
+/// What a claim is when its time is over.
+fn not_kept() -> Stage {
+    Stage::Lost("its client did not keep it alive in time".into())
 }
 
 /// What a hold is after its release.

@@ -51,15 +51,18 @@ impl Counters {
     /// Counts a claim until both are dropped: the first while it is in a line, the second while it
     /// is remembered.
     pub(crate) fn claim(&self, principal: &Principal) -> Result<(Counted, Counted), Problem> {
-        let counts = self.of(principal);
         let Limits { claims, .. } = self.limits;
-        let remembered = claims.saturating_mul(REMEMBERED);
-        let claim = Counted::below(&counts.claims, claims)
+        let claim = Counted::below(&self.of(principal).claims, claims)
             .ok_or_else(|| Problem::too_many("claims", claims))?;
+        Ok((claim, self.remembered(principal)?))
+    }
+
+    /// Counts a claim that is over, or was released before it came, until it is forgotten.
+    pub(crate) fn remembered(&self, principal: &Principal) -> Result<Counted, Problem> {
+        let remembered = self.limits.claims.saturating_mul(REMEMBERED);
         let what = "claims that are over and remembered for a ttl";
-        let memory = Counted::below(&counts.remembered, remembered)
-            .ok_or_else(|| Problem::too_many(what, remembered))?;
-        Ok((claim, memory))
+        Counted::below(&self.of(principal).remembered, remembered)
+            .ok_or_else(|| Problem::too_many(what, remembered))
     }
 
     /// Counts a request that waits, or a stream of events, until it is dropped.

@@ -75,7 +75,8 @@ pub(crate) enum Known {
 /// What is remembered of a claim that is over; there may be very many.
 pub(crate) struct Over {
     pub(crate) stage: Stage,
-    asked: [u8; 16],
+    /// `None` of one that was released before it came: whatever it asks for is over.
+    asked: Option<[u8; 16]>,
     _counted: Counted,
 }
 
@@ -115,6 +116,11 @@ impl Session {
     pub(crate) fn has_ended(&self) -> bool {
         let end = self.end.lock();
         end.closed || end.at.has_passed()
+    }
+
+    /// How long it lasts if its client is not heard of.
+    pub(crate) fn remaining(&self) -> Duration {
+        self.end.lock().at.remaining()
     }
 
     /// Closes it; says whether it was open.
@@ -199,15 +205,38 @@ impl Session {
     pub(crate) fn bury(&self, claim: &Claim, stage: &Stage, counted: Counted) {
         let over = Over {
             stage: stage.clone(),
-            asked: digest(&claim.asked),
+            asked: Some(digest(&claim.asked)),
+            _counted: counted,
+        };
+        self.claims
+            .lock()
+            .remember(claim.id.clone(), over, self.ttl);
+    }
+
+    /// Remembers that a claim was released which has not come, unless it has by now.
+    pub(crate) fn left_before(&self, id: String, counted: Counted) {
+        let over = Over {
+            stage: Stage::Released,
+            asked: None,
             _counted: counted,
         };
         let mut claims = self.claims.lock();
-        claims.forget_old();
-        let until = BootTime::now() + self.ttl;
-        claims.over.push_back((until, claim.id.clone()));
-        let over = Known::Over(Arc::new(over));
-        claims.known.insert(claim.id.clone(), over);
+        if !claims.known.contains_key(&id) {
+            claims.remember(id, over, self.ttl);
+        }
+    }
+
+    /// Says of a claim, by the engine's id, that an operator took it away: whoever asks next is
+    /// told, though the library has not heard of it yet.
+    pub(crate) fn taken(&self, id: ClaimId, stage: &Stage) {
+        let mut live = self.live().into_iter();
+        if let Some(claim) = live.find(|claim| claim.claim == id)
+            && claim.take(stage)
+        {
+            let (id, state) = (claim.id.clone(), stage.word());
+            // Nobody may be reading.
+            let _ = self.changes.send(Change { id, state });
+        }
     }
 
     /// The claims that are in a line, or may be.
@@ -234,6 +263,13 @@ impl Session {
 }
 
 impl Claims {
+    /// Remembers a claim that is over for `ttl`.
+    fn remember(&mut self, id: String, over: Over, ttl: Duration) {
+        self.forget_old();
+        self.over.push_back((BootTime::now() + ttl, id.clone()));
+        self.known.insert(id, Known::Over(Arc::new(over)));
+    }
+
     /// Forgets claims that have been over for a ttl.
     fn forget_old(&mut self) {
         while self
@@ -252,7 +288,7 @@ impl Known {
     fn is_of(&self, asked: &Asked) -> bool {
         match self {
             Self::Live(claim) => claim.asked == *asked,
-            Self::Over(over) => over.asked == digest(asked),
+            Self::Over(over) => over.asked.is_none_or(|known| known == digest(asked)),
         }
     }
 }

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use palisade::engine::ClaimId;
 use palisade::{BootTime, Client};
 use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::access::{Principal, hash, secret};
 use crate::audit::Audit;
+use crate::claim::Stage;
 use crate::limits::Counters;
 use crate::problem::Problem;
 use crate::session::Session;
@@ -123,6 +125,12 @@ impl Sessions {
         }
     }
 
+    /// Says of a claim, by the engine's id, that an operator took it away.
+    pub(crate) fn taken(&self, id: ClaimId, stage: &Stage) {
+        let sessions: Vec<_> = self.by_key.lock().values().cloned().collect();
+        sessions.iter().for_each(|session| session.taken(id, stage));
+    }
+
     /// Ends all that are left.
     pub(crate) async fn end_all(&self, why: &str) {
         let left: Vec<_> = self.by_key.lock().values().cloned().collect();
@@ -171,6 +179,17 @@ impl Sessions {
     pub(crate) fn live(&self) -> usize {
         let sessions: Vec<_> = self.by_key.lock().values().cloned().collect();
         sessions.iter().map(|session| session.live().len()).sum()
+    }
+
+    /// Those of this principal, or of all for who may see everything; as many as are asked for.
+    pub(crate) fn seen_by(&self, principal: &Principal, count: usize) -> Vec<Arc<Session>> {
+        let all = principal.may_see("");
+        let sessions = self.by_key.lock();
+        let seen = |session: &&Arc<Session>| all || session.principal.name == principal.name;
+        let mut seen: Vec<_> = sessions.values().filter(seen).cloned().collect();
+        seen.sort_by(|one, other| one.id.cmp(&other.id));
+        seen.truncate(count);
+        seen
     }
 
     /// How many sessions there are.

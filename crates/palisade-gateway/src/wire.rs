@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 
 /// The longest owner, host, label or name of an agent: it is kept in every engine's record.
 const LONGEST_TEXT: usize = 1024;
+/// The longest record of an agent: its name, what it holds and what it runs under.
+const LONGEST_AGENT: usize = 16 * 1024;
 /// The longest value of a claim.
 pub(crate) const LONGEST_VALUE: usize = 64 * 1024;
 /// The most claims that an agent may run under.
@@ -124,11 +126,15 @@ impl MakeClaim {
             None => true,
             Some(OwnerField::Handle(handle)) => fits(handle),
             Some(OwnerField::Record(owner)) => {
-                fits(&owner.owner) && fits(&owner.host) && owner.label.as_ref().is_none_or(fits)
+                let agent = |agent| serde_json::to_string(agent).map_or(0, |text| text.len());
+                fits(&owner.owner)
+                    && fits(&owner.host)
+                    && owner.label.as_ref().is_none_or(fits)
+                    && owner.agent.as_ref().map_or(0, agent) <= LONGEST_AGENT
             }
         };
         if !owner || !self.label.as_ref().is_none_or(fits) {
-            return Err("owner, host and label have at most 1 KiB each");
+            return Err("owner, host and label have at most 1 KiB each, and an agent 16 KiB");
         }
         if !self.agent.as_ref().is_none_or(AgentField::fits) {
             return Err("an agent has a name of 1 byte to 1 KiB, and runs under 16 claims at most");
@@ -164,6 +170,8 @@ pub(crate) fn is_traceparent(text: &str) -> bool {
 pub(crate) struct WaitFor {
     pub(crate) id: String,
     pub(crate) wait: Option<String>,
+    /// Whether the claim is kept alive by it, which is so unless this says no.
+    pub(crate) keep: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -192,7 +200,10 @@ pub(crate) struct Evict {
 #[derive(Deserialize, Serialize, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum How {
+    /// Tells the holder, and waits until it has let go.
     Ask,
+    /// Tells the holder.
+    Mark,
     Force,
 }
 
@@ -216,17 +227,18 @@ pub(crate) fn ask(
     }
 }
 
-/// A line as `palisade ls --json` shows it.
-pub(crate) fn line(client: &Client, line: &LineReport) -> Result<Value> {
-    let holders: Result<Vec<_>> = line
-        .holders
-        .iter()
-        .map(|one| claim(client, one, None))
-        .collect();
+/// A line as `palisade ls --json` shows it; with `records`, each claim with its owner's record.
+pub(crate) fn line(client: &Client, line: &LineReport, records: bool) -> Result<Value> {
+    let shown = |one: &ClaimReport, position| {
+        let mut shown = claim(client, one, position)?;
+        if records {
+            shown["record"] = json!(one.owner);
+        }
+        Ok(shown)
+    };
+    let holders: Result<Vec<_>> = line.holders.iter().map(|one| shown(one, None)).collect();
     let waiters = line.waiters.iter().enumerate();
-    let waiters: Result<Vec<_>> = waiters
-        .map(|(at, one)| claim(client, one, Some(at + 1)))
-        .collect();
+    let waiters: Result<Vec<_>> = waiters.map(|(at, one)| shown(one, Some(at + 1))).collect();
     let kind = match line.capacity {
         None | Some(READERS) => "lock",
         Some(_) => "permits",
@@ -243,6 +255,7 @@ pub(crate) fn line(client: &Client, line: &LineReport) -> Result<Value> {
 
 fn claim(client: &Client, claim: &ClaimReport, position: Option<usize>) -> Result<Value> {
     let owner = claim.owner.as_ref();
+    let agent = owner.and_then(|owner| owner.agent.as_ref());
     let weight = match claim.ask {
         Ask::Whole => None,
         Ask::Part { weight, .. } => Some(weight),
@@ -257,8 +270,10 @@ fn claim(client: &Client, claim: &ClaimReport, position: Option<usize>) -> Resul
         "host": owner.map(|owner| &owner.host),
         "pid": owner.map(|owner| owner.pid),
         "label": owner.and_then(|owner| owner.label.as_ref()),
+        "principal": owner.and_then(|owner| owner.principal.as_ref()),
         "traceparent": owner.and_then(|owner| owner.traceparent.as_ref()),
-        "agent": owner.and_then(|owner| owner.agent.as_ref()).map(|agent| &agent.name),
+        "agent": agent.map(|agent| &agent.name),
+        "parent": agent.and_then(|agent| agent.within.last()).map(|parent| &parent.claim),
         "weight": weight,
         "mode": claim.mode().to_string(),
         "value": claim.value,

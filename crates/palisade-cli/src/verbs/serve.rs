@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use palisade::command::parse_duration;
+use palisade::command::{own_folder, parse_duration};
 use palisade::engine::Url;
 use palisade::{Error, ErrorKind};
 use palisade_gateway::{Audit, Config, Gateway, Limits, Metrics, new_token, private_folder};
@@ -120,7 +120,7 @@ impl Serve {
         let client = palisade::connect(&url).await?;
         let client = client.observed_by(palisade::layers::Metrics);
         let folder = self.socket.as_deref().and_then(Path::parent);
-        let folder = folder.map_or_else(default_folder, Path::to_owned);
+        let folder = folder.map_or_else(own_folder, Path::to_owned);
         let socket = self
             .socket
             .clone()
@@ -212,14 +212,6 @@ fn by_lease(target: &Target) -> Result<String, Failure> {
     }
     let sign = if url.contains('?') { '&' } else { '?' };
     Ok(format!("{url}{sign}ends_with=lease"))
-}
-
-fn default_folder() -> PathBuf {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    match runtime.filter(|path| path.is_absolute()) {
-        Some(runtime) => runtime.join("palisade"),
-        None => format!("/tmp/palisade-{}", rustix::process::getuid().as_raw()).into(),
-    }
 }
 
 /// Makes a token, and a file with it that only this user can read.

@@ -12,6 +12,7 @@ mod doctor;
 mod elect;
 mod every_verb;
 mod fence;
+mod gateway;
 mod guardian;
 mod guide;
 mod limits;

@@ -33,10 +33,7 @@ impl Routes {
     /// The claim of this id in the session that a request names.
     fn known(&self, asking: &Asking, id: &str) -> Result<(Arc<Session>, Known), Problem> {
         let session = self.session(asking)?;
-        let Some(known) = session.claim(id) else {
-            let detail = "this session has no claim of this id, or it was over long ago";
-            return Err(Problem::new(StatusCode::GONE, "no_claim", detail));
-        };
+        let known = session.claim(id).ok_or_else(no_claim)?;
         Ok((session, known))
     }
 
@@ -62,8 +59,9 @@ impl Routes {
         let valid = session.promise(claim, asking.arrival);
         let mut stage = claim.stage();
         if valid.is_zero() && matches!(stage, Stage::Held { .. }) {
-            // The clock knows before the keeper tells; or it is being released.
-            stage = Stage::Lost("its lease was not renewed in time".into());
+            // The clock knows before the task tells; or it is being released.
+            let not_renewed = || Stage::Lost("its lease was not renewed in time".into());
+            stage = claim.loss().unwrap_or_else(not_renewed);
         }
         let mut answer = json!({
             "id": claim.id,
@@ -88,7 +86,8 @@ impl Routes {
         match stage {
             Stage::Held { .. } => Ok(reply(StatusCode::OK, &answer)),
             Stage::Waiting | Stage::Entering(None) => Ok(reply(StatusCode::ACCEPTED, &answer)),
-            Stage::Entering(Some(error)) => Err(error.into()),
+            // The task goes on trying.
+            Stage::Entering(Some(error)) => Err(error.maybe_applied().into()),
             over => Err(self.over(asking, &over)),
         }
     }
@@ -140,7 +139,7 @@ impl Routes {
             let session = self.session(asking)?;
             let wait = wait(&session, asked.wait.as_deref())?;
             let claim = self.enter(asking, &session, id, (name, ask), &asked)?;
-            return self.wait(asking, &session, &claim, wait).await;
+            return self.wait(asking, &session, &claim, wait, true).await;
         }
         // For a client without a session: one of its own, which it is told the secret of.
         let asked_wait = asked.wait.as_deref();
@@ -152,7 +151,7 @@ impl Routes {
         let entered = async {
             let wait = wait(&session, asked.wait.as_deref())?;
             let claim = self.enter(asking, &session, id, (name, ask), &asked)?;
-            self.wait(asking, &session, &claim, wait).await
+            self.wait(asking, &session, &claim, wait, true).await
         };
         match entered.await {
             Ok(mut answer) => {
@@ -232,7 +231,9 @@ impl Routes {
     pub(super) async fn wait_on(&self, asking: &Asking, asked: wire::WaitFor) -> Answered {
         let (session, claim) = self.live(asking, &asked.id)?;
         let wait = wait(&session, asked.wait.as_deref())?;
-        self.wait(asking, &session, &Known::Live(claim), wait).await
+        let keep = asked.keep.unwrap_or(true);
+        let known = Known::Live(claim);
+        self.wait(asking, &session, &known, wait, keep).await
     }
 
     async fn wait(
@@ -241,13 +242,16 @@ impl Routes {
         session: &Session,
         known: &Known,
         wait: Duration,
+        keep: bool,
     ) -> Answered {
         let claim = match known {
             Known::Live(claim) => claim,
             Known::Over(over) => return Err(self.over(asking, &over.stage)),
         };
         let _counted = self.sessions.counters.waiting(&asking.principal)?;
-        if let Some(until) = self.sessions.extend(session, asking.arrival)? {
+        if let Some(until) = self.sessions.extend(session, asking.arrival)?
+            && keep
+        {
             claim.extend(until);
         }
         let mut stage = claim.settled(asking.arrival + wait).await;
@@ -304,7 +308,13 @@ impl Routes {
     }
 
     pub(super) async fn release(&self, asking: &Asking, asked: wire::Release) -> Answered {
-        let (session, known) = self.known(asking, &asked.id)?;
+        let session = self.session(asking)?;
+        let Some(known) = session.claim(&asked.id) else {
+            // The claim may still be on its way.
+            let remembered = self.sessions.counters.remembered(&asking.principal)?;
+            session.left_before(asked.id, remembered);
+            return Err(no_claim());
+        };
         self.sessions.extend(&session, asking.arrival)?;
         let over = match known {
             Known::Over(over) => over.stage.clone(),
@@ -328,6 +338,11 @@ impl Routes {
     }
 }
 
+fn no_claim() -> Problem {
+    let detail = "this session has no claim of this id, or it was over long ago";
+    Problem::new(StatusCode::GONE, "no_claim", detail)
+}
+
 /// How long a request of this session may wait.
 fn wait(session: &Session, wait: Option<&str>) -> Result<Duration, Problem> {
     let wait = wait.map_or(Ok(Duration::ZERO), |wait| duration("wait", wait))?;
@@ -344,16 +359,12 @@ fn wait(session: &Session, wait: Option<&str>) -> Result<Duration, Problem> {
 /// Who asks, as the engine keeps it: what the client says, and the principal.
 fn owner(asking: &Asking, session: &Session, asked: &MakeClaim) -> Owner {
     let mut owner = match &asked.owner {
-        Some(wire::OwnerField::Record(record)) => record.asking_now(),
+        Some(wire::OwnerField::Record(record)) => Owner::clone(record),
         Some(wire::OwnerField::Handle(handle)) => Owner::here(handle, None),
         None => Owner::here(&session.id, None),
     };
-    let label = asked.label.clone().or(owner.label.take());
-    let principal = &asking.principal.name;
-    owner.label = Some(match label {
-        Some(label) => format!("{label} ({principal})"),
-        None => principal.clone(),
-    });
+    owner.label = asked.label.clone().or(owner.label.take());
+    owner.principal = Some(asking.principal.name.clone());
     let trace = asking.headers.get("traceparent");
     let trace = trace.and_then(|trace| trace.to_str().ok());
     let said = owner.traceparent.take();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use hyper::StatusCode;
 use palisade::Name;
 use palisade::engine::Engine;
@@ -16,8 +16,9 @@ use crate::events;
 use crate::problem::Problem;
 use crate::wire;
 
-/// How many lines one answer has, unless it is asked for fewer.
+/// How many lines one answer has, unless it is asked for another number, and at the most.
 const LINES: usize = 1000;
+const MOST_LINES: usize = 10_000;
 /// The longest that a request waits for a leader.
 const LONGEST_WAIT: Duration = Duration::from_secs(50);
 
@@ -33,10 +34,13 @@ impl Routes {
         };
         let limit = match query.get("limit").map(|limit| limit.parse::<usize>()) {
             None => LINES,
-            Some(Ok(limit)) if limit > 0 => limit.min(LINES),
+            Some(Ok(limit)) if limit > 0 => limit.min(MOST_LINES),
             Some(_) => return Err(Problem::bad_request("limit must be a whole number from 1")),
         };
         let after = query.get("after").map_or("", String::as_str);
+        let records = query
+            .get("records")
+            .is_some_and(|records| records == "true");
         let mut found = self.client.survey(scope).await?;
         found.retain(|line| line.name.as_str() > after && asking.principal.may_see(&line.name));
         found.sort_by(|one, other| one.name.cmp(&other.name));
@@ -45,7 +49,7 @@ impl Routes {
         let next = found.last().filter(|_| more).map(|line| line.name.clone());
         let lines: Result<Vec<_>, _> = found
             .iter()
-            .map(|line| wire::line(&self.client, line))
+            .map(|line| wire::line(&self.client, line, records))
             .collect();
         let answer = json!({"lines": lines?, "next": next});
         Ok(reply(StatusCode::OK, &answer))
@@ -96,12 +100,18 @@ impl Routes {
     }
 
     pub(super) fn line_events(&self, asking: &Asking) -> Answered {
-        let prefix = asking.query.get("prefix").cloned().unwrap_or_default();
-        if !asking.principal.may_see(&prefix) {
-            return Err(Problem::forbidden("you may not see this prefix"));
+        // Without a prefix: of all that the principal may see, and of nothing else.
+        let prefixes = match asking.query.get("prefix") {
+            Some(prefix) if asking.principal.may_see(prefix) => vec![prefix.as_str()],
+            Some(_) => return Err(Problem::forbidden("you may not see this prefix")),
+            None => asking.principal.visible(),
+        };
+        if prefixes.is_empty() {
+            return Err(Problem::forbidden("you may see nothing here"));
         }
         let counted = self.sessions.counters.waiting(&asking.principal)?;
-        let changes = self.client.engine().watch(Scope::Prefix(prefix));
-        Ok(events::of_lines(changes, counted))
+        let watch = |prefix: &str| self.client.engine().watch(Scope::Prefix(prefix.into()));
+        let changes = stream::select_all(prefixes.into_iter().map(watch));
+        Ok(events::of_lines(Box::pin(changes), counted))
     }
 }

@@ -10,6 +10,7 @@ mod claims;
 mod guard;
 mod lines;
 mod operate;
+mod page;
 mod sessions;
 
 use std::collections::HashMap;
@@ -51,6 +52,9 @@ pub(crate) const ROUTES: &[(&str, &str)] = &[
     ("GET", "/metrics"),
     ("GET", "/healthz"),
     ("GET", "/readyz"),
+    ("GET", "/openapi.json"),
+    // With it the files that the page is made of.
+    ("GET", "/"),
 ];
 
 /// How long the client waits for an answer, by its own account.
@@ -98,9 +102,13 @@ impl Routes {
     ) -> BoxFuture<'static, Answer> {
         let arrival = BootTime::now();
         // A path that is none of ours may be anything, a secret too.
-        let known = |path: &str| ROUTES.iter().find(|(_, known)| *known == path);
-        let path = known(request.uri().path()).map_or("other", |(_, path)| path);
         let method = request.method().clone();
+        let known = |path: &str| ROUTES.iter().find(|(_, known)| *known == path);
+        let path = match known(request.uri().path()) {
+            Some((_, path)) => path,
+            None if page::file(request.uri().path()).is_some() => "/",
+            None => "other",
+        };
         let routed = Arc::clone(&self).route(door, arrival, request);
         Box::pin(async move {
             let answered = match routed {
@@ -132,11 +140,16 @@ impl Routes {
         request: Request<Incoming>,
     ) -> Result<BoxFuture<'static, Answered>, Problem> {
         let (head, body) = request.into_parts();
-        if door == Door::Port {
+        // Kubelets and balancers ask for health by whatever address they have.
+        let health = matches!(head.uri.path(), "/healthz" | "/readyz");
+        if door == Door::Port && !health {
             self.names.check_host(&head.headers)?;
         }
         let query = guard::query(head.uri.query().unwrap_or_default())?;
         let (method, path) = (head.method.as_str(), head.uri.path());
+        if let Some(file) = page::file(path).filter(|_| method == "GET") {
+            return Ok(Box::pin(std::future::ready(Ok(file))));
+        }
         let known = ROUTES.iter().find(|known| **known == (method, path));
         let Some(&known) = known else {
             let at_path = ROUTES.iter().filter(|(_, known)| *known == path);

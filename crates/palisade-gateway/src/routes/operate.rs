@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::StatusCode;
-use palisade::report::{Deadlock, Scope};
+use palisade::engine::Engine;
+use palisade::report::{Checkup, Deadlock, Scope};
 use palisade::{BootTime, ErrorKind, Eviction, Name, Which};
 use serde_json::{Value, json};
 
 use super::{Answered, Asking, Routes};
 use crate::answer::reply;
+use crate::claim::Stage;
 use crate::problem::Problem;
 use crate::wire::{self, How};
 
@@ -21,6 +23,9 @@ const READY_TIME: Duration = Duration::from_secs(2);
 const EVICTION_WAIT: Duration = Duration::from_secs(50);
 /// The longest reason of an eviction.
 const LONGEST_REASON: usize = 1024;
+
+/// How many sessions are shown one by one.
+const SESSIONS_SHOWN: usize = 100;
 
 /// What was seen just now. Locked while somebody looks, so that all who ask meanwhile share it.
 pub(crate) struct Recent<T>(tokio::sync::Mutex<Option<(BootTime, T)>>);
@@ -77,9 +82,12 @@ impl Routes {
     pub(super) async fn evict(&self, asking: &Asking, asked: wire::Evict) -> Answered {
         let name = Name::new(&asked.name)?;
         let how = match asked.how {
-            How::Ask => Eviction::Mark,
+            How::Ask | How::Mark => Eviction::Mark,
             How::Force => Eviction::Remove,
         };
+        if asked.how == How::Mark && asked.claim.is_none() {
+            return Err(Problem::bad_request("name the claim that is to be told"));
+        }
         if !asking.principal.may_operate(name.as_str()) {
             return Err(Problem::forbidden("you may not evict from this name"));
         }
@@ -97,10 +105,25 @@ impl Routes {
         });
         self.audit.tell("eviction", details);
         // Goes on though the operator has gone: what was begun is finished.
-        let client = self.client.clone();
+        let (client, sessions) = (self.client.clone(), Arc::clone(&self.sessions));
         let evicting = tokio::spawn(async move {
-            let which = asked.claim.as_deref().map_or(Which::Holders, Which::Claim);
-            client.evict(&name, which, how).await
+            let evicted = match &asked.claim {
+                Some(claim) if asked.how == How::Mark => {
+                    client.engine().evict(name, claim.clone(), how).await?
+                }
+                Some(claim) => client.evict(&name, Which::Claim(claim), how).await?,
+                None => client.evict(&name, Which::Holders, how).await?,
+            };
+            let id = asked.claim.and_then(|claim| claim.parse().ok());
+            if let Some(id) = id.filter(|_| evicted) {
+                // Its keeper hears of it a little later.
+                let stage = match how {
+                    Eviction::Mark => Stage::Evicted,
+                    Eviction::Remove => Stage::Lost("an operator took it away".into()),
+                };
+                sessions.taken(id, &stage);
+            }
+            Ok::<_, palisade::Error>(evicted)
         });
         let evicted = match tokio::time::timeout(EVICTION_WAIT, evicting).await {
             Ok(Ok(evicted)) => evicted?,
@@ -141,7 +164,11 @@ impl Routes {
 
     pub(super) async fn engine(&self, asking: &Asking) -> Answered {
         self.must_see(asking)?;
-        let checkup = self.client.check().await?;
+        // Who connects wants to know what it can do, at once.
+        let checkup = match asking.query.get("check").map(String::as_str) {
+            Some("false") => Checkup::default(),
+            _ => self.client.check().await?,
+        };
         let findings: Vec<Value> = checkup
             .findings
             .iter()
@@ -162,9 +189,29 @@ impl Routes {
             "clock_ahead_us": checkup.clock_ahead_us,
             "findings": findings,
             "sessions": self.sessions.count(),
+            "open_sessions": self.open_sessions(asking),
             "draining": self.sessions.is_draining(),
+            "you": asking.principal.rights(),
         });
         Ok(reply(StatusCode::OK, &answer))
+    }
+
+    /// The sessions that a principal may know of.
+    fn open_sessions(&self, asking: &Asking) -> Vec<Value> {
+        let sessions = self.sessions.seen_by(&asking.principal, SESSIONS_SHOWN);
+        let shown = sessions.iter().map(|session| {
+            let live = session.live();
+            let holds = live.iter().filter(|claim| claim.is_held()).count();
+            json!({
+                "id": session.id,
+                "principal": session.principal.name,
+                "ttl_ms": session.ttl.as_millis() as u64,
+                "ends_in_ms": session.remaining().as_millis() as u64,
+                "holds": holds,
+                "waits": live.len() - holds,
+            })
+        });
+        shown.collect()
     }
 
     pub(super) fn metrics(&self, asking: &Asking) -> Answered {

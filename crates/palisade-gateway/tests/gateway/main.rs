@@ -3,6 +3,8 @@
 
 mod claims;
 mod deadlocks;
+mod engine;
+mod page;
 mod requests;
 mod security;
 mod support;

@@ -259,7 +259,8 @@ impl Request {
                 }
                 Place::Waiting if deadline.has_passed() => return Ok(Attempt::OutOfPatience),
                 Place::Waiting => {
-                    let lookout = lookout.get_or_insert_with(|| self.lookout(claim.id));
+                    let known = occupied.ticket.claim;
+                    let lookout = lookout.get_or_insert_with(|| self.lookout(known));
                     place = tokio::select! {
                         biased;
                         place = self.wait(&occupied.ticket, &validity, patience, deadline, backoff) => place?,

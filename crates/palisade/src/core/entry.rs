@@ -61,8 +61,8 @@ impl Request {
         }
         self.keeper.engine().capability().allows(self.ask)?;
         let claim = self.claim(queue);
-        // Whose agent it is, the request says.
-        let agent = claim.owner.agent;
+        // Whose agent it is, the request says, or the record where the request has none.
+        let agent = claim.owner.agent.or_else(|| owner.agent.clone());
         let claim = Claim {
             id,
             owner: Owner { agent, ..owner },
@@ -193,6 +193,16 @@ impl Entry {
         move || match &validity {
             Some(validity) => validity.deadline(),
             None => BootTime::PAST,
+        }
+    }
+
+    /// Reads why the place was lost, `None` while it was not, while something else has the entry.
+    pub fn loss_reader(&self) -> impl Fn() -> Option<Loss> + Send + Sync + 'static + use<> {
+        let validity = self.validity.clone();
+        move || {
+            validity
+                .as_ref()
+                .and_then(|validity| validity.loss().cloned())
         }
     }
 

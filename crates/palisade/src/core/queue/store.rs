@@ -335,7 +335,7 @@ pub enum Pick {
 
 impl Pick {
     /// The number that an id which palisade gave stands for.
-    pub(crate) fn number(id: &str) -> Option<u64> {
+    pub fn number(id: &str) -> Option<u64> {
         id.strip_prefix('@')?.parse().ok()
     }
 }

@@ -13,6 +13,7 @@ use palisade::{Error, ErrorKind, Result};
 use parking_lot::RwLock;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
+use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
 
 /// Somebody with rights.
@@ -53,8 +54,27 @@ impl Principal {
 
     /// Whether there is anything that it may see.
     pub(crate) fn sees_anything(&self) -> bool {
-        let rights = [&self.sees, &self.uses, &self.operates];
-        rights.into_iter().any(|prefixes| !prefixes.is_empty())
+        !self.visible().is_empty()
+    }
+
+    /// The prefixes that it may see, none of them within another.
+    pub(crate) fn visible(&self) -> Vec<&str> {
+        let all = [&self.sees, &self.uses, &self.operates];
+        let mut all: Vec<&str> = all.into_iter().flatten().map(String::as_str).collect();
+        // A prefix comes before those that begin with it.
+        all.sort_unstable();
+        all.dedup_by(|later, earlier| later.starts_with(*earlier));
+        all
+    }
+
+    /// What it may do, for itself to read.
+    pub(crate) fn rights(&self) -> Value {
+        json!({
+            "name": self.name,
+            "use": self.uses,
+            "see": self.sees,
+            "operate": self.operates,
+        })
     }
 }
 

@@ -86,7 +86,8 @@ pub(crate) fn problem(problem: &Problem) -> Answer {
     Answer::Other(response)
 }
 
-fn made(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Response<Body> {
+/// A response of this type.
+pub(crate) fn made(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Response<Body> {
     let mut response = Response::new(Full::new(Bytes::from(body)).boxed_unsync());
     *response.status_mut() = status;
     let kind = HeaderValue::from_static(kind);

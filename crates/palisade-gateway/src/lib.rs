@@ -21,6 +21,7 @@ mod config;
 mod events;
 mod limits;
 mod metrics;
+mod openapi;
 mod problem;
 mod routes;
 mod server;

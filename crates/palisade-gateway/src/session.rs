@@ -118,6 +118,11 @@ impl Session {
         end.closed || end.at.has_passed()
     }
 
+    /// How long it lasts if its client is not heard of.
+    pub(crate) fn remaining(&self) -> Duration {
+        self.end.lock().at.remaining()
+    }
+
     /// Closes it; says whether it was open.
     pub(crate) fn close(&self) -> bool {
         !std::mem::replace(&mut self.end.lock().closed, true)

@@ -181,6 +181,17 @@ impl Sessions {
         sessions.iter().map(|session| session.live().len()).sum()
     }
 
+    /// Those of this principal, or of all for who may see everything; as many as are asked for.
+    pub(crate) fn seen_by(&self, principal: &Principal, count: usize) -> Vec<Arc<Session>> {
+        let all = principal.may_see("");
+        let sessions = self.by_key.lock();
+        let seen = |session: &&Arc<Session>| all || session.principal.name == principal.name;
+        let mut seen: Vec<_> = sessions.values().filter(seen).cloned().collect();
+        seen.sort_by(|one, other| one.id.cmp(&other.id));
+        seen.truncate(count);
+        seen
+    }
+
     /// How many sessions there are.
     pub(crate) fn count(&self) -> usize {
         self.by_key.lock().len()

@@ -255,6 +255,7 @@ pub(crate) fn line(client: &Client, line: &LineReport, records: bool) -> Result<
 
 fn claim(client: &Client, claim: &ClaimReport, position: Option<usize>) -> Result<Value> {
     let owner = claim.owner.as_ref();
+    let agent = owner.and_then(|owner| owner.agent.as_ref());
     let weight = match claim.ask {
         Ask::Whole => None,
         Ask::Part { weight, .. } => Some(weight),
@@ -271,7 +272,8 @@ fn claim(client: &Client, claim: &ClaimReport, position: Option<usize>) -> Resul
         "label": owner.and_then(|owner| owner.label.as_ref()),
         "principal": owner.and_then(|owner| owner.principal.as_ref()),
         "traceparent": owner.and_then(|owner| owner.traceparent.as_ref()),
-        "agent": owner.and_then(|owner| owner.agent.as_ref()).map(|agent| &agent.name),
+        "agent": agent.map(|agent| &agent.name),
+        "parent": agent.and_then(|agent| agent.within.last()).map(|parent| &parent.claim),
         "weight": weight,
         "mode": claim.mode().to_string(),
         "value": claim.value,

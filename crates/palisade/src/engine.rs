@@ -12,6 +12,7 @@ pub use crate::core::engine::{
     Renewal, cannot_resize,
 };
 pub use crate::core::entry::{Entry, Progress};
+pub use crate::core::leasing::Leasing;
 pub use crate::core::line::{Line, Seat, capacity_mismatch, resize};
 pub use crate::core::registry::{EngineFactory, EngineInfo, Opener};
 pub use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use hyper::StatusCode;
 use palisade::Name;
 use palisade::engine::Engine;
@@ -16,8 +16,9 @@ use crate::events;
 use crate::problem::Problem;
 use crate::wire;
 
-/// How many lines one answer has, unless it is asked for fewer.
+/// How many lines one answer has, unless it is asked for another number, and at the most.
 const LINES: usize = 1000;
+const MOST_LINES: usize = 10_000;
 /// The longest that a request waits for a leader.
 const LONGEST_WAIT: Duration = Duration::from_secs(50);
 
@@ -33,7 +34,7 @@ impl Routes {
         };
         let limit = match query.get("limit").map(|limit| limit.parse::<usize>()) {
             None => LINES,
-            Some(Ok(limit)) if limit > 0 => limit.min(LINES),
+            Some(Ok(limit)) if limit > 0 => limit.min(MOST_LINES),
             Some(_) => return Err(Problem::bad_request("limit must be a whole number from 1")),
         };
         let after = query.get("after").map_or("", String::as_str);
@@ -99,12 +100,18 @@ impl Routes {
     }
 
     pub(super) fn line_events(&self, asking: &Asking) -> Answered {
-        let prefix = asking.query.get("prefix").cloned().unwrap_or_default();
-        if !asking.principal.may_see(&prefix) {
-            return Err(Problem::forbidden("you may not see this prefix"));
+        // Without a prefix: of all that the principal may see, and of nothing else.
+        let prefixes = match asking.query.get("prefix") {
+            Some(prefix) if asking.principal.may_see(prefix) => vec![prefix.as_str()],
+            Some(_) => return Err(Problem::forbidden("you may not see this prefix")),
+            None => asking.principal.visible(),
+        };
+        if prefixes.is_empty() {
+            return Err(Problem::forbidden("you may see nothing here"));
         }
         let counted = self.sessions.counters.waiting(&asking.principal)?;
-        let changes = self.client.engine().watch(Scope::Prefix(prefix));
-        Ok(events::of_lines(changes, counted))
+        let watch = |prefix: &str| self.client.engine().watch(Scope::Prefix(prefix.into()));
+        let changes = stream::select_all(prefixes.into_iter().map(watch));
+        Ok(events::of_lines(Box::pin(changes), counted))
     }
 }

@@ -10,6 +10,7 @@ mod claims;
 mod guard;
 mod lines;
 mod operate;
+mod page;
 mod sessions;
 
 use std::collections::HashMap;
@@ -50,6 +51,9 @@ pub(crate) const ROUTES: &[(&str, &str)] = &[
     ("GET", "/metrics"),
     ("GET", "/healthz"),
     ("GET", "/readyz"),
+    ("GET", "/openapi.json"),
+    // With it the files that the page is made of.
+    ("GET", "/"),
 ];
 
 /// How long the client waits for an answer, by its own account.
@@ -84,7 +88,11 @@ impl Routes {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         // A path that is none of ours may be anything, a secret too.
         let known = ROUTES.iter().find(|(_, known)| *known == path);
-        let path = known.map_or("other", |(_, path)| path);
+        let path = match known {
+            Some((_, path)) => path,
+            None if page::file(&path).is_some() => "/",
+            None => "other",
+        };
         let answer = match self.route(door, arrival, request).await {
             Ok(answer) => answer,
             Err(problem) => {
@@ -106,12 +114,17 @@ impl Routes {
 
     async fn route(&self, door: Door, arrival: BootTime, request: Request<Incoming>) -> Answered {
         let (head, body) = request.into_parts();
-        if door == Door::Port {
+        // Kubelets and balancers ask for health by whatever address they have.
+        let health = matches!(head.uri.path(), "/healthz" | "/readyz");
+        if door == Door::Port && !health {
             self.names.check_host(&head.headers)?;
         }
         let query = guard::query(head.uri.query().unwrap_or_default())?;
         let path = head.uri.path();
         let method = head.method.as_str();
+        if let Some(file) = page::file(path).filter(|_| method == "GET") {
+            return Ok(file);
+        }
         if !ROUTES.contains(&(method, path)) {
             let at_path = ROUTES.iter().filter(|(_, known)| *known == path);
             let methods: Vec<_> = at_path.map(|(method, _)| *method).collect();

@@ -24,6 +24,9 @@ const EVICTION_WAIT: Duration = Duration::from_secs(50);
 /// The longest reason of an eviction.
 const LONGEST_REASON: usize = 1024;
 
+/// How many sessions are shown one by one.
+const SESSIONS_SHOWN: usize = 100;
+
 /// What was seen just now. Locked while somebody looks, so that all who ask meanwhile share it.
 pub(crate) struct Recent<T>(tokio::sync::Mutex<Option<(BootTime, T)>>);
 
@@ -186,9 +189,29 @@ impl Routes {
             "clock_ahead_us": checkup.clock_ahead_us,
             "findings": findings,
             "sessions": self.sessions.count(),
+            "open_sessions": self.open_sessions(asking),
             "draining": self.sessions.is_draining(),
+            "you": asking.principal.rights(),
         });
         Ok(reply(StatusCode::OK, &answer))
+    }
+
+    /// The sessions that a principal may know of.
+    fn open_sessions(&self, asking: &Asking) -> Vec<Value> {
+        let sessions = self.sessions.seen_by(&asking.principal, SESSIONS_SHOWN);
+        let shown = sessions.iter().map(|session| {
+            let live = session.live();
+            let holds = live.iter().filter(|claim| claim.is_held()).count();
+            json!({
+                "id": session.id,
+                "principal": session.principal.name,
+                "ttl_ms": session.ttl.as_millis() as u64,
+                "ends_in_ms": session.remaining().as_millis() as u64,
+                "holds": holds,
+                "waits": live.len() - holds,
+            })
+        });
+        shown.collect()
     }
 
     pub(super) fn metrics(&self, asking: &Asking) -> Answered {

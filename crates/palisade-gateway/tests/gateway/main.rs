@@ -4,6 +4,7 @@
 mod claims;
 mod deadlocks;
 mod engine;
+mod page;
 mod requests;
 mod security;
 mod support;

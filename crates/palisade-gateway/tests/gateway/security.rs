@@ -109,7 +109,7 @@ async fn only_what_may_be_seen_is_shown() {
     for path in [
         "/v1/lines?name=billing/card",
         "/v1/leaders?name=billing/card",
-        "/v1/events",
+        "/v1/events?prefix=billing/",
     ] {
         let peek = Ask::get(path).with("authorization", &other);
         peek.send(served.addr).await.refuses(403, "forbidden");

@@ -102,11 +102,13 @@ pub struct Capability {
     pub ttl: TtlRange,
     /// A second claim on the same name by the same session is granted by nature.
     pub reentrant_session: bool,
+    /// It has work queues beside its lines.
+    pub queue: bool,
 }
 
 impl Capability {
-    /// Everything, on one durable node. An engine's own is this but for what it lacks:
-    /// `let mut can = Capability::FULL; can.fair = false;`.
+    /// Everything that a line can be, on one durable node, and no work queues. An engine's own is
+    /// this but for what it lacks: `let mut can = Capability::FULL; can.fair = false;`.
     pub const FULL: Self = Self {
         class: Guarantee::Durable,
         shared: true,
@@ -124,6 +126,7 @@ impl Capability {
             step: Duration::from_millis(1),
         },
         reentrant_session: false,
+        queue: false,
     };
 
     /// Refuses what the engine can't do, before any I/O.

@@ -24,6 +24,7 @@ use crate::core::engine::{
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::line::{Line, Seat};
 use crate::core::name::Name;
+use crate::core::queue::SharedQueueStore;
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::sync::{self, Mutex};
@@ -388,6 +389,10 @@ impl Engine for MemoryEngine {
 
     async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
         self.change(&name, |state, key, _| state.line(key).resize(capacity))
+    }
+
+    fn queues(&self) -> Option<SharedQueueStore> {
+        None
     }
 
     async fn check(&self) -> Result<Checkup> {

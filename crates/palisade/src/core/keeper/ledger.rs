@@ -284,6 +284,18 @@ impl Ledger {
         });
     }
 
+    /// Takes a lease that its owner has made longer. Says whether it was still in force.
+    pub(super) fn extended(&mut self, ticket: &Ticket, armed: LeaseStart) -> bool {
+        let mut in_force = false;
+        self.update(ticket.lease, |kept| {
+            in_force = kept.validities().all(|validity| validity.extend(armed));
+            if in_force {
+                (kept.armed, kept.due) = (armed, renewal_due(armed));
+            }
+        });
+        in_force
+    }
+
     /// Stops renewing for a claim. A shared lease goes on living.
     pub(super) fn forget(&mut self, ticket: &Ticket) {
         if known_bad::is(Bad::RenewalSurvivesRelease) {

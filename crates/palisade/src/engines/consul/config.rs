@@ -50,6 +50,7 @@ const CAPABILITY: Capability = Capability {
         step: Duration::from_millis(1),
     },
     reentrant_session: true,
+    queue: false,
 };
 
 /// What `connect` knows of it.

@@ -30,6 +30,8 @@ const NEW: &str = "boot.new";
 pub(super) const LINES: &str = "lines";
 pub(super) const PROCS: &str = "procs";
 pub(super) const LEASES: &str = "leases";
+/// Kept across boots.
+pub(super) const QUEUES: &str = "queues";
 
 /// See the module's text.
 #[derive(Debug)]
@@ -62,8 +64,12 @@ impl Home {
 /// another time namespace use; [`ErrorKind::Unusable`] for files that can't be read;
 /// [`ErrorKind::Unreachable`] when a process that is stopped in it keeps its lock.
 pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
-    if read(&dir, BOOT)?.is_none() {
-        refuse_foreign(&dir)?;
+    if read(&dir, BOOT)?.is_none()
+        && let Err(foreign) = refuse_foreign(&dir)
+        // Somebody may have made it since: it is one before anything else is in it.
+        && read(&dir, BOOT)?.is_none()
+    {
+        return Err(foreign);
     }
     let locked = dir.lock(timeout)?;
     let now = Boot::current()?;
@@ -120,7 +126,7 @@ pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
 fn refuse_foreign(dir: &Dir) -> Result<()> {
     for name in dir.entries()? {
         let ours = match name.as_str() {
-            "lock" | "fences" | CEILING | PROMISED | BOOT | NEW => true,
+            "lock" | "fences" | QUEUES | CEILING | PROMISED | BOOT | NEW => true,
             LINES | PROCS | LEASES => {
                 // Empty ones are what a process that was killed here left.
                 dir::names(dir.folder(&name)?).is_ok_and(|names| names.is_empty())

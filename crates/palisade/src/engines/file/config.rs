@@ -16,6 +16,7 @@ pub(super) const CAPABILITY: Capability = Capability {
     // A hold lives with the process that has it.
     detached: false,
     ends_with: EndsWith::Process,
+    queue: cfg!(feature = "file-queue"),
     ..Capability::FULL
 };
 

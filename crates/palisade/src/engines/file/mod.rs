@@ -4,7 +4,8 @@
 //! never synced: after a reboot lines start empty, while tokens go on above a synced
 //! ceiling (`tokens`). The death of a holder is noticed by the kernel (`liveness`), not by its
 //! ttl; a holder that lives but does not renew (`leases`) ends by its ttl. `boot` makes and joins
-//! a store, `dir` says who may, `notify` wakes the sleepers.
+//! a store, `dir` says who may, `notify` wakes the sleepers. Work queues (`queue`) are databases of
+//! their own, synced and kept across boots.
 
 mod acquire;
 #[cfg(feature = "baseline")]
@@ -20,6 +21,8 @@ mod line_file;
 mod liveness;
 mod notify;
 mod promised;
+#[cfg(feature = "file-queue")]
+mod queue;
 mod release;
 mod renew;
 mod store;
@@ -47,6 +50,7 @@ use crate::core::engine::{
 };
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
+use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
@@ -160,6 +164,7 @@ impl Engine for FileEngine {
         };
         Capability {
             ends_with,
+            queue: CAPABILITY.queue && !self.by_lease,
             ..CAPABILITY
         }
     }
@@ -226,6 +231,17 @@ impl Engine for FileEngine {
 
     async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
         release::resize(self, name, capacity).await
+    }
+
+    #[cfg(feature = "file-queue")]
+    fn queues(&self) -> Option<SharedQueueStore> {
+        // A message is ready when its consumer's process is dead, and nobody is promised more.
+        (!self.by_lease).then(|| Arc::new(queue::FileQueues::new(self)) as _)
+    }
+
+    #[cfg(not(feature = "file-queue"))]
+    fn queues(&self) -> Option<SharedQueueStore> {
+        None
     }
 
     async fn check(&self) -> Result<Checkup> {

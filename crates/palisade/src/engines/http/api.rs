@@ -226,6 +226,7 @@ impl Described {
                 step: ms(able.ttl_ms.step.max(1)),
             },
             reentrant_session: false,
+            queue: false,
         }
     }
 }

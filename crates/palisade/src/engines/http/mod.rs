@@ -37,6 +37,7 @@ use crate::core::engine::{
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
+use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::engines::kit::Host;
@@ -109,6 +110,10 @@ impl Engine for HttpEngine {
 
     async fn resize(&self, _: Name, _: u32) -> Result<bool> {
         cannot_resize().await
+    }
+
+    fn queues(&self) -> Option<SharedQueueStore> {
+        None
     }
 
     async fn check(&self) -> Result<Checkup> {

@@ -49,6 +49,7 @@ pub(super) const CAPABILITY: Capability = Capability {
         step: Duration::from_millis(1),
     },
     reentrant_session: true,
+    queue: false,
     ..TABLE
 };
 

@@ -103,6 +103,7 @@ fn serve(url: &str) {
             },
             audit: Audit::to(std::io::sink()),
             metrics,
+            tracer: None,
         };
         let gateway = Gateway::bind(client, config).await.unwrap();
         println!("{}", gateway.local_addr().unwrap());

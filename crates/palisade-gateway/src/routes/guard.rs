@@ -14,6 +14,7 @@ use palisade::{Error, ErrorKind, Result};
 use super::sessions::SESSION;
 use crate::access::Door;
 use crate::problem::Problem;
+use crate::spans::TRACE;
 
 /// What must not be in an address, because addresses are logged.
 const SECRETS: &[&str] = &[
@@ -139,7 +140,7 @@ pub(super) fn bearer(headers: &HeaderMap) -> Option<&str> {
 /// Copies of what a handler looks at: the originals would keep the buffer that the request was
 /// read into, which is 8 KiB for each of thousands that wait.
 pub(super) fn copied(headers: &HeaderMap) -> HeaderMap {
-    let names = [CONTENT_TYPE.as_str(), SESSION, "traceparent"];
+    let names = [CONTENT_TYPE.as_str(), SESSION, TRACE];
     let mut copies = HeaderMap::with_capacity(names.len());
     for name in names {
         let value = headers.get(name).map(HeaderValue::as_bytes);

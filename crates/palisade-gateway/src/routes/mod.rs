@@ -20,6 +20,7 @@ use futures_util::future::BoxFuture;
 use hyper::body::Incoming;
 use hyper::header::HeaderMap;
 use hyper::{Method, Request, StatusCode};
+use opentelemetry::trace::SpanContext;
 use palisade::{BootTime, Client};
 use serde_json::json;
 
@@ -32,6 +33,7 @@ use crate::audit::Audit;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::sessions::Sessions;
+use crate::spans::{Open, Spans};
 
 /// All routes. What `route` does not know of them is a bug that a test finds.
 pub(crate) const ROUTES: &[(&str, &str)] = &[
@@ -71,6 +73,7 @@ pub(crate) struct Routes {
     pub(crate) names: Names,
     pub(crate) metrics: Metrics,
     pub(crate) views: Views,
+    pub(crate) spans: Spans,
 }
 
 /// A request of somebody known.
@@ -81,6 +84,8 @@ struct Asking {
     headers: HeaderMap,
     query: HashMap<String, String>,
     arrival: BootTime,
+    /// The request's own span, if it has one.
+    span: Option<Box<SpanContext>>,
 }
 
 /// Counts an answer.
@@ -109,7 +114,8 @@ impl Routes {
             None if page::file(request.uri().path()).is_some() => "/",
             None => "other",
         };
-        let routed = Arc::clone(&self).route(door, arrival, request);
+        let mut span = self.spans.request(&method, path, request.headers());
+        let routed = Arc::clone(&self).route(door, arrival, request, &mut span);
         Box::pin(async move {
             let answered = match routed {
                 Ok(answer) => answer.await,
@@ -124,6 +130,9 @@ impl Routes {
                 crate::answer::problem(&problem)
             });
             count(path, &answer, arrival);
+            if let Some(span) = span {
+                span.answered(answer.status().as_u16());
+            }
             answer
         })
     }
@@ -138,6 +147,7 @@ impl Routes {
         door: Door,
         arrival: BootTime,
         request: Request<Incoming>,
+        span: &mut Option<Open>,
     ) -> Result<BoxFuture<'static, Answered>, Problem> {
         let (head, body) = request.into_parts();
         // Kubelets and balancers ask for health by whatever address they have.
@@ -172,6 +182,9 @@ impl Routes {
         let token = guard::bearer(&head.headers);
         let principal = self.access.principal(door, token);
         let principal = principal.ok_or_else(Problem::unauthorized)?;
+        if let Some(span) = span {
+            span.asked_by(&principal.name);
+        }
         if head.method != Method::GET {
             self.names.check_origin(door, &head.headers)?;
         }
@@ -186,6 +199,7 @@ impl Routes {
             query,
             arrival,
             headers: guard::copied(&head.headers),
+            span: span.as_ref().map(|span| Box::new(span.context())),
         };
         Ok(Box::pin(async move {
             let handled = self.handle(&asking, known, body);

@@ -25,6 +25,7 @@ mod supervise;
 mod sys;
 mod table;
 mod terminal;
+mod traces;
 mod verbs;
 mod view;
 mod worker;

@@ -25,7 +25,7 @@ use crate::engines::kit::finish::finish;
 use crate::engines::redis::keys::LineKeys;
 
 /// A message can be lost, and another tool sends none: a waiter tries at least this often.
-const RECHECK: Duration = Duration::from_millis(500);
+const TRIES_EVERY: Duration = Duration::from_millis(500);
 
 /// After the first message that a line is free, how long those of the other servers are waited for:
 /// a release reaches them all within a round trip.
@@ -173,7 +173,7 @@ async fn try_again(engine: &Arc<Redlock>, waiter: &Arc<Waiter>) -> Result<()> {
     let granted = waiter.line.grants.load(Ordering::Relaxed) != before;
     if granted && waiter.claim.ask == Ask::Whole {
         // Another claim of this client was quicker; its release will be told.
-        waiter.tried(BootTime::now() + jittered(RECHECK));
+        waiter.tried(BootTime::now() + jittered(TRIES_EVERY));
         return Ok(());
     }
     // Settled also if this is dropped: who waits next finds what came of it.
@@ -196,8 +196,8 @@ async fn try_again(engine: &Arc<Redlock>, waiter: &Arc<Waiter>) -> Result<()> {
                         rand::random_range(Duration::ZERO..=bound.min(FURTHEST_APART))
                     }
                     // It never ends, or says nothing of it.
-                    false if due.is_zero() => jittered(RECHECK),
-                    false => due.min(jittered(RECHECK)),
+                    false if due.is_zero() => jittered(TRIES_EVERY),
+                    false => due.min(jittered(TRIES_EVERY)),
                 };
                 waiter.tried(now + wait);
             }

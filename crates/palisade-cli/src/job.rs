@@ -194,14 +194,8 @@ impl Job {
             let line = look(client, &self.name).await;
             let found = line.is_ok();
             let line = line.ok().flatten();
-            if let Some(line) = &line
-                && let Some(ancestor) = self.ancestor_in_the_way(line, &ancestors)
-            {
-                let name = shown(self.name.as_str());
-                return Failure::Nested(format!(
-                    "{name} is held for an ancestor of this process ({ancestor}), so waiting for it \
-                     would never end; use another name, or take the lock only once"
-                ));
+            if let Some(futile) = line.as_ref().and_then(|line| self.futile(line, &ancestors)) {
+                return futile;
             }
             if !std::mem::replace(&mut told, true) {
                 self.say_waiting(&line.map_or_else(Vec::new, |line| line.holders));
@@ -212,6 +206,35 @@ impl Job {
             tokio::time::sleep(NOTICE_AGAIN).await;
         }
         std::future::pending().await
+    }
+
+    /// Acquires, unless it would wait for the end of what runs it. Where the names of the locks
+    /// above say so already, that is seen before it enters the line.
+    async fn acquire(
+        &self,
+        client: &Client,
+        patience: Patience,
+    ) -> Result<palisade::Result<Option<Hold>>, Failure> {
+        let mut above = outer_claims().into_iter();
+        if patience != Patience::NoWait && above.any(|above| above.name == self.name.as_str()) {
+            // An engine that is slow is looked at again while this waits.
+            let line = tokio::time::timeout(NOTICE_AFTER, look(client, &self.name)).await;
+            let line = line.ok().and_then(Result::ok).flatten();
+            if let Some(futile) = line.and_then(|line| self.futile(&line, &ancestors())) {
+                return Err(futile);
+            }
+        }
+        Ok(self.request(client).acquire(patience).await)
+    }
+
+    /// Why waiting would never end, if somebody above this process holds the lock.
+    fn futile(&self, line: &LineView, ancestors: &[String]) -> Option<Failure> {
+        let ancestor = self.ancestor_in_the_way(line, ancestors)?;
+        let name = shown(self.name.as_str());
+        Some(Failure::Nested(format!(
+            "{name} is held for an ancestor of this process ({ancestor}), so waiting for it would \
+             never end; use another name, or take the lock only once"
+        )))
     }
 
     /// The holder that waits for our own end, if the lock can't be ours before.
@@ -365,12 +388,11 @@ impl Connected {
     /// Dropping it leaves the line.
     pub(crate) async fn acquire(&mut self) -> Result<Acquired<'_>, Failure> {
         let (job, client) = (&self.job, &self.client);
-        let request = job.request(client);
         let asked = Instant::now();
         let acquired = tokio::select! {
             biased;
             signal = self.signals.ending() => return Err(Failure::Interrupted(signal.as_raw())),
-            acquired = request.acquire(self.left) => acquired,
+            acquired = job.acquire(client, self.left) => acquired?,
             futile = job.watch_the_wait(client, self.left) => return Err(futile),
         };
         match acquired {

@@ -49,6 +49,16 @@ api:
 api-accept:
     cargo +nightly public-api -p palisade --all-features -sss > crates/palisade/public-api.txt
 
+# The pictures of the dashboard in docs/images, by Chromium.
+screenshots:
+    cargo build -p palisade-cli
+    cargo test -p palisade-testkit --test operations -- --ignored screenshots --nocapture
+
+# The gateway beside its description: thousands of made-up requests.
+fuzz-api:
+    cargo build -p palisade-cli
+    PALISADE_TEST_FULL=1 python3 -m pytest -q crates/palisade-gateway/tests/openapi
+
 # Format in place.
 fmt:
     cargo fmt --all

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use palisade::engine::{Permits, Tokens};
+use palisade::engine::{EndsWith, Permits, Tokens};
 use palisade::{Capability, Guarantee};
 use serde::Serialize;
 
@@ -18,6 +18,7 @@ pub(crate) struct Abilities {
     tokens: &'static str,
     early_loss: bool,
     detached: bool,
+    ends_with: &'static str,
     ttl_ms: TtlRange,
     reentrant_session: bool,
 }
@@ -49,6 +50,10 @@ impl Abilities {
             },
             early_loss: capability.early_loss,
             detached: capability.detached,
+            ends_with: match capability.ends_with {
+                EndsWith::Lease => "lease",
+                EndsWith::Process => "process",
+            },
             ttl_ms: TtlRange {
                 min: millis(capability.ttl.min),
                 max: millis(capability.ttl.max),

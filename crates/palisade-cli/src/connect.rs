@@ -93,7 +93,7 @@ impl Target {
 pub(crate) fn shown_url(url: &str) -> Result<String, Failure> {
     let url = Url::parse(url)?;
     Ok(match url.scheme.as_str() {
-        "file" => format!("file:{}", url.path),
+        scheme @ ("file" | "http+unix") => format!("{scheme}:{}", url.path),
         scheme if palisade::command::schemes().contains(&scheme) => url.shown(),
         // Somebody may have pasted a secret here.
         _ => "(an unknown scheme)".to_owned(),

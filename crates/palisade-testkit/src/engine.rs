@@ -70,6 +70,9 @@ pub struct Site {
     /// Whether a claim that does not wait watches a holder that should be gone, for its lease,
     /// before it says busy.
     pub watches_overdue: bool,
+    /// Whether a gateway promises how long a lease lasts: a ttl at the most, and less while it
+    /// has not renewed its own.
+    pub promised: bool,
     /// How to cut off this site, which no other trial uses.
     pub cut_off: Option<Arc<dyn CutOff>>,
     /// What can be done to its server, if it has one.
@@ -88,6 +91,7 @@ impl Site {
             lasts: 1,
             late: Duration::ZERO,
             watches_overdue: false,
+            promised: false,
             cut_off: None,
             outages: None,
             keep: None,

@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use palisade_testkit::lab::engines::ENGINES;
-use palisade_testkit::lab::{faults, fencing, launch};
+use palisade_testkit::lab::{consumer, faults, fencing, launch};
 use palisade_testkit::{conformance, report, taker};
 
 const USAGE: &str = "usage:
@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         .or_else(|| faults::command::main(&arguments, ENGINES))
         .or_else(|| faults::experiment::main(&arguments, ENGINES))
         .or_else(|| fencing::writer::main(&arguments))
+        .or_else(|| consumer::main(&arguments))
     {
         return code;
     }

@@ -82,8 +82,12 @@ fn every_case_has_a_name_of_its_own() {
 fn every_engine_is_under_test() {
     let names: BTreeSet<&str> = ENGINES.iter().map(|engine| engine.name).collect();
     // An engine may have a second scheme for the same thing with TLS.
-    let is_run =
-        |card: &palisade::engine::EngineInfo| card.schemes.iter().any(|s| names.contains(s));
+    let runs = |scheme: &str| {
+        names
+            .iter()
+            .any(|name| name.split('-').next() == Some(scheme))
+    };
+    let is_run = |card: &palisade::engine::EngineInfo| card.schemes.iter().any(|s| runs(s));
     let without: Vec<_> = palisade::command::registry()
         .into_iter()
         .filter(|card| !is_run(card))

@@ -1,7 +1,7 @@
 //! `Client`: one connection to an engine, from which the primitives are made.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -20,6 +20,7 @@ use crate::core::keeper::Keeper;
 use crate::core::lookout::{AgentState, Agents, DEADLOCK_AFTER};
 use crate::core::name::Name;
 use crate::core::owner::{Ancestor, Owner};
+use crate::core::queue::{Queue, QueueKeeper, QueueReport};
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope, Severity};
 use crate::core::token::{Era, Token};
 use crate::core::url::Settings;
@@ -32,6 +33,8 @@ use crate::primitives::{Election, MultiLock, Mutex, ReentrantMutex, RwLock, Sema
 #[derive(Clone)]
 pub struct Client {
     keeper: Arc<Keeper>,
+    /// The keeper of messages, from the first use of a queue on; `None` without queues.
+    queues: Arc<OnceLock<Option<Arc<QueueKeeper>>>>,
     era: Era,
     owner: Arc<Owner>,
     agents: Arc<Agents>,
@@ -60,6 +63,7 @@ impl Client {
         let handle = format!("{:016x}", rand::random::<u64>());
         Ok(Self {
             keeper: Arc::new(Keeper::new(engine, settings.timeout)),
+            queues: Arc::default(),
             era: settings.era,
             owner: Arc::new(Owner::here(handle, settings.label.clone())),
             agents: Agents::new(),
@@ -144,6 +148,18 @@ impl Client {
         }
     }
 
+    /// A client whose agents are none of this one's, though they may have the same names, sharing
+    /// this one's connection: for who asks on behalf of many, as a gateway does.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_own_agents(&self) -> Self {
+        Self {
+            agents: self.agents.others(),
+            agent: None,
+            ..self.clone()
+        }
+    }
+
     /// Tells `observer` what happens to the claims of this client and all its clones.
     #[must_use]
     pub fn observed_by(self, observer: impl Observer) -> Self {
@@ -157,6 +173,7 @@ impl Client {
     pub fn layer<E: Engine>(self, layer: impl FnOnce(SharedEngine) -> E) -> Self {
         Self {
             keeper: Arc::new(self.keeper.layered(layer)),
+            queues: Arc::default(),
             ..self
         }
     }
@@ -292,6 +309,34 @@ impl Client {
         .asking(ask)
     }
 
+    /// A work queue: each message to one consumer at a time, and none lost when a consumer dies.
+    /// As with every primitive, name and options are checked when it is used.
+    pub fn queue(&self, name: impl AsRef<str>) -> Queue {
+        let mine = (self.era, Arc::clone(&self.owner), self.ttl);
+        let (keeper, can) = (self.queue_keeper(), self.capability());
+        Queue::new(keeper, Name::new(name), can, mine)
+    }
+
+    fn queue_keeper(&self) -> Result<Arc<QueueKeeper>> {
+        let keeper = self.queues.get_or_init(|| {
+            let store = self.engine().queues()?;
+            Some(Arc::new(self.keeper.beside(store)))
+        });
+        keeper.clone().ok_or_else(|| {
+            let message = "this engine has no work queues; use file:, postgres: or redis:";
+            let error = Error::new(ErrorKind::Unsupported, "queue", message);
+            error.with("engine", self.describe())
+        })
+    }
+
+    /// Shows the queues of this namespace.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] on an engine without queues; those of the engine.
+    pub async fn survey_queues(&self, scope: Scope) -> Result<Vec<QueueReport>> {
+        self.queue_keeper()?.store().survey(scope).await
+    }
+
     /// Shows who holds and who waits.
     ///
     /// # Errors
@@ -306,7 +351,8 @@ impl Client {
     /// [`ErrorKind::Unsupported`] where an engine does not show who waits; those of the engine.
     pub async fn deadlocks(&self) -> Result<Vec<Deadlock>> {
         if !self.capability().waiters_visible {
-            let message = "this engine does not show who waits, so deadlocks can't be found;                            see its page";
+            let message = "this engine does not show who waits, so deadlocks can't be found; see its \
+                           page";
             let error = Error::new(ErrorKind::Unsupported, "deadlocks", message);
             return Err(error.with("engine", self.describe()));
         }
@@ -434,12 +480,20 @@ impl Client {
     /// Holds that live on are not touched.
     pub async fn flush(&self) {
         self.keeper.drain().await;
+        if let Some(Some(queues)) = self.queues.get() {
+            queues.drain().await;
+        }
     }
 
     /// Flushes, then closes the connection if nothing else uses it (no clone, hold or primitive);
     /// otherwise the last of them closes it. For a program that ends: it leaves nothing behind.
     pub async fn close(self) {
         self.flush().await;
+        // Its messages are on the same connection, which the other one closes.
+        let queues = Arc::into_inner(self.queues).and_then(OnceLock::into_inner);
+        if let Some(keeper) = queues.flatten().and_then(Arc::into_inner) {
+            keeper.end().await;
+        }
         if let Some(keeper) = Arc::into_inner(self.keeper) {
             keeper.end().await;
         }

@@ -37,6 +37,8 @@ pub mod config {
     pub use crate::engines::etcd::Etcd;
     #[cfg(feature = "file")]
     pub use crate::engines::file::File;
+    #[cfg(feature = "http")]
+    pub use crate::engines::http::config::Http;
     #[cfg(feature = "kubernetes")]
     pub use crate::engines::kubernetes::config::Cluster as Kubernetes;
     #[cfg(feature = "postgres")]
@@ -303,6 +305,8 @@ const OFFERS: &[EngineFactory] = &[
     crate::engines::postgres::FACTORY,
     #[cfg(feature = "postgres")]
     crate::engines::postgres::advisory::FACTORY,
+    #[cfg(feature = "http")]
+    crate::engines::http::FACTORY,
 ];
 
 /// What this build can connect to, by name.
@@ -374,6 +378,7 @@ const FEATURES: &[(&str, &[&str], Option<&str>)] = &[
     ("consul", &["consul", "consuls"], Some("8500")),
     ("zookeeper", &["zookeeper", "zookeepers"], Some("2181")),
     ("kubernetes", &["kubernetes"], None),
+    ("http", &["http", "https", "http+unix"], Some("7420")),
     ("file", &["file"], None),
     ("memory", &["memory"], None),
 ];
@@ -525,6 +530,19 @@ mod tests {
             typed.label("x y"),
             "etcd://me@a,b?password_file=/p&label=x%20y",
         );
+    }
+
+    #[cfg(feature = "http")]
+    #[test]
+    fn gateways_are_configured_by_types() {
+        let typed = config::Http::new(["a", "b:1"]).token_file("/t");
+        says_the_same(
+            typed.tls().namespace("billing"),
+            "https://a,b:1?token_file=/t&namespace=billing",
+        );
+        says_the_same(config::Http::unix("/run/g.sock"), "http+unix:/run/g.sock");
+        let given = config::Http::new(["a"]).token("hunter2");
+        assert!(!format!("{given:?}").contains("hunter2"));
     }
 
     #[test]

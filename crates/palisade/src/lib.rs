@@ -15,7 +15,8 @@
 //! ```
 //!
 //! [`connect()`] gives a [`Client`], and that the primitives: [`Client::mutex`],
-//! [`Client::rwlock`], [`Client::semaphore`], [`Client::election`]. Each has the same options and is
+//! [`Client::rwlock`], [`Client::semaphore`], [`Client::election`], and work queues
+//! ([`Client::queue`]). Each has the same options and is
 //! checked when it is used:
 //!
 //! ```
@@ -70,6 +71,18 @@ pub mod events {
     pub use crate::core::events::{Ending, Event, Observer, Renewed};
 }
 
+/// Work queues: each message to one consumer at a time; see [`Client::queue`].
+///
+/// Delivery is at least once. It is exactly once where the effect and
+/// [`done`](queue::Message::done) are one step.
+pub mod queue {
+    pub use crate::core::queue::{
+        DEDUPLICATED, Delivery, Draft, Failed, FullReport, MAX_BATCH, MAX_BODY, Message,
+        MessageReport, MessageState, Pick, Pushed, Queue, QueueReport, QueueStore, Receipt,
+        Retries, Settlement, SharedQueueStore, Take, Taken,
+    };
+}
+
 /// What [`Client::survey`], [`Client::deadlocks`] and [`Client::check`] answer.
 pub mod report {
     pub use crate::core::deadlock::{Deadlock, Sightings, StuckAgent, StuckClaim, find};
@@ -92,6 +105,8 @@ pub mod command {
     #[cfg(palisade_shuttle)]
     pub use crate::core::sync::advance;
     pub use crate::core::url::nearest;
+    #[cfg(feature = "http")]
+    pub use crate::engines::http::config::own_folder;
 }
 
 /// The Rust in the pages compiles.

@@ -256,6 +256,10 @@ impl Engine for JsonEngine {
         self.change("resize", name.as_str(), resize).await?
     }
 
+    fn queues(&self) -> Option<palisade::queue::SharedQueueStore> {
+        None
+    }
+
     async fn check(&self) -> Result<Checkup> {
         Ok(Checkup::default())
     }

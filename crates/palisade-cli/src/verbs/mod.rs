@@ -21,6 +21,7 @@ mod release;
 mod resize;
 mod run;
 mod schema;
+mod serve;
 mod show;
 mod top;
 
@@ -83,5 +84,6 @@ verbs! {
     Completions => completions,
     Man => man,
     Schema => schema,
+    Serve => serve,
     Help => help,
 }

@@ -48,7 +48,7 @@ pub(crate) const HEALTH: Is = "engine:text version:text? class:A|B|C capability:
     round_trip_us:figure? clock_ahead_us:figure? findings:[FINDING]";
 const CAPABILITY: Is = "shared:bool permits:weighted|slots|none resize:bool fair:bool \
     waiters_visible:bool tokens:durable|floored|none early_loss:bool detached:bool \
-    reentrant_session:bool ttl_ms:TTL";
+    ends_with:lease|process reentrant_session:bool ttl_ms:TTL";
 const TTL: Is = "min:number max:number step:number";
 const FINDING: Is = "severity:info|warning|danger code:text message:text remedy:text";
 pub(crate) const ADVICE: Is =

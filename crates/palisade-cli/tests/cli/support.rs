@@ -25,6 +25,7 @@ pub(crate) fn palisade() -> Command {
         "PALISADE_LOCK",
         "PALISADE_ANCESTORS",
         "PALISADE_CLAIMS",
+        "PALISADE_GATEWAY_TOKEN",
         "NO_COLOR",
     ] {
         command.env_remove(name);
@@ -37,13 +38,28 @@ pub(crate) fn palisade() -> Command {
 
 /// A directory with the locks of one test.
 pub(crate) struct Store {
+    /// Before the directory: it ends first.
+    gateway: Option<Running>,
     dir: TempDir,
 }
 
 impl Store {
     pub(crate) fn new() -> Self {
         let dir = TempDir::new().unwrap();
-        Self { dir }
+        let gateway = None;
+        Self { gateway, dir }
+    }
+
+    /// One that the command reaches through the socket of a gateway only.
+    pub(crate) fn behind_a_gateway() -> Self {
+        let mut store = Self::new();
+        let mut command = store.palisade("serve --json --no-port --drain 100ms --socket");
+        command.arg(store.path("run/gateway.sock"));
+        let mut gateway = Running::start(command);
+        let said = gateway.stderr_line();
+        assert!(said.contains("serving"), "{said}");
+        store.gateway = Some(gateway);
+        store
     }
 
     /// A path beside the store.
@@ -52,6 +68,14 @@ impl Store {
     }
 
     pub(crate) fn url(&self) -> String {
+        match &self.gateway {
+            None => self.direct_url(),
+            Some(_) => format!("http+unix:{}", self.path("run/gateway.sock").display()),
+        }
+    }
+
+    /// The URL of the store itself, past a gateway.
+    pub(crate) fn direct_url(&self) -> String {
         format!("file:{}", self.path("store").display())
     }
 

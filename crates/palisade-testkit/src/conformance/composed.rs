@@ -8,7 +8,7 @@ use std::time::Duration;
 use palisade::engine::Ask;
 use palisade::{BootTime, ErrorKind, Patience};
 
-use super::fixture::{fails, free, granted, taken};
+use super::fixture::{answered, fails, free, granted, taken};
 use super::{Fixture, SOON, cases, needs, soon, within};
 
 cases! { pub(super) CASES, "composed";
@@ -121,8 +121,8 @@ async fn a_multi_lock_given_up_leaves_no_claim(fx: Fixture) {
     let client = fx.client();
     let _c = fx.other_client().await.mutex("c").lock().await.unwrap();
     let all = client.multi_lock(["a", "b", "c"]);
-    let given_up = all.lock_timeout(Duration::from_millis(150));
-    taken(soon("the timeout", given_up).await);
+    let given_up = async || all.lock_timeout(Duration::from_millis(150)).await;
+    taken(answered(&client, given_up).await);
     let dropped = tokio::time::timeout(Duration::from_millis(100), all.lock()).await;
     assert!(dropped.is_err(), "two holders");
     soon("the background leaves", client.flush()).await;

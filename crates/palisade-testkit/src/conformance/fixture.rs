@@ -6,6 +6,7 @@
 
 use std::fmt::Debug;
 use std::future::Future;
+use std::ops::RangeInclusive;
 use std::panic::Location;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -248,9 +249,26 @@ impl Fixture {
         self.fit(Duration::from_secs(60))
     }
 
-    /// A ttl whose end a case can wait for, and that a busy machine renews in time.
+    /// A ttl whose end a case can wait for, and that a busy machine renews in time; through a
+    /// gateway twice.
     pub(crate) fn short_ttl(&self) -> Duration {
-        self.fit(Duration::from_secs(1))
+        let seconds = if self.site().promised { 2 } else { 1 };
+        self.fit(Duration::from_secs(seconds))
+    }
+
+    /// How long a lease of `ttl` may be granted for.
+    pub(crate) fn granted(&self, ttl: Duration) -> RangeInclusive<Duration> {
+        let least = if self.site().promised { ttl / 3 } else { ttl };
+        least..=ttl
+    }
+
+    /// The longest name, in bytes: where a namespace is a part of it, it takes room.
+    pub(crate) fn longest_name(&self) -> usize {
+        let namespace = self.settings().namespace;
+        match self.url().starts_with("http") {
+            true => 255 - namespace.len() - 1,
+            false => 255,
+        }
     }
 
     /// `ttl` moved into the engine's range and up to its step.

@@ -10,7 +10,7 @@ use super::{Fixture, SOON, cases, needs, soon, within};
 cases! { pub(super) CASES, "hold";
     "It says what was granted, and for how long." => [
         it_shows_the_token_of_the_survey,
-        the_era_sits_above_the_count if needs::tokens,
+        the_era_sits_above_the_count if needs::era_of_tokens,
         it_is_valid_from_the_start,
         it_can_move_to_another_task,
     ],

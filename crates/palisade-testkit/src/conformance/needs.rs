@@ -53,12 +53,14 @@ needs! {
         early_loss = fx.capability().early_loss, "no early loss signal";
         outage = fx.site().cut_off.is_some(), "nothing that could be cut off";
         remote = fx.url().contains("://"), "no network in between";
-        reached = !["+sentinel:", "+cluster:"].iter().any(|way| fx.url().contains(way)),
+        era = !fx.url().starts_with("http"), "the gateway has the era";
+        reached = !["+sentinel:", "+cluster:", "http:"].iter().any(|way| fx.url().contains(way)),
             "its servers are named by others, past any proxy";
         lives_on = fx.site().notices_death.is_none(), "a hold ends with its connection";
         processes = fx.site().processes, "lives in one process";
     }
     both {
+        era_of_tokens = tokens, era;
         resize_weighted = resize, weighted;
         resize_shared = resize, shared;
         shared_and_permits = shared, any_permits;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::launch::apiserver::ApiServer;
+use super::launch::gateway::{Door, Gateway};
 use super::launch::{self, Running};
 use super::outage::Servers;
 use super::proxy::Protocol;
@@ -40,7 +41,35 @@ pub const ENGINES: &[EngineUnderTest] = &[
     served("postgres", || server("postgres")),
     served("postgres+advisory", advisory),
     served("postgres-pooled", pooled),
+    // Through a gateway, which is a process of its own.
+    gateway("http+unix-memory", || {
+        through(Door::Socket, Ok(Site::new("memory:")))
+    }),
+    gateway("http+unix-file", || through(Door::Socket, file())),
+    gateway("http-redis", || through(Door::Port, server("redis"))),
+    gateway("http-postgres", || through(Door::Port, server("postgres"))),
+    gateway("http-etcd", || {
+        through(Door::Port, server("etcd").map(scans_twice_a_second))
+    }),
 ];
+
+/// An engine behind a gateway, which is started for the run and needs the command to be built.
+const fn gateway(name: &'static str, start: fn() -> Result<Site, String>) -> EngineUnderTest {
+    served(name, start)
+}
+
+/// The site of a gateway in front of an engine's.
+fn through(door: Door, engine: Result<Site, String>) -> Result<Site, String> {
+    let engine = engine?;
+    let gateway = Arc::new(Gateway::start(&engine.url, &[])?);
+    let site = Site {
+        processes: true,
+        promised: true,
+        late: engine.late,
+        ..Site::new(gateway.url(door))
+    };
+    Ok(site.keeping((gateway, engine)))
+}
 
 /// An engine behind a server, which is started for the run.
 const fn served(name: &'static str, start: fn() -> Result<Site, String>) -> EngineUnderTest {
@@ -160,6 +189,21 @@ fn pooled() -> Result<Site, String> {
         ..Site::new(format!("{}?listen_url={listen}", running.url()))
     };
     Ok(site.keeping(running))
+}
+
+/// A gateway for one trial alone, which may cut it off: the way to it, not the engine behind it.
+///
+/// # Errors
+/// A sentence when it does not start.
+pub fn severable_gateway(door: Door) -> Result<Site, String> {
+    let gateway = Arc::new(Gateway::start("memory:", &[])?);
+    let site = Site {
+        processes: true,
+        promised: true,
+        cut_off: Some(gateway.clone() as Arc<dyn CutOff>),
+        ..Site::new(gateway.url(door))
+    };
+    Ok(site.keeping(gateway))
 }
 
 /// A server for one trial alone, which may cut it off.

@@ -5,6 +5,7 @@
 //! [`trial`] is what the tests of single engines share.
 
 pub mod check;
+pub mod consumer;
 pub mod engines;
 pub mod faults;
 pub mod fencing;

@@ -28,7 +28,8 @@ async fn a_clock_that_jumps_makes_a_second_grant_which_the_fence_survives() {
     let second = two.mutex("job").try_lock().await.unwrap();
     let second = second.expect("C, D and E are a majority");
     assert!(second.token() > first.token(), "the fence needs it");
-    assert!(first.is_valid(), "nobody could tell it before");
+    // The first holder may know by now, when its client has just begun to listen to a server and
+    // looked after what it has there. The storage must not depend on that.
 
     assert_eq!(
         write(second.token().into(), "two").await.unwrap(),

@@ -57,7 +57,7 @@ impl Five {
     }
 
     /// How many scripts a server has run.
-    fn scripts_run(&self, node: usize) -> u64 {
+    pub(crate) fn scripts_run(&self, node: usize) -> u64 {
         let stats = self.ask(node, &["INFO", "commandstats"]);
         let row = stats
             .lines()

@@ -154,3 +154,25 @@ async fn permits_are_the_same_on_a_majority() {
     let again = soon("a permit", clients[0].semaphore("pool", 3).acquire()).await;
     holds.push(again.unwrap());
 }
+
+/// Each grant costs the servers about as much, however many tasks of one client wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_of_one_client_takes_turns() {
+    const CROWD: u64 = 300;
+    let Some(five) = Five::start() else { return };
+    let client = five.client(FRESH).await;
+    let mut crowd = tokio::task::JoinSet::new();
+    for _ in 0..CROWD {
+        let mutex = client.mutex("job");
+        crowd.spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() });
+    }
+    soon("all of them", async {
+        while let Some(one) = crowd.join_next().await {
+            one.unwrap();
+        }
+    })
+    .await;
+    // A vote and its return for each, and some that came too early.
+    let scripts = five.scripts_run(0);
+    assert!(scripts < 12 * CROWD, "{scripts} scripts for {CROWD} grants");
+}

@@ -4,6 +4,7 @@
 //! same claim id; a claim whose lease ended while it waited starts over as a new claim. Whatever
 //! happens, a future dropped at any await leaves no place behind: `Occupied` sees to that.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -258,7 +259,8 @@ impl Request {
                 }
                 Place::Waiting if deadline.has_passed() => return Ok(Attempt::OutOfPatience),
                 Place::Waiting => {
-                    let lookout = lookout.get_or_insert_with(|| self.lookout(claim.id));
+                    let known = occupied.ticket.claim;
+                    let lookout = lookout.get_or_insert_with(|| self.lookout(known));
                     place = tokio::select! {
                         biased;
                         place = self.wait(&occupied.ticket, &validity, patience, deadline, backoff) => place?,
@@ -301,11 +303,12 @@ impl Request {
     }
 
     /// What to fail with when a waiting claim is to give way; never ready otherwise.
-    fn lookout(&self, claim: ClaimId) -> BoxFuture<'_, Error> {
+    pub(super) fn lookout(&self, claim: ClaimId) -> BoxFuture<'static, Error> {
         let visible = self.keeper.engine().capability().waiters_visible;
-        match (&self.agent, self.deadlock_after) {
+        match (self.agent.clone(), self.deadlock_after) {
             (Some(agent), Some(after)) if visible => {
-                Box::pin(agent.look_out(&self.keeper, claim, &self.name, after))
+                let (keeper, name) = (Arc::clone(&self.keeper), self.name.clone());
+                Box::pin(async move { agent.look_out(&keeper, claim, &name, after).await })
             }
             // Takes no memory.
             _ => Box::pin(std::future::pending()),
@@ -317,7 +320,7 @@ impl Request {
         Error::new(ErrorKind::Lost, "wait", message).with("name", &self.name)
     }
 
-    fn claim(&self, queue: bool) -> Claim {
+    pub(super) fn claim(&self, queue: bool) -> Claim {
         let mut owner = self.owner.asking_now();
         // Where nobody sees who waits, it would be of no use to anyone.
         let visible = self.keeper.engine().capability().waiters_visible;
@@ -344,16 +347,17 @@ impl Request {
 }
 
 /// An acquire under way, which tells its end, also when its future is dropped.
-struct Acquiring<'a> {
-    request: &'a Request,
+pub(super) struct Acquiring<R: Borrow<Request>> {
+    request: R,
     since: BootTime,
-    ending: Ending,
+    pub(super) ending: Ending,
 }
 
-impl<'a> Acquiring<'a> {
-    fn begin(request: &'a Request) -> Self {
-        let (name, mode) = (&request.name, request.ask.mode());
-        let observers = request.keeper.observers();
+impl<R: Borrow<Request>> Acquiring<R> {
+    pub(super) fn begin(request: R) -> Self {
+        let asked = request.borrow();
+        let (name, mode) = (&asked.name, asked.ask.mode());
+        let observers = asked.keeper.observers();
         observers.tell(|engine| Event::Acquiring { engine, name, mode });
         Self {
             request,
@@ -363,11 +367,12 @@ impl<'a> Acquiring<'a> {
     }
 }
 
-impl Drop for Acquiring<'_> {
+impl<R: Borrow<Request>> Drop for Acquiring<R> {
     fn drop(&mut self) {
-        let (name, mode, ending) = (&self.request.name, self.request.ask.mode(), self.ending);
+        let request = self.request.borrow();
+        let (name, mode, ending) = (&request.name, request.ask.mode(), self.ending);
         let took = BootTime::now().saturating_since(self.since);
-        let observers = self.request.keeper.observers();
+        let observers = request.keeper.observers();
         observers.tell(|engine| Event::Acquired {
             engine,
             name,

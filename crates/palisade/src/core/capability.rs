@@ -54,6 +54,15 @@ pub enum Tokens {
     None,
 }
 
+/// What ends a place whose process was killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EndsWith {
+    /// The end of its lease: a promise that its process passed on holds until then.
+    Lease,
+    /// The death of its process, or of that process's connection: another may be granted at once.
+    Process,
+}
+
 /// The times to live that an engine takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TtlRange {
@@ -87,15 +96,19 @@ pub struct Capability {
     pub early_loss: bool,
     /// A hold can be renewed from another process.
     pub detached: bool,
+    /// What ends a place whose process was killed.
+    pub ends_with: EndsWith,
     /// The times to live it takes.
     pub ttl: TtlRange,
     /// A second claim on the same name by the same session is granted by nature.
     pub reentrant_session: bool,
+    /// It has work queues beside its lines.
+    pub queue: bool,
 }
 
 impl Capability {
-    /// Everything, on one durable node. An engine's own is this but for what it lacks:
-    /// `let mut can = Capability::FULL; can.fair = false;`.
+    /// Everything that a line can be, on one durable node, and no work queues. An engine's own is
+    /// this but for what it lacks: `let mut can = Capability::FULL; can.fair = false;`.
     pub const FULL: Self = Self {
         class: Guarantee::Durable,
         shared: true,
@@ -106,12 +119,14 @@ impl Capability {
         tokens: Tokens::Durable,
         early_loss: true,
         detached: true,
+        ends_with: EndsWith::Lease,
         ttl: TtlRange {
             min: Duration::from_millis(100),
             max: Duration::from_secs(24 * 3600),
             step: Duration::from_millis(1),
         },
         reentrant_session: false,
+        queue: false,
     };
 
     /// Refuses what the engine can't do, before any I/O.

@@ -18,6 +18,7 @@ use super::engine::{
 };
 use super::error::Result;
 use super::name::Name;
+use super::queue::SharedQueueStore;
 use super::report::{Checkup, LineReport, Scope};
 use super::ticket::{Lease, LeaseId, Ticket};
 
@@ -96,6 +97,7 @@ forward! {
         alarms() -> BoxStream<Alarm>;
         watch(scope: Scope) -> BoxStream<Result<()>>;
         key(ticket: &Ticket) -> Option<String>;
+        queues() -> Option<SharedQueueStore>;
     }
     future {
         enter(claim: Arc<Claim>) -> Result<Entered>;

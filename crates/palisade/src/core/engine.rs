@@ -20,6 +20,7 @@ use super::claim::{Ask, Claim};
 use super::clock::BootTime;
 use super::error::{Error, ErrorKind, Result};
 use super::name::Name;
+use super::queue::SharedQueueStore;
 use super::report::{Checkup, LineReport, Scope};
 use super::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 
@@ -153,6 +154,10 @@ pub trait Engine: Send + Sync + 'static {
     /// - A claim that weighs more than the new capacity is `InvalidArgument`, and nothing changes.
     /// - A line of readers is `CapacityMismatch`; one without permits answers `false`.
     fn resize(&self, name: Name, capacity: u32) -> impl Future<Output = Result<bool>> + Send;
+
+    /// The store of its work queues, where it has one (see
+    /// [`Capability::queue`](super::capability::Capability::queue)). It shares the connection.
+    fn queues(&self) -> Option<SharedQueueStore>;
 
     /// Looks at the engine itself: its version, its clock, and unsafe settings.
     fn check(&self) -> impl Future<Output = Result<Checkup>> + Send;

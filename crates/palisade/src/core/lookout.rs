@@ -60,10 +60,16 @@ pub(crate) struct Agents {
     /// Random, so that agents of two clients are never one.
     client: String,
     known: Mutex<HashMap<String, Weak<AgentState>>>,
+    looks: Arc<Looks>,
+}
+
+/// The looks for a client and those that share its connection.
+#[derive(Default)]
+struct Looks {
     /// Where the waiters begin that are due for a look.
     due: Mutex<HashMap<ClaimId, BTreeSet<String>>>,
     /// The last look. Held while one is under way: it serves all who are due.
-    look: tokio::sync::Mutex<Option<Look>>,
+    last: tokio::sync::Mutex<Option<Look>>,
 }
 
 /// One agent in this process.
@@ -85,11 +91,19 @@ struct Look {
 
 impl Agents {
     pub(crate) fn new() -> Arc<Self> {
+        Self::with(Arc::default())
+    }
+
+    /// Other agents, also where they have the same names, that look together with these.
+    pub(crate) fn others(&self) -> Arc<Self> {
+        Self::with(Arc::clone(&self.looks))
+    }
+
+    fn with(looks: Arc<Looks>) -> Arc<Self> {
         Arc::new(Self {
             client: format!("{:016x}", rand::random::<u64>()),
             known: Mutex::default(),
-            due: Mutex::default(),
-            look: tokio::sync::Mutex::default(),
+            looks,
         })
     }
 
@@ -115,13 +129,15 @@ impl Agents {
         known.insert(name, Arc::downgrade(&state));
         state
     }
+}
 
+impl Looks {
     /// A look that begins from now on, and from `own` and where others begin who are due. Not
     /// from all of them if they are many: a look asks for so many lines and no more, and each is
     /// to have its turn.
     async fn look(&self, engine: &SharedEngine, own: &BTreeSet<String>) -> Result<Look> {
         let wanted = BootTime::now();
-        let mut last = self.look.lock().await;
+        let mut last = self.last.lock().await;
         let serves = |look: &&Look| look.began >= wanted && own.is_subset(&look.starts);
         if let Some(look) = last.as_ref().filter(serves) {
             return Ok(look.clone());
@@ -245,8 +261,9 @@ impl AgentState {
             let Some(starts) = self.starts() else {
                 continue;
             };
-            let due = Due::new(&self.agents, claim, starts.clone());
-            let Ok(look) = self.agents.look(keeper.engine(), &starts).await else {
+            let looks = &self.agents.looks;
+            let due = Due::new(looks, claim, starts.clone());
+            let Ok(look) = looks.look(keeper.engine(), &starts).await else {
                 continue;
             };
             drop(due);
@@ -342,20 +359,20 @@ impl Suspect {
 
 /// A waiter that is due for a look, until this is dropped.
 struct Due<'a> {
-    agents: &'a Agents,
+    looks: &'a Looks,
     claim: ClaimId,
 }
 
 impl<'a> Due<'a> {
-    fn new(agents: &'a Agents, claim: ClaimId, starts: BTreeSet<String>) -> Self {
-        agents.due.lock().insert(claim, starts);
-        Self { agents, claim }
+    fn new(looks: &'a Looks, claim: ClaimId, starts: BTreeSet<String>) -> Self {
+        looks.due.lock().insert(claim, starts);
+        Self { looks, claim }
     }
 }
 
 impl Drop for Due<'_> {
     fn drop(&mut self) {
-        self.agents.due.lock().remove(&self.claim);
+        self.looks.due.lock().remove(&self.claim);
     }
 }
 

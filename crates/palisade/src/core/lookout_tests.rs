@@ -44,15 +44,21 @@ async fn a_crowd_that_is_due_keeps_nobody_from_its_own_lines() {
     let agents = Agents::new();
     let due: Vec<Due<'_>> = crowd
         .iter()
-        .map(|name| Due::new(&agents, ClaimId::random(), BTreeSet::from([name.clone()])))
+        .map(|name| {
+            Due::new(
+                &agents.looks,
+                ClaimId::random(),
+                BTreeSet::from([name.clone()]),
+            )
+        })
         .collect();
     let own = names(["z"]);
-    let look = agents.look(client.engine(), &own).await.unwrap();
+    let look = agents.looks.look(client.engine(), &own).await.unwrap();
     assert!(look.lines.iter().any(|line| line.name == "z"));
     assert!(look.lines.len() > 1, "and serves others beside");
     drop(due);
     // Who asked before it began and is not served by it makes one of its own.
     let other = names(["l000", "l300"]);
-    let look = agents.look(client.engine(), &other).await.unwrap();
+    let look = agents.looks.look(client.engine(), &other).await.unwrap();
     assert_eq!(look.lines.len(), 2);
 }

@@ -23,6 +23,9 @@ pub struct Owner {
     /// The W3C trace that it asked in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
+    /// Whom a gateway knows the owner as: it asked through one, with that principal's token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
     /// Who does one thing at a time, where somebody said so. One that can't be read, as of a later
     /// version, is none.
     #[serde(
@@ -100,6 +103,7 @@ impl Owner {
             label,
             since: unix_millis(),
             traceparent: None,
+            principal: None,
             agent: None,
         }
     }

@@ -58,6 +58,9 @@ impl Occupied {
 
     /// Takes the ticket that the engine answered with.
     pub(super) fn entered(&mut self, ticket: Ticket) {
+        if ticket.claim != self.ticket.claim {
+            self.keeper.known_as(self.ticket.claim, ticket.claim);
+        }
         let in_doubt = self.ticket.in_doubt;
         self.ticket = Ticket { in_doubt, ..ticket };
     }

@@ -26,7 +26,7 @@ impl From<ClaimId> for LeaseId {
 pub struct Ticket {
     /// The line.
     pub name: Name,
-    /// The claim.
+    /// The claim, as surveys show it. A gateway calls it by another id than it was asked with.
     pub claim: ClaimId,
     /// What keeps it alive.
     pub lease: LeaseId,
@@ -88,6 +88,21 @@ pub struct LeaseStart {
 }
 
 impl LeaseStart {
+    /// One that a holder may believe in for `valid` from `sent` on, because whoever says so, a
+    /// gateway, has taken the margin already.
+    pub fn promised(sent: BootTime, valid: Duration) -> Self {
+        let ms = Duration::from_millis;
+        // What `ttl - margin(ttl)` is `valid` for, rounded down.
+        let ttl = if valid < ms(100) {
+            valid * 3 / 2
+        } else if valid < ms(450) {
+            valid + ms(50)
+        } else {
+            valid * 10 / 9
+        };
+        Self { sent, ttl }
+    }
+
     /// Counts from `called`, read before the request was made, unless the engine says an earlier
     /// time: whatever it says, the earlier one is safe.
     #[must_use]
@@ -124,5 +139,23 @@ mod tests {
         assert_eq!(margin(ms(30_000)), ms(3_000));
         assert_eq!(margin(ms(300)), ms(50));
         assert_eq!(margin(ms(90)), ms(30));
+    }
+
+    #[test]
+    fn a_promise_is_believed_as_long_as_it_says_and_no_longer() {
+        let sent = BootTime::now();
+        for micros in (0..2_000_000)
+            .step_by(997)
+            .chain([99_999, 100_000, 450_000])
+        {
+            let valid = Duration::from_micros(micros);
+            let believed = LeaseStart::promised(sent, valid).deadline();
+            assert!(believed <= sent + valid, "{valid:?}");
+            let short = (sent + valid).saturating_since(believed);
+            assert!(short < Duration::from_nanos(5), "{valid:?} less {short:?}");
+        }
+        let full = Duration::from_secs(30);
+        let start = LeaseStart::promised(sent, full - margin(full));
+        assert_eq!(start.ttl, full);
     }
 }

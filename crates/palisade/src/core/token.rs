@@ -44,13 +44,14 @@ impl Era {
         }
     }
 
-    /// The token that users see for what the engine counted.
+    /// The token that users see for what the engine counted. Without an era it is just that: what
+    /// a gateway counts has the gateway's era in it.
     ///
     /// # Errors
     /// [`ErrorKind::Unusable`] when the engine counts beyond the 56 bits below the era: such a token
     /// could not be compared.
     pub fn stamp(self, sequence: u64) -> Result<Token> {
-        if sequence >> ERA_SHIFT != 0 {
+        if self.0 != 0 && sequence >> ERA_SHIFT != 0 {
             return Err(Error::new(
                 ErrorKind::Unusable,
                 "token",
@@ -73,5 +74,6 @@ mod tests {
         assert!(Era::new(128).is_err());
         assert!(Era::new(127).unwrap().stamp(1 << 56).is_err());
         assert!(Era::new(127).unwrap().stamp(1).unwrap().0 < u64::MAX);
+        assert_eq!(Era::default().stamp(new.0).unwrap(), new, "of a gateway");
     }
 }

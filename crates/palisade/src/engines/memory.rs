@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::RwLock;
 use tokio::sync::{Notify, broadcast};
 
-use crate::core::capability::{Capability, Guarantee, Tokens};
+use crate::core::capability::{Capability, EndsWith, Guarantee, Tokens};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::dyn_engine::SharedEngine;
@@ -24,6 +24,7 @@ use crate::core::engine::{
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::line::{Line, Seat};
 use crate::core::name::Name;
+use crate::core::queue::SharedQueueStore;
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::sync::{self, Mutex};
@@ -54,6 +55,7 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 const CAPABILITY: Capability = Capability {
     class: Guarantee::Timed,
     tokens: Tokens::Floored,
+    ends_with: EndsWith::Process,
     ..Capability::FULL
 };
 
@@ -387,6 +389,10 @@ impl Engine for MemoryEngine {
 
     async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
         self.change(&name, |state, key, _| state.line(key).resize(capacity))
+    }
+
+    fn queues(&self) -> Option<SharedQueueStore> {
+        None
     }
 
     async fn check(&self) -> Result<Checkup> {

@@ -8,6 +8,9 @@ pub mod consul;
 pub mod etcd;
 #[cfg(feature = "file")]
 pub mod file;
+#[cfg(feature = "http")]
+#[allow(refining_impl_trait)]
+pub mod http;
 pub(crate) mod kit;
 #[cfg(feature = "kubernetes")]
 #[allow(refining_impl_trait)]

@@ -118,6 +118,15 @@ async fn act() {
             say(&hold(&engine, "door").await.sequence.to_string());
             wait_for_end();
         }
+        "hold by lease" => {
+            let engine = try_open(dir, "ends_with=lease").await.unwrap();
+            let held = Claim {
+                ttl: processes::SHORT,
+                ..claim("door", Ask::Whole)
+            };
+            say(&enter(&engine, held).await.0.sequence.to_string());
+            wait_for_end();
+        }
         "read" => {
             let engine = open(dir).await;
             let (_, sequence) = enter(&engine, claim("door", Ask::READ)).await;

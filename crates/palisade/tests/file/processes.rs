@@ -55,6 +55,54 @@ async fn a_killed_holder_is_replaced_at_once() {
     println!("hand-over after kill -9: {took:?}");
 }
 
+/// The ttl of a claim that is not renewed.
+pub(crate) const SHORT: Duration = Duration::from_millis(1500);
+
+#[tokio::test]
+async fn a_place_by_lease_outlives_its_killed_process_and_its_waiters_do_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = BootTime::now();
+    let second = Second::start(dir.path(), "hold by lease");
+    let theirs: u64 = second.says().parse().unwrap();
+    let waiting = Second::start(dir.path(), "hold by lease");
+    assert_eq!(waiting.says(), "0", "it waits");
+    let engine = open(dir.path()).await;
+    let (ticket, sequence) = enter(&engine, claim("door", Ask::Whole)).await;
+    assert_eq!(sequence, None);
+    second.signal(Signal::KILL);
+    waiting.signal(Signal::KILL);
+    let Place::Held { sequence } = pushed(&engine, &ticket).await else {
+        panic!("it is granted");
+    };
+    let took = BootTime::now().saturating_since(before);
+    assert!(took >= SHORT, "granted after {took:?}, within the lease");
+    assert!(took < 2 * SHORT, "the dead waiter is passed over: {took:?}");
+    assert!(sequence > theirs);
+}
+
+#[tokio::test]
+async fn what_was_promised_before_a_reboot_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = try_open(dir.path(), "ends_with=lease").await.unwrap();
+    let held = Claim {
+        ttl: SHORT,
+        ..claim("door", Ask::Whole)
+    };
+    enter(&engine, held).await;
+    drop(engine);
+    damage::reboot(dir.path());
+    let before = BootTime::now();
+    let engine = open(dir.path()).await;
+    let again = Arc::new(claim("door", Ask::Whole));
+    let refused = engine.enter(Arc::clone(&again)).await.unwrap_err();
+    assert!(refused.is_transient(), "{refused}");
+    while engine.enter(Arc::clone(&again)).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let took = BootTime::now().saturating_since(before);
+    assert!(took >= SHORT, "granted after {took:?}");
+}
+
 #[tokio::test]
 async fn the_dead_make_nobody_wait() {
     let (dir, engine) = store().await;

@@ -92,6 +92,17 @@ invariants! {
     NoSpuriousLoss: "F4 no spurious loss" by loss::spurious,
 }
 
+impl Invariant {
+    /// Whether it is about how soon something happens: a machine that stands still for a moment can
+    /// violate it. All others hold however slow a machine is.
+    pub const fn is_about_time(self) -> bool {
+        matches!(
+            self,
+            Self::BoundedLeak | Self::Progress | Self::NoSpuriousLoss
+        )
+    }
+}
+
 impl fmt::Display for Invariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.label())

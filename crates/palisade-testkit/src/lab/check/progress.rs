@@ -4,9 +4,10 @@ use super::index::{Attempt, Held, Index, Window};
 use super::{Params, Verdict, Violation, ms, nanos};
 use crate::lab::history::{Answer, What};
 
-/// How many requests one after the other lead to an answer at most: a look at the line, the claim,
-/// a look whether it was granted, and taking it back.
-const REQUESTS: u64 = 4;
+/// How many requests one after the other lead to an answer at most: the claim, a last look whether
+/// it was granted, and taking it back, each of which an engine that compares and swaps may read and
+/// write twice, because another was quicker.
+const REQUESTS: u64 = 12;
 
 /// When a holder went away, and when the next was granted.
 struct Departure<'a, 'h> {

@@ -60,7 +60,8 @@ async fn rest(end: BootTime, time: Duration) {
     tokio::time::sleep(time.min(end.remaining())).await;
 }
 
-/// Hurts one worker; answers whether one was there to be hurt. A lease ends at the latest when it has lasted its ttl so many times.
+/// Hurts one worker; answers whether one was there to be hurt. A lease ends at the latest when it
+/// has lasted its ttl so many times.
 async fn once(
     crew: &mut Crew,
     (fault, aim): (Fault, Aim),
@@ -76,7 +77,11 @@ async fn once(
     };
     let still = matches!(
         (fault, aim),
-        (Fault::PauseBeforeWrite, _) | (Fault::KillHolder | Fault::PauseHolder, Aim::Sure)
+        (Fault::PauseBeforeWrite, _)
+            | (
+                Fault::KillHolder | Fault::PauseHolder | Fault::PauseShort,
+                Aim::Sure
+            )
     );
     if still && !holds_still(crew, at, ttl * 4).await {
         return Ok(false);
@@ -100,6 +105,9 @@ async fn once(
         }
         Fault::PauseShort => {
             crew.stop(at)?;
+            if still {
+                crew.members[at].tell("go");
+            }
             // The lease is renewed when a third of it is over: this much can't end it.
             let pause = ttl.mul_f64(crew.rng.random_range(0.1..0.25));
             tokio::time::sleep(pause).await;

@@ -167,6 +167,22 @@ pub(crate) const PGBOUNCER: Part = packaged("pgbouncer", "PALISADE_TEST_PGBOUNCE
 /// Not an engine: what makes packets vanish.
 pub(crate) const IPTABLES: Part = packaged("iptables", "PALISADE_TEST_IPTABLES", &["iptables"]);
 
+/// Not engines: a browser and what drives it, for the dashboard; it has no letters of its own.
+pub(crate) const CHROMIUM: Part = packaged(
+    "chromium",
+    "PALISADE_TEST_CHROMIUM",
+    &["chromium", "fonts-liberation"],
+);
+pub(crate) const CHROMEDRIVER: Part = packaged(
+    "chromedriver",
+    "PALISADE_TEST_CHROMEDRIVER",
+    &["chromium-driver"],
+);
+
+/// Not an engine: what scrapes a gateway.
+pub(crate) const PROMETHEUS: Part =
+    packaged("prometheus", "PALISADE_TEST_PROMETHEUS", &["prometheus"]);
+
 /// What was found or refused.
 static KNOWN: Mutex<Option<HashMap<&'static str, Result<PathBuf, String>>>> = Mutex::new(None);
 

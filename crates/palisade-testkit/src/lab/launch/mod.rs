@@ -9,6 +9,7 @@ pub mod apiserver;
 mod engines;
 pub(crate) mod find;
 mod folder;
+pub mod gateway;
 mod install;
 pub mod node;
 mod ports;
@@ -96,10 +97,13 @@ pub fn need(name: &str) -> Option<Running> {
 /// When it can't be had although [`REQUIRE`] or `CI` is set, or is not known.
 pub fn need_tool(name: &str) -> Option<PathBuf> {
     let got = match name {
+        "chromedriver" => find::CHROMEDRIVER.get(),
+        "chromium" => find::CHROMIUM.get(),
         "curator" => find::CURATOR.get(),
         "etcd" => find::ETCD.get(),
         "etcdctl" => find::ETCDCTL.get(),
         "iptables" => find::IPTABLES.get(),
+        "prometheus" => find::PROMETHEUS.get(),
         _ => panic!("no tool is called {name:?}"),
     };
     match got {

@@ -215,6 +215,14 @@ impl Ledger {
         self.entering.insert(claim, false);
     }
 
+    /// Says that the engine calls a claim whose enter was under way by another id. An alarm under
+    /// either id counts.
+    pub(super) fn known_as(&mut self, asked: ClaimId, known: ClaimId) {
+        if let Some(alarmed) = self.entering.remove(&asked) {
+            *self.entering.entry(known).or_default() |= alarmed;
+        }
+    }
+
     /// Takes a claim that has a place under care. Says whether the thread would look too late.
     pub(super) fn watch_over(
         &mut self,
@@ -274,6 +282,18 @@ impl Ledger {
                 kept.ending = !renewed;
             }
         });
+    }
+
+    /// Takes a lease that its owner has made longer. Says whether it was still in force.
+    pub(super) fn extended(&mut self, ticket: &Ticket, armed: LeaseStart) -> bool {
+        let mut in_force = false;
+        self.update(ticket.lease, |kept| {
+            in_force = kept.validities().all(|validity| validity.extend(armed));
+            if in_force {
+                (kept.armed, kept.due) = (armed, renewal_due(armed));
+            }
+        });
+        in_force
     }
 
     /// Stops renewing for a claim. A shared lease goes on living.

@@ -3,7 +3,9 @@
 //! One thread per client, apart from the caller's runtime, so that a blocked or ended runtime
 //! neither costs a lease nor keeps a released place. Holds and waiting claims register here;
 //! the thread ([`task`]) renews their leases, many with one call, tells their validities when one is
-//! over, and leaves what was dropped. What is known of them is the [`ledger`].
+//! over, and leaves what was dropped. What is known of them is the [`ledger`]. All it asks of the
+//! other side is [`Leasing`]: the messages of queues are kept in the same way, by a keeper of
+//! their own.
 //!
 //! Registering and forgetting take one short mutex and wake nobody, unless something is due
 //! earlier than the thread would look by itself.
@@ -16,10 +18,11 @@ use tokio::sync::Notify;
 use self::ledger::{Departure, Ledger, Lost};
 use super::claim::ClaimId;
 use super::clock::BootTime;
-use super::dyn_engine::SharedEngine;
+use super::dyn_engine::{DynEngine, SharedEngine};
 use super::engine::Engine;
 use super::error::{Error, ErrorKind, Result};
 use super::events::{Event, Observers};
+use super::leasing::Leasing;
 use super::sync::{Mutex, Runtime};
 use super::ticket::{Lease, LeaseStart, Ticket};
 use super::validity::{LossReason, Validity};
@@ -42,10 +45,10 @@ impl Lease {
 
 /// The handle that clients and holds share. When the last one is dropped the thread leaves what
 /// is still to be left, and ends.
-pub(crate) struct Keeper(Arc<Shared>);
+pub(crate) struct Keeper<S: Leasing + ?Sized = dyn DynEngine>(Arc<Shared<S>>);
 
-struct Shared {
-    engine: SharedEngine,
+struct Shared<S: Leasing + ?Sized> {
+    store: Arc<S>,
     observers: Arc<Observers>,
     /// How long one request may take.
     timeout: Duration,
@@ -54,7 +57,7 @@ struct Shared {
     wake: Notify,
     /// Told whenever nothing is left to be left.
     drained: Notify,
-    /// One share for each keeper of the same engine: the last one closes it.
+    /// One share for each keeper of the same connection: the last one closes it.
     users: Mutex<Option<Arc<()>>>,
 }
 
@@ -66,28 +69,37 @@ struct State {
 
 impl Keeper {
     pub(crate) fn new(engine: SharedEngine, timeout: Duration) -> Self {
-        let observers = Arc::new(Observers::new(&engine.describe()));
+        let observers = Arc::new(Observers::new(&DynEngine::describe(&*engine)));
         Self::sharing(engine, timeout, observers, Arc::default())
     }
 
-    /// A keeper of what `layer` makes of this one's engine, with the same observers. Claims that
-    /// are here stay here.
+    /// A keeper of what `layer` makes of this one's engine. Claims that are here stay here.
     pub(crate) fn layered<E: Engine>(&self, layer: impl FnOnce(SharedEngine) -> E) -> Self {
-        let engine = Arc::new(layer(Arc::clone(&self.0.engine)));
+        self.beside(Arc::new(layer(Arc::clone(&self.0.store))))
+    }
+
+    pub(crate) fn engine(&self) -> &SharedEngine {
+        &self.0.store
+    }
+}
+
+impl<S: Leasing + ?Sized> Keeper<S> {
+    /// A keeper of something else on the same connection, with the same observers.
+    pub(crate) fn beside<T: Leasing + ?Sized>(&self, store: Arc<T>) -> Keeper<T> {
         // Only a keeper that has ended has given its share away.
         let users = self.0.users.lock().clone().unwrap_or_default();
-        Self::sharing(engine, self.0.timeout, Arc::clone(&self.0.observers), users)
+        Keeper::sharing(store, self.0.timeout, Arc::clone(&self.0.observers), users)
     }
 
     fn sharing(
-        engine: SharedEngine,
+        store: Arc<S>,
         timeout: Duration,
         observers: Arc<Observers>,
         users: Arc<()>,
     ) -> Self {
         Self(Arc::new(Shared {
             observers,
-            engine,
+            store,
             timeout,
             users: Mutex::new(Some(users)),
             state: Mutex::new(State {
@@ -100,8 +112,8 @@ impl Keeper {
         }))
     }
 
-    pub(crate) fn engine(&self) -> &SharedEngine {
-        &self.0.engine
+    pub(crate) fn store(&self) -> &Arc<S> {
+        &self.0.store
     }
 
     pub(crate) fn observers(&self) -> &Observers {
@@ -123,7 +135,7 @@ impl Keeper {
         let shared = Arc::clone(&self.0);
         // Listening begins before anything can enter: an alarm in between would be lost, and an
         // eviction told only by the next renewal.
-        let alarms = runtime.enter(|| shared.engine.alarms());
+        let alarms = runtime.enter(|| shared.store.alarms());
         let keeping = async move {
             let ended = Ended(Arc::clone(&shared));
             task::keep(shared, alarms).await;
@@ -137,6 +149,11 @@ impl Keeper {
     /// Says that a claim's enter is under way.
     pub(crate) fn entering(&self, claim: ClaimId) {
         self.0.state.lock().ledger.entering(claim);
+    }
+
+    /// Says that the engine calls a claim whose enter was under way by another id.
+    pub(crate) fn known_as(&self, asked: ClaimId, known: ClaimId) {
+        self.0.state.lock().ledger.known_as(asked, known);
     }
 
     /// Takes a claim that has a place under care, and returns its life sign.
@@ -162,6 +179,13 @@ impl Keeper {
     /// incarnation; or that there are to be no more of them.
     pub(crate) fn granted(&self, ticket: &Ticket, renewed: bool) {
         self.0.state.lock().ledger.granted(ticket, renewed);
+    }
+
+    /// Takes a lease that its owner has made longer. Says whether it was still in force.
+    pub(crate) fn extended(&self, ticket: &Ticket, armed: LeaseStart) -> bool {
+        let extended = self.0.state.lock().ledger.extended(ticket, armed);
+        self.0.wake.notify_one();
+        extended
     }
 
     /// Stops renewing for a claim, before its place is left. A shared lease goes on living.
@@ -228,14 +252,14 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl<S: Leasing + ?Sized> Drop for Keeper<S> {
     fn drop(&mut self) {
         self.0.state.lock().closing = true;
         self.0.wake.notify_one();
     }
 }
 
-impl Shared {
+impl<S: Leasing + ?Sized> Shared<S> {
     /// Tells who was lost: those who wait for it, and the observers if it was a hold. No lock may
     /// be held, since whoever is told may drop holds.
     fn tell(&self, lost: Lost) {
@@ -257,9 +281,9 @@ impl Shared {
 
 /// Whatever ends the thread, a panic in an engine included, its holds are told at once: nobody
 /// renews them any more.
-struct Ended(Arc<Shared>);
+struct Ended<S: Leasing + ?Sized>(Arc<Shared<S>>);
 
-impl Drop for Ended {
+impl<S: Leasing + ?Sized> Drop for Ended<S> {
     fn drop(&mut self) {
         let mut lost = Lost::default();
         let mut state = self.0.state.lock();

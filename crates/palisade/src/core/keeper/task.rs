@@ -17,6 +17,7 @@ use crate::core::clock::BootTime;
 use crate::core::engine::{Alarm, Audited, BoxStream, Renewal};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::events::{Event, Renewed};
+use crate::core::leasing::Leasing;
 use crate::core::sync::{sleep_until, timeout};
 use crate::core::ticket::LeaseId;
 use crate::core::wait::{Backoff, Retry};
@@ -41,7 +42,10 @@ enum Answer {
 
 type Requests = FuturesUnordered<BoxFuture<'static, Answer>>;
 
-pub(super) async fn keep(shared: Arc<Shared>, mut alarms: BoxStream<Alarm>) {
+pub(super) async fn keep<S: Leasing + ?Sized>(
+    shared: Arc<Shared<S>>,
+    mut alarms: BoxStream<Alarm>,
+) {
     let mut alarms_open = true;
     let mut requests = Requests::new();
     while let Some(looks_at) = shared.look(&mut requests) {
@@ -55,14 +59,14 @@ pub(super) async fn keep(shared: Arc<Shared>, mut alarms: BoxStream<Alarm>) {
             () = sleep_until(looks_at), if looks_at < BootTime::NEVER => {}
         }
     }
-    // Another keeper may still have holds on what the engine would give back.
+    // Another keeper may still have holds on what would be given back.
     let share = shared.users.lock().take();
     if share.and_then(Arc::into_inner).is_some() {
-        shared.engine.close().await;
+        shared.store.close().await;
     }
 }
 
-impl Shared {
+impl<S: Leasing + ?Sized> Shared<S> {
     /// Tells what is over, sends what is due, and says when to look again; `None` at the end.
     fn look(&self, requests: &mut Requests) -> Option<BootTime> {
         let now = BootTime::now();
@@ -96,10 +100,10 @@ impl Shared {
     fn renew(&self, Batch { limit, leases }: Batch) -> BoxFuture<'static, Answer> {
         let ids: Vec<LeaseId> = leases.iter().map(|lease| lease.id).collect();
         let sent = BootTime::now();
-        let engine = Arc::clone(&self.engine);
+        let store = Arc::clone(&self.store);
         Box::pin(async move {
             // The engine gives up first, and says why; this is for one that doesn't.
-            let answers = timeout(limit + limit / 4, engine.renew(leases, limit)).await;
+            let answers = timeout(limit + limit / 4, store.renew(leases, limit)).await;
             let answers = answers.unwrap_or_default();
             Answer::Renewed {
                 limit,
@@ -113,9 +117,9 @@ impl Shared {
     fn audit(&self, lease: LeaseId) -> BoxFuture<'static, Answer> {
         let limit = self.timeout;
         let sent = BootTime::now();
-        let engine = Arc::clone(&self.engine);
+        let store = Arc::clone(&self.store);
         Box::pin(async move {
-            let answer = timeout(limit, engine.audit(lease)).await;
+            let answer = timeout(limit, store.audit(lease)).await;
             let answer = answer.unwrap_or_else(|_| {
                 Err(Error::new(
                     ErrorKind::Unreachable,
@@ -133,12 +137,12 @@ impl Shared {
 
     /// Leaves, again and again until it is known to be done or the ttl has done it.
     fn leave(&self, departure: Departure) -> BoxFuture<'static, Answer> {
-        let engine = Arc::clone(&self.engine);
+        let store = Arc::clone(&self.store);
         let limit = self.timeout;
         Box::pin(async move {
             let mut backoff = Backoff::new(Retry::default());
             loop {
-                match timeout(limit, engine.leave(departure.ticket.clone())).await {
+                match timeout(limit, store.leave(departure.ticket.clone())).await {
                     Ok(Ok(_)) => break,
                     Ok(Err(error)) if !error.is_transient() => break,
                     Ok(Err(_)) | Err(_) => {}

@@ -14,7 +14,6 @@ use futures_util::stream::FuturesUnordered;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, StatusCode};
-use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 
 use super::error::{
@@ -23,7 +22,9 @@ use super::error::{
 use super::kv::{MOST_OPS, Op, Pair, TxnAnswer, TxnError, session_id};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
-use crate::engines::kit::{Asked, Host, Link, PerRuntime, SecretFile, Tls, refuses_ours, timed};
+use crate::engines::kit::{
+    Asked, Host, Link, PerRuntime, SecretFile, Tls, http_client, refuses_ours, timed,
+};
 
 /// What the URL says about requests.
 #[derive(Clone)]
@@ -91,33 +92,17 @@ impl Access {
             value.set_sensitive(true);
             headers.insert(HeaderName::from_static("x-consul-token"), value);
         }
-        // Without a configuration of ours reqwest would make its own, and panic where no
-        // provider is set. One that trusts nobody is for connections without TLS.
         let tls = match &self.tls {
-            None => {
-                let provider = Arc::new(rustls::crypto::ring::default_provider());
-                let builder = ClientConfig::builder_with_provider(provider);
-                let builder = builder.with_safe_default_protocol_versions();
-                let builder = builder
-                    .map_err(|error| config("TLS can't be set up").because(error))?
-                    .with_root_certificates(RootCertStore::empty());
-                builder.with_no_client_auth()
-            }
+            None => None,
             Some(tls) => {
                 let mut tls = tls.fresh()?.client_config()?;
                 self.asked.watch(&mut tls);
-                tls
+                Some(tls)
             }
         };
-        reqwest::Client::builder()
+        http_client(tls)?
             .default_headers(headers)
             .connect_timeout(self.connect_timeout)
-            .http1_only()
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .tcp_nodelay(true)
-            .tls_backend_preconfigured(tls)
             .build()
             .map_err(|error| config("an HTTP client can't be set up").because(error))
     }

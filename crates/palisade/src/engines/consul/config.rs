@@ -9,7 +9,7 @@ use super::ConsulEngine;
 use super::client::{Access, Client, Read, Token};
 use super::inspect::{Agent, TTL_MIN};
 use super::keys::Keys;
-use crate::core::capability::{Capability, Guarantee, Permits, Tokens, TtlRange};
+use crate::core::capability::{Capability, EndsWith, Guarantee, Permits, Tokens, TtlRange};
 use crate::core::duration::parse_duration;
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, ErrorKind, Result};
@@ -43,12 +43,14 @@ const CAPABILITY: Capability = Capability {
     tokens: Tokens::Durable,
     early_loss: true,
     detached: false,
+    ends_with: EndsWith::Lease,
     ttl: TtlRange {
         min: TTL_MIN,
         max: Duration::from_secs(24 * 60 * 60),
         step: Duration::from_millis(1),
     },
     reentrant_session: true,
+    queue: false,
 };
 
 /// What `connect` knows of it.

@@ -16,8 +16,12 @@ use crate::core::line::Seat;
 use crate::core::ticket::{LeaseStart, Ticket};
 
 pub(super) async fn enter(engine: &FileEngine, claim: Arc<Claim>) -> Result<Entered> {
-    let sent = BootTime::now();
     let store = &*engine.store;
+    if engine.by_lease {
+        let home = store.home();
+        home.promised.raise(&home.dir, claim.ttl)?;
+    }
+    let sent = BootTime::now();
     if store
         .left
         .lock()
@@ -52,6 +56,7 @@ pub(super) async fn enter(engine: &FileEngine, claim: Arc<Claim>) -> Result<Ente
                 slot: 0,
                 until: expires,
                 orphan: false,
+                by_lease: engine.by_lease,
                 who: format!("{}\t{value}", claim.owner.to_json()).into(),
                 text: None,
             },

@@ -17,6 +17,7 @@ use super::dir::{self, Dir, Identity, identity};
 use super::error::{config, unusable_dir};
 use super::line_file::LineFile;
 use super::liveness::{self, Liveness};
+use super::promised::{self, PROMISED, Promised};
 use super::tokens::{self, CEILING, Tokens};
 use crate::core::error::{Error, ErrorKind, Result};
 
@@ -29,6 +30,8 @@ const NEW: &str = "boot.new";
 pub(super) const LINES: &str = "lines";
 pub(super) const PROCS: &str = "procs";
 pub(super) const LEASES: &str = "leases";
+/// Kept across boots.
+pub(super) const QUEUES: &str = "queues";
 
 /// See the module's text.
 #[derive(Debug)]
@@ -42,6 +45,7 @@ pub(super) struct Home {
     /// A file of renewed leases per process.
     pub(super) leases: OwnedFd,
     pub(super) tokens: Tokens,
+    pub(super) promised: Promised,
 }
 
 impl Home {
@@ -60,8 +64,12 @@ impl Home {
 /// another time namespace use; [`ErrorKind::Unusable`] for files that can't be read;
 /// [`ErrorKind::Unreachable`] when a process that is stopped in it keeps its lock.
 pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
-    if read(&dir, BOOT)?.is_none() {
-        refuse_foreign(&dir)?;
+    if read(&dir, BOOT)?.is_none()
+        && let Err(foreign) = refuse_foreign(&dir)
+        // Somebody may have made it since: it is one before anything else is in it.
+        && read(&dir, BOOT)?.is_none()
+    {
+        return Err(foreign);
     }
     let locked = dir.lock(timeout)?;
     let now = Boot::current()?;
@@ -83,6 +91,7 @@ pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
             let ceiling = tokens::prepare(&dir, found.is_some())?;
             let boot = Boot {
                 base: tokens::base(ceiling),
+                grants_from: promised::over_at(&dir)?,
                 ..now
             };
             write(&dir, &boot)?;
@@ -97,6 +106,7 @@ pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
         procs: dir.folder(PROCS)?,
         leases: dir.folder(LEASES)?,
         tokens: Tokens::open(&dir, boot.base)?,
+        promised: Promised::open(&dir, boot.grants_from)?,
         dir,
     };
     let alone = liveness::sweep(&home);
@@ -116,7 +126,7 @@ pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
 fn refuse_foreign(dir: &Dir) -> Result<()> {
     for name in dir.entries()? {
         let ours = match name.as_str() {
-            "lock" | "fences" | CEILING | BOOT | NEW => true,
+            "lock" | "fences" | QUEUES | CEILING | PROMISED | BOOT | NEW => true,
             LINES | PROCS | LEASES => {
                 // Empty ones are what a process that was killed here left.
                 dir::names(dir.folder(&name)?).is_ok_and(|names| names.is_empty())
@@ -176,6 +186,9 @@ struct Boot {
     time_namespace: u64,
     /// What the token clock adds to the time since the boot.
     base: u64,
+    /// Before this time of the boot nothing is granted, in nanoseconds: what was promised in an
+    /// earlier one may still be believed.
+    grants_from: u64,
 }
 
 impl Boot {
@@ -188,6 +201,7 @@ impl Boot {
             // Kernels without time namespaces have no such file.
             time_namespace: std::fs::metadata("/proc/self/ns/time").map_or(0, |file| file.ino()),
             base: 0,
+            grants_from: 0,
         })
     }
 
@@ -219,6 +233,8 @@ impl Boot {
                 id: id.to_owned(),
                 time_namespace,
                 base,
+                // Stores that were made before there were such promises have no such line.
+                grants_from: number().unwrap_or_default(),
             }),
             _ => Err(garbled(dir)),
         }
@@ -250,8 +266,8 @@ fn read(dir: &Dir, name: &str) -> Result<Option<String>> {
 /// Replaces the file `boot`: new file, sync, rename, sync of the directory.
 fn write(dir: &Dir, boot: &Boot) -> Result<()> {
     let text = format!(
-        "palisade store {LAYOUT}\n{}\n{}\n{}\n",
-        boot.id, boot.time_namespace, boot.base
+        "palisade store {LAYOUT}\n{}\n{}\n{}\n{}\n",
+        boot.id, boot.time_namespace, boot.base, boot.grants_from
     );
     let write = || -> std::io::Result<()> {
         // A leftover, or somebody's link.

@@ -3,18 +3,20 @@
 use std::path::PathBuf;
 
 use super::error::config;
-use crate::core::capability::Capability;
+use crate::core::capability::{Capability, EndsWith};
 use crate::core::error::Result;
 use crate::core::registry::{EngineFactory, EngineInfo};
 use crate::core::url::Url;
 use crate::engines::kit::typed_config;
 
 /// The engine's own options.
-const OPTIONS: &[&str] = &["allow_network_fs", "shared"];
+const OPTIONS: &[&str] = &["allow_network_fs", "ends_with", "shared"];
 
 pub(super) const CAPABILITY: Capability = Capability {
     // A hold lives with the process that has it.
     detached: false,
+    ends_with: EndsWith::Process,
+    queue: cfg!(feature = "file-queue"),
     ..Capability::FULL
 };
 
@@ -52,6 +54,13 @@ impl File {
         self
     }
 
+    /// Keeps what this process holds until its lease ends, though the process dies: for a process
+    /// that promises its holds to others, as a gateway does.
+    pub fn ends_with_lease(mut self) -> Self {
+        self.0.set("ends_with", "lease");
+        self
+    }
+
     /// Takes a network file system, where locks can't be relied on.
     pub fn allow_network_fs(mut self) -> Self {
         self.0.set("allow_network_fs", true);
@@ -74,6 +83,8 @@ pub(super) struct Config {
     pub(super) path: PathBuf,
     pub(super) audience: Audience,
     pub(super) allow_network_fs: bool,
+    /// Whether what this process holds outlives it, until its lease ends.
+    pub(super) by_lease: bool,
 }
 
 impl Config {
@@ -88,8 +99,14 @@ impl Config {
             Some("group") => Audience::Group,
             Some(_) => return Err(config("option shared must be group, or be left out")),
         };
+        let by_lease = match url.take("ends_with").as_deref() {
+            None | Some("process") => false,
+            Some("lease") => true,
+            Some(_) => return Err(config("option ends_with must be process or lease")),
+        };
         url.finish(OPTIONS)?;
         Ok(Self {
+            by_lease,
             path: locate(&url)?,
             audience,
             allow_network_fs,

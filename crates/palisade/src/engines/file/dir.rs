@@ -35,7 +35,7 @@ impl Audience {
     }
 
     /// Whether nobody outside of the audience can have made or changed it.
-    fn trusts(self, stat: &Stat) -> bool {
+    pub(super) fn trusts(self, stat: &Stat) -> bool {
         match self {
             Self::User => {
                 let ours = [0, rustix::process::geteuid().as_raw()].contains(&stat.st_uid);

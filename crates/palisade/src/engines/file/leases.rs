@@ -237,12 +237,7 @@ impl Leases {
     /// Remembers a claim that is about to get its place, and takes a slot for it.
     pub(super) fn add(&self, id: ClaimId, mine: Mine) -> Result<u32, Errno> {
         let table = &mut *self.table.lock();
-        if mine.expires.as_nanos() > table.until {
-            let until = mine.expires + AHEAD;
-            let bytes = until.as_nanos().to_le_bytes();
-            rustix::io::pwrite(self.file(), &bytes, 0)?;
-            table.until = until.as_nanos();
-        }
+        self.reach(table, mine.expires)?;
         let slot = table.free.pop().unwrap_or(table.slots);
         let end = offset(slot) + SLOT as u64;
         if end > table.reserved.max(4096) {
@@ -255,6 +250,24 @@ impl Leases {
             table.free.push(before.slot);
         }
         Ok(slot)
+    }
+
+    /// Moves the first word of the file, so that claims of this process may last until then.
+    fn reach(&self, table: &mut Table, expires: BootTime) -> Result<(), Errno> {
+        if expires.as_nanos() > table.until {
+            let until = expires + AHEAD;
+            let bytes = until.as_nanos().to_le_bytes();
+            rustix::io::pwrite(self.file(), &bytes, 0)?;
+            table.until = until.as_nanos();
+        }
+        Ok(())
+    }
+
+    /// Says that something else of this process than claims of lines lasts until then, so that its
+    /// sign of life is kept for whoever must see that it is dead.
+    #[cfg(feature = "file-queue")]
+    pub(super) fn cover(&self, expires: BootTime) -> Result<(), Errno> {
+        self.reach(&mut self.table.lock(), expires)
     }
 
     /// Forgets a claim that is in no line any more.

@@ -53,6 +53,8 @@ pub(super) struct Extra {
     pub(super) until: BootTime,
     /// Whether its renewals could not be found, so that it ends by the ttl from then on.
     pub(super) orphan: bool,
+    /// Whether it is kept, once it holds, until its lease ends though its process dies.
+    pub(super) by_lease: bool,
     /// Owner and value, each as JSON, with a tab between.
     pub(super) who: Arc<str>,
     /// Its line in the file, until something changes that it says.
@@ -150,6 +152,7 @@ fn read_seat(line: &str) -> Option<Seat<Extra>> {
             slot,
             until,
             orphan: flags & 2 != 0,
+            by_lease: flags & 4 != 0,
             who: words.next()?.into(),
             text: None,
         },
@@ -355,15 +358,17 @@ impl LineFile {
                 Ask::Whole => (0, 0),
                 Ask::Part { weight, capacity } => (weight, capacity),
             };
+            let flags = u8::from(seat.evicted)
+                | u8::from(extra.orphan) << 1
+                | u8::from(extra.by_lease) << 2;
             let line = format!(
-                "{:032x} {:016x} {} {weight}/{capacity} {} {} {} {} {}\n",
+                "{:032x} {:016x} {} {weight}/{capacity} {} {} {} {flags} {}\n",
                 seat.id.0,
                 extra.process,
                 extra.slot,
                 seat.sequence,
                 extra.until.as_nanos(),
                 seat.ttl.as_nanos(),
-                u8::from(seat.evicted) | u8::from(extra.orphan) << 1,
                 extra.who
             );
             text.push_str(&line);

@@ -4,7 +4,8 @@
 //! never synced: after a reboot lines start empty, while tokens go on above a synced
 //! ceiling (`tokens`). The death of a holder is noticed by the kernel (`liveness`), not by its
 //! ttl; a holder that lives but does not renew (`leases`) ends by its ttl. `boot` makes and joins
-//! a store, `dir` says who may, `notify` wakes the sleepers.
+//! a store, `dir` says who may, `notify` wakes the sleepers. Work queues (`queue`) are databases of
+//! their own, synced and kept across boots.
 
 mod acquire;
 #[cfg(feature = "baseline")]
@@ -19,6 +20,9 @@ mod leases;
 mod line_file;
 mod liveness;
 mod notify;
+mod promised;
+#[cfg(feature = "file-queue")]
+mod queue;
 mod release;
 mod renew;
 mod store;
@@ -37,7 +41,7 @@ use self::config::{CAPABILITY, Config};
 use self::dir::Dir;
 pub use self::liveness::Liveness;
 use self::store::Store;
-use crate::core::capability::{Capability, DEFAULT_TTL};
+use crate::core::capability::{Capability, DEFAULT_TTL, EndsWith};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
 use crate::core::dyn_engine::SharedEngine;
@@ -46,6 +50,7 @@ use crate::core::engine::{
 };
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
+use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
@@ -86,7 +91,7 @@ pub async fn open_with(
     liveness: Option<Arc<Liveness>>,
 ) -> Result<SharedEngine> {
     let config = Config::from_url(url)?;
-    let timeout = settings.connect_timeout;
+    let (timeout, by_lease) = (settings.connect_timeout, config.by_lease);
     let (done, opened) = tokio::sync::oneshot::channel();
     // Opening reads, syncs and may wait for the lock: not on the caller's thread.
     std::thread::Builder::new()
@@ -114,6 +119,7 @@ pub async fn open_with(
         store,
         namespace: settings.namespace.as_str().into(),
         timeout: settings.timeout,
+        by_lease,
         remembered: settings.ttl.unwrap_or(DEFAULT_TTL).max(DEFAULT_TTL),
     }))
 }
@@ -143,13 +149,24 @@ struct FileEngine {
     store: Arc<Store>,
     namespace: Arc<str>,
     timeout: Duration,
+    /// Whether what it holds outlives the process.
+    by_lease: bool,
     /// How long a claim that was left before it came is remembered.
     remembered: Duration,
 }
 
 impl Engine for FileEngine {
     fn capability(&self) -> Capability {
-        CAPABILITY
+        let ends_with = if self.by_lease {
+            EndsWith::Lease
+        } else {
+            EndsWith::Process
+        };
+        Capability {
+            ends_with,
+            queue: CAPABILITY.queue && !self.by_lease,
+            ..CAPABILITY
+        }
     }
 
     fn describe(&self) -> String {
@@ -214,6 +231,17 @@ impl Engine for FileEngine {
 
     async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
         release::resize(self, name, capacity).await
+    }
+
+    #[cfg(feature = "file-queue")]
+    fn queues(&self) -> Option<SharedQueueStore> {
+        // A message is ready when its consumer's process is dead, and nobody is promised more.
+        (!self.by_lease).then(|| Arc::new(queue::FileQueues::new(self)) as _)
+    }
+
+    #[cfg(not(feature = "file-queue"))]
+    fn queues(&self) -> Option<SharedQueueStore> {
+        None
     }
 
     async fn check(&self) -> Result<Checkup> {

@@ -1,6 +1,7 @@
 //! `Store`: one directory, opened once per process and shared by all engines of it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub(super) struct Store {
     /// process can still have an enter of them under way.
     pub(super) left: Mutex<HashMap<ClaimId, BootTime>>,
     pub(super) files: OpenFiles,
+    /// How many messages of queues this process has claimed.
+    pub(super) messages: AtomicI64,
     /// Who opened it: a forked child would share locks with its parent.
     pub(super) pid: Pid,
 }
@@ -80,6 +83,7 @@ impl Store {
             liveness,
             left: Mutex::default(),
             files: OpenFiles::default(),
+            messages: AtomicI64::new(0),
             pid: getpid(),
         });
         *slot = Arc::downgrade(&store);
@@ -127,7 +131,7 @@ impl Drop for Store {
         }
         self.watcher.stop();
         self.files.close(self.home(), 0);
-        if !self.leases.is_empty() {
+        if !self.leases.is_empty() || self.messages.load(Ordering::Acquire) > 0 {
             self.liveness.stay();
         }
     }

@@ -81,6 +81,12 @@ impl Tokens {
         })
     }
 
+    /// What the clock adds to the time since the boot: another one in each boot.
+    #[cfg(feature = "file-queue")]
+    pub(super) fn base(&self) -> u64 {
+        self.base
+    }
+
     /// The token clock, sure to stay below the ceiling for the next grants.
     ///
     /// # Errors

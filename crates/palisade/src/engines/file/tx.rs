@@ -226,10 +226,10 @@ impl<'a> Tx<'a> {
 
     /// Removes what has ended and grants what has come to the front, until no process that
     /// matters is found dead: a claim of a dead process is never granted. Where tokens can't be
-    /// had, nobody is granted.
+    /// had, or promises of an earlier boot are not over, nobody is granted.
     ///
     /// # Errors
-    /// Why tokens can't be had.
+    /// Why nobody can be granted.
     pub(super) fn settle(&mut self, suspects: Suspects) -> Result<()> {
         let (home, mine) = (self.store.home(), self.store.process());
         loop {
@@ -241,7 +241,8 @@ impl<'a> Tx<'a> {
             let clock = if line.seats.iter().all(Seat::is_held) {
                 Ok(*last)
             } else {
-                home.tokens.clock(self.operation, &home.dir)
+                let over = home.promised.all_over(self.operation);
+                over.and_then(|()| home.tokens.clock(self.operation, &home.dir))
             };
             let granted = if let Ok(clock) = clock {
                 line.settle(self.now, || {
@@ -265,8 +266,17 @@ impl<'a> Tx<'a> {
             if suspected.is_empty() {
                 return clock.map(drop);
             }
-            let seats = &mut self.state.line.seats;
-            seats.retain(|seat| !suspected.contains(&seat.extra.process));
+            // What is kept by its lease alone stays if it held before this change: its process may
+            // have told somebody.
+            let (seats, before) = (&mut self.state.line.seats, &self.before.1);
+            let held = |id| before.iter().any(|old| old.id == id && old.sequence != 0);
+            let count = seats.len();
+            seats.retain(|seat| {
+                !suspected.contains(&seat.extra.process) || (seat.extra.by_lease && held(seat.id))
+            });
+            if seats.len() == count {
+                return clock.map(drop);
+            }
         }
     }
 
@@ -383,7 +393,9 @@ impl Sleep {
         };
         for seat in seats {
             sleep.earliest = sleep.earliest.min(seat.expires);
-            if !sleep.processes.contains(&seat.extra.process) {
+            // Such a seat outlives its process: a dead one would wake the sleeper for ever.
+            let outlives = seat.extra.by_lease && seat.is_held();
+            if !outlives && !sleep.processes.contains(&seat.extra.process) {
                 sleep.processes.push(seat.extra.process);
             }
         }

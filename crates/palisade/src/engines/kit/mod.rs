@@ -10,6 +10,8 @@ mod findings;
 pub(crate) mod finish;
 #[cfg(feature = "remote")]
 mod host;
+#[cfg(any(feature = "consul", feature = "http", feature = "kubernetes"))]
+mod http;
 #[cfg(feature = "remote")]
 mod login;
 #[cfg(feature = "remote")]
@@ -28,6 +30,8 @@ mod typed;
 #[cfg(any(feature = "file", feature = "remote"))]
 pub(crate) use typed::typed_config;
 
+#[cfg(any(feature = "consul", feature = "http", feature = "kubernetes"))]
+pub(crate) use self::http::http_client;
 #[cfg(feature = "remote")]
 pub(crate) use self::{
     findings::{clock_off, plain_text},

@@ -12,7 +12,6 @@ use std::time::{Duration, UNIX_EPOCH};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, DATE, HeaderMap, RETRY_AFTER};
 use reqwest::{Method, StatusCode};
-use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -22,7 +21,7 @@ use super::kubeconfig::Target;
 use super::lease::{API, Lease, wall_clock};
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
-use crate::engines::kit::{Host, Link, PerRuntime, timed};
+use crate::engines::kit::{Host, Link, PerRuntime, http_client, timed};
 
 /// How many Leases one answer lists.
 const PAGE: usize = 500;
@@ -107,26 +106,11 @@ impl Target {
         let tls = match self.tls(credential.identity.clone())? {
             Some(tls) => {
                 let tls = tls.client_config();
-                tls.map_err(|error| config(unusable).because(error))?
+                Some(tls.map_err(|error| config(unusable).because(error))?)
             }
-            // Without a configuration of ours reqwest would make its own, and panic where no
-            // provider is set. One that trusts nobody is for connections without TLS.
-            None => {
-                let provider = Arc::new(rustls::crypto::ring::default_provider());
-                let builder = ClientConfig::builder_with_provider(provider);
-                let builder = builder.with_safe_default_protocol_versions();
-                let builder = builder.map_err(|error| config(unusable).because(error))?;
-                let builder = builder.with_root_certificates(RootCertStore::empty());
-                builder.with_no_client_auth()
-            }
+            None => None,
         };
-        let mut builder = reqwest::Client::builder()
-            .http1_only()
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .tcp_nodelay(true)
-            .tls_backend_preconfigured(tls);
+        let mut builder = http_client(tls)?;
         let mut base = self.server.clone();
         if let Some(name) = &self.server_name {
             let bad = || config("the kubeconfig's server and tls-server-name don't fit together");

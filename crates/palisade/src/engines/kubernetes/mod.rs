@@ -41,6 +41,7 @@ use crate::core::engine::{
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
+use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 
@@ -116,6 +117,10 @@ impl Engine for KubernetesEngine {
 
     async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
         release::resize(&self.0, &name, capacity).await
+    }
+
+    fn queues(&self) -> Option<SharedQueueStore> {
+        None
     }
 
     async fn check(&self) -> Result<Checkup> {

@@ -28,7 +28,10 @@ pub(super) const OPTIONS: &[&str] = &[
     "user",
 ];
 
-pub(super) const CAPABILITY: Capability = Capability::FULL;
+pub(super) const CAPABILITY: Capability = Capability {
+    queue: true,
+    ..Capability::FULL
+};
 
 /// What `connect` knows of it.
 pub(crate) const FACTORY: EngineFactory = EngineFactory {

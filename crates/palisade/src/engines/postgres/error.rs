@@ -6,7 +6,7 @@ use std::io;
 
 use tokio_postgres::error::{DbError, SqlState};
 
-use super::pooler;
+use super::{pooler, queue};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::engines::kit::{Host, about_tls, cause};
 use crate::fence::sql;
@@ -66,7 +66,7 @@ pub(super) fn remedy(operation: &'static str, error: &tokio_postgres::Error) -> 
         }
         "57014" | "55P03" => (
             ErrorKind::Unreachable,
-            "the server gave the statement up: something keeps the line's row locked, or a timeout of the server is too short",
+            "the server gave the statement up: something keeps the row locked, or a timeout of the server is too short",
         ),
         "42501" => (
             ErrorKind::Denied,
@@ -81,6 +81,14 @@ pub(super) fn remedy(operation: &'static str, error: &tokio_postgres::Error) -> 
             "the database can't store this name; it should be encoded in UTF8",
         ),
         sql::STALE => (ErrorKind::Lost, STALE),
+        queue::LOST => (
+            ErrorKind::Lost,
+            "the message was lost, another consumer may have it",
+        ),
+        "0A000" => (
+            ErrorKind::Unsupported,
+            "messages with a key can be pushed and done in READ COMMITTED only, not in this transaction",
+        ),
         "53100" => (ErrorKind::Unusable, "the server's disk is full"),
         "53200" => (
             ErrorKind::Unusable,

@@ -9,7 +9,8 @@
 //! what stands in between, `local_queue` keeps a crowd of waiters out of the server's line and
 //! `notify` is what the server pushes. `shedlock` is another layout of the table, and `advisory`
 //! another engine that shares connections, errors, findings and schema. `fence` is the fenced
-//! storage beside the locks, `guard` a hold as a condition of the user's own transaction.
+//! storage beside the locks, `guard` a hold as a condition of the user's own transaction, `queue`
+//! the work queues.
 
 mod acquire;
 pub mod advisory;
@@ -26,6 +27,7 @@ mod inspect;
 mod local_queue;
 mod notify;
 mod pooler;
+mod queue;
 mod release;
 mod renew;
 mod schema;
@@ -43,6 +45,7 @@ pub use config::open;
 pub(crate) use fence::open as open_fence;
 pub use fence::{present, refused};
 pub use guard::{PostgresHold, is_guard_failure, lock_in_transaction, try_lock_in_transaction};
+pub use queue::{PostgresMessage, PostgresQueue};
 pub use schema::Schema;
 
 use self::client::Client;
@@ -55,6 +58,7 @@ use crate::core::engine::{
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
+use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 
@@ -115,6 +119,12 @@ impl Engine for PostgresEngine {
 
     async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
         release::resize(&self.client, &name, capacity).await
+    }
+
+    fn queues(&self) -> Option<SharedQueueStore> {
+        Some(Arc::new(queue::PostgresQueues::new(Arc::clone(
+            &self.client,
+        ))))
     }
 
     async fn check(&self) -> Result<Checkup> {

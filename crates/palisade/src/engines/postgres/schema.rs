@@ -13,10 +13,10 @@ const VERSION: i32 = 3;
 
 /// The revision of `schema.sql`: raise it with every change there. Changes only add, so that
 /// clients of an earlier revision go on working.
-const REVISION: i32 = 5;
+const REVISION: i32 = 6;
 
-/// The least revision that locks need. Fenced storage and guards came with 5: whoever uses them
-/// is told by the server that they are missing.
+/// The least revision that locks need. Fenced storage and guards came with 5, queues with 6:
+/// whoever uses them is told by the server that they are missing.
 const LEAST: i32 = 4;
 
 /// The versions come last: whoever sees them sees all of the rest.
@@ -28,6 +28,8 @@ const SQL: &str = concat!(
     include_str!("fence.sql"),
     "\n",
     include_str!("guard.sql"),
+    "\n",
+    include_str!("queue.sql"),
     "\nCREATE OR REPLACE FUNCTION @schema@.version() RETURNS int LANGUAGE sql IMMUTABLE ",
     "AS 'SELECT @version@';\n",
     "CREATE OR REPLACE FUNCTION @schema@.revision() RETURNS int LANGUAGE sql IMMUTABLE ",

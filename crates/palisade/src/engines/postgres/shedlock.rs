@@ -28,6 +28,7 @@ use crate::core::engine::{
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::owner::Owner;
+use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, ClaimReport, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 
@@ -139,6 +140,7 @@ impl Engine for ShedlockEngine {
             resize: false,
             fair: false,
             waiters_visible: false,
+            queue: false,
             ..CAPABILITY
         }
     }
@@ -256,6 +258,10 @@ impl Engine for ShedlockEngine {
 
     async fn resize(&self, _name: Name, _capacity: u32) -> Result<bool> {
         cannot_resize().await
+    }
+
+    fn queues(&self) -> Option<SharedQueueStore> {
+        None
     }
 
     async fn check(&self) -> Result<Checkup> {

@@ -68,9 +68,23 @@ pub(super) enum Verb {
     FenceAccept,
     FenceRead,
     FenceForget,
+    QueuePush,
+    QueueClaim,
+    QueueRenew,
+    QueueDone,
+    QueueReturn,
+    QueueLeave,
+    QueueExtend,
+    QueueSleep,
+    QueueSurveyPrefix,
+    QueueSurveyLine,
+    QueueList,
+    QueueRead,
+    QueueRetry,
+    QueueDiscard,
 }
 
-const VERBS: usize = Verb::FenceForget as usize + 1;
+const VERBS: usize = Verb::QueueDiscard as usize + 1;
 
 /// The columns of a survey; `@which@` chooses the lines.
 const SURVEY: &str = "SELECT l.name, replace(s.claim::text, '-', ''), s.weight, s.capacity, \
@@ -112,6 +126,26 @@ const FENCE_ACCEPT: &str = "INSERT INTO @schema@.fenced AS f (namespace, resourc
 const FENCE_READ: &str = "SELECT fence_token, CASE WHEN $3 THEN data END FROM @schema@.fenced \
      WHERE namespace = $1 AND resource = $2";
 
+/// Where a message stands, as [`MessageState::code`](crate::core::queue::MessageState::code) says it.
+const MESSAGE_STATE: &str = "CASE WHEN m.dead THEN 'dead' WHEN m.behind THEN 'blocked' \
+     WHEN m.due <= clock_timestamp() THEN 'ready' WHEN m.token > 0 THEN 'claimed' \
+     ELSE 'delayed' END";
+
+/// The states of the messages of queues; `@which@` chooses the queues.
+const QUEUE_SURVEY: &str = "SELECT l.name, @state@ AS state, count(m.number), \
+     (extract(epoch FROM clock_timestamp() - min(m.due) FILTER (WHERE m.due < 'infinity')) \
+     * 1000000)::bigint FROM @schema@.queue l LEFT JOIN @schema@.message m ON m.queue = l.id \
+     WHERE l.namespace = $1 AND @which@ GROUP BY l.name, state ORDER BY l.name COLLATE \"C\"";
+
+/// The first messages of a queue, or one; `@which@` chooses them.
+const QUEUE_LIST: &str = "SELECT m.number, m.id, m.key, @state@, m.attempts, \
+     (extract(epoch FROM m.pushed) * 1000)::bigint, \
+     CASE WHEN m.due < 'infinity' AND m.due > clock_timestamp() \
+     THEN (extract(epoch FROM m.due - clock_timestamp()) * 1000000)::bigint END, \
+     m.token, m.owner, m.why, length(m.body)::bigint, CASE WHEN @body@ THEN m.body END \
+     FROM @schema@.message m JOIN @schema@.queue q ON q.id = m.queue \
+     WHERE q.namespace = $1 AND q.name = $2 AND @which@ ORDER BY m.number LIMIT @limit@";
+
 /// A pattern for the names that begin with `prefix`. With the pattern known when the statement is
 /// planned, the server reads the part of an index that fits, whatever the database's collation.
 pub(super) fn like(prefix: &str) -> String {
@@ -141,6 +175,22 @@ impl Verb {
         // it alone: behind a pooler others use the same session.
         let call = |function: &str| {
             format!("SELECT set_config('lock_timeout', '@patience@', true), @schema@.{function}")
+        };
+        // A function that answers with rows, in the same way.
+        let rows = |function: &str| {
+            format!(
+                "WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', '@patience@', true)) \
+                 SELECT f.* FROM patience, LATERAL @schema@.{function} AS f"
+            )
+        };
+        let queues = |which| {
+            let survey = QUEUE_SURVEY.replace("@which@", which);
+            survey.replace("@state@", MESSAGE_STATE)
+        };
+        let messages = |which, body, limit| {
+            let list = QUEUE_LIST.replace("@which@", which).replace("@body@", body);
+            list.replace("@limit@", limit)
+                .replace("@state@", MESSAGE_STATE)
         };
         match self {
             Self::Enter => (
@@ -176,6 +226,39 @@ impl Verb {
             Self::FenceAccept => (FENCE_ACCEPT.into(), &[T, T, N, B]),
             Self::FenceRead => (FENCE_READ.into(), &[T, T, B]),
             Self::FenceForget => ("SELECT @schema@.fence_forget($1, $2)".into(), &[T, T]),
+            Self::QueuePush => (
+                rows("queue_push($1, $2, $3, $4, $5, $6, $7)"),
+                &[T, T, TS, TS, NS, Type::BYTEA_ARRAY, N],
+            ),
+            Self::QueueClaim => (
+                rows("queue_claim($1, $2, $3::text::uuid, $4, $5, $6, $7, $8)"),
+                &[T, T, T, B, I, N, I, T],
+            ),
+            Self::QueueRenew => (call("queue_renew($1, $2)"), &[NS, NS]),
+            Self::QueueDone => (call("queue_done($1, $2, $3)"), &[NS, NS, B]),
+            Self::QueueReturn => (call("queue_return($1, $2, $3, $4, $5)"), &[NS, NS, N, B, T]),
+            Self::QueueLeave => (call("queue_leave($1, $2, $3::text::uuid)"), &[T, T, T]),
+            Self::QueueExtend => (call("queue_extend($1, $2, $3)"), &[N, N, N]),
+            Self::QueueSleep => (
+                call("queue_sleep($1, $2, $3::text::uuid, $4::text::uuid, $5)"),
+                &[T, T, T, T, T],
+            ),
+            Self::QueueSurveyPrefix => (queues(BY_PREFIX), &[T, T]),
+            Self::QueueSurveyLine => (queues(BY_NAME), &[T, T]),
+            Self::QueueList => (messages("(m.dead OR NOT $3)", "false", "$4"), &[T, T, B, N]),
+            Self::QueueRead => (
+                messages(
+                    "m.number = (SELECT @schema@.queue_pick(q.id, 'id', $3, $4) LIMIT 1)",
+                    "true",
+                    "1",
+                ),
+                &[T, T, N, T],
+            ),
+            Self::QueueRetry => (call("queue_retry($1, $2, $3, $4, $5)"), &[T, T, T, N, T]),
+            Self::QueueDiscard => (
+                call("queue_discard($1, $2, $3, $4, $5, $6)"),
+                &[T, T, T, N, T, B],
+            ),
         }
     }
 }
@@ -230,7 +313,10 @@ impl Session {
         parameters: Parameters<'_>,
     ) -> Result<Vec<Row>, Error> {
         let text = || self.blanks.fill(verb);
-        let planned_anew = matches!(verb, Verb::SurveyPrefix | Verb::PrintPrefix);
+        let planned_anew = matches!(
+            verb,
+            Verb::SurveyPrefix | Verb::PrintPrefix | Verb::QueueSurveyPrefix
+        );
         if between == Between::Pooler || planned_anew {
             let (sql, types) = text();
             let typed: Vec<_> = parameters

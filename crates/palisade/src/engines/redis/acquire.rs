@@ -168,7 +168,7 @@ impl Client {
     }
 
     /// Subscribes this runtime's connection to grants, once.
-    async fn hear(&self, link: &Link<Connection>) -> Result<()> {
+    pub(super) async fn hear(&self, link: &Link<Connection>) -> Result<()> {
         if link.connection.hears_wakes() {
             return Ok(());
         }

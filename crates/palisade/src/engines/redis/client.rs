@@ -35,6 +35,13 @@ pub(in crate::engines) enum Script {
     Vote,
     Retract,
     Raise,
+    WorkPush,
+    WorkClaim,
+    WorkRenew,
+    WorkSettle,
+    WorkLeave,
+    WorkShow,
+    WorkOperate,
 }
 
 macro_rules! source {
@@ -63,6 +70,24 @@ pub(in crate::engines) const SOURCES: [&str; 12] = [
 /// How many of them a server by itself is asked for; the others are for one of several.
 pub(in crate::engines) const OF_ONE_SERVER: usize = 9;
 
+/// Those of work queues, in the order of [`Script`] behind the others. They are loaded when a
+/// queue is first used.
+pub(in crate::engines) const WORK: [&str; 7] = [
+    source!("work", "work_push"),
+    source!("work", "work_claim"),
+    source!("work", "work_renew"),
+    source!("work", "work_settle"),
+    source!("work", "work_leave"),
+    source!("work", "work_show"),
+    source!("work", "work_operate"),
+];
+
+/// What stands before and behind the code of an effect that is one step with the end of a claim.
+pub(super) const EFFECT: (&str, &str) = (
+    source!("work", "work_effect"),
+    include_str!("lua/work_effect_end.lua"),
+);
+
 impl Script {
     /// What errors call it.
     pub(in crate::engines) const fn operation(self) -> &'static str {
@@ -78,11 +103,21 @@ impl Script {
             Self::Fence => "fence",
             Self::Vote | Self::Raise => "enter",
             Self::Retract => "leave",
+            Self::WorkPush => "push",
+            Self::WorkClaim => "claim",
+            Self::WorkRenew => "renew",
+            Self::WorkSettle => "done",
+            Self::WorkLeave => "leave",
+            Self::WorkShow => "survey",
+            Self::WorkOperate => "operate",
         }
     }
 
     pub(in crate::engines) const fn source(self) -> &'static str {
-        SOURCES[self as usize]
+        match (self as usize).checked_sub(SOURCES.len()) {
+            None => SOURCES[self as usize],
+            Some(at) => WORK[at],
+        }
     }
 }
 

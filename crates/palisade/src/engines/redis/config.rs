@@ -22,6 +22,7 @@ pub(in crate::engines) const OPTIONS: &[&str] = &[
 pub(in crate::engines) const CAPABILITY: Capability = Capability {
     class: Guarantee::Timed,
     tokens: Tokens::Floored,
+    queue: true,
     ..Capability::FULL
 };
 

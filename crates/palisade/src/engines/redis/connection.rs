@@ -16,7 +16,7 @@ use tokio::sync::{OnceCell, watch};
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
-use super::client::{OF_ONE_SERVER, SOURCES, Script};
+use super::client::{OF_ONE_SERVER, SOURCES, Script, WORK};
 use super::error::{fault, no_connection, no_login, no_tcp, no_tls};
 use super::notify::{Ear, alarm_channel, wake_channel};
 use crate::core::clock::BootTime;
@@ -190,6 +190,8 @@ struct Shared {
     host: Host,
     identity: Option<Identity>,
     hashes: Vec<String>,
+    /// Those of work queues, when one was used.
+    work: OnceCell<Vec<String>>,
     over: watch::Receiver<bool>,
     /// Whether it hears of grants, and of evictions.
     wakes: OnceCell<()>,
@@ -249,6 +251,7 @@ impl Connection {
                 host: server.host,
                 identity,
                 hashes,
+                work: OnceCell::new(),
                 over,
                 wakes: OnceCell::new(),
                 alarms: OnceCell::new(),
@@ -259,10 +262,25 @@ impl Connection {
 
     /// What the server calls a script.
     pub(in crate::engines) fn hash(&self, script: Script) -> &str {
-        self.shared
-            .hashes
-            .get(script as usize)
-            .map_or("", String::as_str)
+        let hash = match (script as usize).checked_sub(SOURCES.len()) {
+            None => self.shared.hashes.get(script as usize),
+            Some(at) => self.shared.work.get().and_then(|hashes| hashes.get(at)),
+        };
+        // The server does not know that one, and is told the script in full.
+        hash.map_or("", String::as_str)
+    }
+
+    /// Has the server load the scripts of work queues, once. A failure tells itself when one is
+    /// run.
+    pub(super) async fn load_work(&self) {
+        let load = || async {
+            let mut load = redis::pipe();
+            for source in &WORK {
+                load.cmd("SCRIPT").arg("LOAD").arg(source);
+            }
+            load.query_async(&mut self.multiplexed.clone()).await
+        };
+        let _: RedisResult<_> = self.shared.work.get_or_try_init(load).await;
     }
 
     pub(in crate::engines) fn host(&self) -> &Host {

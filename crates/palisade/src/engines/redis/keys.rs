@@ -16,13 +16,16 @@ use crate::core::name::Name;
 const SUFFIX: &str = ":palisade";
 
 /// What follows it in the names of further keys; see `line.lua`.
-const SETS: [&str; 7] = [
-    ":claims", ":shares", ":queue", ":leases", ":left", MARK, DATA,
+const SETS: [&str; 8] = [
+    ":claims", ":shares", ":queue", ":leases", ":left", MARK, DATA, WORK,
 ];
 
 /// What follows it in the names of the keys of a fenced resource: the highest token, the data.
 const MARK: &str = ":fence";
 const DATA: &str = ":data";
+
+/// What follows it in the name of a work queue; other keys of the queue begin with its name.
+const WORK: &str = ":work";
 
 /// How names become keys.
 #[derive(Debug, Clone)]
@@ -114,6 +117,26 @@ impl Keys {
         })
     }
 
+    /// The keys of the work queue `name`: its own and, as the state, that of what is due.
+    ///
+    /// # Errors
+    /// As [`Keys::line`].
+    pub(super) fn queue(&self, name: &Name) -> Result<LineKeys> {
+        let key = self.line(name)?.state + WORK;
+        let state = format!("{key}:due");
+        Ok(LineKeys { key, state })
+    }
+
+    /// The pattern of work queues whose names begin with `prefix`; more may match it.
+    pub(super) fn queue_pattern(&self, prefix: &str) -> String {
+        self.pattern(prefix) + WORK
+    }
+
+    /// The work queue with this key, if it is one of this namespace.
+    pub(super) fn queue_of(&self, key: &str) -> Option<Name> {
+        Some(self.name_of(key.strip_suffix(WORK)?)?.0)
+    }
+
     /// The pattern of states whose lines' names begin with `prefix`; more may match it.
     pub(in crate::engines) fn pattern(&self, prefix: &str) -> String {
         if self.prefix.is_empty() {
@@ -176,6 +199,11 @@ fn owner_of(state: &str) -> Option<&str> {
 
 /// Whether something may be kept under `key` beside another.
 fn is_beside(key: &str) -> bool {
+    // A work queue has keys of any ending.
+    let work = key.rfind(&[SUFFIX, WORK, ":"].concat());
+    if work.is_some_and(|at| owner_of(&key[..at + SUFFIX.len()]).is_some()) {
+        return true;
+    }
     let states = SETS.iter().filter_map(|set| key.strip_suffix(set));
     states.chain([key]).any(|state| owner_of(state).is_some())
 }

@@ -20,6 +20,7 @@ mod fence;
 pub(in crate::engines) mod inspect;
 pub(in crate::engines) mod keys;
 pub(in crate::engines) mod notify;
+mod queue;
 mod release;
 mod renew;
 mod sentinel;
@@ -44,6 +45,7 @@ use crate::core::engine::{
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
+use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
@@ -53,6 +55,7 @@ use crate::engines::kit::push::PushHub;
 pub use config::Redis;
 pub(crate) use config::{CLUSTER, FACTORY, SENTINEL};
 pub use fence::{Fields, RedisFence};
+pub use queue::{Effect, RedisMessage};
 
 /// Connects.
 ///
@@ -159,6 +162,10 @@ impl Engine for RedisEngine {
 
     async fn resize(&self, name: Name, capacity: u32) -> Result<bool> {
         self.client.resize(&name, capacity).await
+    }
+
+    fn queues(&self) -> Option<SharedQueueStore> {
+        Some(Arc::new(queue::RedisQueues::new(Arc::clone(&self.client))))
     }
 
     async fn check(&self) -> Result<Checkup> {

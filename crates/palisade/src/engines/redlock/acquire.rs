@@ -68,13 +68,20 @@ pub(super) async fn enter(engine: &Arc<Redlock>, claim: Arc<Claim>) -> Result<En
         return Ok(Entered::Busy);
     }
     let began = BootTime::now();
-    match finish(attempt(
-        Arc::clone(engine),
-        Arc::clone(&claim),
-        keys.clone(),
-    ))
-    .await?
-    {
+    let approach = engine.waiting.approach(&keys);
+    // Claims of one client take turns: many that ask at once would only split the votes, and
+    // keep the servers from answering in time.
+    let behind_ours = approach.others && claim.queue && claim.ask == Ask::Whole;
+    let tried = if behind_ours {
+        Tried::Behind {
+            due: Duration::ZERO,
+            split: false,
+        }
+    } else {
+        let (engine, claim) = (Arc::clone(engine), Arc::clone(&claim));
+        finish(attempt(engine, claim, keys.clone())).await?
+    };
+    match tried {
         Tried::Held { sequence, armed } => {
             engine.waiting.forget(claim.id);
             let ticket = Ticket {
@@ -168,24 +175,25 @@ async fn sleep(
 
 /// Tries for a claim that waits, in its turn among those of this client.
 async fn try_again(engine: &Arc<Redlock>, waiter: &Arc<Waiter>) -> Result<()> {
-    let before = waiter.line.grants.load(Ordering::Relaxed);
-    let _turn = waiter.line.turn.lock().await;
-    let granted = waiter.line.grants.load(Ordering::Relaxed) != before;
-    if granted && waiter.claim.ask == Ask::Whole {
-        // Another claim of this client was quicker; its release will be told.
-        waiter.tried(BootTime::now() + jittered(TRIES_EVERY));
+    let asked = BootTime::now();
+    let mut turn = Arc::clone(&waiter.line.turn).lock_owned().await;
+    if turn.began > asked && waiter.claim.ask == Ask::Whole {
+        // Another claim of this client was quicker: it has the line now, whose release will be
+        // told, or nobody of this client could have it.
+        waiter.spared(&turn);
         return Ok(());
     }
     // Settled also if this is dropped: who waits next finds what came of it.
     let (engine, waiter) = (Arc::clone(engine), Arc::clone(waiter));
     finish(async move {
+        turn.begin(&waiter.line);
         waiter.tries();
         let (claim, keys) = (Arc::clone(&waiter.claim), waiter.keys.clone());
         let tried = attempt(Arc::clone(&engine), claim, keys).await;
         let now = BootTime::now();
         match tried {
             Ok(Tried::Held { sequence, .. }) => {
-                waiter.line.grants.fetch_add(1, Ordering::Relaxed);
+                turn.due = now + jittered(TRIES_EVERY);
                 // Its lease goes on counting from the beginning of this try.
                 waiter.set(Stage::Held(sequence));
             }
@@ -199,10 +207,15 @@ async fn try_again(engine: &Arc<Redlock>, waiter: &Arc<Waiter>) -> Result<()> {
                     false if due.is_zero() => jittered(TRIES_EVERY),
                     false => due.min(jittered(TRIES_EVERY)),
                 };
-                waiter.tried(now + wait);
+                turn.due = now + wait;
+                waiter.tried(turn.due);
             }
-            Ok(Tried::Left) => waiter.set(Stage::Gone),
+            Ok(Tried::Left) => {
+                turn.due = now;
+                waiter.set(Stage::Gone);
+            }
             Err(error) => {
+                turn.due = now;
                 waiter.tried(now);
                 return Err(error);
             }

@@ -42,6 +42,7 @@ use crate::core::engine::{
 };
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
+use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::engines::kit::tombstones::Tombstones;
@@ -233,6 +234,10 @@ impl Engine for RedlockEngine {
 
     async fn resize(&self, _: Name, _: u32) -> Result<bool> {
         cannot_resize().await
+    }
+
+    fn queues(&self) -> Option<SharedQueueStore> {
+        None
     }
 
     async fn check(&self) -> Result<Checkup> {

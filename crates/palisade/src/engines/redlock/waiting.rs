@@ -110,6 +110,13 @@ impl Waiter {
         (state.trying, state.due) = (None, due);
     }
 
+    /// Another claim of this client has tried meanwhile, which says as much as a try of its own.
+    pub(super) fn spared(&self, turn: &Turn) {
+        let mut state = self.state.lock();
+        state.told.clone_from(&turn.told);
+        state.due = turn.due;
+    }
+
     /// How often votes were split, this time included.
     pub(super) fn split(&self) -> u32 {
         let mut state = self.state.lock();
@@ -145,15 +152,46 @@ pub(super) struct LineWatch {
     rung: watch::Sender<Vec<u64>>,
     /// The connection to each node that hears them.
     heard_on: Mutex<Vec<Option<Heard>>>,
-    /// One claim of this client tries at a time.
-    pub(super) turn: AsyncMutex<()>,
-    /// How often a claim of this client was granted the line.
-    pub(super) grants: AtomicU64,
+    /// One waiting claim of this client tries at a time.
+    pub(super) turn: Arc<AsyncMutex<Turn>>,
+    /// How many claims of this client wait for it or are about to ask for it.
     users: AtomicU64,
     idle_since: AtomicU64,
 }
 
+/// The last try of a waiting claim of this client.
+pub(super) struct Turn {
+    pub(super) began: BootTime,
+    /// What the servers had told when it began.
+    told: Vec<u64>,
+    /// When the next is due.
+    pub(super) due: BootTime,
+}
+
+impl Turn {
+    /// A try begins.
+    pub(super) fn begin(&mut self, line: &LineWatch) {
+        self.began = BootTime::now();
+        self.told.clone_from(&line.rung.borrow());
+    }
+}
+
 impl LineWatch {
+    fn new(key: &str, nodes: usize) -> Self {
+        Self {
+            channel: format!("{FREE}{key}"),
+            rung: watch::Sender::new(vec![0; nodes]),
+            heard_on: Mutex::new(vec![None; nodes]),
+            turn: Arc::new(AsyncMutex::new(Turn {
+                began: BootTime::PAST,
+                told: vec![0; nodes],
+                due: BootTime::PAST,
+            })),
+            users: AtomicU64::new(0),
+            idle_since: AtomicU64::new(0),
+        }
+    }
+
     pub(super) fn rings(&self) -> watch::Receiver<Vec<u64>> {
         self.rung.subscribe()
     }
@@ -194,6 +232,26 @@ impl Waiting {
         self.claims.lock().get(&claim).cloned()
     }
 
+    /// A claim is about to ask for this line.
+    pub(super) fn approach(&self, keys: &LineKeys) -> Approach<'_> {
+        let (line, others) = self.use_line(keys);
+        Approach {
+            waiting: self,
+            line,
+            key: keys.key.clone(),
+            others: others > 0,
+        }
+    }
+
+    /// One more uses a line; says how many others do.
+    fn use_line(&self, keys: &LineKeys) -> (Arc<LineWatch>, u64) {
+        let mut lines = self.lines.lock();
+        let made = || Arc::new(LineWatch::new(&keys.key, self.nodes));
+        let line = lines.entry(keys.key.clone()).or_insert_with(made);
+        let others = line.users.fetch_add(1, Ordering::Relaxed);
+        (Arc::clone(line), others)
+    }
+
     /// A claim waits from here on.
     pub(super) fn add(
         &self,
@@ -201,21 +259,7 @@ impl Waiting {
         keys: &LineKeys,
         armed: LeaseStart,
     ) -> Arc<Waiter> {
-        let mut lines = self.lines.lock();
-        let line = lines.entry(keys.key.clone()).or_insert_with(|| {
-            Arc::new(LineWatch {
-                channel: format!("{FREE}{}", keys.key),
-                rung: watch::Sender::new(vec![0; self.nodes]),
-                heard_on: Mutex::new(vec![None; self.nodes]),
-                turn: AsyncMutex::default(),
-                grants: AtomicU64::new(0),
-                users: AtomicU64::new(0),
-                idle_since: AtomicU64::new(0),
-            })
-        });
-        line.users.fetch_add(1, Ordering::Relaxed);
-        let line = Arc::clone(line);
-        drop(lines);
+        let (line, _) = self.use_line(keys);
         let told = line.rung.borrow().clone();
         let waiter = Arc::new(Waiter {
             claim: Arc::clone(claim),
@@ -296,6 +340,28 @@ impl Waiting {
                     let _ = connection.unsubscribe(&line.channel).await;
                 }
             }
+        }
+    }
+}
+
+/// A claim that asks for a line for the first time.
+pub(super) struct Approach<'a> {
+    waiting: &'a Waiting,
+    line: Arc<LineWatch>,
+    key: String,
+    /// Whether others of this client ask or wait already.
+    pub(super) others: bool,
+}
+
+impl Drop for Approach<'_> {
+    fn drop(&mut self) {
+        let mut lines = self.waiting.lines.lock();
+        let now = BootTime::now().as_nanos();
+        self.line.idle_since.store(now, Ordering::Relaxed);
+        let last = self.line.users.fetch_sub(1, Ordering::Relaxed) == 1;
+        // What nobody ever listened for has nothing to linger for.
+        if last && self.line.heard_on.lock().iter().all(Option::is_none) {
+            lines.remove(&self.key);
         }
     }
 }

@@ -60,6 +60,7 @@ use crate::core::engine::{
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
+use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 
@@ -163,6 +164,10 @@ impl Engine for ZooKeeperEngine {
     /// What a ticket weighs is in its node's name, which only its own session can change.
     fn resize(&self, _: Name, _: u32) -> BoxFuture<Result<bool>> {
         cannot_resize()
+    }
+
+    fn queues(&self) -> Option<SharedQueueStore> {
+        None
     }
 
     async fn check(&self) -> Result<Checkup> {

@@ -10,7 +10,7 @@ use super::super::schema::Schema;
 use super::AdvisoryEngine;
 use super::keys::Keys;
 use super::registry::Registry;
-use crate::core::capability::{Capability, Permits, TtlRange};
+use crate::core::capability::{Capability, EndsWith, Permits, TtlRange};
 use crate::core::dyn_engine::SharedEngine;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::registry::{EngineFactory, EngineInfo};
@@ -40,6 +40,7 @@ pub(super) const CAPABILITY: Capability = Capability {
     fair: false,
     waiters_visible: false,
     detached: false,
+    ends_with: EndsWith::Process,
     ttl: TtlRange {
         min: Duration::from_millis(500),
         // A session whose client is gone is ended within 15 s by the kernel, and not before 12 s:
@@ -48,6 +49,7 @@ pub(super) const CAPABILITY: Capability = Capability {
         step: Duration::from_millis(1),
     },
     reentrant_session: true,
+    queue: false,
     ..TABLE
 };
 

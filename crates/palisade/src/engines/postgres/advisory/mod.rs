@@ -35,6 +35,7 @@ use crate::core::engine::{
 };
 use crate::core::error::Result;
 use crate::core::name::Name;
+use crate::core::queue::SharedQueueStore;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::engines::kit::alarms::alarms;
@@ -98,6 +99,10 @@ impl Engine for AdvisoryEngine {
 
     async fn resize(&self, _name: Name, _capacity: u32) -> Result<bool> {
         cannot_resize().await
+    }
+
+    fn queues(&self) -> Option<SharedQueueStore> {
+        None
     }
 
     async fn check(&self) -> Result<Checkup> {

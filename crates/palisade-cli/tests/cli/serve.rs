@@ -1,0 +1,202 @@
+//! `palisade serve` as a process: who may come in, and what its death leaves.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::*;
+
+/// A gateway in front of the store.
+struct Serving {
+    running: Running,
+    socket: PathBuf,
+    said: Value,
+}
+
+impl Serving {
+    fn start(store: &Store, args: &str) -> Self {
+        let socket = store.path("run/gateway.sock");
+        let args = format!("serve --json --listen 127.0.0.1:0 --drain 100ms {args}");
+        let mut command = store.palisade(&args);
+        command.arg("--socket").arg(&socket);
+        let mut running = Running::start(command);
+        let said = serde_json::from_str(&running.stderr_line()).unwrap();
+        Self {
+            running,
+            socket,
+            said,
+        }
+    }
+
+    /// The body of what is at `path`.
+    fn get(&self, path: &str) -> String {
+        let mut stream = UnixStream::connect(&self.socket).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let text = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        stream.write_all(text.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+
+    /// Asks by the socket; the status and the document.
+    fn ask(&self, path: &str, session: Option<&str>, body: &Value) -> (u16, Value) {
+        let mut stream = UnixStream::connect(&self.socket).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let body = body.to_string();
+        let session = session.map_or(String::new(), |secret| {
+            format!("palisade-session: {secret}\r\n")
+        });
+        let text = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{session}\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(text.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, serde_json::from_str(body.trim()).unwrap())
+    }
+
+    /// Opens a session; its secret.
+    fn session(&self, ttl: &str) -> String {
+        let (status, opened) = self.ask("/v1/sessions", None, &json!({"ttl": ttl}));
+        assert_eq!(status, 201, "{opened}");
+        opened["secret"].as_str().unwrap().to_owned()
+    }
+}
+
+#[test]
+fn it_serves_this_user_and_drains() {
+    let store = Store::new();
+    let serving = Serving::start(&store, "");
+    assert_eq!(serving.said["event"], "serving");
+    let token_file = PathBuf::from(serving.said["token_file"].as_str().unwrap());
+    let mode = token_file.metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let (status, held) = serving.ask("/v1/claims", None, &json!({"name": "x", "id": "me"}));
+    assert_eq!((status, &held["state"]), (200, &json!("held")), "{held}");
+    assert_eq!(store.lines()[0]["holders"][0]["token"], held["token"]);
+    let metrics = serving.get("/metrics");
+    for line in [
+        "palisade_gateway_claims 1",
+        "palisade_gateway_sessions 1",
+        r#"palisade_gateway_requests_total{route="/v1/claims",status="200"} 1"#,
+    ] {
+        assert!(metrics.contains(line), "{line} in {metrics}");
+    }
+    let held_line = metrics
+        .lines()
+        .find(|line| line.starts_with("palisade_held{"));
+    assert!(
+        held_line.is_some_and(|line| line.ends_with(" 1")),
+        "{metrics}"
+    );
+    // Beside the command's own locks.
+    assert_eq!(store.code("run x --no-wait -- true"), Some(75));
+    serving.running.signal("TERM");
+    let secret = held["session"]["secret"].as_str();
+    let (status, released) = serving.ask("/v1/claims/release", secret, &json!({"id": "me"}));
+    assert_eq!(status, 200, "{released}");
+    let ended = serving.running.end();
+    ended.is(0);
+    let log = ended.err();
+    assert!(log.contains("draining"), "{log}");
+    let secret = secret.unwrap();
+    assert!(!log.contains(secret), "{log}");
+    assert!(!token_file.exists());
+    store.assert_empty();
+}
+
+#[test]
+fn a_port_beyond_this_machine_needs_tls_and_access() {
+    let store = Store::new();
+    let socket = store.path("run/gateway.sock");
+    let refused = |args: &str| {
+        let mut command = store.palisade(args);
+        command.arg("--socket").arg(&socket);
+        finish(command).is(78).err()
+    };
+    assert!(refused("serve --listen 0.0.0.0:0").contains("--access"));
+    assert!(refused("serve --listen 192.0.2.1:0 --access /none").contains("--tls-cert"));
+    assert!(refused("serve --listen 127.0.0.1:0 --access /none").contains("access file"));
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_token_is_printed_once_with_its_hash() {
+    let store = Store::new();
+    let text = store.ran("serve token billing").is(0).out();
+    assert!(text.contains("name = \"billing\"") && text.contains("token_sha256 = \""));
+    let json: Value = serde_json::from_str(&store.ran("serve token billing --json").out()).unwrap();
+    let (token, hash) = (json["token"].as_str().unwrap(), &json["token_sha256"]);
+    assert_eq!(token.len(), 64);
+    assert_ne!(hash, token);
+    assert!(!text.contains(token), "another one each time");
+}
+
+/// The holder believes no longer than the engine keeps its place, though the gateway is killed;
+/// a waiter of the dead gateway, granted at that moment or not, keeps nobody out for long.
+#[test]
+fn a_killed_gateway_leaves_nobody_believing_too_long() {
+    let ttl = Duration::from_millis(1500);
+    for round in 0..rounds() {
+        let store = Store::new();
+        let mut serving = Serving::start(&store, "");
+        let secret = serving.session("1500ms");
+        let claim = |name: &str, id: &str| json!({"name": name, "id": id, "queue": true});
+        let sent = Instant::now();
+        let (status, held) = serving.ask("/v1/claims", Some(&secret), &claim("x", "held"));
+        assert_eq!(status, 200, "{held}");
+        let (status, waiting) = serving.ask("/v1/claims", Some(&secret), &claim("x", "waits"));
+        assert_eq!(status, 202, "{waiting}");
+        let mut believed = sent + Duration::from_millis(held["valid_ms"].as_u64().unwrap());
+        if round % 2 == 1 {
+            // The waiter is granted at about the moment of the kill.
+            let release = json!({"id": "held"});
+            let (status, _) = serving.ask("/v1/claims/release", Some(&secret), &release);
+            assert_eq!(status, 200);
+            let sent = Instant::now();
+            let wait = json!({"id": "waits"});
+            let (status, granted) = serving.ask("/v1/claims/wait", Some(&secret), &wait);
+            believed = match granted["valid_ms"].as_u64() {
+                Some(valid) if status == 200 => sent + Duration::from_millis(valid),
+                _ => Instant::now(),
+            };
+        }
+        serving.running.process.kill().unwrap();
+        serving.running.process.wait().unwrap();
+        let killed = Instant::now();
+        assert_eq!(store.code("run x --wait 20s -- true"), Some(0));
+        let granted = Instant::now();
+        assert!(
+            granted >= believed,
+            "round {round}: granted within a promise"
+        );
+        // Generous: the machine may be busy.
+        let took = granted - killed;
+        assert!(
+            took < ttl + Duration::from_secs(10),
+            "round {round}: {took:?}"
+        );
+    }
+}
+
+#[test]
+fn a_client_that_is_gone_loses_all_by_its_ttl() {
+    let store = Store::new();
+    let serving = Serving::start(&store, "");
+    let secret = serving.session("1s");
+    for id in 0..10 {
+        let claim = json!({"name": format!("x{id}"), "id": id.to_string()});
+        assert_eq!(serving.ask("/v1/claims", Some(&secret), &claim).0, 200);
+    }
+    assert_eq!(store.lines().len(), 10);
+    until("all are released", || store.lines().is_empty());
+}

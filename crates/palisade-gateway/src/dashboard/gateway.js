@@ -1,0 +1,143 @@
+// What this page asks the gateway, and the token that it asks with.
+//
+// The token comes behind the `#` of the address, which no server is sent, or is typed in once. It
+// is kept for this tab only. Addresses are relative: a gateway may be behind a path of another.
+
+const KEY = "palisade-token";
+/** How long an answer may take before the gateway counts as cut off. */
+const PATIENCE = 10_000;
+/** The gateway says something at least every 15 s on an open stream. */
+const SILENCE = 40_000;
+
+/** What a request failed with. Without any answer its status is 0. */
+export class Problem extends Error {
+  constructor(status, code, detail) {
+    super(detail);
+    Object.assign(this, { status, code });
+  }
+}
+
+/** How far the gateway's clock is ahead of this one's, by the dates of its answers. */
+let ahead = 0;
+
+/** The time at the gateway. */
+export function now() {
+  return Date.now() + ahead;
+}
+
+/** Takes a token from the address and removes it there; says whether there was one. */
+export function takeToken() {
+  const fragment = location.hash.slice(1);
+  if (fragment === "" || fragment.startsWith("/")) return false;
+  history.replaceState(null, "", `${location.pathname}${location.search}#/locks`);
+  setToken(fragment.replace(/^token=/, ""));
+  return true;
+}
+
+export function setToken(token) {
+  if (token === null) sessionStorage.removeItem(KEY);
+  else sessionStorage.setItem(KEY, token.trim());
+}
+
+export function hasToken() {
+  return sessionStorage.getItem(KEY) !== null;
+}
+
+async function send(method, path, body, signal) {
+  const headers = {};
+  const token = sessionStorage.getItem(KEY);
+  if (token !== null) headers.authorization = `Bearer ${token}`;
+  if (body !== undefined) headers["content-type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, {
+      method,
+      headers,
+      signal,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      cache: "no-store",
+      credentials: "omit",
+      redirect: "error",
+      referrerPolicy: "no-referrer",
+    });
+  } catch {
+    throw new Problem(0, "no_answer", "the gateway does not answer");
+  }
+  const date = Date.parse(response.headers.get("date"));
+  // The header has whole seconds: smaller differences are none.
+  if (!Number.isNaN(date) && Math.abs(date - now()) > 2000) ahead = date - Date.now();
+  if (response.ok) return response;
+  const problem = await response.json().catch(() => ({}));
+  const detail = problem.detail ?? `the gateway answered ${response.status}`;
+  throw new Problem(response.status, problem.code ?? "unknown", detail);
+}
+
+async function whole(method, path, body, patience, read) {
+  const response = await send(method, path, body, AbortSignal.timeout(patience));
+  try {
+    return await read(response);
+  } catch {
+    throw new Problem(0, "no_answer", "the gateway's answer was cut off");
+  }
+}
+
+/** A document. */
+export function get(path) {
+  return whole("GET", path, undefined, PATIENCE, (response) => response.json());
+}
+
+/** A text. */
+export function getText(path) {
+  return whole("GET", path, undefined, PATIENCE, (response) => response.text());
+}
+
+export function post(path, body, patience = PATIENCE) {
+  return whole("POST", path, body, patience, (response) => response.json());
+}
+
+/** Every line that this principal may see, by as many requests as it takes. */
+export async function lines() {
+  const found = [];
+  let after = "";
+  for (;;) {
+    const page = await get(`v1/lines?limit=10000&after=${encodeURIComponent(after)}`);
+    found.push(...page.lines);
+    if (page.next === null || page.next === undefined) return found;
+    after = page.next;
+  }
+}
+
+/** The line of one name, or `null`. */
+export async function line(name) {
+  const page = await get(`v1/lines?name=${encodeURIComponent(name)}`);
+  return page.lines[0] ?? null;
+}
+
+/** Calls `heard` when the gateway's stream is open and for every event, until it ends: an error. */
+export async function listen(heard, signal) {
+  const silence = new AbortController();
+  const response = await send("GET", "v1/events", undefined, AbortSignal.any([signal, silence.signal]));
+  heard("open");
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let timer;
+  let rest = "";
+  try {
+    for (;;) {
+      clearTimeout(timer);
+      timer = setTimeout(() => silence.abort(), SILENCE);
+      const { value, done } = await reader.read();
+      if (done) break;
+      const events = (rest + value).split("\n\n");
+      rest = events.pop();
+      for (const event of events) {
+        const name = /^event: (.*)$/m.exec(event)?.[1];
+        if (name !== undefined) heard(name);
+      }
+    }
+  } catch {
+    // Told below.
+  } finally {
+    clearTimeout(timer);
+  }
+  throw new Problem(0, "no_answer", "the gateway closed the stream of events");
+}

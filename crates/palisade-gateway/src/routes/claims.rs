@@ -1,0 +1,375 @@
+//! Claims: entered, waited for, amended, released. Every answer has the promise.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::StatusCode;
+use palisade::engine::{Amended, Amendment, Ask};
+use palisade::report::Owner;
+use palisade::{BootTime, ErrorKind, Name};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::body::duration;
+use super::sessions::SESSION;
+use super::{Answered, Asking, Routes};
+use crate::access::secret;
+use crate::answer::reply;
+use crate::claim::{Asked, Claim, Order, Stage, Told};
+use crate::problem::Problem;
+use crate::session::{Change, Known, Session};
+use crate::wire::{self, MakeClaim};
+
+/// What a session lasts that a claim opens by itself, at the least.
+const CURL_TTL: Duration = Duration::from_secs(30);
+/// The longest id that a client may give a claim.
+const LONGEST_ID: usize = 128;
+/// How long an engine may take to answer once before a request says that it is away: more than
+/// the engine's own timeout by default.
+const ENGINE_TIME: Duration = Duration::from_secs(5);
+
+impl Routes {
+    /// The claim of this id in the session that a request names.
+    fn known(&self, asking: &Asking, id: &str) -> Result<(Arc<Session>, Known), Problem> {
+        let session = self.session(asking)?;
+        let known = session.claim(id).ok_or_else(no_claim)?;
+        Ok((session, known))
+    }
+
+    /// As [`Routes::known`], for one that is not over and that the client may still use.
+    fn live(&self, asking: &Asking, id: &str) -> Result<(Arc<Session>, Arc<Claim>), Problem> {
+        let (session, known) = self.known(asking, id)?;
+        match known {
+            Known::Over(over) => Err(self.over(asking, &over.stage)),
+            Known::Live(claim) if !asking.principal.may_use(claim.asked.name.as_str()) => {
+                Err(Problem::forbidden("you may not use this name any more"))
+            }
+            Known::Live(claim) => Ok((session, claim)),
+        }
+    }
+
+    /// What stands of a claim, with the promise.
+    pub(super) fn claim_answer(
+        &self,
+        asking: &Asking,
+        session: &Session,
+        claim: &Claim,
+    ) -> (Stage, Value) {
+        let valid = session.promise(claim, asking.arrival);
+        let mut stage = claim.stage();
+        if valid.is_zero() && matches!(stage, Stage::Held { .. }) {
+            // The clock knows before the task tells; or it is being released.
+            let not_renewed = || Stage::Lost("its lease was not renewed in time".into());
+            stage = claim.loss().unwrap_or_else(not_renewed);
+        }
+        let mut answer = json!({
+            "id": claim.id,
+            "claim": claim.claim.to_string(),
+            "name": claim.asked.name.as_str(),
+            "state": stage.word(),
+            "url": self.names.url(asking.door),
+        });
+        if let Stage::Held { token, sequence } = stage {
+            answer["token"] = token.to_string().into();
+            answer["sequence"] = sequence.to_string().into();
+        }
+        if !stage.is_over() {
+            answer["valid_ms"] = (valid.as_millis() as u64).into();
+        }
+        (stage, answer)
+    }
+
+    /// The answer about a claim by itself: its state decides the status.
+    fn answer_about(&self, asking: &Asking, session: &Session, claim: &Claim) -> Answered {
+        let (stage, answer) = self.claim_answer(asking, session, claim);
+        match stage {
+            Stage::Held { .. } => Ok(reply(StatusCode::OK, &answer)),
+            Stage::Waiting | Stage::Entering(None) => Ok(reply(StatusCode::ACCEPTED, &answer)),
+            // The task goes on trying.
+            Stage::Entering(Some(error)) => Err(error.maybe_applied().into()),
+            over => Err(self.over(asking, &over)),
+        }
+    }
+
+    /// Why there is no claim any more.
+    fn over(&self, asking: &Asking, stage: &Stage) -> Problem {
+        let gone = |code, detail: &str| Problem::new(StatusCode::GONE, code, detail);
+        match stage {
+            Stage::Busy => {
+                let detail = "others hold it, and nothing was left behind; ask with queue, a \
+                              longer wait or later, under a new id";
+                Problem::new(StatusCode::CONFLICT, "busy", detail)
+            }
+            Stage::Lost(why) => gone("lost", why),
+            Stage::Evicted => gone("evicted", "an operator took it away"),
+            Stage::Failed(error) => {
+                let mut problem = Problem::from(error.clone());
+                // A circle may go through names that this principal may not see.
+                if error.kind() == ErrorKind::Deadlock && !asking.principal.may_see("") {
+                    problem.detail = "this claim gave way, because agents wait for each other; \
+                                      release what you hold before you ask again"
+                        .into();
+                }
+                problem
+            }
+            _ => gone("released", "it was released; claim it under a new id"),
+        }
+    }
+
+    pub(super) async fn claim(&self, asking: &Asking, asked: MakeClaim) -> Answered {
+        let name = Name::new(&asked.name)?;
+        if !asking.principal.may_use(name.as_str()) {
+            return Err(Problem::forbidden("you may not use this name"));
+        }
+        wire::passable(&self.client.capability())?;
+        asked.check().map_err(Problem::bad_request)?;
+        let ask =
+            wire::ask(asked.mode, asked.weight, asked.capacity).map_err(Problem::bad_request)?;
+        let id = asked
+            .id
+            .clone()
+            .unwrap_or_else(|| secret()[..32].to_owned());
+        if id.is_empty() || id.len() > LONGEST_ID || id.chars().any(char::is_control) {
+            return Err(Problem::bad_request(
+                "an id has 1 to 128 bytes without control characters",
+            ));
+        }
+        if asking.headers.contains_key(SESSION) {
+            let session = self.session(asking)?;
+            let wait = wait(&session, asked.wait.as_deref())?;
+            let claim = self.enter(asking, &session, id, (name, ask), &asked)?;
+            return self.wait(asking, &session, &claim, wait, true).await;
+        }
+        // For a client without a session: one of its own, which it is told the secret of.
+        let asked_wait = asked.wait.as_deref();
+        let asked_wait = asked_wait.map_or(Ok(Duration::ZERO), |wait| duration("wait", wait))?;
+        let ttl = CURL_TTL.max(asked_wait.saturating_mul(3));
+        let ttl = self.client.capability().explicit_ttl(ttl)?;
+        let principal = &asking.principal;
+        let (session, secret) = self.sessions.open(principal, &self.client, ttl, None)?;
+        let entered = async {
+            let wait = wait(&session, asked.wait.as_deref())?;
+            let claim = self.enter(asking, &session, id, (name, ask), &asked)?;
+            self.wait(asking, &session, &claim, wait, true).await
+        };
+        match entered.await {
+            Ok(mut answer) => {
+                answer.add("session", self.opened(asking, &session, &secret));
+                Ok(answer)
+            }
+            Err(problem) => {
+                let all = Arc::clone(&self.sessions);
+                tokio::spawn(async move { all.end(&session, "claim refused").await });
+                Err(problem)
+            }
+        }
+    }
+
+    /// The claim of this id: the one that was asked for before, or a new one.
+    fn enter(
+        &self,
+        asking: &Asking,
+        session: &Arc<Session>,
+        id: String,
+        (name, ask): (Name, Ask),
+        document: &MakeClaim,
+    ) -> Result<Known, Problem> {
+        let asked = Asked {
+            name,
+            ask,
+            queue: document.queue,
+            value: document.value.clone(),
+            agent: document.agent.as_ref().map(|agent| agent.name().to_owned()),
+        };
+        let until = self.sessions.extend(session, asking.arrival)?;
+        let may_claim = self.sessions.may_claim(session);
+        session.claim_or_start(&id, &asked, || {
+            let Some(until) = until.filter(|_| may_claim) else {
+                return Err(Problem::draining());
+            };
+            let (counted, remembered) = self.sessions.counters.claim(&asking.principal)?;
+            let client = match &document.agent {
+                None => session.client.clone(),
+                Some(agent) => agent.of(&session.client),
+            };
+            let mut request = client.line(&asked.name, ask).ttl(session.ttl);
+            if let Some(value) = &asked.value {
+                request = request.value(value.clone());
+            }
+            let queue = asked.queue != Some(false);
+            let claim_id = session.claim_id(&id);
+            let entry = request.entry(claim_id, owner(asking, session, document), queue)?;
+            let told = {
+                let session = Arc::clone(session);
+                // The first until it has no place, the second until it is forgotten.
+                let counted = Mutex::new(Some((counted, remembered)));
+                move |claim: &Claim, told: Told<'_>| match told {
+                    Told::Stage(stage) => {
+                        let (id, state) = (claim.id.clone(), stage.word());
+                        // Nobody may be reading.
+                        let _ = session.changes.send(Change { id, state });
+                    }
+                    Told::Ended(stage) => {
+                        if let Some((_, remembered)) = counted.lock().take() {
+                            session.bury(claim, stage, remembered);
+                        }
+                    }
+                }
+            };
+            let asked = asked.clone();
+            Ok(Claim::start(
+                &self.client,
+                (id.clone(), claim_id, asked),
+                entry,
+                until,
+                told,
+            ))
+        })
+    }
+
+    pub(super) async fn wait_on(&self, asking: &Asking, asked: wire::WaitFor) -> Answered {
+        let (session, claim) = self.live(asking, &asked.id)?;
+        let wait = wait(&session, asked.wait.as_deref())?;
+        let keep = asked.keep.unwrap_or(true);
+        let known = Known::Live(claim);
+        self.wait(asking, &session, &known, wait, keep).await
+    }
+
+    async fn wait(
+        &self,
+        asking: &Asking,
+        session: &Session,
+        known: &Known,
+        wait: Duration,
+        keep: bool,
+    ) -> Answered {
+        let claim = match known {
+            Known::Live(claim) => claim,
+            Known::Over(over) => return Err(self.over(asking, &over.stage)),
+        };
+        let _counted = self.sessions.counters.waiting(&asking.principal)?;
+        if let Some(until) = self.sessions.extend(session, asking.arrival)?
+            && keep
+        {
+            claim.extend(until);
+        }
+        let mut stage = claim.settled(asking.arrival + wait).await;
+        if matches!(stage, Stage::Entering(None)) {
+            // Not waited for others yet: the engine's answer is on its way.
+            stage = claim.answered(BootTime::now() + ENGINE_TIME).await;
+        }
+        if matches!(stage, Stage::Waiting) && claim.asked.queue.is_none() {
+            claim.order(Order::GiveUp);
+            claim.settled(BootTime::now() + ENGINE_TIME).await;
+        }
+        self.answer_about(asking, session, claim)
+    }
+
+    pub(super) async fn amend(&self, asking: &Asking, asked: wire::Amend) -> Answered {
+        let (session, claim) = self.live(asking, &asked.id)?;
+        let amendment = match (asked.mode, asked.value) {
+            (Some(mode @ (wire::Mode::Exclusive | wire::Mode::Shared)), None) => {
+                let ask = wire::ask(Some(mode), None, None).map_err(Problem::bad_request)?;
+                self.client.capability().allows(ask)?;
+                Amendment::Ask(ask)
+            }
+            (None, Some(value)) if value.len() <= wire::LONGEST_VALUE => Amendment::Value(value),
+            _ => {
+                let detail = "give a value of at most 64 KiB, or the mode exclusive or shared";
+                return Err(Problem::bad_request(detail));
+            }
+        };
+        if !claim.is_held() {
+            if claim.stage().is_over() {
+                return self.answer_about(asking, &session, &claim);
+            }
+            let detail = "only what is held can be amended";
+            return Err(Problem::new(StatusCode::CONFLICT, "not_held", detail));
+        }
+        if let Some(until) = self.sessions.extend(&session, asking.arrival)? {
+            claim.extend(until);
+        }
+        let (answer, answered) = oneshot::channel();
+        claim.order(Order::Amend(amendment, answer));
+        match answered.await {
+            Ok(Ok(Amended::Busy)) => {
+                let detail = "others hold too; nothing was changed";
+                Err(Problem::new(StatusCode::CONFLICT, "busy", detail))
+            }
+            Ok(Ok(Amended::Gone)) => {
+                let detail = "it is not in the line any more";
+                Err(Problem::new(StatusCode::GONE, "lost", detail))
+            }
+            Ok(Err(error)) => Err(error.into()),
+            // Done, or over meanwhile.
+            Ok(Ok(Amended::Done)) | Err(_) => self.answer_about(asking, &session, &claim),
+        }
+    }
+
+    pub(super) async fn release(&self, asking: &Asking, asked: wire::Release) -> Answered {
+        let session = self.session(asking)?;
+        let Some(known) = session.claim(&asked.id) else {
+            // The claim may still be on its way.
+            let remembered = self.sessions.counters.remembered(&asking.principal)?;
+            session.left_before(asked.id, remembered);
+            return Err(no_claim());
+        };
+        self.sessions.extend(&session, asking.arrival)?;
+        let over = match known {
+            Known::Over(over) => over.stage.clone(),
+            Known::Live(claim) => {
+                let (answer, answered) = oneshot::channel();
+                claim.order(Order::Release(answer));
+                // Without an answer it was over before.
+                if let Ok(released) = answered.await {
+                    released?;
+                }
+                claim.over().await
+            }
+        };
+        match over {
+            Stage::Lost(_) | Stage::Evicted => Err(self.over(asking, &over)),
+            _ => {
+                let answer = json!({"id": asked.id, "state": "released"});
+                Ok(reply(StatusCode::OK, &answer))
+            }
+        }
+    }
+}
+
+fn no_claim() -> Problem {
+    let detail = "this session has no claim of this id, or it was over long ago";
+    Problem::new(StatusCode::GONE, "no_claim", detail)
+}
+
+/// How long a request of this session may wait.
+fn wait(session: &Session, wait: Option<&str>) -> Result<Duration, Problem> {
+    let wait = wait.map_or(Ok(Duration::ZERO), |wait| duration("wait", wait))?;
+    let longest = session.longest_wait();
+    if wait > longest {
+        return Err(Problem::bad_request(format!(
+            "a request may wait for {longest:?} in this session (a third of its ttl, at most 50s); \
+             ask with queue, then wait again"
+        )));
+    }
+    Ok(wait)
+}
+
+/// Who asks, as the engine keeps it: what the client says, and the principal.
+fn owner(asking: &Asking, session: &Session, asked: &MakeClaim) -> Owner {
+    let mut owner = match &asked.owner {
+        Some(wire::OwnerField::Record(record)) => Owner::clone(record),
+        Some(wire::OwnerField::Handle(handle)) => Owner::here(handle, None),
+        None => Owner::here(&session.id, None),
+    };
+    owner.label = asked.label.clone().or(owner.label.take());
+    owner.principal = Some(asking.principal.name.clone());
+    let trace = asking.headers.get("traceparent");
+    let trace = trace.and_then(|trace| trace.to_str().ok());
+    let said = owner.traceparent.take();
+    let said = said.filter(|said| wire::is_traceparent(said));
+    let trace = trace.filter(|trace| wire::is_traceparent(trace));
+    owner.traceparent = trace.map(str::to_owned).or(said);
+    owner
+}

@@ -1,0 +1,117 @@
+//! Lines: who holds and who waits, who leads, and that something has changed.
+
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use hyper::StatusCode;
+use palisade::Name;
+use palisade::engine::Engine;
+use palisade::report::Scope;
+use serde_json::json;
+
+use super::body::duration;
+use super::{Answered, Asking, Routes};
+use crate::answer::reply;
+use crate::events;
+use crate::problem::Problem;
+use crate::wire;
+
+/// How many lines one answer has, unless it is asked for another number, and at the most.
+const LINES: usize = 1000;
+const MOST_LINES: usize = 10_000;
+/// The longest that a request waits for a leader.
+const LONGEST_WAIT: Duration = Duration::from_secs(50);
+
+impl Routes {
+    pub(super) async fn lines(&self, asking: &Asking) -> Answered {
+        let query = &asking.query;
+        let scope = match (query.get("name"), query.get("prefix")) {
+            (Some(_), Some(_)) => {
+                return Err(Problem::bad_request("give a name or a prefix, not both"));
+            }
+            (Some(name), None) => Scope::Line(self.seen(asking, name)?),
+            (None, prefix) => Scope::Prefix(prefix.cloned().unwrap_or_default()),
+        };
+        let limit = match query.get("limit").map(|limit| limit.parse::<usize>()) {
+            None => LINES,
+            Some(Ok(limit)) if limit > 0 => limit.min(MOST_LINES),
+            Some(_) => return Err(Problem::bad_request("limit must be a whole number from 1")),
+        };
+        let after = query.get("after").map_or("", String::as_str);
+        let records = query
+            .get("records")
+            .is_some_and(|records| records == "true");
+        let mut found = self.client.survey(scope).await?;
+        found.retain(|line| line.name.as_str() > after && asking.principal.may_see(&line.name));
+        found.sort_by(|one, other| one.name.cmp(&other.name));
+        let more = found.len() > limit;
+        found.truncate(limit);
+        let next = found.last().filter(|_| more).map(|line| line.name.clone());
+        let lines: Result<Vec<_>, _> = found
+            .iter()
+            .map(|line| wire::line(&self.client, line, records))
+            .collect();
+        let answer = json!({"lines": lines?, "next": next});
+        Ok(reply(StatusCode::OK, &answer))
+    }
+
+    fn seen(&self, asking: &Asking, name: &str) -> Result<Name, Problem> {
+        let name = Name::new(name)?;
+        if !asking.principal.may_see(name.as_str()) {
+            return Err(Problem::forbidden("you may not see this name"));
+        }
+        Ok(name)
+    }
+
+    /// Who leads; with `wait`, waits for somebody to.
+    pub(super) async fn leader(&self, asking: &Asking) -> Answered {
+        let Some(name) = asking.query.get("name") else {
+            return Err(Problem::bad_request("name the election: ?name=NAME"));
+        };
+        let name = self.seen(asking, name)?;
+        let wait = asking.query.get("wait");
+        let wait = wait.map_or(Ok(Duration::ZERO), |wait| duration("wait", wait))?;
+        let _counted = self.sessions.counters.waiting(&asking.principal)?;
+        let until = asking.arrival + wait.min(LONGEST_WAIT);
+        let election = self.client.election(&name);
+        let mut changes = self.client.engine().watch(Scope::Line(name.clone()));
+        let leader = loop {
+            let leader = election.leader().await?;
+            if leader.is_some() || until.has_passed() {
+                break leader;
+            }
+            // A hint can be lost; one look a second is cheap.
+            let recheck = until.remaining().min(Duration::from_secs(1));
+            let _ = tokio::time::timeout(recheck, changes.next()).await;
+        };
+        let shown = leader.map(|leader| {
+            let owner = leader.owner.as_ref();
+            json!({
+                "value": leader.value,
+                "owner": owner.map(|owner| &owner.owner),
+                "host": owner.map(|owner| &owner.host),
+                "pid": owner.map(|owner| owner.pid),
+                "token": leader.token.to_string(),
+                "since": owner.map(|owner| wire::time(owner.since)),
+            })
+        });
+        let answer = json!({"name": name.as_str(), "leader": shown});
+        Ok(reply(StatusCode::OK, &answer))
+    }
+
+    pub(super) fn line_events(&self, asking: &Asking) -> Answered {
+        // Without a prefix: of all that the principal may see, and of nothing else.
+        let prefixes = match asking.query.get("prefix") {
+            Some(prefix) if asking.principal.may_see(prefix) => vec![prefix.as_str()],
+            Some(_) => return Err(Problem::forbidden("you may not see this prefix")),
+            None => asking.principal.visible(),
+        };
+        if prefixes.is_empty() {
+            return Err(Problem::forbidden("you may see nothing here"));
+        }
+        let counted = self.sessions.counters.waiting(&asking.principal)?;
+        let watch = |prefix: &str| self.client.engine().watch(Scope::Prefix(prefix.into()));
+        let changes = stream::select_all(prefixes.into_iter().map(watch));
+        Ok(events::of_lines(Box::pin(changes), counted))
+    }
+}

@@ -1,0 +1,303 @@
+//! `Session`: the claims of one client, which it keeps alive by naming them.
+//!
+//! A session is known by the hash of its secret and belongs to the principal who opened it. It
+//! ends, and with it all its claims, when its client has not been heard of for a ttl. Whoever ends
+//! it closes it first: a request that comes too late is told so, and promised nothing.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use palisade::engine::ClaimId;
+use palisade::{BootTime, Client};
+use parking_lot::Mutex;
+use ring::digest::{Context, SHA256};
+use tokio::sync::{broadcast, oneshot};
+
+use crate::access::{Principal, hash, hex};
+use crate::claim::{Asked, Claim, Order, Stage};
+use crate::limits::Counted;
+use crate::problem::Problem;
+
+/// How many events of a session are kept for a reader that is slow; after that it has gaps, which
+/// a keep-alive fills.
+const EVENTS: usize = 64;
+
+/// No request waits longer, whatever its ttl: balancers cut after a minute.
+const LONGEST_WAIT: Duration = Duration::from_secs(50);
+
+/// A change of a claim, for its session's events.
+#[derive(Debug, Clone)]
+pub(crate) struct Change {
+    pub(crate) id: String,
+    pub(crate) state: &'static str,
+}
+
+/// See the module's text.
+pub(crate) struct Session {
+    /// Public: it opens nothing.
+    pub(crate) id: String,
+    pub(crate) principal: Arc<Principal>,
+    pub(crate) ttl: Duration,
+    pub(crate) key: [u8; 32],
+    secret: String,
+    /// Its agents are this session's alone.
+    pub(crate) client: Client,
+    end: Mutex<End>,
+    claims: Mutex<Claims>,
+    pub(crate) changes: broadcast::Sender<Change>,
+}
+
+/// When a session ends.
+struct End {
+    at: BootTime,
+    /// Whether it has: nothing moves it then.
+    closed: bool,
+}
+
+/// The claims of a session by their clients' ids.
+#[derive(Default)]
+struct Claims {
+    known: HashMap<String, Known>,
+    /// Which are over, and when they may be forgotten, the first first.
+    over: VecDeque<(BootTime, String)>,
+}
+
+/// A claim of a session.
+#[derive(Clone)]
+pub(crate) enum Known {
+    /// In a line, or perhaps so.
+    Live(Arc<Claim>),
+    /// Over. A delayed copy of a request revives nothing while this is remembered.
+    Over(Arc<Over>),
+}
+
+/// What is remembered of a claim that is over; there may be very many.
+pub(crate) struct Over {
+    pub(crate) stage: Stage,
+    /// `None` of one that was released before it came: whatever it asks for is over.
+    asked: Option<[u8; 16]>,
+    _counted: Counted,
+}
+
+impl Session {
+    pub(crate) fn new(
+        secret: String,
+        principal: &Arc<Principal>,
+        ttl: Duration,
+        client: &Client,
+    ) -> Self {
+        Self {
+            id: hex(&hash(&format!("id {secret}"))[..8]),
+            principal: Arc::clone(principal),
+            ttl,
+            key: hash(&secret),
+            secret,
+            client: client.with_own_agents(),
+            end: Mutex::new(End {
+                at: BootTime::now() + ttl,
+                closed: false,
+            }),
+            claims: Mutex::default(),
+            changes: broadcast::channel(EVENTS).0,
+        }
+    }
+
+    /// Moves the end, unless it has come.
+    pub(crate) fn extend(&self, arrival: BootTime) -> Result<BootTime, Problem> {
+        let mut end = self.end.lock();
+        if end.closed || end.at.has_passed() {
+            return Err(Problem::no_session());
+        }
+        end.at = end.at.max(arrival + self.ttl);
+        Ok(end.at)
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        let end = self.end.lock();
+        end.closed || end.at.has_passed()
+    }
+
+    /// How long it lasts if its client is not heard of.
+    pub(crate) fn remaining(&self) -> Duration {
+        self.end.lock().at.remaining()
+    }
+
+    /// Closes it; says whether it was open.
+    pub(crate) fn close(&self) -> bool {
+        !std::mem::replace(&mut self.end.lock().closed, true)
+    }
+
+    /// Resolves when its client has not been heard of for a ttl, or it was closed.
+    pub(crate) async fn expired(&self) {
+        loop {
+            let left = {
+                let end = self.end.lock();
+                if end.closed {
+                    return;
+                }
+                end.at.remaining()
+            };
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left).await;
+        }
+    }
+
+    /// The longest that a request may wait, so that a grant never arrives expired.
+    pub(crate) fn longest_wait(&self) -> Duration {
+        (self.ttl / 3).min(LONGEST_WAIT)
+    }
+
+    /// How long the client may believe in a claim, counted from `arrival`. The margin is that of
+    /// the library for a ttl.
+    pub(crate) fn promise(&self, claim: &Claim, arrival: BootTime) -> Duration {
+        let margin = (self.ttl / 10)
+            .max(Duration::from_millis(50))
+            .min(self.ttl / 3);
+        claim.promise(arrival, margin)
+    }
+
+    /// The engine's id of a claim. It tells nobody the secret, and is another in each session.
+    pub(crate) fn claim_id(&self, id: &str) -> ClaimId {
+        let mut context = Context::new(&SHA256);
+        context.update(self.secret.as_bytes());
+        context.update(b"\0");
+        context.update(id.as_bytes());
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&context.finish().as_ref()[..16]);
+        ClaimId(u128::from_be_bytes(bytes))
+    }
+
+    pub(crate) fn claim(&self, id: &str) -> Option<Known> {
+        self.claims.lock().known.get(id).cloned()
+    }
+
+    /// The claim of this id, or the one that `start` makes.
+    ///
+    /// # Errors
+    /// When the id stands for something else, when the session has ended, and those of `start`.
+    pub(crate) fn claim_or_start(
+        &self,
+        id: &str,
+        asked: &Asked,
+        start: impl FnOnce() -> Result<Arc<Claim>, Problem>,
+    ) -> Result<Known, Problem> {
+        let mut claims = self.claims.lock();
+        claims.forget_old();
+        match claims.known.get(id) {
+            Some(known) if known.is_of(asked) => Ok(known.clone()),
+            Some(_) => Err(Problem::id_reused(
+                "this id stands for another claim of this session",
+            )),
+            // Whoever ends the session closes it before it looks at the claims.
+            None if self.has_ended() => Err(Problem::no_session()),
+            None => {
+                let started = Known::Live(start()?);
+                claims.known.insert(id.to_owned(), started.clone());
+                Ok(started)
+            }
+        }
+    }
+
+    /// Remembers that a claim is over.
+    pub(crate) fn bury(&self, claim: &Claim, stage: &Stage, counted: Counted) {
+        let over = Over {
+            stage: stage.clone(),
+            asked: Some(digest(&claim.asked)),
+            _counted: counted,
+        };
+        self.claims
+            .lock()
+            .remember(claim.id.clone(), over, self.ttl);
+    }
+
+    /// Remembers that a claim was released which has not come, unless it has by now.
+    pub(crate) fn left_before(&self, id: String, counted: Counted) {
+        let over = Over {
+            stage: Stage::Released,
+            asked: None,
+            _counted: counted,
+        };
+        let mut claims = self.claims.lock();
+        if !claims.known.contains_key(&id) {
+            claims.remember(id, over, self.ttl);
+        }
+    }
+
+    /// Says of a claim, by the engine's id, that an operator took it away: whoever asks next is
+    /// told, though the library has not heard of it yet.
+    pub(crate) fn taken(&self, id: ClaimId, stage: &Stage) {
+        let mut live = self.live().into_iter();
+        if let Some(claim) = live.find(|claim| claim.claim == id)
+            && claim.take(stage)
+        {
+            let (id, state) = (claim.id.clone(), stage.word());
+            // Nobody may be reading.
+            let _ = self.changes.send(Change { id, state });
+        }
+    }
+
+    /// The claims that are in a line, or may be.
+    pub(crate) fn live(&self) -> Vec<Arc<Claim>> {
+        let claims = self.claims.lock();
+        let live = claims.known.values().filter_map(|known| match known {
+            Known::Live(claim) => Some(Arc::clone(claim)),
+            Known::Over(_) => None,
+        });
+        live.collect()
+    }
+
+    /// Releases everything.
+    pub(crate) async fn release_all(&self) {
+        let claims = self.live();
+        let released = claims.iter().map(|claim| async {
+            let (answer, answered) = oneshot::channel();
+            claim.order(Order::Release(answer));
+            let _ = answered.await;
+            claim.over().await;
+        });
+        futures_util::future::join_all(released).await;
+    }
+}
+
+impl Claims {
+    /// Remembers a claim that is over for `ttl`.
+    fn remember(&mut self, id: String, over: Over, ttl: Duration) {
+        self.forget_old();
+        self.over.push_back((BootTime::now() + ttl, id.clone()));
+        self.known.insert(id, Known::Over(Arc::new(over)));
+    }
+
+    /// Forgets claims that have been over for a ttl.
+    fn forget_old(&mut self) {
+        while self
+            .over
+            .front()
+            .is_some_and(|(until, _)| until.has_passed())
+        {
+            if let Some((_, id)) = self.over.pop_front() {
+                self.known.remove(&id);
+            }
+        }
+    }
+}
+
+impl Known {
+    fn is_of(&self, asked: &Asked) -> bool {
+        match self {
+            Self::Live(claim) => claim.asked == *asked,
+            Self::Over(over) => over.asked.is_none_or(|known| known == digest(asked)),
+        }
+    }
+}
+
+/// Tells what was asked for from something else, in less room.
+fn digest(asked: &Asked) -> [u8; 16] {
+    let mut context = Context::new(&SHA256);
+    context.update(format!("{asked:?}").as_bytes());
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&context.finish().as_ref()[..16]);
+    bytes
+}

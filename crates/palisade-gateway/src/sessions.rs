@@ -1,0 +1,199 @@
+//! `Sessions`: all sessions of this gateway, and how it drains.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use palisade::engine::ClaimId;
+use palisade::{BootTime, Client};
+use parking_lot::Mutex;
+use serde_json::json;
+
+use crate::access::{Principal, hash, secret};
+use crate::audit::Audit;
+use crate::claim::Stage;
+use crate::limits::Counters;
+use crate::problem::Problem;
+use crate::session::Session;
+
+/// How many ended sessions are remembered at the most, 40 bytes each; no further ones then.
+const REMEMBERED: usize = 100_000;
+
+/// See the module's text.
+pub(crate) struct Sessions {
+    by_key: Mutex<HashMap<[u8; 32], Arc<Session>>>,
+    /// Until when those that have ended are remembered, which is for a ttl: a delayed copy of the
+    /// request that opened one opens nothing.
+    ended: Mutex<HashMap<[u8; 32], BootTime>>,
+    pub(crate) counters: Counters,
+    audit: Audit,
+    draining: AtomicBool,
+    frozen: AtomicBool,
+}
+
+impl Sessions {
+    pub(crate) fn new(counters: Counters, audit: Audit) -> Self {
+        Self {
+            by_key: Mutex::default(),
+            ended: Mutex::default(),
+            counters,
+            audit,
+            draining: AtomicBool::new(false),
+            frozen: AtomicBool::new(false),
+        }
+    }
+
+    /// Opens a session, or answers with the one that this secret has opened already.
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        principal: &Arc<Principal>,
+        client: &Client,
+        ttl: Duration,
+        chosen: Option<String>,
+    ) -> Result<(Arc<Session>, String), Problem> {
+        let secret = chosen.unwrap_or_else(secret);
+        let key = hash(&secret);
+        let mut sessions = self.by_key.lock();
+        if let Some(known) = sessions.get(&key) {
+            if known.has_ended() {
+                return Err(Problem::no_session());
+            }
+            if known.principal.name != principal.name || known.ttl != ttl {
+                return Err(Problem::id_reused(
+                    "this secret has opened another session; choose 256 random bits",
+                ));
+            }
+            return Ok((Arc::clone(known), secret));
+        }
+        let remembered = self.ended.lock().get(&key).copied();
+        if remembered.is_some_and(|until| !until.has_passed()) {
+            return Err(Problem::no_session());
+        }
+        if self.is_draining() {
+            return Err(Problem::draining());
+        }
+        let own = |session: &&Arc<Session>| session.principal.name == principal.name;
+        self.counters
+            .check_sessions(sessions.values().filter(own).count())?;
+        let session = Arc::new(Session::new(secret.clone(), principal, ttl, client));
+        sessions.insert(session.key, Arc::clone(&session));
+        let (all, watched) = (Arc::clone(self), Arc::clone(&session));
+        tokio::spawn(async move {
+            watched.expired().await;
+            all.end(&watched, "expired").await;
+        });
+        Ok((session, secret))
+    }
+
+    /// The session of this secret, if it is this principal's.
+    pub(crate) fn find(
+        &self,
+        principal: &Principal,
+        secret: &str,
+    ) -> Result<Arc<Session>, Problem> {
+        let sessions = self.by_key.lock();
+        sessions
+            .get(&hash(secret))
+            .filter(|session| session.principal.name == principal.name && !session.has_ended())
+            .cloned()
+            .ok_or_else(Problem::no_session)
+    }
+
+    /// Ends a session and releases all that it has. Once begun it must be finished: not to be
+    /// called where the request may be dropped.
+    pub(crate) async fn end(&self, session: &Arc<Session>, why: &str) {
+        if !session.close() {
+            return;
+        }
+        let claims = session.live().len();
+        session.release_all().await;
+        self.remember(session);
+        self.by_key.lock().remove(&session.key);
+        let (id, principal) = (&session.id, &session.principal.name);
+        let details = json!({"session": id, "principal": principal, "why": why, "claims": claims});
+        self.audit.tell("session_ended", details);
+    }
+
+    fn remember(&self, session: &Session) {
+        let mut ended = self.ended.lock();
+        if ended.len() >= REMEMBERED {
+            ended.retain(|_, until| !until.has_passed());
+        }
+        if ended.len() < REMEMBERED {
+            ended.insert(session.key, BootTime::now() + session.ttl);
+        }
+    }
+
+    /// Says of a claim, by the engine's id, that an operator took it away.
+    pub(crate) fn taken(&self, id: ClaimId, stage: &Stage) {
+        let sessions: Vec<_> = self.by_key.lock().values().cloned().collect();
+        sessions.iter().for_each(|session| session.taken(id, stage));
+    }
+
+    /// Ends all that are left.
+    pub(crate) async fn end_all(&self, why: &str) {
+        let left: Vec<_> = self.by_key.lock().values().cloned().collect();
+        futures_util::future::join_all(left.iter().map(|session| self.end(session, why))).await;
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// Opens no more sessions.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Extends nothing any more: everything ends with the last promise.
+    pub(crate) fn freeze(&self) {
+        self.frozen.store(true, Ordering::Release);
+    }
+
+    /// Keeps a session alive that a request has arrived from. Answers until when its claims may
+    /// be kept; `None` when nothing is extended any more.
+    ///
+    /// # Errors
+    /// When the session has ended.
+    pub(crate) fn extend(
+        &self,
+        session: &Session,
+        arrival: BootTime,
+    ) -> Result<Option<BootTime>, Problem> {
+        if !self.frozen.load(Ordering::Acquire) {
+            return session.extend(arrival).map(Some);
+        }
+        match session.has_ended() {
+            true => Err(Problem::no_session()),
+            false => Ok(None),
+        }
+    }
+
+    /// Whether a session may claim something new: while this drains, only one that holds.
+    pub(crate) fn may_claim(&self, session: &Session) -> bool {
+        !self.is_draining() || session.live().iter().any(|claim| claim.is_held())
+    }
+
+    /// How many claims are in a line, or may be.
+    pub(crate) fn live(&self) -> usize {
+        let sessions: Vec<_> = self.by_key.lock().values().cloned().collect();
+        sessions.iter().map(|session| session.live().len()).sum()
+    }
+
+    /// Those of this principal, or of all for who may see everything; as many as are asked for.
+    pub(crate) fn seen_by(&self, principal: &Principal, count: usize) -> Vec<Arc<Session>> {
+        let all = principal.may_see("");
+        let sessions = self.by_key.lock();
+        let seen = |session: &&Arc<Session>| all || session.principal.name == principal.name;
+        let mut seen: Vec<_> = sessions.values().filter(seen).cloned().collect();
+        seen.sort_by(|one, other| one.id.cmp(&other.id));
+        seen.truncate(count);
+        seen
+    }
+
+    /// How many sessions there are.
+    pub(crate) fn count(&self) -> usize {
+        self.by_key.lock().len()
+    }
+}

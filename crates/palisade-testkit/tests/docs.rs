@@ -1,0 +1,192 @@
+//! What the pages say is what the code says: links lead somewhere, the README's table of engines is
+//! the engines' own capability, and each engine's page has all of its options.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use palisade::engine::{Permits, Tokens};
+use palisade::{Capability, Guarantee};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(page: impl AsRef<Path>) -> String {
+    let path = root().join(page);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Every page of the project.
+fn pages() -> Vec<PathBuf> {
+    let mut pages = Vec::new();
+    for folder in ["", "docs", "docs/engines"] {
+        let files = fs::read_dir(root().join(folder)).unwrap();
+        let files = files.map(|file| Path::new(folder).join(file.unwrap().file_name()));
+        pages.extend(files.filter(|file| file.extension().is_some_and(|is| is == "md")));
+    }
+    pages
+}
+
+/// The text without its code: links in it are none.
+fn prose(page: &str) -> String {
+    let mut code = false;
+    let lines = page.lines().filter(|line| {
+        let fence = line.trim_start().starts_with("```");
+        code ^= fence;
+        !code && !fence
+    });
+    let kept: Vec<&str> = lines.collect();
+    kept.join("\n")
+}
+
+/// The targets of a page's links.
+fn links(page: &str) -> Vec<String> {
+    let text = prose(page);
+    let targets = text.split("](").skip(1);
+    targets
+        .filter_map(|behind| Some(behind.split_once(')')?.0.to_owned()))
+        .collect()
+}
+
+/// What a heading is called in a link, as the public hosts make it.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let text = prose(page);
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let named = headings.map(|line| {
+        let kept = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = kept.chars().filter_map(|c| match c {
+            ' ' => Some('-'),
+            c if c.is_alphanumeric() || c == '-' || c == '_' => Some(c),
+            _ => None,
+        });
+        kept.collect()
+    });
+    named.collect()
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let mut dead = Vec::new();
+    for page in pages() {
+        let text = read(&page);
+        for link in links(&text) {
+            if link.contains("://") || link.starts_with("mailto:") {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = match file {
+                "" => page.clone(),
+                file => page.parent().unwrap().join(file),
+            };
+            let there = root().join(&target).exists();
+            let named = anchor.is_empty() || there && anchors(&read(&target)).contains(anchor);
+            if !there || !named {
+                dead.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "{dead:#?}");
+}
+
+#[test]
+fn every_page_is_linked_from_the_readme_or_a_page_of_it() {
+    let mut reached = BTreeSet::from([root().join("README.md").canonicalize().unwrap()]);
+    let mut open: Vec<PathBuf> = reached.iter().cloned().collect();
+    while let Some(page) = open.pop() {
+        for link in links(&fs::read_to_string(&page).unwrap()) {
+            let file = link.split('#').next().unwrap_or_default();
+            let target = page.parent().unwrap().join(file).canonicalize();
+            if let Ok(target) = target
+                && target.extension().is_some_and(|is| is == "md")
+                && reached.insert(target.clone())
+            {
+                open.push(target);
+            }
+        }
+    }
+    let missing = pages().into_iter();
+    let missing =
+        missing.filter(|page| !reached.contains(&root().join(page).canonicalize().unwrap()));
+    let missing: Vec<_> = missing.filter(|page| page.starts_with("docs")).collect();
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// The columns behind "for", as the README words them.
+fn words(capability: &Capability) -> [&'static str; 6] {
+    let yes = |yes| if yes { "yes" } else { "no" };
+    [
+        match capability.class {
+            Guarantee::Consensus => "A",
+            Guarantee::Durable => "B",
+            _ => "C",
+        },
+        yes(capability.shared),
+        match capability.permits {
+            Permits::Weighted => "weighted",
+            Permits::Slots => "one by one",
+            Permits::None => "no",
+        },
+        yes(capability.fair),
+        match capability.tokens {
+            Tokens::Durable => "durable",
+            Tokens::Floored => "floored by the clock",
+            Tokens::None => "no",
+        },
+        yes(capability.early_loss),
+    ]
+}
+
+/// The rows of the README's engines: the schemes and the page that each names, and its other cells.
+fn rows(readme: &str) -> Vec<(Vec<String>, String, Vec<String>)> {
+    let rows = readme.lines().filter(|line| line.starts_with("| [`"));
+    rows.map(|row| {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let urls = cells[0].split('`').skip(1).step_by(2);
+        let schemes = urls.map(|url| url.split(':').next().unwrap().to_owned());
+        let page = links(cells[0]).pop().unwrap();
+        let rest = cells[2..].iter().map(|cell| (*cell).to_owned());
+        (schemes.collect(), page, rest.collect())
+    })
+    .collect()
+}
+
+#[test]
+fn the_table_of_engines_is_their_capability() {
+    let (rows, engines) = (rows(&read("README.md")), palisade::command::registry());
+    for (schemes, _, cells) in &rows {
+        for scheme in schemes {
+            let engine = engines
+                .iter()
+                .find(|e| e.schemes.contains(&scheme.as_str()));
+            let engine = engine.unwrap_or_else(|| panic!("no engine has {scheme}:"));
+            assert_eq!(cells.as_slice(), words(&engine.capability), "{scheme}:");
+        }
+    }
+    for engine in engines {
+        let listed = rows.iter().any(|(schemes, ..)| {
+            let first = engine.schemes.first().unwrap();
+            schemes.iter().any(|scheme| scheme == first)
+        });
+        assert!(listed, "{} is not in the table", engine.name);
+    }
+}
+
+#[test]
+fn the_page_of_an_engine_has_all_of_its_options() {
+    let rows = rows(&read("README.md"));
+    for engine in palisade::command::registry() {
+        let first = *engine.schemes.first().unwrap();
+        let row = rows
+            .iter()
+            .find(|(schemes, ..)| schemes.iter().any(|s| s == first));
+        let page = read(&row.unwrap_or_else(|| panic!("{first}: has no row")).1);
+        for option in engine.options {
+            let shown =
+                page.contains(&format!("`{option}`")) || page.contains(&format!("`{option}="));
+            assert!(shown, "{}: {option} is not on its page", engine.name);
+        }
+    }
+}

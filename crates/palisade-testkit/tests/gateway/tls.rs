@@ -1,0 +1,85 @@
+//! TLS: who has the authority's certificate is served, who hasn't and who speaks plain HTTP is not.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use palisade::BootTime;
+use palisade_gateway::{Audit, Config, Gateway, Limits, Metrics};
+use palisade_testkit::lab::trial::certificates;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::support::*;
+
+fn connector(authority: &Path) -> TlsConnector {
+    let mut roots = RootCertStore::empty();
+    let certificate = CertificateDer::from_pem_file(authority).unwrap();
+    roots.add(certificate).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    TlsConnector::from(Arc::new(config))
+}
+
+#[tokio::test]
+async fn only_tls_is_spoken_and_the_certificate_counts() {
+    let site = Site::file();
+    let folder = tempfile::tempdir().unwrap();
+    if let Err(why) = certificates(folder.path(), "DNS:localhost,IP:127.0.0.1") {
+        palisade_testkit::lab::launch::skip("openssl", &why);
+        return;
+    }
+    let file = |name: &str| folder.path().join(name);
+    let client = palisade::connect(&site.url).await.unwrap();
+    let config = |key: &str| Config {
+        listen: Some("127.0.0.1:0".parse().unwrap()),
+        socket: None,
+        access: None,
+        token: Some(TOKEN.into()),
+        tls: Some((file("server.pem"), file(key))),
+        insecure: false,
+        public_urls: Vec::new(),
+        drain: LIMIT,
+        limits: Limits::default(),
+        audit: Audit::to(std::io::sink()),
+        metrics: Metrics::default(),
+    };
+    // A key of another certificate is found out at the start.
+    Gateway::bind(client.clone(), config("client.key"))
+        .await
+        .unwrap_err();
+    let gateway = Gateway::bind(client, config("server.key")).await.unwrap();
+    let addr = gateway.local_addr().unwrap();
+    assert_eq!(gateway.url(), format!("https://{addr}"));
+    let serving = tokio::spawn(gateway.serve(std::future::pending()));
+    let host = format!("localhost:{}", addr.port());
+    let bytes = request(&host, "POST", "/v1/claims", None, &json!({"name": "x"}));
+    let name = ServerName::try_from("localhost").unwrap();
+    let trusting = connector(&file("ca.pem"));
+    let stream = TcpStream::connect(addr).await.unwrap();
+    let mut stream = trusting.connect(name.clone(), stream).await.unwrap();
+    stream.write_all(&bytes).await.unwrap();
+    let mut answer = Vec::new();
+    // The server may close without a goodbye of TLS after all is said.
+    let _ = stream.read_to_end(&mut answer).await;
+    let held = parse(BootTime::now(), &answer).unwrap().is(200);
+    assert_eq!(held.json["url"], format!("https://{addr}"));
+    let stream = TcpStream::connect(addr).await.unwrap();
+    let wary = connector(&file("other.pem"));
+    wary.connect(name, stream).await.unwrap_err();
+    // Plain HTTP gets no answer of HTTP, and a handshake that never comes ends by itself.
+    let mut plain = TcpStream::connect(addr).await.unwrap();
+    plain.write_all(&bytes).await.unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer).await;
+    assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
+    serving.abort();
+}

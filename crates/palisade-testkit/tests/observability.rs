@@ -1,0 +1,82 @@
+//! Every metric has one name, in the code, in `docs/observability.md`, and in what `deploy/` asks
+//! Prometheus for.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap()
+}
+
+/// The words that begin with `palisade_` and go on until a character that no metric has. Of a
+/// histogram's series the name of the histogram.
+fn metrics(text: &str) -> BTreeSet<String> {
+    let end = |rest: &str| rest.find(|c: char| !c.is_ascii_lowercase() && c != '_');
+    text.match_indices("palisade_")
+        .map(|(at, _)| &text[at..])
+        .map(|rest| &rest[..end(rest).unwrap_or(rest.len())])
+        .map(|name| {
+            let histogram = ["_bucket", "_sum", "_count"];
+            let histogram = histogram.into_iter().find_map(|end| name.strip_suffix(end));
+            histogram.unwrap_or(name).to_owned()
+        })
+        .collect()
+}
+
+/// What the table has between the backticks of its first column.
+fn documented() -> BTreeSet<String> {
+    let page = read("docs/observability.md");
+    let rows = page.lines().filter(|line| line.starts_with("| `palisade_"));
+    rows.flat_map(|row| metrics(row.split('|').nth(1).unwrap()))
+        .collect()
+}
+
+/// The names of metrics that the sources record, as text in quotes.
+fn recorded() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for source in [
+        "crates/palisade/src/layers/metrics.rs",
+        "crates/palisade-gateway/src/routes/mod.rs",
+        "crates/palisade-gateway/src/routes/operate.rs",
+    ] {
+        let text = read(source);
+        let quoted = text.split('"').skip(1).step_by(2);
+        found.extend(
+            quoted
+                .filter(|name| name.starts_with("palisade_"))
+                .flat_map(metrics),
+        );
+    }
+    found
+}
+
+#[test]
+fn the_page_lists_what_is_recorded_and_nothing_else() {
+    assert_eq!(documented(), recorded());
+}
+
+#[test]
+fn rules_and_dashboards_ask_for_metrics_that_there_are() {
+    let known = documented();
+    for file in [
+        "deploy/prometheus-rules.yml",
+        "deploy/prometheus-rules-test.yml",
+        "deploy/grafana-dashboard.json",
+        "crates/palisade-gateway/src/dashboard/metrics.js",
+    ] {
+        let asked = metrics(&read(file));
+        assert!(!asked.is_empty(), "{file} asks for nothing");
+        let unknown: Vec<_> = asked.difference(&known).collect();
+        assert!(unknown.is_empty(), "{file} asks for {unknown:?}");
+    }
+    // The dashboard of Grafana leaves nothing out.
+    let shown = metrics(&read("deploy/grafana-dashboard.json"));
+    assert_eq!(shown, known);
+}

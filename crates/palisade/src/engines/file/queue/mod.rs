@@ -1,0 +1,385 @@
+//! Work queues of the embedded store: each a SQLite database in `queues/`, kept across boots.
+//!
+//! A push is synced before it returns; nothing else is, so that after a power cut the last claims
+//! and the last `done`s may be forgotten: messages come again, none is lost. Times, tokens and the
+//! numbers of messages are from the store's token clock (`tokens`), which nobody steps and which
+//! goes on above its former values after a boot. A consumer that dies is noticed by the kernel, as
+//! a holder is.
+//!
+//! `schema` is the database and its verbs, `worker` the thread that has it open: what several tasks
+//! ask for at once is one transaction. This file is the store's side of the core.
+
+mod schema;
+mod worker;
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream;
+use parking_lot::Mutex;
+use rustix::process::getpid;
+
+use self::schema::Tx;
+use self::worker::Worker;
+use super::boot::QUEUES;
+use super::error::{file_failed, forked};
+use super::notify::Sleeper;
+use super::store::Store;
+use super::{FileEngine, dir, keys};
+use crate::core::claim::ClaimId;
+use crate::core::clock::BootTime;
+use crate::core::engine::{Alarm, Audited, BoxStream, Left, Renewal};
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::leasing::Leasing;
+use crate::core::name::Name;
+use crate::core::queue::{
+    Draft, FullReport, MessageReport, Pick, Pushed, QueueReport, QueueStore, Receipt, Settlement,
+    Take, Taken,
+};
+use crate::core::report::Scope;
+use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
+
+/// What the names of databases end with.
+const DATABASE: &str = ".db";
+
+/// The queues of one namespace.
+pub(super) struct FileQueues {
+    store: Arc<Store>,
+    namespace: Arc<str>,
+    timeout: Duration,
+    workers: Mutex<HashMap<String, Arc<Worker>>>,
+    sleepers: Mutex<HashMap<ClaimId, Arc<Asleep>>>,
+}
+
+/// Somebody who waits for messages.
+struct Asleep {
+    sleeper: Sleeper,
+    /// Who has messages: their deaths matter.
+    processes: Mutex<Vec<u64>>,
+}
+
+impl FileQueues {
+    pub(super) fn new(engine: &FileEngine) -> Self {
+        Self {
+            store: Arc::clone(&engine.store),
+            namespace: Arc::clone(&engine.namespace),
+            timeout: engine.timeout,
+            workers: Mutex::default(),
+            sleepers: Mutex::default(),
+        }
+    }
+
+    /// Does `verb` in one transaction of the queue's database, which is made if it is missing.
+    async fn ask<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        queue: &Name,
+        verb: impl FnOnce(&mut Tx<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.ask_within(operation, queue, self.timeout, verb).await
+    }
+
+    async fn ask_within<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        queue: &Name,
+        within: Duration,
+        verb: impl FnOnce(&mut Tx<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let worker = self.worker(operation, queue)?;
+        let asked = worker.ask(operation, BootTime::now() + within, verb);
+        let asked = asked.await;
+        if worker.has_ended() {
+            self.workers
+                .lock()
+                .retain(|_, known| !Arc::ptr_eq(known, &worker));
+        }
+        asked
+    }
+
+    fn worker(&self, operation: &'static str, queue: &Name) -> Result<Arc<Worker>> {
+        if getpid() != self.store.pid {
+            return Err(forked(operation));
+        }
+        let mut workers = self.workers.lock();
+        if let Some(worker) = workers.get(queue.as_str()) {
+            return Ok(Arc::clone(worker));
+        }
+        let file = keys::file_name(&self.namespace, queue.as_str()) + DATABASE;
+        let owner = (Arc::clone(&self.namespace), queue.clone());
+        let worker = Worker::start(Arc::clone(&self.store), owner, file)?;
+        let worker = Arc::new(worker);
+        workers.insert(queue.as_str().to_owned(), Arc::clone(&worker));
+        Ok(worker)
+    }
+
+    /// The queues of the scope that there are.
+    fn existing(&self, scope: &Scope) -> Result<Vec<String>> {
+        let home = self.store.home();
+        let failed = |errno| file_failed("survey", &home.dir.path.join(QUEUES), errno);
+        let names = match rustix::fs::openat(
+            &home.dir.fd,
+            QUEUES,
+            rustix::fs::OFlags::RDONLY
+                | rustix::fs::OFlags::DIRECTORY
+                | rustix::fs::OFlags::CLOEXEC,
+            rustix::fs::Mode::empty(),
+        ) {
+            Ok(folder) => dir::names(folder).map_err(failed)?,
+            Err(rustix::io::Errno::NOENT) => Vec::new(),
+            Err(errno) => return Err(failed(errno)),
+        };
+        let files = names.iter().filter_map(|name| name.strip_suffix(DATABASE));
+        let files = files.filter(|file| keys::may_include(&self.namespace, scope, file));
+        Ok(files.map(|file| file.to_owned() + DATABASE).collect())
+    }
+
+    /// Counts the messages that this process has.
+    fn count(&self, step: i64) {
+        self.store.messages.fetch_add(step, Ordering::AcqRel);
+    }
+
+    fn asleep(&self, id: ClaimId) -> Arc<Asleep> {
+        let mut sleepers = self.sleepers.lock();
+        let new = || {
+            Arc::new(Asleep {
+                sleeper: self.store.watcher.sleeper(id.0),
+                processes: Mutex::default(),
+            })
+        };
+        Arc::clone(sleepers.entry(id).or_insert_with(new))
+    }
+}
+
+impl Leasing for FileQueues {
+    fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<'_, Vec<Renewal>> {
+        Box::pin(async move {
+            self.store.liveness.restore();
+            let mut renewals: Vec<Renewal> = leases.iter().map(|_| Renewal::Lost).collect();
+            let mut queues: HashMap<Name, Vec<(usize, Receipt)>> = HashMap::new();
+            for (at, lease) in leases.iter().enumerate() {
+                // Without a ticket of its own it was never given out by this store.
+                if let Some(ticket) = &lease.ticket
+                    && let Some(receipt) = Receipt::of(ticket)
+                {
+                    let of_queue = queues.entry(ticket.name.clone()).or_default();
+                    of_queue.push((at, receipt));
+                }
+            }
+            for (queue, asked) in queues {
+                let sent = BootTime::now();
+                let receipts: Vec<Receipt> = asked.iter().map(|(_, receipt)| *receipt).collect();
+                let renew = move |tx: &mut Tx<'_>| tx.renew(&receipts);
+                let renewed = self.ask_within("renew", &queue, within, renew).await;
+                let longest = renewed.iter().flatten().flatten().max();
+                let covered = longest.map(|ttl| self.store.leases.cover(sent + *ttl));
+                if let Some(Err(errno)) = covered {
+                    let path = self.store.leases.path();
+                    let error = file_failed("renew", &path, errno);
+                    asked
+                        .iter()
+                        .for_each(|(at, _)| renewals[*at] = Renewal::Unknown(error.clone()));
+                    continue;
+                }
+                for (index, (at, _)) in asked.iter().enumerate() {
+                    renewals[*at] = match &renewed {
+                        Ok(ttls) => match ttls.get(index).copied().flatten() {
+                            Some(ttl) => Renewal::Held(LeaseStart { sent, ttl }),
+                            None => Renewal::Lost,
+                        },
+                        Err(error) => Renewal::Unknown(error.clone()),
+                    };
+                }
+            }
+            renewals
+        })
+    }
+
+    fn leave(&self, ticket: Ticket) -> BoxFuture<'_, Result<Left>> {
+        Box::pin(async move {
+            let left = match Receipt::of(&ticket) {
+                Some(receipt) => {
+                    let back = move |tx: &mut Tx<'_>| tx.put_back(&[receipt], &abandoned(receipt));
+                    let left = self.ask("leave", &ticket.name, back).await?;
+                    self.count(-1);
+                    left.iter().filter(|left| **left).count()
+                }
+                // What was asked for is answered in order: it can't come any more.
+                None => {
+                    let batch = ticket.claim;
+                    let leave = move |tx: &mut Tx<'_>| tx.leave(batch);
+                    self.ask("leave", &ticket.name, leave).await?
+                }
+            };
+            Ok(if left > 0 { Left::Done } else { Left::Absent })
+        })
+    }
+
+    fn audit(&self, _: LeaseId) -> BoxFuture<'_, Result<Vec<Audited>>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn alarms(&self) -> BoxStream<Alarm> {
+        Box::pin(stream::pending())
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async { self.workers.lock().clear() })
+    }
+}
+
+/// How a message that its consumer let go of ends.
+fn abandoned(receipt: Receipt) -> Settlement {
+    if receipt.seen {
+        Settlement::Retry {
+            after: Duration::ZERO,
+            why: String::new(),
+        }
+    } else {
+        Settlement::Release
+    }
+}
+
+impl QueueStore for FileQueues {
+    fn push(&self, queue: Name, drafts: Vec<Draft>) -> BoxFuture<'_, Result<Vec<Pushed>>> {
+        Box::pin(async move { self.ask("push", &queue, move |tx| tx.push(drafts)).await })
+    }
+
+    fn take(&self, take: Take) -> BoxFuture<'_, Result<Taken>> {
+        Box::pin(async move {
+            // Before it is known to sleep, so that no hint is missed.
+            let asleep = take.sleeper.map(|sleeper| self.asleep(sleeper));
+            let covered = self.store.leases.cover(BootTime::now() + take.ttl);
+            covered.map_err(|errno| file_failed("claim", &self.store.leases.path(), errno))?;
+            let queue = take.queue.clone();
+            let asked = self.ask("claim", &queue, move |tx| tx.take(&take));
+            let (taken, processes) = asked.await?;
+            self.count(taken.messages.len() as i64);
+            if let Some(asleep) = asleep {
+                *asleep.processes.lock() = processes;
+            }
+            Ok(taken)
+        })
+    }
+
+    fn sleep(&self, sleeper: ClaimId, until: BootTime) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let asleep = self.asleep(sleeper);
+            let processes = std::mem::take(&mut *asleep.processes.lock());
+            asleep.sleeper.mind(&processes);
+            let _ = tokio::time::timeout(until.remaining(), asleep.sleeper.rung()).await;
+            Ok(())
+        })
+    }
+
+    fn forget(&self, sleeper: ClaimId) {
+        self.sleepers.lock().remove(&sleeper);
+    }
+
+    fn settle(
+        &self,
+        queue: Name,
+        receipts: Vec<Receipt>,
+        how: Settlement,
+    ) -> BoxFuture<'_, Result<Vec<bool>>> {
+        Box::pin(async move {
+            let (operation, asked) = match &how {
+                Settlement::Done => ("done", receipts.len()),
+                _ => ("fail", receipts.len()),
+            };
+            let settle = move |tx: &mut Tx<'_>| match &how {
+                Settlement::Done => tx.done(&receipts),
+                how => tx.put_back(&receipts, how),
+            };
+            let settled = self.ask(operation, &queue, settle).await?;
+            self.count(-(asked as i64));
+            Ok(settled)
+        })
+    }
+
+    fn extend(&self, ticket: Ticket, ttl: Duration) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async move {
+            let Some(receipt) = Receipt::of(&ticket) else {
+                return Ok(false);
+            };
+            let covered = self.store.leases.cover(BootTime::now() + ttl);
+            covered.map_err(|errno| file_failed("extend", &self.store.leases.path(), errno))?;
+            let extend = move |tx: &mut Tx<'_>| tx.extend(receipt, ttl);
+            self.ask("extend", &ticket.name, extend).await
+        })
+    }
+
+    fn survey(&self, scope: Scope) -> BoxFuture<'_, Result<Vec<QueueReport>>> {
+        Box::pin(async move {
+            let mut reports = Vec::new();
+            for file in self.existing(&scope)? {
+                let Some(name) = schema::name_of(&self.store, &file)? else {
+                    continue;
+                };
+                if name.0 == *self.namespace && scope.includes(name.1.as_str()) {
+                    let counted = self.ask("survey", &name.1, |tx| tx.count());
+                    reports.push(counted.await?);
+                }
+            }
+            reports.sort_by(|one, other| one.name.cmp(&other.name));
+            Ok(reports)
+        })
+    }
+
+    fn list(
+        &self,
+        queue: Name,
+        dead: bool,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<MessageReport>>> {
+        Box::pin(async move {
+            if self.existing(&Scope::Line(queue.clone()))?.is_empty() {
+                return Ok(Vec::new());
+            }
+            self.ask("list", &queue, move |tx| tx.list(dead, limit))
+                .await
+        })
+    }
+
+    fn read(&self, queue: Name, id: String) -> BoxFuture<'_, Result<Option<FullReport>>> {
+        Box::pin(async move {
+            if self.existing(&Scope::Line(queue.clone()))?.is_empty() {
+                return Ok(None);
+            }
+            self.ask("read", &queue, move |tx| tx.read(&id)).await
+        })
+    }
+
+    fn retry(&self, queue: Name, pick: Pick) -> BoxFuture<'_, Result<u64>> {
+        Box::pin(async move {
+            if self.existing(&Scope::Line(queue.clone()))?.is_empty() {
+                return Ok(0);
+            }
+            self.ask("retry", &queue, move |tx| tx.retry(&pick)).await
+        })
+    }
+
+    fn discard(&self, queue: Name, pick: Pick, force: bool) -> BoxFuture<'_, Result<u64>> {
+        Box::pin(async move {
+            if self.existing(&Scope::Line(queue.clone()))?.is_empty() {
+                return Ok(0);
+            }
+            self.ask("drop", &queue, move |tx| tx.discard(&pick, force))
+                .await
+        })
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A thread that has ended without an answer.
+fn ended(operation: &'static str) -> Error {
+    let message = "the thread of the queue has ended (bug)";
+    Error::new(ErrorKind::Internal, operation, message).maybe_applied()
+}

@@ -1,0 +1,191 @@
+//! What a gateway that says no means, and a connection that failed.
+//!
+//! A gateway says what went wrong as a problem document: its code is one of the library's kinds or
+//! one of its own, its outcome whether the change may be in force all the same. An answer that is
+//! none, from a balancer or another server, leaves that open.
+
+use std::io;
+
+use reqwest::StatusCode;
+use serde::Deserialize;
+
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::engines::kit::{about_tls, cause};
+
+/// How we call the other side.
+pub(super) const WHO: &str = "the gateway";
+
+/// A refusal, as a gateway writes it.
+#[derive(Debug)]
+pub(super) struct Problem {
+    pub(super) code: String,
+    detail: String,
+    maybe_applied: bool,
+    status: StatusCode,
+}
+
+#[derive(Deserialize)]
+struct Document {
+    code: String,
+    #[serde(default)]
+    detail: String,
+    #[serde(default)]
+    outcome: String,
+}
+
+/// The longest detail that is passed on.
+const DETAIL: usize = 500;
+
+impl Problem {
+    pub(super) fn read(status: StatusCode, body: &[u8]) -> Self {
+        let Ok(said) = serde_json::from_slice::<Document>(body) else {
+            return Self {
+                code: String::new(),
+                detail: String::new(),
+                // Who answered may have asked the gateway before.
+                maybe_applied: status.is_server_error(),
+                status,
+            };
+        };
+        let detail = said.detail.chars().filter(|c| !c.is_control());
+        Self {
+            code: said.code,
+            detail: detail.take(DETAIL).collect(),
+            maybe_applied: said.outcome != "not_applied",
+            status,
+        }
+    }
+
+    /// Whether the place is not there any more.
+    pub(super) fn is_gone(&self) -> bool {
+        let codes = ["busy", "evicted", "failed", "lost", "no_claim", "released"];
+        codes.contains(&self.code.as_str())
+    }
+
+    pub(super) fn error(&self, operation: &'static str) -> Error {
+        let (kind, message) = match self.code.as_str() {
+            "unauthorized" => (
+                ErrorKind::Denied,
+                "the gateway does not know the token; pass one with token_file= or \
+                 PALISADE_GATEWAY_TOKEN"
+                    .to_owned(),
+            ),
+            "" => self.no_gateway(),
+            code => (kind(code), self.detail.clone()),
+        };
+        let error = Error::new(kind, operation, message);
+        if self.maybe_applied {
+            error.maybe_applied()
+        } else {
+            error
+        }
+    }
+
+    fn no_gateway(&self) -> (ErrorKind, String) {
+        let status = self.status.as_u16();
+        if self.status.is_server_error() {
+            let message = format!("no gateway answers; something before it says {status}");
+            return (ErrorKind::Unreachable, message);
+        }
+        let message = format!("the answer has status {status}; is it a palisade gateway?");
+        (ErrorKind::Unusable, message)
+    }
+}
+
+fn kind(code: &str) -> ErrorKind {
+    let own = [
+        ErrorKind::InvalidName,
+        ErrorKind::InvalidArgument,
+        ErrorKind::Unreachable,
+        ErrorKind::Denied,
+        ErrorKind::Unsupported,
+        ErrorKind::CapacityMismatch,
+        ErrorKind::NotForCorrectness,
+        ErrorKind::Lost,
+        ErrorKind::Deadlock,
+    ];
+    if let Some(kind) = own.into_iter().find(|kind| kind.code() == code) {
+        return kind;
+    }
+    match code {
+        "forbidden" => ErrorKind::Denied,
+        // Later, or at another gateway, it may go.
+        "draining" | "no_session" | "too_many" => ErrorKind::Unreachable,
+        "evicted" | "no_claim" | "released" => ErrorKind::Lost,
+        "wrong_host" => ErrorKind::Config,
+        _ => ErrorKind::Unusable,
+    }
+}
+
+/// Reads a document.
+pub(super) fn parse<T: for<'a> Deserialize<'a>>(operation: &'static str, body: &[u8]) -> Result<T> {
+    serde_json::from_slice(body).map_err(|_| {
+        let message = "the answer is none of a gateway's; is it a palisade gateway, and not older \
+                       than this program?";
+        Error::new(ErrorKind::Unusable, operation, message).maybe_applied()
+    })
+}
+
+pub(super) fn unreachable(operation: &'static str, message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Unreachable, operation, message)
+}
+
+/// A question changes nothing, whatever became of its answer.
+pub(super) fn not_applied(error: Error) -> Error {
+    Error::new(error.kind(), error.operation(), error.message())
+}
+
+/// What a connection to `place` that failed means.
+pub(super) fn broken(operation: &'static str, place: &str, error: &reqwest::Error) -> Error {
+    if let Some(tls) = cause::<rustls::Error>(error) {
+        return Error::new(ErrorKind::Config, operation, about_tls(WHO, "http", tls));
+    }
+    let why = cause::<io::Error>(error).map_or("", |io| match io.kind() {
+        io::ErrorKind::ConnectionRefused => ": the connection is refused",
+        io::ErrorKind::NotFound => ": there is no such socket",
+        io::ErrorKind::PermissionDenied => ": the socket is another user's",
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+            ": there is no way to this host"
+        }
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ": it closed the connection",
+        _ if error.is_connect() && io.raw_os_error().is_none() => ": the host's name is not known",
+        _ => "",
+    });
+    if error.is_connect() {
+        return unreachable(operation, format!("no gateway answers at {place}{why}"));
+    }
+    unreachable(operation, format!("the connection to {place} broke{why}")).maybe_applied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::error::Outcome;
+
+    #[test]
+    fn problems_keep_their_kind_and_outcome() {
+        let read = |status: u16, body: &str| {
+            let status = StatusCode::from_u16(status).unwrap();
+            Problem::read(status, body.as_bytes()).error("enter")
+        };
+        let said = |code: &str, outcome: &str| {
+            read(
+                409,
+                &format!(r#"{{"code":"{code}","detail":"do\nthis","outcome":"{outcome}"}}"#),
+            )
+        };
+        let error = said("capacity_mismatch", "not_applied");
+        assert_eq!(error.kind(), ErrorKind::CapacityMismatch);
+        assert_eq!(error.outcome(), Outcome::NotApplied);
+        assert_eq!(error.message(), "dothis");
+        let error = said("unreachable", "maybe_applied");
+        assert_eq!(error.outcome(), Outcome::MaybeApplied);
+        assert!(error.is_transient());
+        assert!(said("no_session", "not_applied").is_transient());
+        assert_eq!(said("forbidden", "not_applied").kind(), ErrorKind::Denied);
+        // A balancer's.
+        let error = read(502, "<html>");
+        assert!(error.is_transient() && error.outcome() == Outcome::MaybeApplied);
+        assert_eq!(read(404, "<html>").kind(), ErrorKind::Unusable);
+    }
+}

@@ -1,0 +1,105 @@
+//! `survey` and `check`: what the gateway shows of the lines, and says of its engine.
+
+use std::collections::BTreeSet;
+
+use parking_lot::Mutex;
+
+use super::Gateway;
+use super::api::{Described, Found, Lines};
+use super::error::parse;
+use super::notify::query;
+use crate::core::error::Result;
+use crate::core::report::{Checkup, Finding, LineReport, Scope, Severity};
+use crate::engines::kit::plain_text;
+
+pub(super) async fn survey(engine: &Gateway, scope: &Scope) -> Result<Vec<LineReport>> {
+    let asked = match scope {
+        Scope::Line(name) => format!("name={}", query(&engine.names.there(name)?)),
+        Scope::Prefix(prefix) => format!("prefix={}", query(&engine.names.prefix(prefix))),
+    };
+    let (mut found, mut after) = (Vec::new(), String::new());
+    loop {
+        let path = format!("/v1/lines?records=true&{asked}{after}");
+        let body = engine.client.get("survey", &path).await?;
+        let page: Lines = parse("survey", &body)?;
+        let lines = page.lines.into_iter();
+        found.extend(lines.filter_map(|line| line.report(&engine.names)));
+        match page.next {
+            Some(next) => after = format!("&after={}", query(&next)),
+            None => return Ok(found),
+        }
+    }
+}
+
+pub(super) async fn check(engine: &Gateway) -> Result<Checkup> {
+    let body = engine.client.get("check", "/v1/engine").await?;
+    let described: Described = parse("check", &body)?;
+    let mut findings: Vec<Finding> = described.findings.iter().map(finding).collect();
+    findings.extend(plain_text(&engine.hosts, engine.encrypted));
+    if !described.passable {
+        findings.push(Finding::new(
+            Severity::Danger,
+            "not_passable",
+            "the gateway's engine ends a hold with the gateway's process, so that it grants none",
+            "connect to that engine directly, or put the gateway in front of another",
+        ));
+    }
+    if described.draining {
+        findings.push(Finding::new(
+            Severity::Warning,
+            "draining",
+            "the gateway is about to stop and opens no new sessions",
+            "name several gateways in the URL, by comma",
+        ));
+    }
+    Ok(Checkup {
+        version: described.version,
+        clock_ahead_us: described.clock_ahead_us,
+        findings,
+    })
+}
+
+fn finding(found: &Found) -> Finding {
+    let severity = match found.severity.as_str() {
+        "info" => Severity::Info,
+        "warning" => Severity::Warning,
+        _ => Severity::Danger,
+    };
+    let (code, message) = (code(&found.code), found.message.clone());
+    Finding::new(severity, code, message, found.remedy.clone())
+}
+
+/// How many codes are kept. All of palisade's engines have fewer.
+const CODES: usize = 256;
+
+/// The code of a finding, which lives as long as the program: a gateway has few of them, and one
+/// that makes them up is answered with one word.
+fn code(said: &str) -> &'static str {
+    static KNOWN: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut known = KNOWN.lock();
+    if let Some(code) = known.get(said) {
+        return code;
+    }
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    if known.len() >= CODES || said.is_empty() || said.len() > 64 || !said.chars().all(plain) {
+        return "gateway";
+    }
+    let code: &'static str = String::leak(said.to_owned());
+    known.insert(code);
+    code
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_kept_once_and_nothing_else_is_a_code() {
+        let known = code("no_persistence");
+        assert_eq!(known, "no_persistence");
+        assert!(std::ptr::eq(known, code("no_persistence")));
+        for odd in ["", "two words", "UPPER", &"x".repeat(65)] {
+            assert_eq!(code(odd), "gateway");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! `Names`: what a namespace's lines are called at the gateway.
+//!
+//! A gateway has one namespace of its engine. `namespace=NS` puts names under `NS/` in it, as the
+//! prefixes of its access file are written; without it, names are the gateway's own.
+
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::name::{MAX_NAME, Name};
+use crate::core::owner::{Agent, Owner};
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Names {
+    prefix: String,
+}
+
+impl Names {
+    /// The namespace `palisade`, which is every engine's default, is the gateway's own.
+    pub(super) fn new(namespace: &str) -> Self {
+        Self {
+            prefix: match namespace {
+                "" | "palisade" => String::new(),
+                own => format!("{own}/"),
+            },
+        }
+    }
+
+    /// What the gateway calls a line.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] when there is no room for the namespace.
+    pub(super) fn there(&self, name: &Name) -> Result<String> {
+        let there = format!("{}{name}", self.prefix);
+        if there.len() > MAX_NAME {
+            let most = MAX_NAME.saturating_sub(self.prefix.len());
+            let message = format!(
+                "in this namespace a gateway has {most} bytes for a name; shorten or hash it"
+            );
+            return Err(Error::new(ErrorKind::InvalidName, "name", message));
+        }
+        Ok(there)
+    }
+
+    /// What the names begin with there that begin with `prefix` here.
+    pub(super) fn prefix(&self, prefix: &str) -> String {
+        format!("{}{prefix}", self.prefix)
+    }
+
+    /// What is called so there; `None` when it is in another namespace.
+    pub(super) fn here<'a>(&self, there: &'a str) -> Option<&'a str> {
+        there.strip_prefix(&self.prefix)
+    }
+
+    /// A record whose agent says the names as they are there.
+    pub(super) fn owner_there(&self, owner: &Owner) -> Owner {
+        let there = |name: &mut String| *name = self.prefix(name);
+        renamed(owner, there)
+    }
+
+    /// A record whose agent says the names as they are here. One of another namespace is left.
+    pub(super) fn owner_here(&self, owner: &Owner) -> Owner {
+        let here = |name: &mut String| {
+            if let Some(own) = self.here(name) {
+                *name = own.to_owned();
+            }
+        };
+        renamed(owner, here)
+    }
+}
+
+fn renamed(owner: &Owner, rename: impl Fn(&mut String)) -> Owner {
+    let mut owner = owner.clone();
+    if let Some(Agent { holds, within, .. }) = &mut owner.agent {
+        holds.iter_mut().for_each(&rename);
+        within.iter_mut().for_each(|above| rename(&mut above.name));
+    }
+    owner
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::owner::Ancestor;
+
+    #[test]
+    fn a_namespace_is_a_prefix_and_the_default_is_none() {
+        let (name, own) = (Name::new("card").unwrap(), Names::new("billing"));
+        assert_eq!(own.there(&name).unwrap(), "billing/card");
+        assert_eq!(own.here("billing/card"), Some("card"));
+        assert_eq!(own.here("billing-x/card"), None);
+        for namespace in ["", "palisade"] {
+            let names = Names::new(namespace);
+            assert_eq!(names.there(&name).unwrap(), "card");
+            assert_eq!(names.here("billing/card"), Some("billing/card"));
+        }
+        let long = Name::new("x".repeat(255 - 8)).unwrap();
+        assert_eq!(own.there(&long).unwrap().len(), 255);
+        let longer = Name::new("x".repeat(255 - 7)).unwrap();
+        let error = own.there(&longer).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidName);
+    }
+
+    #[test]
+    fn agents_say_the_names_of_their_namespace() {
+        let names = Names::new("billing");
+        let mut owner = Owner::here("me", None);
+        owner.agent = Some(Agent {
+            holds: vec!["a".into()],
+            within: vec![Ancestor {
+                claim: "1".into(),
+                name: "b".into(),
+            }],
+            ..Agent::default()
+        });
+        let there = names.owner_there(&owner);
+        let agent = there.agent.as_ref().unwrap();
+        assert_eq!(agent.holds, ["billing/a"]);
+        assert_eq!(agent.within[0].name, "billing/b");
+        assert_eq!(names.owner_here(&there), owner);
+    }
+}

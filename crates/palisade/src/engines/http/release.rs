@@ -1,0 +1,116 @@
+//! `leave`, `amend` and `evict`: how a place is given up, changed or taken away.
+
+use reqwest::Method;
+use serde_json::json;
+
+use super::Gateway;
+use super::acquire::ask;
+use super::api::words;
+use super::client::{Call, Reply};
+use super::error::Problem;
+use super::sessions::own_id;
+use crate::core::claim::Mode;
+use crate::core::engine::{Amended, Amendment, Eviction, Left};
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::name::Name;
+use crate::core::ticket::Ticket;
+use std::time::Duration;
+
+pub(super) async fn leave(engine: &Gateway, ticket: &Ticket) -> Result<Left> {
+    let claim = own_id(ticket);
+    let Some(member) = engine.sessions.member(claim) else {
+        // It was never sent from here, and won't be.
+        engine.sessions.bury(claim, engine.default_ttl);
+        return Ok(Left::Absent);
+    };
+    if member.is_other(ticket) {
+        return Ok(Left::Absent);
+    }
+    let document = json!({"id": claim.to_string()});
+    let asked = ask(
+        engine,
+        &member.session,
+        "leave",
+        "claims/release",
+        document,
+        Duration::ZERO,
+    );
+    let left = match asked.await? {
+        Reply::Done(_) => Left::Done,
+        // It was kept for its owner until now.
+        Reply::Refused(problem) if problem.code == "evicted" => Left::Done,
+        Reply::Refused(problem) if problem.is_gone() => Left::Absent,
+        // What is left at the engine ends by its ttl.
+        Reply::Refused(problem) if problem.code == "no_session" => Left::Absent,
+        Reply::Refused(problem) => return Err(problem.error("leave")),
+    };
+    engine.sessions.bury(claim, engine.default_ttl);
+    Ok(left)
+}
+
+pub(super) async fn amend(
+    engine: &Gateway,
+    ticket: &Ticket,
+    amendment: &Amendment,
+) -> Result<Amended> {
+    let claim = own_id(ticket);
+    let member = engine.sessions.member(claim);
+    let Some(member) = member.filter(|member| !member.is_other(ticket)) else {
+        return Ok(Amended::Gone);
+    };
+    let id = claim.to_string();
+    let document = match amendment {
+        Amendment::Value(value) => json!({"id": id, "value": value}),
+        Amendment::Ask(ask) if ask.mode() == Mode::Permits => {
+            let message = "a gateway changes no permits; release them and ask for others";
+            return Err(Error::new(ErrorKind::Unsupported, "amend", message));
+        }
+        Amendment::Ask(ask) => json!({"id": id, "mode": words(*ask).0}),
+    };
+    let asked = ask(
+        engine,
+        &member.session,
+        "amend",
+        "claims/amend",
+        document,
+        Duration::ZERO,
+    );
+    match asked.await? {
+        Reply::Done(_) => Ok(Amended::Done),
+        Reply::Refused(problem) if problem.code == "busy" => Ok(Amended::Busy),
+        Reply::Refused(problem) if problem.is_gone() => Ok(Amended::Gone),
+        Reply::Refused(problem) => Err(problem.error("amend")),
+    }
+}
+
+pub(super) async fn evict(
+    engine: &Gateway,
+    name: &Name,
+    id: &str,
+    eviction: Eviction,
+) -> Result<bool> {
+    let how = match eviction {
+        Eviction::Mark => "mark",
+        Eviction::Remove => "force",
+    };
+    let document = json!({
+        "name": engine.names.there(name)?,
+        "claim": id,
+        "how": how,
+        "reason": "asked for through the http engine",
+    });
+    let call = Call {
+        operation: "evict",
+        method: Method::POST,
+        path: "/v1/evictions",
+        session: None,
+        body: Some(document),
+        within: engine.client.timeout,
+    };
+    let absent = |problem: &Problem| problem.code == "absent";
+    match engine.client.send(call).await? {
+        Reply::Done(_) => Ok(true),
+        Reply::Refused(problem) if absent(&problem) => Ok(false),
+        Reply::Refused(problem) => Err(problem.error("evict")),
+    }
+}

@@ -1,0 +1,332 @@
+//! `Sessions`: the sessions of this client, one for each ttl, and which claim is in which.
+//!
+//! Invariant: a claim is in the table before its enter is sent and until it is known to be over,
+//! so that whoever leaves it finds its session; a claim that was left before it was entered is
+//! remembered instead. A session that its gateway does not know any more is used for no new claim;
+//! what was claimed in it is not known to be over before its own deadline.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use reqwest::header::HeaderValue;
+use tokio::sync::broadcast;
+
+use crate::core::claim::ClaimId;
+use crate::core::clock::BootTime;
+use crate::core::engine::Alarm;
+use crate::core::ticket::{LeaseStart, Ticket};
+use crate::engines::kit::shared_sessions::Maker;
+use crate::engines::kit::tombstones::Tombstones;
+
+/// A session at one gateway.
+pub(super) struct Session {
+    /// A secret, and never shown.
+    pub(super) secret: HeaderValue,
+    pub(super) ttl: Duration,
+    /// Its gateway.
+    pub(super) base: Arc<str>,
+    /// When the last request was sent that it answered: it lives for a ttl from then on.
+    heard: AtomicU64,
+    unknown: AtomicBool,
+    avoided: AtomicBool,
+}
+
+impl Session {
+    pub(super) fn new(secret: &str, ttl: Duration, base: Arc<str>, sent: BootTime) -> Self {
+        let mut secret = HeaderValue::from_str(secret)
+            // Hex digits always fit; an empty one is known to no gateway.
+            .unwrap_or_else(|_| HeaderValue::from_static(""));
+        secret.set_sensitive(true);
+        Self {
+            secret,
+            ttl,
+            base,
+            heard: AtomicU64::new(sent.as_nanos()),
+            unknown: AtomicBool::new(false),
+            avoided: AtomicBool::new(false),
+        }
+    }
+
+    /// A request that was sent at `sent` was answered.
+    pub(super) fn answered(&self, sent: BootTime) {
+        self.heard.fetch_max(sent.as_nanos(), Ordering::AcqRel);
+        self.avoided.store(false, Ordering::Release);
+    }
+
+    /// Its gateway does not know it, or it was ended.
+    pub(super) fn is_unknown(&self) {
+        self.unknown.store(true, Ordering::Release);
+    }
+
+    /// Its gateway fails or drains: new claims go elsewhere, if there is an elsewhere.
+    pub(super) fn avoid(&self) {
+        self.avoided.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_avoided(&self) -> bool {
+        self.avoided.load(Ordering::Acquire)
+    }
+
+    /// When its gateway ends it at the earliest, unless it hears of us.
+    fn ends(&self) -> BootTime {
+        BootTime::from_nanos(self.heard.load(Ordering::Acquire)) + self.ttl
+    }
+
+    /// Whether nothing can be asked of it any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.unknown.load(Ordering::Acquire) || self.ends().has_passed()
+    }
+
+    /// Whether a new claim may go there. Not shortly before its end: the request takes time.
+    fn takes(&self, ttl: Duration) -> bool {
+        let left = self.ends().remaining();
+        self.ttl == ttl && !self.is_over() && !self.is_avoided() && left > ttl / 2
+    }
+
+    /// The longest that a request of it waits: no longer than its gateway lets it, and not so
+    /// long that one which stands still goes unnoticed.
+    pub(super) fn longest_wait(&self) -> Duration {
+        (self.ttl / 3).min(Duration::from_secs(2))
+    }
+}
+
+/// A claim, and what is known of it.
+#[derive(Clone)]
+pub(super) struct Member {
+    pub(super) session: Arc<Session>,
+    /// As it was first asked for.
+    pub(super) queue: bool,
+    /// What the gateway calls it; `None` before its answer.
+    known_as: Option<ClaimId>,
+    /// 0 until it is granted.
+    pub(super) sequence: u64,
+    /// When its lease ends, as far as was promised.
+    pub(super) ends: BootTime,
+    /// Whether a request for it was not answered.
+    pub(super) in_doubt: bool,
+}
+
+impl Member {
+    /// Whether `ticket` is another incarnation of it.
+    pub(super) fn is_other(&self, ticket: &Ticket) -> bool {
+        let known = ticket.sequence != 0 && self.sequence != 0;
+        known && ticket.sequence != self.sequence
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    sessions: Vec<Arc<Session>>,
+    members: HashMap<ClaimId, Member>,
+    tombstones: Tombstones,
+}
+
+/// See the module's text.
+pub(super) struct Sessions {
+    table: Mutex<Table>,
+    /// Those that were opened, for who listens to them.
+    opened: broadcast::Sender<Arc<Session>>,
+    alarms: broadcast::Sender<Alarm>,
+    pub(super) maker: Maker,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        Self {
+            table: Mutex::default(),
+            opened: broadcast::channel(64).0,
+            alarms: broadcast::channel(64).0,
+            maker: Maker::default(),
+        }
+    }
+}
+
+/// Our id of the claim that a ticket is about: its id within the session.
+pub(super) fn own_id(ticket: &Ticket) -> ClaimId {
+    let own = ticket.native.as_ref().and_then(|id| id.parse().ok());
+    own.unwrap_or(ticket.claim)
+}
+
+impl Sessions {
+    /// A session that takes new claims of this ttl.
+    pub(super) fn find(&self, ttl: Duration) -> Option<Arc<Session>> {
+        let table = self.table.lock();
+        let found = table.sessions.iter().find(|session| session.takes(ttl));
+        found.cloned()
+    }
+
+    /// Takes a new session, and forgets those that are over with what was in them.
+    pub(super) fn add(&self, session: Session) -> Arc<Session> {
+        let session = Arc::new(session);
+        let mut table = self.table.lock();
+        table
+            .members
+            .retain(|_, member| !(member.session.is_over() && member.ends.has_passed()));
+        table.sessions.retain(|session| !session.is_over());
+        table.sessions.push(Arc::clone(&session));
+        // Nobody listening is no error.
+        let _ = self.opened.send(Arc::clone(&session));
+        session
+    }
+
+    /// Puts a claim into the table that is about to be entered in `session`, and says what is
+    /// known of it; `None` when it was left before.
+    pub(super) fn enter(
+        &self,
+        claim: ClaimId,
+        session: &Arc<Session>,
+        queue: bool,
+    ) -> Option<Member> {
+        let mut table = self.table.lock();
+        if table.tombstones.has(claim, BootTime::now()) {
+            return None;
+        }
+        let fresh = || Member {
+            session: Arc::clone(session),
+            queue,
+            known_as: None,
+            sequence: 0,
+            ends: BootTime::PAST,
+            in_doubt: false,
+        };
+        let member = table.members.entry(claim).or_insert_with(fresh);
+        if !Arc::ptr_eq(&member.session, session) {
+            *member = fresh();
+        }
+        Some(member.clone())
+    }
+
+    /// Takes what a gateway says of a claim that is in the line.
+    pub(super) fn stands(
+        &self,
+        claim: ClaimId,
+        known_as: Option<ClaimId>,
+        sequence: Option<u64>,
+        armed: Option<LeaseStart>,
+    ) {
+        if let Some(member) = self.table.lock().members.get_mut(&claim) {
+            member.known_as = known_as.or(member.known_as);
+            member.sequence = sequence.unwrap_or(member.sequence);
+            if let Some(armed) = armed {
+                member.ends = member.ends.max(armed.sent + armed.ttl);
+            }
+        }
+    }
+
+    /// Says that a request for a claim was not answered.
+    pub(super) fn doubt(&self, claim: ClaimId) {
+        if let Some(member) = self.table.lock().members.get_mut(&claim) {
+            member.in_doubt = true;
+        }
+    }
+
+    pub(super) fn member(&self, claim: ClaimId) -> Option<Member> {
+        self.table.lock().members.get(&claim).cloned()
+    }
+
+    /// Forgets a claim that is over, or was never there.
+    pub(super) fn forget(&self, claim: ClaimId) {
+        self.table.lock().members.remove(&claim);
+    }
+
+    /// Forgets a claim that was left, and remembers that it was.
+    pub(super) fn bury(&self, claim: ClaimId, ttl: Duration) {
+        let mut table = self.table.lock();
+        let ttl = match table.members.remove(&claim) {
+            Some(member) => member.session.ttl.max(ttl),
+            None => ttl,
+        };
+        table.tombstones.add(claim, BootTime::now(), ttl);
+    }
+
+    /// The alarms for the claims of a session, or for one of them. A claim may still be entering
+    /// as far as the keeper knows, under the id that it was asked with.
+    pub(super) fn alarms(&self, session: &Arc<Session>, claim: Option<ClaimId>) -> Vec<Alarm> {
+        let table = self.table.lock();
+        let chosen = table.members.iter().filter(|(id, member)| {
+            Arc::ptr_eq(&member.session, session) && claim.is_none_or(|claim| claim == **id)
+        });
+        let ids = chosen.flat_map(|(id, member)| [Some(*id), member.known_as]);
+        ids.flatten().map(|id| Alarm::Lease(id.into())).collect()
+    }
+
+    /// Alarms the keeper about one claim. Nobody listening is no error.
+    pub(super) fn alarm(&self, session: &Arc<Session>, claim: ClaimId) {
+        for alarm in self.alarms(session, Some(claim)) {
+            let _ = self.alarms.send(alarm);
+        }
+    }
+
+    /// The alarms that are raised here.
+    pub(super) fn raised(&self) -> broadcast::Receiver<Alarm> {
+        self.alarms.subscribe()
+    }
+
+    /// The sessions, and those that are opened from now on.
+    pub(super) fn listen(&self) -> (Vec<Arc<Session>>, broadcast::Receiver<Arc<Session>>) {
+        let table = self.table.lock();
+        (table.sessions.clone(), self.opened.subscribe())
+    }
+
+    /// Takes all sessions that live out.
+    pub(super) fn close(&self) -> Vec<Arc<Session>> {
+        let mut sessions = std::mem::take(&mut self.table.lock().sessions);
+        sessions.retain(|session| !session.is_over());
+        sessions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    fn opened(sessions: &Sessions, sent: BootTime) -> Arc<Session> {
+        sessions.add(Session::new("ab", TTL, "http://g".into(), sent))
+    }
+
+    #[test]
+    fn claims_of_one_ttl_share_a_session_while_it_lives() {
+        let sessions = Sessions::default();
+        let now = BootTime::now();
+        let old = opened(&sessions, BootTime::PAST);
+        assert!(sessions.find(TTL).is_none(), "over");
+        old.answered(now);
+        let found = sessions.find(TTL).unwrap();
+        assert!(Arc::ptr_eq(&found, &old), "heard of since");
+        assert!(sessions.find(TTL * 2).is_none(), "another ttl");
+        old.avoid();
+        assert!(sessions.find(TTL).is_none(), "drains");
+        let new = opened(&sessions, now);
+        new.is_unknown();
+        assert!(sessions.find(TTL).is_none(), "unknown to its gateway");
+        assert!(!format!("{:?}", new.secret).contains("ab"));
+    }
+
+    #[test]
+    fn a_claim_that_was_left_is_not_entered_and_another_incarnation_is_told() {
+        let (sessions, claim) = (Sessions::default(), ClaimId::random());
+        let session = opened(&sessions, BootTime::now());
+        sessions.enter(claim, &session, true).unwrap();
+        let known = ClaimId::random();
+        sessions.stands(claim, Some(known), Some(7), None);
+        let member = sessions.member(claim).unwrap();
+        let name = crate::core::name::Name::new("x").unwrap();
+        let mut ticket = Ticket {
+            native: Some(claim.to_string().into()),
+            ..Ticket::own(name, known)
+        };
+        assert_eq!(own_id(&ticket), claim);
+        assert!(!member.is_other(&ticket));
+        ticket.sequence = 6;
+        assert!(member.is_other(&ticket));
+        assert_eq!(sessions.alarms(&session, Some(claim)).len(), 2);
+        sessions.bury(claim, TTL);
+        assert!(sessions.enter(claim, &session, true).is_none());
+        assert!(sessions.alarms(&session, None).is_empty());
+    }
+}

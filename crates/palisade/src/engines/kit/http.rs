@@ -1,0 +1,38 @@
+//! The HTTP client of engines that speak it: HTTP/1.1, without proxies, redirects and retries,
+//! because the caller decides what an unknown outcome means.
+
+use std::sync::Arc;
+
+use reqwest::ClientBuilder;
+use rustls::{ClientConfig, RootCertStore};
+
+use crate::core::error::{Error, ErrorKind, Result};
+
+/// A client to be built, with this configuration for TLS; without one, for connections without.
+///
+/// # Errors
+/// [`ErrorKind::Config`] when TLS can't be set up.
+pub(crate) fn http_client(tls: Option<ClientConfig>) -> Result<ClientBuilder> {
+    // Without a configuration of ours reqwest would make its own, and panic where no provider is
+    // set. One that trusts nobody is for connections without TLS.
+    let tls = match tls {
+        Some(tls) => tls,
+        None => {
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            ClientConfig::builder_with_provider(provider)
+                .with_safe_default_protocol_versions()
+                .map_err(|error| {
+                    Error::new(ErrorKind::Config, "connect", "TLS can't be set up").because(error)
+                })?
+                .with_root_certificates(RootCertStore::empty())
+                .with_no_client_auth()
+        }
+    };
+    Ok(reqwest::Client::builder()
+        .http1_only()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .retry(reqwest::retry::never())
+        .tcp_nodelay(true)
+        .tls_backend_preconfigured(tls))
+}

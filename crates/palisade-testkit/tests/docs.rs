@@ -162,6 +162,11 @@ fn the_table_of_engines_is_their_capability() {
                 .iter()
                 .find(|e| e.schemes.contains(&scheme.as_str()));
             let engine = engine.unwrap_or_else(|| panic!("no engine has {scheme}:"));
+            // What a gateway can do is told when it is asked.
+            if cells[0] == "that of its engine" {
+                assert_eq!(engine.name, "gateway");
+                continue;
+            }
             assert_eq!(cells.as_slice(), words(&engine.capability), "{scheme}:");
         }
     }

@@ -21,12 +21,9 @@ async fn main() -> palisade::Result<()> {
         let hold = hold.expect("it waits as long as it takes");
         hold.run(async {
             println!("crawler {number} takes {}", hold.name());
-            let mut crawled = crawled.lock().expect("nobody panics");
-            crawled
-                .entry(hold.name().to_string())
-                .or_default()
-                .push(number);
-            drop(crawled);
+            let name = hold.name().to_string();
+            let mine = |all: &mut BTreeMap<_, Vec<_>>| all.entry(name).or_default().push(number);
+            mine(&mut crawled.lock().expect("nobody panics"));
             everyone_is_at_work.wait().await;
         })
         .await?;

@@ -323,7 +323,7 @@ impl Client {
             Some(Arc::new(self.keeper.beside(store)))
         });
         keeper.clone().ok_or_else(|| {
-            let message = "this engine has no work queues; use file:, postgres: or redis:";
+            let message = "this engine has no work queues; use postgres:, redis:, or file: with the feature file-queue";
             let error = Error::new(ErrorKind::Unsupported, "queue", message);
             error.with("engine", self.describe())
         })

@@ -59,7 +59,7 @@ pub(crate) struct Serve {
     /// Ask for neither TLS nor a token: something in front of the gateway sees to both
     #[arg(long)]
     insecure: bool,
-    /// What clients call the gateway, such as https://locks.example.com; repeatable, and the first
+    /// What clients call the gateway, such as `https://locks.example.com`; repeatable, and the first
     /// is where sessions are told to stay
     #[arg(long, value_name = "URL")]
     public_url: Vec<String>,

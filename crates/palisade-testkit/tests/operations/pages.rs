@@ -137,9 +137,10 @@ fn evicting_ends_the_holder_and_is_audited() {
     };
     let served = Served::start();
     let mut hold = served.hold("billing/card-4711", "job", &["--ttl", "3s"]);
-    let _wait = served.hold("billing/card-4711", "job", &[]);
     browser.open(&served.entry("operator"));
     browser.until(&row("billing/card-4711"));
+    // Only now: it must not be the first.
+    let _wait = served.hold("billing/card-4711", "job", &[]);
     browser.js("location.hash = '#/lock/billing%2Fcard-4711'");
     browser.until("document.querySelectorAll('.claim').length === 2");
     browser.click(".stage .claim button.danger");

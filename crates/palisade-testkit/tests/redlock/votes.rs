@@ -172,7 +172,11 @@ async fn a_crowd_of_one_client_takes_turns() {
         }
     })
     .await;
-    // A vote and its return for each, and some that came too early.
+    // A vote and its return for each, and some that came too early. Where everyone tries it is half
+    // as much again on a machine that does nothing else, and no end of it on a busy one.
     let scripts = five.scripts_run(0);
-    assert!(scripts < 12 * CROWD, "{scripts} scripts for {CROWD} grants");
+    assert!(
+        scripts < 8 * CROWD / 3,
+        "{scripts} scripts for {CROWD} grants"
+    );
 }

@@ -190,6 +190,8 @@ impl Hold {
 fn lost_error(operation: &'static str, name: &Name, token: Token, validity: &Validity) -> Error {
     let why = match validity.loss() {
         Some(loss) => loss.to_string(),
+        // The engine no longer knows it, and the keeper has not asked since.
+        None if validity.is_valid() => LossReason::Taken.to_string(),
         // Found by the clock, before the keeper could tell.
         None => LossReason::Expired.to_string(),
     };

@@ -194,7 +194,10 @@ impl Job {
             let line = look(client, &self.name).await;
             let found = line.is_ok();
             let line = line.ok().flatten();
-            if let Some(futile) = line.as_ref().and_then(|line| self.futile(line, &ancestors)) {
+            let futile = line
+                .as_ref()
+                .and_then(|line| self.futile(line, &ancestors, true));
+            if let Some(futile) = futile {
                 return futile;
             }
             if !std::mem::replace(&mut told, true) {
@@ -220,7 +223,7 @@ impl Job {
             // An engine that is slow is looked at again while this waits.
             let line = tokio::time::timeout(NOTICE_AFTER, look(client, &self.name)).await;
             let line = line.ok().and_then(Result::ok).flatten();
-            if let Some(futile) = line.and_then(|line| self.futile(&line, &ancestors())) {
+            if let Some(futile) = line.and_then(|line| self.futile(&line, &ancestors(), false)) {
                 return Err(futile);
             }
         }
@@ -228,8 +231,8 @@ impl Job {
     }
 
     /// Why waiting would never end, if somebody above this process holds the lock.
-    fn futile(&self, line: &LineView, ancestors: &[String]) -> Option<Failure> {
-        let ancestor = self.ancestor_in_the_way(line, ancestors)?;
+    fn futile(&self, line: &LineView, ancestors: &[String], waits: bool) -> Option<Failure> {
+        let ancestor = self.ancestor_in_the_way(line, ancestors, waits)?;
         let name = shown(self.name.as_str());
         Some(Failure::Nested(format!(
             "{name} is held for an ancestor of this process ({ancestor}), so waiting for it would \
@@ -237,11 +240,13 @@ impl Job {
         )))
     }
 
-    /// The holder that waits for our own end, if the lock can't be ours before.
+    /// The holder that waits for our own end, if the lock can't be ours before. `waits` says that
+    /// we are in the line already.
     fn ancestor_in_the_way<'a>(
         &self,
         line: &'a LineView,
         ancestors: &[String],
+        waits: bool,
     ) -> Option<&'a ClaimView> {
         let is_ancestor = |claim: &&ClaimView| {
             let owner = claim.owner.as_ref();
@@ -249,9 +254,10 @@ impl Job {
         };
         let theirs = line.holders.iter().filter(is_ancestor);
         let taken: u32 = theirs.clone().map(|claim| claim.weight).sum();
-        // Of permits there may be enough once the others have given theirs back.
-        let enough = line.kind == "permits"
-            && self.ask.weight_in(line.capacity).saturating_add(taken) <= line.capacity;
+        // Of permits there may be enough once the others have given theirs back. A reader waits only
+        // behind a writer, who waits for our ancestor.
+        let enough = self.ask.weight_in(line.capacity).saturating_add(taken) <= line.capacity
+            && (line.kind == "permits" || !waits);
         theirs.clone().next().filter(|_| !enough)
     }
 

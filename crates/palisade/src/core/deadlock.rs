@@ -567,10 +567,10 @@ fn circle_through(agents: &[StuckAgent], from: usize) -> Option<Vec<usize>> {
                 circle.reverse();
                 return Some(circle);
             }
-            if !came_from.contains_key(&to) {
-                came_from.insert(to, at);
+            came_from.entry(to).or_insert_with(|| {
                 queue.push_back(to);
-            }
+                at
+            });
         }
     }
     None

@@ -346,7 +346,10 @@ impl Suspect {
             }
             let then = first.get(stuck.claim.id.as_str()).copied().flatten();
             match (then, stuck.claim.expires_in) {
-                (Some(then), Some(now)) => look.began + now > self.seen + then + step + DRIFT,
+                // Past its lease a claim may be there until the engine has noticed.
+                (Some(then), Some(now)) => {
+                    !now.is_zero() && look.began + now > self.seen + then + step + DRIFT
+                }
                 // It would have ended if nobody had renewed it.
                 _ => {
                     let ttl = Duration::from_millis(agent.ttl);

@@ -1,5 +1,8 @@
 //! Whom a look serves, and what an agent is said to hold.
 
+use super::super::claim::Ask;
+use super::super::owner::Owner;
+use super::super::report::ClaimReport;
 use super::super::ticket::LeaseStart;
 use super::*;
 
@@ -61,4 +64,54 @@ async fn a_crowd_that_is_due_keeps_nobody_from_its_own_lines() {
     let other = names(["l000", "l300"]);
     let look = agents.looks.look(client.engine(), &other).await.unwrap();
     assert_eq!(look.lines.len(), 2);
+}
+
+/// A circle of two clients, as seen when the leases of the other have so long left.
+fn circle(left: Duration) -> Deadlock {
+    let claim = |id: &str, client: &str| {
+        let mut owner = Owner::here(client, None);
+        owner.agent = Some(Agent {
+            client: client.into(),
+            name: "worker".into(),
+            yields: true,
+            ..Agent::default()
+        });
+        ClaimReport {
+            owner: Some(owner),
+            expires_in: Some(left),
+            ..ClaimReport::new(id, Ask::Whole)
+        }
+    };
+    let line = |name: &str, holder: &str, waiter: &str| LineReport {
+        holders: vec![claim(&format!("{name}1"), holder)],
+        waiters: vec![claim(&format!("{name}2"), waiter)],
+        ..LineReport::empty(name)
+    };
+    let lines = [line("x", "own", "other"), line("y", "other", "own")];
+    find(&lines).remove(0)
+}
+
+/// A server may take its time to end the claims of a client that has crashed: that they are still
+/// there does not mean that it lives.
+#[test]
+fn only_a_renewal_shows_that_others_live() {
+    let (seen, second) = (BootTime::now(), Duration::from_secs(1));
+    let suspect = Suspect::new(circle(10 * second), seen);
+    for (after, left, live) in [
+        (2, 8, false),
+        (2, 9, true),
+        (9, 1, false),
+        (12, 0, false),
+        (12, 1, true),
+    ] {
+        let look = Look {
+            began: seen + after * second,
+            ended: seen + after * second,
+            starts: Arc::default(),
+            lines: Arc::default(),
+        };
+        let now = circle(left * second);
+        let told = suspect.all_live(&now, &look, "own", Duration::from_millis(1));
+        assert_eq!(told, live, "{left} s left after {after} s");
+    }
 }

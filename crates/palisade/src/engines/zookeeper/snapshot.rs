@@ -74,14 +74,15 @@ impl Snapshot {
             _ => a.name.cmp(&b.name),
         });
         let mut line = Line::default();
+        let mut live = None;
         for child in children {
             let mut ask = child.ask;
             let mut misfit = None;
-            if let (Ask::Part { capacity, .. }, Some(live)) = (ask, line.named_capacity())
-                && capacity != live
+            if let Ask::Part { capacity, .. } = ask
+                && *live.get_or_insert(capacity) != capacity
             {
                 // It is about to leave, or a mistake: it shares with nobody.
-                misfit = Some((live, capacity));
+                misfit = live.map(|live| (live, capacity));
                 ask = Ask::Whole;
             }
             let place = Place {

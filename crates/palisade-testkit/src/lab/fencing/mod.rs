@@ -81,7 +81,13 @@ impl Writer {
         }
     }
 
+    /// Lets it go on. One that somebody else has continued was not stopped while the second wrote.
     fn go_on(&self) -> Result<(), String> {
+        let options = WaitOptions::CONTINUED | WaitOptions::NOHANG;
+        let early = waitpid(Some(self.pid()?), options).map_err(|error| error.to_string())?;
+        if let Some((_, status)) = early {
+            return Err(format!("somebody else continued the writer: {status:?}"));
+        }
         kill_process(self.pid()?, Signal::CONT).map_err(|error| error.to_string())
     }
 }

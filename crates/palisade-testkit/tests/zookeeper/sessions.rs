@@ -156,7 +156,7 @@ async fn a_crowd_of_one_client_reads_the_line_only_in_its_turns() {
     let mut crowd = JoinSet::new();
     for _ in 0..CROWD {
         let mutex = client.mutex("crowd");
-        crowd.spawn(async move { cycle(&mutex).await });
+        crowd.spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() });
     }
     until("the crowd", async || {
         raw.children("/palisade/crowd").len() == CROWD + 1

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use palisade::fence::{Fence, MemoryFence, Verdict};
+use palisade::report::Scope;
 use palisade::{Client, ErrorKind, Hold, Name};
 use palisade_testkit::lab::launch::{self, Running, wire};
 use palisade_testkit::lab::trial::{certificates, started};
@@ -181,6 +182,31 @@ async fn a_lock_that_was_replicated_survives_and_the_old_master_does_not_count()
     assert!(hold.is_valid(), "it was replicated");
     in_time("the release", hold.release()).await.unwrap();
     assert_eq!(ask(&set, 1, &["EXISTS", "job"]), "0");
+}
+
+/// What the old master was asked before the switch and answers after it does not count.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_answer_of_the_old_master_grants_nothing() {
+    let Some(set) = launch::need("redis-sentinel") else {
+        return;
+    };
+    let url = format!("{}?namespace=&timeout=25s", set.url());
+    let client = palisade::connect(&url).await.unwrap();
+    let mutex = client.mutex("late");
+    cycle(&mutex).await;
+    set.nodes()[0].stop().unwrap();
+    let late = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    set.leader_where(|leader| leader == 1).unwrap();
+    // Who asks the new master has heard of the switch.
+    in_time("the new master", async {
+        let look = || client.survey(Scope::Line(Name::new("late").unwrap()));
+        let brief = Duration::from_millis(300);
+        while !matches!(tokio::time::timeout(brief, look()).await, Ok(Ok(_))) {}
+    })
+    .await;
+    set.nodes()[0].cont().unwrap();
+    let hold = in_time("the grant", late).await.unwrap();
+    assert_eq!(ask(&set, 1, &["GET", "late"]), hold.claim().to_string());
 }
 
 #[tokio::test(flavor = "multi_thread")]

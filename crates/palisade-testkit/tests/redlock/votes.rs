@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use palisade::ErrorKind;
+use palisade::engine::Ask;
+use palisade::{ErrorKind, Patience};
 use palisade_testkit::lab::proxy::both_ways;
 use palisade_testkit::lab::trial::Crew;
 
@@ -155,28 +156,47 @@ async fn permits_are_the_same_on_a_majority() {
     holds.push(again.unwrap());
 }
 
+/// How many scripts one server runs while tasks of one client have `ask` granted so often.
+async fn scripts_for(five: &Five, crowd: u64, ask: Ask) -> u64 {
+    let client = five.client(FRESH).await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..crowd {
+        let line = client.line("job", ask);
+        tasks.spawn(async move {
+            let hold = line.acquire(Patience::Forever).await.unwrap().unwrap();
+            hold.release().await.unwrap();
+        });
+    }
+    soon("all of them", tasks.join_all()).await;
+    five.scripts_run(0)
+}
+
 /// Each grant costs the servers about as much, however many tasks of one client wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crowd_of_one_client_takes_turns() {
     const CROWD: u64 = 300;
     let Some(five) = Five::start() else { return };
-    let client = five.client(FRESH).await;
-    let mut crowd = tokio::task::JoinSet::new();
-    for _ in 0..CROWD {
-        let mutex = client.mutex("job");
-        crowd.spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() });
-    }
-    soon("all of them", async {
-        while let Some(one) = crowd.join_next().await {
-            one.unwrap();
-        }
-    })
-    .await;
     // A vote and its return for each, and some that came too early. Where everyone tries it is half
     // as much again on a machine that does nothing else, and no end of it on a busy one.
-    let scripts = five.scripts_run(0);
+    let scripts = scripts_for(&five, CROWD, Ask::Whole).await;
     assert!(
         scripts < 8 * CROWD / 3,
         "{scripts} scripts for {CROWD} grants"
+    );
+}
+
+/// Permits as well: who finds none left has looked for all of its client.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_of_one_client_takes_turns_for_permits() {
+    const CROWD: u64 = 300;
+    let Some(five) = Five::start() else { return };
+    let ask = Ask::Part {
+        weight: 1,
+        capacity: 3,
+    };
+    let scripts = scripts_for(&five, CROWD, ask).await;
+    assert!(
+        scripts < 8 * CROWD / 3,
+        "{scripts} scripts for {CROWD} permits"
     );
 }

@@ -145,6 +145,11 @@ async fn certificates_are_checked() {
     let url = format!(
         "zookeepers://localhost:{port}?{patient}&tls_ca={ca}&tls_cert={cert}&tls_key={key}"
     );
+    // The plain port, by which it is known that the server is up, may come first.
+    until("the port", async || {
+        std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+    })
+    .await;
     let client = palisade::connect(&url).await.unwrap();
     let hold = client.mutex("secure").lock().await.unwrap();
     let plain = connected(&running).await;

@@ -7,8 +7,10 @@ use palisade::engine::{Entered, Place};
 use palisade::engines::zookeeper::ZooKeeperHold;
 use palisade::{ErrorKind, LossReason};
 use palisade_testkit::lab::launch::{Running, wire};
+use palisade_testkit::lab::proxy::Direction;
+use tokio::task::JoinSet;
 
-use crate::util::{Raw, claim, connected, cycle, soon, until, uuid};
+use crate::util::{Raw, claim, connected, cycle, proxied, soon, until, uuid};
 
 /// A node that has a claim's name but lives with another session is nobody's proof of anything
 /// (CURATOR-498, CURATOR-604).
@@ -130,4 +132,40 @@ async fn nothing_is_left_behind() {
     soon("the end", client.close()).await;
     assert_eq!(raw.children("/palisade/left").len(), 0);
     until("the end of the session", async || sessions(&running) == 1).await;
+}
+
+/// However long its line is, who enters behind a claim of the same client knows whom it waits for,
+/// and the line is read once for each grant.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_of_one_client_reads_the_line_only_in_its_turns() {
+    const CROWD: usize = 200;
+    let running = need!("zookeeper");
+    let (proxy, url) = proxied(&running, 0);
+    let mut raw = Raw::connect(running.nodes()[0].port());
+    let client = palisade::connect(&url).await.unwrap();
+    let reads = || {
+        let seen = proxy.seen().into_iter();
+        let lists = seen.filter(|seen| {
+            let label = seen.label.as_deref().unwrap_or_default();
+            seen.direction == Direction::ToEngine && label.starts_with("getChildren")
+        });
+        lists.count()
+    };
+    let hold = client.mutex("crowd").lock().await.unwrap();
+    let before = reads();
+    let mut crowd = JoinSet::new();
+    for _ in 0..CROWD {
+        let mutex = client.mutex("crowd");
+        crowd.spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() });
+    }
+    until("the crowd", async || {
+        raw.children("/palisade/crowd").len() == CROWD + 1
+    })
+    .await;
+    let entered = reads() - before;
+    assert!(entered < CROWD / 10, "{entered} reads to enter");
+    hold.release().await.unwrap();
+    soon("all of them", crowd.join_all()).await;
+    let all = reads() - before;
+    assert!(all < CROWD * 3 / 2, "{all} reads for {CROWD} grants");
 }

@@ -81,7 +81,13 @@ impl Writer {
         }
     }
 
+    /// Lets it go on. One that somebody else has continued was not stopped while the second wrote.
     fn go_on(&self) -> Result<(), String> {
+        let options = WaitOptions::CONTINUED | WaitOptions::NOHANG;
+        let early = waitpid(Some(self.pid()?), options).map_err(|error| error.to_string())?;
+        if let Some((_, status)) = early {
+            return Err(format!("somebody else continued the writer: {status:?}"));
+        }
         kill_process(self.pid()?, Signal::CONT).map_err(|error| error.to_string())
     }
 }
@@ -108,13 +114,21 @@ pub async fn rounds(program: &Path, spec: &Spec, rounds: usize) -> Result<Score,
         // It has read, and its lock is good.
         writer.stopped()?;
         let line = format!("second-{round}");
-        second(&client, spec, &mut ledger, &line).await?;
+        let token = second(&client, spec, &mut ledger, &line).await?;
         writer.go_on()?;
         let said = writer.hear()?;
         let kept = ledger.read().await?;
         let is_there = kept.lines().any(|kept| kept == line);
-        match said.as_str() {
+        let (said, late) = said.split_once(' ').unwrap_or((&said, ""));
+        match said {
             "refused" => score.refused += 1,
+            "written" if spec.fenced => {
+                let last: Vec<&str> = kept.lines().rev().take(4).collect();
+                return Err(format!(
+                    "round {round}: the late write was accepted with token {late} after {token}; the \
+                     last lines are {last:?}"
+                ));
+            }
             "written" => {}
             other => return Err(format!("round {round}: the writer said {other:?}")),
         }
@@ -134,7 +148,7 @@ async fn second(
     spec: &Spec,
     ledger: &mut Ledger,
     line: &str,
-) -> Result<(), String> {
+) -> Result<u64, String> {
     let words = |error: palisade::Error| format!("{error:?}");
     let evicted = client.evict(&spec.name, Which::Holders, Eviction::Remove);
     evicted.await.map_err(words)?;
@@ -143,5 +157,7 @@ async fn second(
     if written != Wrote::Done {
         return Err("the second holder's write was refused".into());
     }
-    hold.release().await.map_err(words)
+    let token = hold.token().0;
+    hold.release().await.map_err(words)?;
+    Ok(token)
 }

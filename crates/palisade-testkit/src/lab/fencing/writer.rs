@@ -72,7 +72,7 @@ async fn write(spec: Spec) -> Result<(), String> {
             Wrote::Refused => "refused",
         };
         let mut out = std::io::stdout().lock();
-        writeln!(out, "{said}")
+        writeln!(out, "{said} {}", hold.token())
             .and_then(|()| out.flush())
             .map_err(|error| error.to_string())?;
         // It was taken away.

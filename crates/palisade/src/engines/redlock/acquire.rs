@@ -71,7 +71,7 @@ pub(super) async fn enter(engine: &Arc<Redlock>, claim: Arc<Claim>) -> Result<En
     let approach = engine.waiting.approach(&keys);
     // Claims of one client take turns: many that ask at once would only split the votes, and
     // keep the servers from answering in time.
-    let behind_ours = approach.others && claim.queue && claim.ask == Ask::Whole;
+    let behind_ours = approach.others && claim.queue;
     let tried = if behind_ours {
         Tried::Behind {
             due: Duration::ZERO,
@@ -177,7 +177,7 @@ async fn sleep(
 async fn try_again(engine: &Arc<Redlock>, waiter: &Arc<Waiter>) -> Result<()> {
     let asked = BootTime::now();
     let mut turn = Arc::clone(&waiter.line.turn).lock_owned().await;
-    if turn.began > asked && waiter.claim.ask == Ask::Whole {
+    if turn.began > asked && turn.is_full {
         // Another claim of this client was quicker: it has the line now, whose release will be
         // told, or nobody of this client could have it.
         waiter.spared(&turn);
@@ -191,6 +191,8 @@ async fn try_again(engine: &Arc<Redlock>, waiter: &Arc<Waiter>) -> Result<()> {
         let (claim, keys) = (Arc::clone(&waiter.claim), waiter.keys.clone());
         let tried = attempt(Arc::clone(&engine), claim, keys).await;
         let now = BootTime::now();
+        // After a permit there may be another.
+        turn.is_full = waiter.claim.ask == Ask::Whole || matches!(tried, Ok(Tried::Behind { .. }));
         match tried {
             Ok(Tried::Held { sequence, .. }) => {
                 turn.due = now + jittered(TRIES_EVERY);

@@ -166,6 +166,8 @@ pub(super) struct Turn {
     told: Vec<u64>,
     /// When the next is due.
     pub(super) due: BootTime,
+    /// Whether it has left nothing for others of this client.
+    pub(super) is_full: bool,
 }
 
 impl Turn {
@@ -186,6 +188,7 @@ impl LineWatch {
                 began: BootTime::PAST,
                 told: vec![0; nodes],
                 due: BootTime::PAST,
+                is_full: false,
             })),
             users: AtomicU64::new(0),
             idle_since: AtomicU64::new(0),

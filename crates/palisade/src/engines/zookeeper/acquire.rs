@@ -131,8 +131,21 @@ impl Entry<'_> {
                 _ => {}
             }
         }
-        let (node, names) = self.create().await?;
-        self.place(node, &names, self.claim.queue).await
+        let crowded = self.claim.queue
+            && self.claim.ask == Ask::Whole
+            && self.engine.has_others(self.line, self.claim.id);
+        let (node, names) = self.create(!crowded).await?;
+        if let Some(names) = names {
+            return self.place(node, &names, self.claim.queue).await;
+        }
+        // Whoever is ahead excludes it: one that is our own need not be looked for.
+        match self.engine.own_ahead(self.line, &node) {
+            Some(ahead) => Ok(self.placed(node, Some(Ahead::Child(ahead)))),
+            None => {
+                let names = self.names().await?.unwrap_or_default();
+                self.place(node, &names, true).await
+            }
+        }
     }
 
     /// The children of the line as the leader has them; `None` when there is no such node.
@@ -175,22 +188,26 @@ impl Entry<'_> {
         Ok(None)
     }
 
-    /// Takes the last place, and reads who is in the line.
-    async fn create(&self) -> Result<(Node, Vec<String>)> {
+    /// Takes the last place, and reads who is in the line if that is asked for.
+    async fn create(&self, list: bool) -> Result<(Node, Option<Vec<String>>)> {
         let (engine, acl) = (self.engine, &self.engine.client.acl);
         let ticket = engine.keys.ticket(self.claim.id, self.claim.ask);
         let (path, data) = (
             format!("{}/{ticket}", self.line),
             Record::new(self.claim).json(),
         );
-        let take = [
-            Request::create(&path, &data, acl, Lives::EphemeralSequential),
-            Request::children(self.line, false),
-        ];
-        let mut requests = take.to_vec();
+        let mut take = vec![Request::create(
+            &path,
+            &data,
+            acl,
+            Lives::EphemeralSequential,
+        )];
+        take.extend(list.then(|| Request::children(self.line, false)));
+        let mut requests = take.clone();
         for _ in 0..PARENTS {
-            let answers = self.call(requests).await?;
-            let [parents @ .., created, listed] = answers.as_slice() else {
+            let mut answers = self.call(requests).await?;
+            let listed = if list { answers.pop() } else { None };
+            let Some((created, parents)) = answers.split_last() else {
                 return Err(unexpected());
             };
             match created.created() {
@@ -202,10 +219,10 @@ impl Entry<'_> {
                         known.node = Some(node.clone());
                         known.ask = self.claim.ask;
                     });
-                    let listed = listed.children();
+                    let listed = listed.map(|listed| listed.children()).transpose();
                     let listed =
                         listed.map_err(|refused| error::refused("enter", refused).maybe_applied());
-                    return Ok((node, listed?.0));
+                    return Ok((node, listed?.map(|(names, _)| names)));
                 }
                 Err(refused) if refused.is(code::NO_NODE) => {
                     if let Some(denied) = parents.iter().find(|made| made.error == code::NO_AUTH) {
@@ -239,6 +256,11 @@ impl Entry<'_> {
             self.give_back(&node).await?;
             return Ok(Entered::Busy);
         }
+        Ok(self.placed(node, ahead))
+    }
+
+    /// The claim has its place, behind whom it waits for.
+    fn placed(&self, node: Node, ahead: Option<Ahead>) -> Entered {
         let sequence = node.sequence();
         let place = match ahead {
             None => Place::Held { sequence },
@@ -249,7 +271,7 @@ impl Entry<'_> {
             (known.node, known.ahead) = (Some(node), ahead);
         });
         notify::guard(self.engine, self.claim.id);
-        Ok(Entered::In {
+        Entered::In {
             ticket: Ticket {
                 lease: self.session.lease(),
                 sequence,
@@ -259,7 +281,7 @@ impl Entry<'_> {
             // Every write that a majority took re-arms the session, that of this place included.
             armed: self.session.armed(),
             place,
-        })
+        }
     }
 
     async fn give_back(&self, node: &Node) -> Result<()> {

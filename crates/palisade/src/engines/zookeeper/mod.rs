@@ -46,7 +46,7 @@ pub(crate) use config::FACTORY;
 pub use config::ZooKeeper;
 pub(crate) use fence::open as open_fence;
 
-use self::acquire::Known;
+use self::acquire::{Known, Node};
 use self::client::Client;
 use self::keys::Keys;
 use self::proto::Acl;
@@ -88,6 +88,24 @@ impl Inner {
         if let Some(known) = self.known.lock().get_mut(&claim) {
             change(known);
         }
+    }
+
+    /// Whether this client has other claims in a line.
+    fn has_others(&self, line: &str, claim: ClaimId) -> bool {
+        let known = self.known.lock();
+        let mut known = known.iter();
+        known.any(|(id, known)| *id != claim && &*known.line == line)
+    }
+
+    /// The last node of this client's in a line that came before `node`: the older a node is, the
+    /// further ahead it is.
+    fn own_ahead(&self, line: &str, node: &Node) -> Option<String> {
+        let known = self.known.lock();
+        let own = known.values().filter(|known| &*known.line == line);
+        let own = own.filter_map(|known| known.node.as_ref());
+        let ahead = own.filter(|other| other.token < node.token);
+        let last = ahead.max_by_key(|other| other.token);
+        last.map(|other| other.name.clone())
     }
 
     /// Whether claims live with the session.

@@ -18,6 +18,7 @@ cases! {
     keys_need_read_committed,
     an_open_transaction_holds_up_nobody_else,
     only_who_sleeps_is_notified,
+    changes_are_durable_whatever_the_session_says,
     an_earlier_schema_says_what_to_do,
 }
 
@@ -204,6 +205,29 @@ async fn only_who_sleeps_is_notified(fx: Fixture) {
         let message = soon("a message", wait).await.unwrap().unwrap();
         message.done().await.unwrap();
     }
+}
+
+async fn changes_are_durable_whatever_the_session_says(fx: Fixture) {
+    let (queue, mut client) = (fx.queue().await, database().await);
+    client
+        .batch_execute("SET synchronous_commit = off")
+        .await
+        .unwrap();
+    let level = async |transaction: &tokio_postgres::Transaction<'_>| -> String {
+        let row = transaction.query_one("SHOW synchronous_commit", &[]);
+        row.await.unwrap().get(0)
+    };
+    let transaction = client.transaction().await.unwrap();
+    assert_eq!(level(&transaction).await, "off");
+    queue.push_in(&transaction, "x").await.unwrap();
+    assert_eq!(level(&transaction).await, "on");
+    transaction.commit().await.unwrap();
+    let message = queue.next().await.unwrap();
+    let transaction = client.transaction().await.unwrap();
+    message.done_in(&transaction).await.unwrap();
+    assert_eq!(level(&transaction).await, "on");
+    transaction.commit().await.unwrap();
+    message.settled();
 }
 
 async fn an_earlier_schema_says_what_to_do(fx: Fixture) {

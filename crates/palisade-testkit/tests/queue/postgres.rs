@@ -15,6 +15,7 @@ cases! {
     a_transaction_of_a_lost_message_fails,
     nobody_else_has_the_message_while_its_transaction_is_open,
     a_push_is_there_when_its_transaction_commits,
+    a_push_and_the_end_of_its_key_go_one_after_the_other,
     keys_need_read_committed,
     an_open_transaction_holds_up_nobody_else,
     only_who_sleeps_is_notified,
@@ -128,6 +129,28 @@ async fn a_push_is_there_when_its_transaction_commits(fx: Fixture) {
     let transaction = client.transaction().await.unwrap();
     let refused = memory.push_in(&transaction, "x").await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported);
+}
+
+/// Neither sees what the other has not committed: without the lock of the key nobody would let the
+/// second message come first.
+async fn a_push_and_the_end_of_its_key_go_one_after_the_other(fx: Fixture) {
+    let (queue, mut client, other) = (fx.queue().await, database().await, database().await);
+    queue.push(Draft::new("1").key("k")).await.unwrap();
+    let first = queue.next().await.unwrap();
+    let transaction = client.transaction().await.unwrap();
+    let second = Draft::new("2").key("k");
+    queue.push_in(&transaction, second).await.unwrap();
+    let done = tokio::spawn(first.done());
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'advisory')";
+    until("the end of the first waits", async || {
+        other.query_one(waits, &[]).await.unwrap().get(0)
+    })
+    .await;
+    transaction.commit().await.unwrap();
+    soon("the end of the first", done).await.unwrap().unwrap();
+    let second = soon("the second", queue.next()).await.unwrap();
+    assert_eq!(second.body(), b"2");
+    second.done().await.unwrap();
 }
 
 async fn keys_need_read_committed(fx: Fixture) {

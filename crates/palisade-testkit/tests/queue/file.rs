@@ -17,6 +17,7 @@ cases! {
     twenty_processes_start_on_nothing,
     what_was_stored_survives_a_kill_at_any_moment,
     messages_survive_a_reboot,
+    a_push_survives_a_power_cut,
     a_dead_consumer_is_noticed_at_once,
     a_full_disk_loses_nothing,
     a_damaged_file_is_told_and_left,
@@ -110,10 +111,6 @@ async fn messages_survive_a_reboot(fx: Fixture) {
     std::mem::forget(claimed);
     drop(queue);
     client.close().await;
-    let boot = store(&fx).join("boot");
-    let text = std::fs::read_to_string(&boot).unwrap();
-    let mut lines: Vec<_> = text.lines().collect();
-    lines[1] = "00000000-0000-0000-0000-000000000000";
     // A copy, because this process still has the store open, for the message that was forgotten.
     let copy = fx.path("copy");
     let copied = Command::new("cp")
@@ -122,12 +119,7 @@ async fn messages_survive_a_reboot(fx: Fixture) {
         .arg(&copy)
         .status();
     assert!(copied.unwrap().success());
-    std::fs::write(copy.join("boot"), lines.join("\n")).unwrap();
-    for left in ["procs", "leases", "lines"] {
-        std::fs::remove_dir_all(copy.join(left)).unwrap();
-    }
-    // The memory that processes share is gone, too.
-    std::fs::remove_file(copy.join("queues/palisade,work.db-shm")).unwrap();
+    reboot(&copy);
     let url = format!("file:{}", copy.display());
     let queue = palisade::connect(&*url).await.unwrap().queue("work");
     // The lease was for an hour; whoever had it is gone with the boot.
@@ -137,6 +129,63 @@ async fn messages_survive_a_reboot(fx: Fixture) {
         assert!(message.token() > token);
         message.done().await.unwrap();
     }
+}
+
+/// Leaves in a store what a reboot leaves.
+fn reboot(store: &Path) {
+    let text = std::fs::read_to_string(store.join("boot")).unwrap();
+    let mut lines: Vec<_> = text.lines().collect();
+    lines[1] = "00000000-0000-0000-0000-000000000000";
+    std::fs::write(store.join("boot"), lines.join("\n")).unwrap();
+    for left in ["procs", "leases", "lines"] {
+        std::fs::remove_dir_all(store.join(left)).unwrap();
+    }
+    // The memory that processes share is gone, too.
+    let shared = store.join("queues/palisade,work.db-shm");
+    std::fs::remove_file(shared).unwrap();
+}
+
+/// The store is on a file system in a file, and what that file holds when a push has returned is what
+/// the disk would hold after a power cut: what was not synced is in memory only.
+async fn a_push_survives_a_power_cut(fx: Fixture) {
+    let disk = fx.path("disk");
+    let made = Command::new("mkfs.ext4")
+        .args(["-q", "-F"])
+        .arg(&disk)
+        .arg("16M")
+        .status();
+    if !made.is_ok_and(|status| status.success()) {
+        println!("skipped: no file system can be made");
+        return;
+    }
+    let Some(mounted) = Disk::mount(fx.path("before"), &["-o", "loop,commit=300"], &disk) else {
+        return;
+    };
+    let url = format!("file:{}?timeout=20s", mounted.0.join("store").display());
+    let client = palisade::connect(&*url).await.unwrap();
+    let queue = client.queue("work");
+    let mut pushed = BTreeSet::new();
+    for round in 0..5 {
+        let (one, two) = (format!("{round} a"), format!("{round} b"));
+        let (first, second) = tokio::join!(queue.push(one.as_str()), queue.push(two.as_str()));
+        first.and(second).unwrap();
+        pushed.extend([one, two]);
+        let after = fx.path(&format!("disk-{round}"));
+        std::fs::copy(&disk, &after).unwrap();
+        let folder = fx.path(&format!("after-{round}"));
+        let mounted = Disk::mount(folder, &["-o", "loop"], &after).unwrap();
+        reboot(&mounted.0.join("store"));
+        let url = format!("file:{}?timeout=20s", mounted.0.join("store").display());
+        let survived = palisade::connect(&*url).await.unwrap();
+        assert_eq!(
+            drained(&survived.queue("work")).await,
+            pushed,
+            "round {round}"
+        );
+        survived.close().await;
+    }
+    drop(queue);
+    client.close().await;
 }
 
 async fn a_dead_consumer_is_noticed_at_once(fx: Fixture) {
@@ -177,14 +226,17 @@ async fn a_dead_consumer_is_noticed_at_once(fx: Fixture) {
     child.wait().unwrap();
 }
 
+/// How a small disk in memory is mounted.
+const SMALL: [&str; 4] = ["-t", "tmpfs", "-o", "size=2m,mode=0700"];
+
 /// A small file system of its own, gone with this.
 struct Disk(PathBuf);
 
 impl Disk {
-    fn mount(at: PathBuf) -> Option<Self> {
-        std::fs::create_dir(&at).unwrap();
+    fn mount(at: PathBuf, options: &[&str], device: &Path) -> Option<Self> {
+        std::fs::create_dir_all(&at).unwrap();
         let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=2m,mode=0700", "none"]);
+        mount.args(options).arg(device);
         let mounted = mount.arg(&at).status().is_ok_and(|status| status.success());
         if !mounted {
             println!("skipped: no file system can be mounted");
@@ -200,7 +252,7 @@ impl Drop for Disk {
 }
 
 async fn a_full_disk_loses_nothing(fx: Fixture) {
-    let Some(disk) = Disk::mount(fx.path("disk")) else {
+    let Some(disk) = Disk::mount(fx.path("disk"), &SMALL, Path::new("none")) else {
         return;
     };
     let url = format!("file:{}/store", disk.0.display());

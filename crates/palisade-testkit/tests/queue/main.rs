@@ -13,6 +13,7 @@ mod kills;
 mod leases;
 mod operate;
 mod postgres;
+mod redis;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -163,6 +164,7 @@ fn main() -> ExitCode {
         let own = match store {
             "file" => file::CASES,
             "postgres" => postgres::CASES,
+            "redis" => redis::CASES,
             _ => &[],
         };
         for &(name, run) in everywhere.into_iter().flatten().chain(own) {

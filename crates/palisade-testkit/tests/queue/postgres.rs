@@ -15,9 +15,11 @@ cases! {
     a_transaction_of_a_lost_message_fails,
     nobody_else_has_the_message_while_its_transaction_is_open,
     a_push_is_there_when_its_transaction_commits,
+    a_push_and_the_end_of_its_key_go_one_after_the_other,
     keys_need_read_committed,
     an_open_transaction_holds_up_nobody_else,
     only_who_sleeps_is_notified,
+    changes_are_durable_whatever_the_session_says,
     an_earlier_schema_says_what_to_do,
 }
 
@@ -129,6 +131,28 @@ async fn a_push_is_there_when_its_transaction_commits(fx: Fixture) {
     assert_eq!(refused.kind(), ErrorKind::Unsupported);
 }
 
+/// Neither sees what the other has not committed: without the lock of the key nobody would let the
+/// second message come first.
+async fn a_push_and_the_end_of_its_key_go_one_after_the_other(fx: Fixture) {
+    let (queue, mut client, other) = (fx.queue().await, database().await, database().await);
+    queue.push(Draft::new("1").key("k")).await.unwrap();
+    let first = queue.next().await.unwrap();
+    let transaction = client.transaction().await.unwrap();
+    let second = Draft::new("2").key("k");
+    queue.push_in(&transaction, second).await.unwrap();
+    let done = tokio::spawn(first.done());
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'advisory')";
+    until("the end of the first waits", async || {
+        other.query_one(waits, &[]).await.unwrap().get(0)
+    })
+    .await;
+    transaction.commit().await.unwrap();
+    soon("the end of the first", done).await.unwrap().unwrap();
+    let second = soon("the second", queue.next()).await.unwrap();
+    assert_eq!(second.body(), b"2");
+    second.done().await.unwrap();
+}
+
 async fn keys_need_read_committed(fx: Fixture) {
     let (queue, mut client) = (fx.queue().await, database().await);
     queue.push(Draft::new("x").key("k")).await.unwrap();
@@ -204,6 +228,29 @@ async fn only_who_sleeps_is_notified(fx: Fixture) {
         let message = soon("a message", wait).await.unwrap().unwrap();
         message.done().await.unwrap();
     }
+}
+
+async fn changes_are_durable_whatever_the_session_says(fx: Fixture) {
+    let (queue, mut client) = (fx.queue().await, database().await);
+    client
+        .batch_execute("SET synchronous_commit = off")
+        .await
+        .unwrap();
+    let level = async |transaction: &tokio_postgres::Transaction<'_>| -> String {
+        let row = transaction.query_one("SHOW synchronous_commit", &[]);
+        row.await.unwrap().get(0)
+    };
+    let transaction = client.transaction().await.unwrap();
+    assert_eq!(level(&transaction).await, "off");
+    queue.push_in(&transaction, "x").await.unwrap();
+    assert_eq!(level(&transaction).await, "on");
+    transaction.commit().await.unwrap();
+    let message = queue.next().await.unwrap();
+    let transaction = client.transaction().await.unwrap();
+    message.done_in(&transaction).await.unwrap();
+    assert_eq!(level(&transaction).await, "on");
+    transaction.commit().await.unwrap();
+    message.settled();
 }
 
 async fn an_earlier_schema_says_what_to_do(fx: Fixture) {

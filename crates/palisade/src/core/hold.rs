@@ -115,15 +115,8 @@ impl Hold {
     /// [`ErrorKind::Lost`] when the hold was lost before the work was done, also if it was found out
     /// only at the end.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
-        let done = tokio::select! {
-            biased;
-            _ = self.validity.lost() => None,
-            done = work => Some(done),
-        };
-        match done {
-            Some(done) if self.is_valid() => Ok(done),
-            _ => Err(self.lost_error("run")),
-        }
+        let done = self.validity.run(work).await;
+        done.ok_or_else(|| self.lost_error("run"))
     }
 
     /// Gives the place up: stops renewing first, then leaves. Waits for the end of

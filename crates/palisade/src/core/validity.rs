@@ -201,6 +201,17 @@ impl Validity {
             told.await;
         }
     }
+
+    /// Does `work` until it is done, or drops it unfinished at the moment of a loss: `None` then,
+    /// also if the loss is found out only at the end.
+    pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let done = tokio::select! {
+            biased;
+            _ = self.lost() => None,
+            done = work => Some(done),
+        };
+        done.filter(|_| self.is_valid())
+    }
 }
 
 #[cfg(test)]

@@ -34,6 +34,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Before an engine that did not answer is asked again.
 const PAUSE: Duration = Duration::from_millis(250);
 
+/// Between two looks for what another slot may have left, when all is to be drained.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// Between two lines about the progress, for a person who looks on.
 const PROGRESS: Duration = Duration::from_secs(5);
 
@@ -46,7 +49,9 @@ pub(super) struct Slots<'a> {
     /// Whether no more is claimed.
     closing: watch::Sender<bool>,
     /// How many commands run.
-    running: watch::Sender<u64>,
+    running: Cell<u64>,
+    /// How many slots have a message, or look for a last one.
+    busy: Cell<u64>,
     /// Signals for the commands that run.
     signals: broadcast::Sender<Signal>,
     /// The second signal, after which messages are given back.
@@ -57,6 +62,22 @@ pub(super) struct Slots<'a> {
     unguarded: RefCell<Vec<Message>>,
     done: Cell<u64>,
     failed: Cell<u64>,
+}
+
+/// Counts while it lives.
+struct Busy<'a>(&'a Cell<u64>);
+
+impl<'a> Busy<'a> {
+    fn new(count: &'a Cell<u64>) -> Self {
+        count.set(count.get() + 1);
+        Self(count)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 /// The signals that concern the command of one slot.
@@ -82,7 +103,8 @@ impl<'a> Slots<'a> {
             queue,
             printer,
             closing: watch::Sender::new(false),
-            running: watch::Sender::new(0),
+            running: Cell::new(0),
+            busy: Cell::new(0),
             signals: broadcast::Sender::new(16),
             interrupted: Cell::new(None),
             failure: RefCell::new(None),
@@ -159,7 +181,7 @@ impl<'a> Slots<'a> {
         loop {
             let signal = endings.next().await;
             if !for_commands(signal) && !self.closing.send_replace(true) {
-                let running = *self.running.borrow();
+                let running = self.running.get();
                 let event =
                     json!({"event": "draining", "queue": self.work.name, "running": running});
                 self.say(event, || {
@@ -206,7 +228,7 @@ impl<'a> Slots<'a> {
     }
 
     fn tell_progress(&self, ready: &str) {
-        let (done, failed, running) = (self.done.get(), self.failed.get(), *self.running.borrow());
+        let (done, failed, running) = (self.done.get(), self.failed.get(), self.running.get());
         let name = shown(&self.work.name);
         let text = format!("{name}: {done} done, {failed} failed, {running} running{ready}");
         self.say(Value::Null, || Some(text));
@@ -221,31 +243,33 @@ impl<'a> Slots<'a> {
     /// Takes one message after another.
     async fn slot(&self, mut guardian: Guardian) {
         let mut closing = self.closing.subscribe();
-        let mut running = self.running.subscribe();
         let mut complained = false;
         while guardian.lives() {
-            // While another slot is at work it may push more, or unblock a key.
-            let alone = *running.borrow_and_update() == 0;
-            let patience = match self.work.drain && alone {
-                true => Patience::NoWait,
-                false => Patience::For(PATIENCE),
+            // While another slot is at it, that one may push more, or unblock a key: whoever drains
+            // looks again. A claim under way is never dropped for that: what it took would be
+            // nobody's for a moment, and the queue would seem empty.
+            let last_look = self.work.drain && self.busy.get() == 0;
+            let patience = match (last_look, self.work.drain) {
+                (true, _) => Patience::NoWait,
+                (false, true) => Patience::For(LOOK),
+                (false, false) => Patience::For(PATIENCE),
             };
+            let busy = last_look.then(|| Busy::new(&self.busy));
             let claimed = tokio::select! {
                 biased;
                 _ = closing.wait_for(|closing| *closing) => return,
                 claimed = self.queue.next_within(patience) => claimed,
-                _ = running.wait_for(|running| *running == 0), if self.work.drain && !alone => continue,
             };
             match claimed {
                 Ok(Some(message)) => {
-                    self.running.send_modify(|running| *running += 1);
+                    let _busy = busy.unwrap_or_else(|| Busy::new(&self.busy));
+                    let _running = Busy::new(&self.running);
                     let went = self.handle(message, &mut guardian).await;
-                    self.running.send_modify(|running| *running -= 1);
                     if let Err(failure) = went {
                         return self.fail(failure);
                     }
                 }
-                Ok(None) if self.work.drain && alone => return,
+                Ok(None) if last_look => return,
                 Ok(None) => {}
                 Err(error) if error.kind() == ErrorKind::Unreachable => {
                     if !std::mem::replace(&mut complained, true) {

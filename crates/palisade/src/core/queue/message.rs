@@ -175,15 +175,8 @@ impl Message {
     /// # Errors
     /// [`ErrorKind::Lost`] when it was lost before the work was done.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
-        let done = tokio::select! {
-            biased;
-            _ = self.validity.lost() => None,
-            done = work => Some(done),
-        };
-        match done {
-            Some(done) if self.is_valid() => Ok(done),
-            _ => Err(self.lost_error("run")),
-        }
+        let done = self.validity.run(work).await;
+        done.ok_or_else(|| self.lost_error("run"))
     }
 
     /// Gives it a longer ttl, counted from now: for work that may keep this process from renewing.

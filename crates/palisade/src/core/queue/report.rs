@@ -33,6 +33,21 @@ impl QueueReport {
         }
     }
 
+    /// Counts messages in one state; `oldest` is for those that are ready.
+    pub fn add(&mut self, state: MessageState, count: u64, oldest: Duration) {
+        let field = match state {
+            MessageState::Ready => &mut self.ready,
+            MessageState::Delayed => &mut self.delayed,
+            MessageState::Claimed => &mut self.claimed,
+            MessageState::Blocked => &mut self.blocked,
+            MessageState::Dead => &mut self.dead,
+        };
+        *field += count;
+        if state == MessageState::Ready && count > 0 {
+            self.oldest = Some(oldest);
+        }
+    }
+
     /// All of them.
     pub fn total(&self) -> u64 {
         self.ready + self.delayed + self.claimed + self.blocked + self.dead
@@ -65,6 +80,14 @@ impl MessageState {
             Self::Blocked => "blocked",
             Self::Dead => "dead",
         }
+    }
+
+    /// The state that a store calls so; ready, if it is none.
+    pub fn of(word: &str) -> Self {
+        let mut known = [Self::Delayed, Self::Claimed, Self::Blocked, Self::Dead].into_iter();
+        known
+            .find(|state| state.code() == word)
+            .unwrap_or(Self::Ready)
     }
 }
 

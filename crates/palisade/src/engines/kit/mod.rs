@@ -17,6 +17,7 @@ mod login;
 #[cfg(feature = "remote")]
 mod per_runtime;
 pub(crate) mod push;
+mod queue_leases;
 pub(crate) mod shared_sessions;
 pub(crate) mod single_flight;
 #[cfg(feature = "remote")]
@@ -29,6 +30,8 @@ mod typed;
 
 #[cfg(any(feature = "file", feature = "remote"))]
 pub(crate) use typed::typed_config;
+
+pub(crate) use self::queue_leases::renew_by_queue;
 
 #[cfg(any(feature = "consul", feature = "http", feature = "kubernetes"))]
 pub(crate) use self::http::http_client;

@@ -349,19 +349,10 @@ impl QueueStore for PostgresQueues {
                 let Some(report) = reports.last_mut() else {
                     continue;
                 };
+                // None of any state in a queue without messages.
                 let count = cell::<i64>(&row, 2)?.unsigned_abs();
-                match state(&cell::<String>(&row, 1)?) {
-                    // A queue without messages.
-                    _ if count == 0 => {}
-                    MessageState::Ready => {
-                        report.ready = count;
-                        report.oldest = cell::<Option<i64>>(&row, 3)?.map(from_micros);
-                    }
-                    MessageState::Delayed => report.delayed = count,
-                    MessageState::Claimed => report.claimed = count,
-                    MessageState::Blocked => report.blocked = count,
-                    MessageState::Dead => report.dead = count,
-                }
+                let oldest = cell::<Option<i64>>(&row, 3)?.map_or(Duration::ZERO, from_micros);
+                report.add(MessageState::of(&cell::<String>(&row, 1)?), count, oldest);
             }
             Ok(reports)
         })
@@ -474,7 +465,7 @@ fn pushed(ids: impl Iterator<Item = Option<String>>, rows: &[Row]) -> Result<Vec
 }
 
 fn report(row: &Row) -> Result<MessageReport> {
-    let state = state(&cell::<String>(row, 3)?);
+    let state = MessageState::of(&cell::<String>(row, 3)?);
     let number = cell::<i64>(row, 0)?.unsigned_abs();
     let owner: Option<String> = cell(row, 8)?;
     let token = cell::<i64>(row, 7)?.unsigned_abs();
@@ -492,12 +483,6 @@ fn report(row: &Row) -> Result<MessageReport> {
         size: cell::<i64>(row, 10)?.unsigned_abs(),
         ..MessageReport::new(cell(row, 1)?, number, state)
     })
-}
-
-fn state(word: &str) -> MessageState {
-    use MessageState::{Blocked, Claimed, Dead, Delayed, Ready};
-    let mut known = [Ready, Delayed, Claimed, Blocked, Dead].into_iter();
-    known.find(|state| state.code() == word).unwrap_or(Ready)
 }
 
 fn cell<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, at: usize) -> Result<T> {

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, join_all, try_join_all};
+use futures_util::future::{BoxFuture, try_join_all};
 use redis::{Cmd, RedisResult, Value};
 
 use super::client::{Client, EFFECT, Script, nonsense};
@@ -28,8 +28,8 @@ use crate::core::queue::{
     QueueReport, QueueStore, Receipt, Settlement, Take, Taken,
 };
 use crate::core::report::Scope;
-use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
-use crate::engines::kit::{Link, timed};
+use crate::core::ticket::{Lease, LeaseId, Ticket};
+use crate::engines::kit::{Link, renew_by_queue, timed};
 
 /// How many keys a step of SCAN looks at.
 const STEP: usize = 1000;
@@ -190,40 +190,12 @@ impl RedisQueues {
 impl Leasing for RedisQueues {
     fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<'_, Vec<Renewal>> {
         Box::pin(async move {
-            let mut renewals: Vec<Renewal> = leases.iter().map(|_| Renewal::Lost).collect();
-            let mut queues: Vec<(Name, Vec<(usize, Receipt)>)> = Vec::new();
-            for (at, lease) in leases.iter().enumerate() {
-                // Without a receipt it was never given out by this store.
-                if let Some(ticket) = &lease.ticket
-                    && let Some(receipt) = Receipt::of(ticket)
-                {
-                    match queues.iter_mut().find(|(name, _)| *name == ticket.name) {
-                        Some((_, asked)) => asked.push((at, receipt)),
-                        None => queues.push((ticket.name.clone(), vec![(at, receipt)])),
-                    }
-                }
-            }
-            let sent = BootTime::now();
-            let asked = queues.iter().map(|(queue, asked)| async move {
-                let receipts: Vec<Receipt> = asked.iter().map(|(_, receipt)| *receipt).collect();
-                let renewed = self.renewed(queue, &receipts, None);
-                timed("renew", within, renewed)
-                    .await
-                    .and_then(|renewed| renewed)
-            });
-            let answers = join_all(asked).await;
-            for ((_, asked), answer) in queues.iter().zip(answers) {
-                for (index, (at, _)) in asked.iter().enumerate() {
-                    renewals[*at] = match &answer {
-                        Ok(ttls) => match ttls.get(index).copied().flatten() {
-                            Some(ttl) => Renewal::Held(LeaseStart { sent, ttl }),
-                            None => Renewal::Lost,
-                        },
-                        Err(error) => Renewal::Unknown(error.clone().maybe_applied()),
-                    };
-                }
-            }
-            renewals
+            renew_by_queue(&leases, |queue, receipts| async move {
+                let renewed = timed("renew", within, self.renewed(&queue, &receipts, None)).await;
+                let renewed = renewed.and_then(|renewed| renewed);
+                renewed.map_err(Error::maybe_applied)
+            })
+            .await
         })
     }
 
@@ -456,13 +428,7 @@ fn shown(row: &[Value; SHOWN]) -> Option<FullReport> {
         body,
     ] = row;
     let some = |value: &Value| text(value).filter(|text| !text.is_empty());
-    let state = match text(state)?.as_str() {
-        "delayed" => MessageState::Delayed,
-        "claimed" => MessageState::Claimed,
-        "blocked" => MessageState::Blocked,
-        "dead" => MessageState::Dead,
-        _ => MessageState::Ready,
-    };
+    let state = MessageState::of(&text(state)?);
     let claimed = state == MessageState::Claimed;
     let owner = some(owner).and_then(|owner| Owner::from_json(owner.as_bytes()));
     let report = MessageReport {

@@ -6,10 +6,13 @@
 //! goes on above its former values after a boot. A consumer that dies is noticed by the kernel, as
 //! a holder is.
 //!
-//! `schema` is the database and its verbs, `worker` the thread that has it open: what several tasks
-//! ask for at once is one transaction. This file is the store's side of the core.
+//! `database` is the file and its tables, `tx` the verbs of producers and consumers, `inspect` those of
+//! operators, `worker` the thread that has it open: what several tasks ask for at once is one
+//! transaction. This file is the store's side of the core.
 
-mod schema;
+mod database;
+mod inspect;
+mod tx;
 mod worker;
 
 use std::any::Any;
@@ -23,7 +26,7 @@ use futures_util::stream;
 use parking_lot::Mutex;
 use rustix::process::getpid;
 
-use self::schema::Tx;
+use self::tx::Tx;
 use self::worker::Worker;
 use super::boot::QUEUES;
 use super::error::{file_failed, forked};
@@ -41,7 +44,8 @@ use crate::core::queue::{
     Take, Taken,
 };
 use crate::core::report::Scope;
-use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
+use crate::core::ticket::{Lease, LeaseId, Ticket};
+use crate::engines::kit::renew_by_queue;
 
 /// What the names of databases end with.
 const DATABASE: &str = ".db";
@@ -159,43 +163,18 @@ impl Leasing for FileQueues {
     fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<'_, Vec<Renewal>> {
         Box::pin(async move {
             self.store.liveness.restore();
-            let mut renewals: Vec<Renewal> = leases.iter().map(|_| Renewal::Lost).collect();
-            let mut queues: HashMap<Name, Vec<(usize, Receipt)>> = HashMap::new();
-            for (at, lease) in leases.iter().enumerate() {
-                // Without a ticket of its own it was never given out by this store.
-                if let Some(ticket) = &lease.ticket
-                    && let Some(receipt) = Receipt::of(ticket)
-                {
-                    let of_queue = queues.entry(ticket.name.clone()).or_default();
-                    of_queue.push((at, receipt));
-                }
-            }
-            for (queue, asked) in queues {
+            renew_by_queue(&leases, |queue, receipts| async move {
                 let sent = BootTime::now();
-                let receipts: Vec<Receipt> = asked.iter().map(|(_, receipt)| *receipt).collect();
                 let renew = move |tx: &mut Tx<'_>| tx.renew(&receipts);
-                let renewed = self.ask_within("renew", &queue, within, renew).await;
-                let longest = renewed.iter().flatten().flatten().max();
-                let covered = longest.map(|ttl| self.store.leases.cover(sent + *ttl));
-                if let Some(Err(errno)) = covered {
-                    let path = self.store.leases.path();
-                    let error = file_failed("renew", &path, errno);
-                    asked
-                        .iter()
-                        .for_each(|(at, _)| renewals[*at] = Renewal::Unknown(error.clone()));
-                    continue;
+                let renewed = self.ask_within("renew", &queue, within, renew).await?;
+                if let Some(ttl) = renewed.iter().flatten().max() {
+                    let covered = self.store.leases.cover(sent + *ttl);
+                    covered
+                        .map_err(|errno| file_failed("renew", &self.store.leases.path(), errno))?;
                 }
-                for (index, (at, _)) in asked.iter().enumerate() {
-                    renewals[*at] = match &renewed {
-                        Ok(ttls) => match ttls.get(index).copied().flatten() {
-                            Some(ttl) => Renewal::Held(LeaseStart { sent, ttl }),
-                            None => Renewal::Lost,
-                        },
-                        Err(error) => Renewal::Unknown(error.clone()),
-                    };
-                }
-            }
-            renewals
+                Ok(renewed)
+            })
+            .await
         })
     }
 
@@ -317,7 +296,7 @@ impl QueueStore for FileQueues {
         Box::pin(async move {
             let mut reports = Vec::new();
             for file in self.existing(&scope)? {
-                let Some(name) = schema::name_of(&self.store, &file)? else {
+                let Some(name) = database::name_of(&self.store, &file)? else {
                     continue;
                 };
                 if name.0 == *self.namespace && scope.includes(name.1.as_str()) {

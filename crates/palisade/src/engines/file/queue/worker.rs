@@ -11,8 +11,9 @@ use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 
+use super::database::{self, Opened};
 use super::ended;
-use super::schema::{self, Opened, Tx};
+use super::tx::Tx;
 use crate::core::clock::BootTime;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
@@ -138,7 +139,7 @@ fn work(
         let until = until.unwrap_or(BootTime::PAST);
         let database = match opened.take().filter(Opened::is_in_place) {
             Some(opened) => Ok(opened),
-            None => schema::open(store, owner, file, operation, until),
+            None => database::open(store, owner, file, operation, until),
         };
         let committed = match database {
             Err(error) => Err(error),
@@ -167,7 +168,7 @@ fn transact(
         .map_or("queue", |request| request.operation());
     let durable = requests
         .iter()
-        .any(|request| schema::is_durable(request.operation()));
+        .any(|request| database::is_durable(request.operation()));
     database.begin(operation, durable, until)?;
     let database = Open(database);
     let mut tx = Tx::new(store, database.0, operation)?;

@@ -1,0 +1,140 @@
+//! What operators see of a queue, and what they do to its messages.
+
+use rusqlite::{Row, params};
+
+use super::database::NEVER;
+use super::tx::{Tx, duration};
+use crate::core::error::Result;
+use crate::core::owner::Owner;
+use crate::core::queue::{FullReport, MessageReport, MessageState, Pick, QueueReport};
+
+/// What SQL says of where a message stands, as [`MessageState::code`] does; `?1` is now.
+const STATE: &str = "CASE WHEN dead THEN 'dead' WHEN behind THEN 'blocked' WHEN due <= ?1 THEN 'ready' \
+     WHEN token > 0 THEN 'claimed' ELSE 'delayed' END";
+
+impl Tx<'_> {
+    pub(super) fn count(&mut self) -> Result<QueueReport> {
+        self.reap()?;
+        let mut report = QueueReport::empty(self.value::<String>("SELECT name FROM queue", [])?);
+        let states =
+            format!("SELECT {STATE} AS state, count(*), min(due) FROM message GROUP BY state");
+        let states: Vec<(String, i64, i64)> = self.rows(&states, params![self.now], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+        })?;
+        for (word, count, due) in states {
+            let oldest = duration(self.now - due.max(0));
+            report.add(MessageState::of(&word), count.unsigned_abs(), oldest);
+        }
+        Ok(report)
+    }
+
+    pub(super) fn list(&mut self, dead: bool, limit: usize) -> Result<Vec<MessageReport>> {
+        self.reap()?;
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let list = format!("{} WHERE dead OR NOT ?2 ORDER BY number LIMIT ?3", listed());
+        let now = self.now;
+        self.rows(&list, params![now, dead, limit], |row| report(row, now))
+    }
+
+    pub(super) fn read(&mut self, id: &str) -> Result<Option<FullReport>> {
+        self.reap()?;
+        let Some(number) = self.numbered(id)? else {
+            return Ok(None);
+        };
+        let one = format!("{} WHERE number = ?2", listed());
+        let now = self.now;
+        let found = self.row(&one, params![now, number], |row| report(row, now))?;
+        let Some(report) = found else {
+            return Ok(None);
+        };
+        let body = self.value(
+            "SELECT body FROM message WHERE number = ?1",
+            params![number],
+        )?;
+        Ok(Some((report, body)))
+    }
+
+    /// The number that an id stands for.
+    fn numbered(&self, id: &str) -> Result<Option<i64>> {
+        if let Some(number) = Pick::number(id) {
+            return Ok(i64::try_from(number).ok());
+        }
+        self.row(
+            "SELECT number FROM seen WHERE id = ?1",
+            params![id],
+            |row| row.get(0),
+        )
+    }
+
+    /// What chooses the messages that are meant, as `?2`.
+    fn picked(&self, pick: &Pick) -> Result<(&'static str, i64)> {
+        Ok(match pick {
+            Pick::All => ("?2 = 0", 0),
+            Pick::Dead => ("dead AND ?2 = 0", 0),
+            Pick::Id(id) => ("number = ?2", self.numbered(id)?.unwrap_or(-1)),
+        })
+    }
+
+    pub(super) fn retry(&mut self, pick: &Pick) -> Result<u64> {
+        self.reap()?;
+        let (which, number) = self.picked(pick)?;
+        let retry = format!(
+            "UPDATE message SET dead = 0, attempts = 0, token = 0, batch = NULL, process = NULL, \
+             owner = NULL, due = ?1, after = min(after, ?1) \
+             WHERE {which} AND NOT behind AND (token = 0 OR due <= ?1)"
+        );
+        let ready = self.run(&retry, params![self.now, number])?;
+        self.wake(ready)?;
+        Ok(ready as u64)
+    }
+
+    pub(super) fn discard(&mut self, pick: &Pick, force: bool) -> Result<u64> {
+        self.reap()?;
+        let (which, number) = self.picked(pick)?;
+        let remove = format!(
+            "DELETE FROM message WHERE {which} AND (?3 OR token = 0 OR due <= ?1) RETURNING id, key"
+        );
+        let gone: Vec<(Option<String>, Option<String>)> =
+            self.rows(&remove, params![self.now, number, force], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })?;
+        for (id, key) in &gone {
+            if let Some(id) = id {
+                self.run("DELETE FROM seen WHERE id = ?1", params![id])?;
+            }
+            if let Some(key) = key {
+                self.promote(key)?;
+            }
+        }
+        Ok(gone.len() as u64)
+    }
+}
+
+/// The columns that [`report`] reads; `?1` is now.
+fn listed() -> String {
+    format!(
+        "SELECT number, id, key, {STATE}, attempts, pushed, due, token, owner, why, length(body) \
+         FROM message"
+    )
+}
+
+fn report(row: &Row<'_>, now: i64) -> rusqlite::Result<MessageReport> {
+    let state = MessageState::of(&row.get::<_, String>(3)?);
+    let due: i64 = row.get(6)?;
+    let claimed = state == MessageState::Claimed;
+    let token: i64 = row.get(7)?;
+    let owner: Option<String> = row.get(8)?;
+    Ok(MessageReport {
+        key: row.get(2)?,
+        attempts: row.get(4)?,
+        pushed: row.get::<_, i64>(5)?.unsigned_abs(),
+        changes_in: (due > now && due < NEVER).then(|| duration(due - now)),
+        sequence: claimed.then_some(token.unsigned_abs()),
+        owner: owner
+            .filter(|_| claimed)
+            .and_then(|owner| Owner::from_json(owner.as_bytes())),
+        why: row.get(9)?,
+        size: row.get::<_, i64>(10)?.unsigned_abs(),
+        ..MessageReport::new(row.get(1)?, row.get::<_, i64>(0)?.unsigned_abs(), state)
+    })
+}

@@ -1,0 +1,53 @@
+//! Renewal of claimed messages where a request is for those of one queue.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use crate::core::clock::BootTime;
+use crate::core::engine::Renewal;
+use crate::core::error::Result;
+use crate::core::name::Name;
+use crate::core::queue::Receipt;
+use crate::core::ticket::{Lease, LeaseStart};
+
+/// Asks `renew` once for each queue, side by side; it answers the ttl of each claim that goes on.
+pub(crate) async fn renew_by_queue<F>(
+    leases: &[Lease],
+    renew: impl Fn(Name, Vec<Receipt>) -> F,
+) -> Vec<Renewal>
+where
+    F: Future<Output = Result<Vec<Option<Duration>>>>,
+{
+    // Without a receipt it was never given out by a store of queues.
+    let mut renewals: Vec<Renewal> = leases.iter().map(|_| Renewal::Lost).collect();
+    let mut queues: HashMap<&Name, (Vec<usize>, Vec<Receipt>)> = HashMap::new();
+    for (at, lease) in leases.iter().enumerate() {
+        if let Some(ticket) = &lease.ticket
+            && let Some(receipt) = Receipt::of(ticket)
+        {
+            let (places, receipts) = queues.entry(&ticket.name).or_default();
+            places.push(at);
+            receipts.push(receipt);
+        }
+    }
+    // Before any of them is sent.
+    let sent = BootTime::now();
+    let asked = queues.into_iter().map(|(queue, (places, receipts))| {
+        let renewed = renew(queue.clone(), receipts);
+        async move { (places, renewed.await) }
+    });
+    for (places, answer) in join_all(asked).await {
+        for (index, at) in places.into_iter().enumerate() {
+            renewals[at] = match &answer {
+                Ok(ttls) => match ttls.get(index).copied().flatten() {
+                    Some(ttl) => Renewal::Held(LeaseStart { sent, ttl }),
+                    None => Renewal::Lost,
+                },
+                Err(error) => Renewal::Unknown(error.clone()),
+            };
+        }
+    }
+    renewals
+}

@@ -1,0 +1,164 @@
+//! `docs/command.md` beside the command: documents and events have the keys of the contract, exit
+//! codes those of `exit.rs`.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::contract::{self, Is};
+use crate::support::*;
+
+const PAGE: &str = include_str!("../../../../docs/command.md");
+
+/// What blocks of JSON show.
+const BLOCKS: &[Is] = &[
+    contract::CONFIG,
+    contract::LEADER,
+    contract::LINE,
+    contract::DEADLOCKS,
+    contract::HEALTH,
+    contract::FIGURES,
+];
+
+/// What is described in a line: `{"name","released":true|false}`.
+const INLINE: &[Is] = &[
+    contract::CONFIG_PATH,
+    contract::HELD,
+    contract::RELEASED,
+    contract::EVICTED,
+    contract::RESIZED,
+    contract::FENCE,
+    contract::COMPLETIONS,
+    contract::PAGE,
+    contract::WRITTEN,
+    contract::DEMO,
+    contract::ADVICE,
+    contract::ERROR,
+    "sql:text",
+];
+
+fn keys(is: Is) -> BTreeSet<&'static str> {
+    let keys = is.split_whitespace().filter_map(|key| key.split_once(':'));
+    keys.map(|(key, _)| key).collect()
+}
+
+/// The objects in backticks, as they stand there.
+fn inline() -> Vec<&'static str> {
+    let texts = PAGE.split('`').filter(|text| text.starts_with("{\""));
+    texts.filter(|text| !text.contains('\n')).collect()
+}
+
+/// The keys of an object as people write it: words in quotes behind its `{` or a comma of its own.
+fn written(object: &str) -> BTreeSet<&str> {
+    let (mut depth, mut expects, mut keys) = (0, false, BTreeSet::new());
+    let mut parts = object.split('"');
+    let mut quoted = false;
+    for part in &mut parts {
+        if quoted && depth == 1 && expects {
+            keys.insert(part);
+            expects = false;
+        }
+        if !quoted {
+            for c in part.chars() {
+                depth += i32::from("{[".contains(c)) - i32::from("}]".contains(c));
+                expects = match c {
+                    '{' => depth == 1,
+                    ',' => depth == 1,
+                    _ => false,
+                };
+            }
+        }
+        quoted = !quoted;
+    }
+    keys
+}
+
+#[test]
+fn documents_have_the_keys_of_the_contract() {
+    let blocks = PAGE.split("```json\n").skip(1);
+    let blocks: Vec<Value> = blocks
+        .map(|block| serde_json::from_str(block.split("```").next().unwrap()).unwrap())
+        .collect();
+    assert_eq!(blocks.len(), BLOCKS.len());
+    for (block, is) in blocks.iter().zip(BLOCKS) {
+        contract::read(&block.to_string(), is);
+    }
+    let shown: Vec<_> = inline()
+        .into_iter()
+        .filter(|o| !o.contains("\"event\""))
+        .collect();
+    for object in &shown {
+        let known = INLINE.iter().any(|is| keys(is) == written(object));
+        assert!(known, "{object} is no document of the contract");
+    }
+    for is in INLINE {
+        let there = shown.iter().any(|object| keys(is) == written(object));
+        assert!(there, "no document of the page is {is}");
+    }
+}
+
+#[test]
+fn events_have_the_keys_of_the_contract() {
+    let word = |object: &'static str| object.split('"').nth(3).unwrap();
+    let shown: Vec<_> = inline()
+        .into_iter()
+        .filter(|o| o.starts_with("{\"event\""))
+        .collect();
+    for object in &shown {
+        // Of what watches, without a name; of `bench` and `serve`, tested there.
+        let own = [
+            "{\"event\":\"unreachable\",\"message\"}",
+            "{\"event\":\"noisy\"",
+            "{\"event\":\"serving\"",
+        ];
+        if !own.iter().any(|own| object.starts_with(own)) {
+            assert_eq!(
+                written(object),
+                keys(contract::event(word(object))),
+                "{object}"
+            );
+        }
+    }
+    let shown: BTreeSet<_> = shown.into_iter().map(word).collect();
+    assert_eq!(shown, told().iter().map(String::as_str).collect());
+}
+
+/// The words of all events in the sources.
+fn told() -> BTreeSet<String> {
+    fn walk(folder: &Path, words: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                walk(&path, words);
+                continue;
+            }
+            let text = std::fs::read_to_string(path).unwrap();
+            let behind = text.split("\"event\": \"").skip(1);
+            words.extend(behind.map(|rest| rest.split('"').next().unwrap().to_owned()));
+        }
+    }
+    let mut words = BTreeSet::new();
+    walk(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        &mut words,
+    );
+    words
+}
+
+#[test]
+fn options_and_verbs_on_the_page_are_those_of_the_command() {
+    let store = Store::new();
+    for verb in crate::every_verb::verbs() {
+        assert!(
+            PAGE.contains(&format!("\npalisade {verb} ")),
+            "{verb} is not in the list"
+        );
+        let help = store.ran(&format!("{verb} --help")).out();
+        let options = help.split(|c: char| !c.is_ascii_lowercase() && c != '-');
+        for option in options.filter(|word| word.starts_with("--") && word.len() > 3) {
+            let page = [PAGE, include_str!("../../../../docs/gateway.md")].concat();
+            assert!(page.contains(option), "{option} of {verb} is on no page");
+        }
+    }
+}

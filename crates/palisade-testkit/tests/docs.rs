@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use palisade::engine::{Permits, Tokens};
 use palisade::{Capability, Guarantee};
@@ -172,6 +173,65 @@ fn the_table_of_engines_is_their_capability() {
     }
 }
 
+/// The rest of what an engine can do, as `docs/choosing.md` has it.
+fn capability_table() -> String {
+    let yes = |yes| if yes { "yes" } else { "no" };
+    let head = "| engine | readers | permits | resized | in line | waiters shown | outlives its process | queues | ttl |\n|---|---|---|---|---|---|---|---|---|\n";
+    let rows = palisade::command::registry()
+        .into_iter()
+        .filter(|engine| engine.name != "gateway");
+    let rows = rows.map(|engine| {
+        let (can, ttl) = (engine.capability, engine.capability.ttl);
+        let permits = match can.permits {
+            Permits::Weighted => "by weight",
+            Permits::Slots => "one by one",
+            Permits::None => "no",
+        };
+        format!(
+            "| `{}:` | {} | {permits} | {} | {} | {} | {} | {} | {} to {} |\n",
+            engine.schemes.first().unwrap(),
+            yes(can.shared),
+            yes(can.resize),
+            yes(can.fair),
+            yes(can.waiters_visible),
+            yes(can.detached),
+            yes(can.queue),
+            span(ttl.min),
+            span(ttl.max),
+        )
+    });
+    head.to_owned() + &rows.collect::<String>()
+}
+
+/// A duration as the pages write it.
+fn span(time: Duration) -> String {
+    match time.as_millis() {
+        hours if hours % 3_600_000 == 0 => format!("{} h", hours / 3_600_000),
+        seconds if seconds % 1000 == 0 => format!("{} s", seconds / 1000),
+        millis => format!("{} ms", millis),
+    }
+}
+
+#[test]
+fn the_table_for_choosing_is_the_capability_of_the_engines() {
+    let page = read("docs/choosing.md");
+    let (before, behind) = page.split_once("<!-- table: capability -->\n").unwrap();
+    let (_, behind) = behind.split_once("\n- **in line**").unwrap();
+    let marker = "<!-- table: capability -->\n";
+    let made = format!(
+        "{before}{marker}{}\n- **in line**{behind}",
+        capability_table()
+    );
+    if std::env::var_os("PALISADE_BLESS").is_some() {
+        fs::write(root().join("docs/choosing.md"), made).unwrap();
+    } else {
+        assert!(
+            page == made,
+            "docs/choosing.md is stale: run this test with PALISADE_BLESS=1"
+        );
+    }
+}
+
 #[test]
 fn the_page_of_an_engine_has_all_of_its_options() {
     let rows = rows(&read("README.md"));
@@ -220,14 +280,14 @@ fn environment_variables_on_pages_are_those_of_the_code() {
     let pages: String = pages().iter().map(read).collect();
     let shown = capitals(&pages, "PALISADE_");
     let (mut programs, mut everything) = (String::new(), read("test"));
-    for (folder, into) in [
-        ("crates/palisade/src", &mut programs),
-        ("crates/palisade-cli/src", &mut programs),
-        ("crates/palisade-gateway/src", &mut programs),
-        ("crates", &mut everything),
-        ("clients", &mut everything),
-    ] {
-        texts(&root().join(folder), into);
+    for crate_name in ["palisade", "palisade-cli", "palisade-gateway"] {
+        texts(
+            &root().join("crates").join(crate_name).join("src"),
+            &mut programs,
+        );
+    }
+    for folder in ["crates", "clients"] {
+        texts(&root().join(folder), &mut everything);
     }
     // What tests alone set.
     let ours = ["PALISADE_KNOWN_BAD", "PALISADE_TEST_PANIC"].map(str::to_owned);

@@ -20,7 +20,7 @@
 //! # }
 //! ```
 //!
-//! A name is the lock, and costs nothing while nobody uses it. The [`Hold`] is owned and `Send`:
+//! A name is the lock, and needs no setting up. The [`Hold`] is owned and `Send`:
 //! it can be stored, moved to another task and outlive the client. Its lease is renewed in the
 //! background by a thread of the library's own, so that work may last longer than the ttl.
 //! Dropping a hold releases it in the background; [`Hold::release`] also says how that went.

@@ -146,19 +146,32 @@ fn told() -> BTreeSet<String> {
     words
 }
 
+/// The long options in a text.
+fn options(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !c.is_ascii_lowercase() && c != '-');
+    words
+        .map(|word| word.trim_end_matches('-'))
+        .filter(|word| word.starts_with("--") && word.len() > 3)
+        .collect()
+}
+
 #[test]
-fn options_and_verbs_on_the_page_are_those_of_the_command() {
+fn verbs_and_options_on_the_page_are_those_of_the_command() {
     let store = Store::new();
+    let mut helps = store.ran("--help").out();
     for verb in crate::every_verb::verbs() {
         assert!(
             PAGE.contains(&format!("\npalisade {verb} ")),
             "{verb} is not in the list"
         );
-        let help = store.ran(&format!("{verb} --help")).out();
-        let options = help.split(|c: char| !c.is_ascii_lowercase() && c != '-');
-        for option in options.filter(|word| word.starts_with("--") && word.len() > 3) {
-            let page = [PAGE, include_str!("../../../../docs/gateway.md")].concat();
-            assert!(page.contains(option), "{option} of {verb} is on no page");
-        }
+        helps += &store.ran(&format!("{verb} --help")).out();
     }
+    helps += &store.ran("fence check --help").out();
+    let gateway = include_str!("../../../../docs/gateway.md");
+    let (known, shown) = (options(&helps), options(PAGE));
+    let untold: Vec<_> = known.difference(&shown).collect();
+    let untold: Vec<_> = untold.iter().filter(|o| !gateway.contains(**o)).collect();
+    assert!(untold.is_empty(), "on no page: {untold:?}");
+    let unknown: Vec<_> = shown.difference(&known).collect();
+    assert!(unknown.is_empty(), "no verb has {unknown:?}");
 }

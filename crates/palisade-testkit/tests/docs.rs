@@ -176,7 +176,7 @@ fn the_table_of_engines_is_their_capability() {
 /// The rest of what an engine can do, as `docs/choosing.md` has it.
 fn capability_table() -> String {
     let yes = |yes| if yes { "yes" } else { "no" };
-    let head = "| engine | readers | permits | resized | in line | waiters shown | outlives its process | queues | ttl |\n|---|---|---|---|---|---|---|---|---|\n";
+    let head = "| engine | readers | permits | resized | in line | waiters shown | detached | queues | ttl |\n|---|---|---|---|---|---|---|---|---|\n";
     let rows = palisade::command::registry()
         .into_iter()
         .filter(|engine| engine.name != "gateway");
@@ -207,8 +207,8 @@ fn capability_table() -> String {
 fn span(time: Duration) -> String {
     match time.as_millis() {
         hours if hours % 3_600_000 == 0 => format!("{} h", hours / 3_600_000),
-        seconds if seconds % 1000 == 0 => format!("{} s", seconds / 1000),
-        millis => format!("{} ms", millis),
+        millis if millis >= 1000 => format!("{} s", time.as_secs_f64()),
+        millis => format!("{millis} ms"),
     }
 }
 

@@ -52,7 +52,10 @@ fn main() -> ExitCode {
     let blocks = pages::all_blocks();
     let mut trials = vec![
         Trial::test("every_block_says_what_it_is", languages),
-        Trial::test("what_differs_is_told_apart", || Ok(output::tells_apart())),
+        Trial::test("what_differs_is_told_apart", || {
+            output::tells_apart();
+            Ok(())
+        }),
     ];
     let mut left_out = Vec::new();
     for (at, block) in blocks.iter().enumerate() {

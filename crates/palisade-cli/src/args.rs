@@ -168,9 +168,14 @@ fn with_suggestion(mut error: clap::Error) -> clap::Error {
 /// What to write instead of an argument that a verb does not know: that of a verb that runs a
 /// command may be the command's, or a flag of flock.
 fn tip(argument: &str, mut args: impl Iterator<Item = OsString>) -> Option<String> {
-    let runs = ["run", "elect", "acquire"];
-    let verb = args.find_map(|arg| runs.into_iter().find(|verb| arg == OsStr::new(verb)))?;
+    let runs = ["run", "elect", "acquire", "queue"];
+    let mut verb = args.find_map(|arg| runs.into_iter().find(|verb| arg == OsStr::new(verb)))?;
+    if verb == "queue" {
+        args.find(|arg| arg == OsStr::new("work"))?;
+        verb = "queue work";
+    }
     let flag = match argument {
+        word if word.starts_with('-') && verb == "queue work" => return None,
         "-n" | "--nb" | "--nonblock" => "use --no-wait to end at once when the lock is held",
         "-w" | "--timeout" => "use --wait with a unit, as in --wait 10s",
         "-s" => "use --shared to hold it together with others that share it",

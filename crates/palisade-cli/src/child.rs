@@ -34,6 +34,8 @@ pub(crate) struct Child<'a> {
     resumed: u32,
     /// Tells whether the child has ended; `None` when it had before we asked.
     pidfd: Option<OwnedFd>,
+    /// Whether it is one of several: then it has no part in the terminal, and its stop is not ours.
+    one_of_several: bool,
 }
 
 /// How the start of a command went.
@@ -61,16 +63,20 @@ pub(crate) enum Change {
 }
 
 impl<'a> Child<'a> {
-    /// Has `guardian` start its command, called `program`, with `environment` added to ours.
+    /// Has `guardian` start its command, called `program`, with `environment` added to ours. One
+    /// with a file as its stdin is one of several.
     pub(crate) async fn start(
         guardian: &'a mut Guardian,
         program: &OsStr,
         environment: Vec<(String, String)>,
+        stdin: Option<String>,
         deadline: BootTime,
         grace: Duration,
     ) -> Result<Start<'a>, Failure> {
         let mut terminal = Terminal::default();
-        guardian.start(environment, terminal.offer(), deadline, grace)?;
+        let one_of_several = stdin.is_some();
+        let foreground = !one_of_several && terminal.offer();
+        guardian.start(environment, stdin, foreground, deadline, grace)?;
         let report = guardian.report().await;
         if let Some(Report::Started(pid)) = report
             && let Some(group) = Pid::from_raw(pid)
@@ -82,6 +88,7 @@ impl<'a> Child<'a> {
                 gets_terminal: false,
                 resumed: 0,
                 pidfd: pidfd_open(group, PidfdFlags::empty()).ok(),
+                one_of_several,
             }));
         }
         // It may have been taken before the start failed.
@@ -154,6 +161,9 @@ impl<'a> Child<'a> {
     /// on; else all of us stop, and go on when the shell says so. Answers whether the child is to
     /// be resumed, if the lock still allows it: without a terminal its stop is not our business.
     pub(crate) fn follow_stop(&mut self, wants_terminal: bool) -> bool {
+        if self.one_of_several {
+            return false;
+        }
         if wants_terminal && self.terminal.is_ours() {
             self.gets_terminal = true;
             return true;

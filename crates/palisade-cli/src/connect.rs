@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use palisade::command::Prepared;
 use palisade::engine::{EngineInfo, Url};
 use palisade::{Client, Error, ErrorKind, Patience};
 
 use crate::args::Global;
 use crate::config::Config;
 use crate::exit::Failure;
+use crate::sys::Withheld;
 
 /// Between two tries to connect: soon enough to be there when the engine comes up, rarely enough
 /// not to be a burden while it is down.
@@ -37,11 +39,6 @@ impl Target {
     pub(crate) fn demand(mut self, for_correctness: bool) -> Self {
         self.for_correctness |= for_correctness;
         self
-    }
-
-    /// Whether the engine must be one that can be relied on, as it is set up.
-    pub(crate) fn for_correctness(&self) -> bool {
-        self.for_correctness
     }
 
     /// What to say about a configuration that shows a password to other users, if it does.
@@ -80,6 +77,44 @@ impl Target {
     /// The ttl that the URL or the configuration asks for.
     pub(crate) fn ttl(&self) -> Result<Option<Duration>, Failure> {
         Ok(Url::parse(&self.url)?.take_duration("ttl")?)
+    }
+
+    /// Makes ready what must be there before a fork. A signal ends the wait for it.
+    pub(crate) fn prepare(
+        &self,
+        tries: &mut Tries,
+        withheld: &Withheld,
+        tell: impl Fn(&Error),
+    ) -> Result<Prepared, Failure> {
+        loop {
+            let pause = match palisade::command::prepare(&self.url) {
+                Ok(engine) => return Ok(engine),
+                Err(error) => tries.pause(error, &tell)?,
+            };
+            if let Some(signal) = withheld.next(pause) {
+                return Err(Failure::Interrupted(signal.as_raw()));
+            }
+        }
+    }
+
+    /// Connects to what was prepared, and refuses an engine that can't be relied on if one was
+    /// asked for.
+    pub(crate) async fn connect(
+        &self,
+        engine: &Prepared,
+        tries: &mut Tries,
+        tell: impl Fn(&Error),
+    ) -> Result<Client, Failure> {
+        let client = loop {
+            match engine.connect().await {
+                Ok(client) => break client,
+                Err(error) => tokio::time::sleep(tries.pause(error, &tell)?).await,
+            }
+        };
+        Ok(match self.for_correctness {
+            true => client.for_correctness().await?,
+            false => client,
+        })
     }
 
     /// Connects for a look, trying once; `None` when there is nothing to look at, since no lock was

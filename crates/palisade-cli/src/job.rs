@@ -110,12 +110,7 @@ pub(crate) struct Ended<'a> {
 impl Job {
     /// Checks it, prepares the engine, and forks the guardian. There must be no other thread.
     pub(crate) fn prepare(self, terms: Terms) -> Result<Prepared, Failure> {
-        if let Some(why) = too_short("--ttl", self.ttl) {
-            return Err(Failure::Usage(why));
-        }
-        if let Some(why) = too_short("the ttl of the URL or the config file", self.target.ttl()?) {
-            return Err(Error::new(ErrorKind::Config, "connect", why).into());
-        }
+        check_ttl(self.ttl, &self.target)?;
         if self.target.is_private()? {
             let why = "memory: keeps its locks inside one process, so a command under one would \
                        exclude nobody; use file: for the processes of this machine, or a server \
@@ -124,15 +119,8 @@ impl Job {
         }
         let mut tries = Tries::new(self.patience);
         let withheld = Withheld::these(endings());
-        let engine = loop {
-            let pause = match palisade::command::prepare(self.target.url()) {
-                Ok(engine) => break engine,
-                Err(error) => tries.pause(error, |error| self.complain(error))?,
-            };
-            if let Some(signal) = withheld.next(pause) {
-                return Err(Failure::Interrupted(signal.as_raw()));
-            }
-        };
+        let target = &self.target;
+        let engine = target.prepare(&mut tries, &withheld, |error| self.complain(error))?;
         let guardian = match self.command.is_empty() {
             true => None,
             false => Some(Guardian::fork(&self.command, withheld.before(), terms)?),
@@ -326,21 +314,8 @@ impl Prepared {
         let mut signals = Signals::listen()?;
         drop(self.withheld);
         let job = self.job;
-        let connect = async {
-            let client = loop {
-                match self.engine.connect().await {
-                    Ok(client) => break client,
-                    Err(error) => {
-                        let pause = self.tries.pause(error, |error| job.complain(error))?;
-                        tokio::time::sleep(pause).await;
-                    }
-                }
-            };
-            Ok::<_, Failure>(match job.target.for_correctness() {
-                true => client.for_correctness().await?,
-                false => client,
-            })
-        };
+        let tell = |error: &Error| job.complain(error);
+        let connect = job.target.connect(&self.engine, &mut self.tries, tell);
         let client = tokio::select! {
             biased;
             signal = signals.ending() => return Err(Failure::Interrupted(signal.as_raw())),
@@ -451,7 +426,8 @@ impl Connected {
             environment.push(("PALISADE_KEY".to_owned(), key));
         }
         let grace = grace(job.ttl_on(client));
-        match Child::start(guardian, program, environment, hold.deadline(), grace).await? {
+        let (stdin, deadline) = (None, hold.deadline());
+        match Child::start(guardian, program, environment, stdin, deadline, grace).await? {
             Start::Runs(child) => supervise(child, hold, grace, &mut self.signals).await,
             Start::TooLate => Ok(End::Lost(LossReason::Expired)),
         }
@@ -572,10 +548,20 @@ impl Ended<'_> {
     }
 }
 
-fn too_short(what: &str, ttl: Option<Duration>) -> Option<String> {
-    ttl.filter(|ttl| *ttl < SHORTEST_TTL).map(|_| {
-        format!("{what} is too short: at least 1s is needed to end a command whose lock is lost")
-    })
+/// Refuses a ttl that leaves no time to end a command.
+pub(crate) fn check_ttl(asked: Option<Duration>, target: &Target) -> Result<(), Failure> {
+    let too_short = |what: &str, ttl: Option<Duration>| {
+        ttl.filter(|ttl| *ttl < SHORTEST_TTL).map(|_| {
+            format!("{what} is too short: at least 1s is needed to end a command after a loss")
+        })
+    };
+    if let Some(why) = too_short("--ttl", asked) {
+        return Err(Failure::Usage(why));
+    }
+    match too_short("the ttl of the URL or the config file", target.ttl()?) {
+        Some(why) => Err(Error::new(ErrorKind::Config, "connect", why).into()),
+        None => Ok(()),
+    }
 }
 
 /// Names the owners of the locks that were taken by the palisades that run this one, the outermost

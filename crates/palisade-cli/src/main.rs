@@ -25,6 +25,7 @@ mod supervise;
 mod sys;
 mod table;
 mod terminal;
+mod traces;
 mod verbs;
 mod view;
 mod worker;
@@ -46,7 +47,7 @@ fn main() -> ExitCode {
             let printer = args.global.printer();
             argv::hide_passwords(printer);
             (
-                enough_files().and_then(|()| args.verb.run(&args.global)),
+                enough_files(FILES).and_then(|()| args.verb.run(&args.global)),
                 printer,
             )
         }
@@ -55,10 +56,10 @@ fn main() -> ExitCode {
     finish(verdict, printer)
 }
 
-fn enough_files() -> Result<(), Failure> {
-    sys::can_open(FILES).map_err(|error| {
+fn enough_files(files: usize) -> Result<(), Failure> {
+    sys::can_open(files).map_err(|error| {
         Failure::Start(format!(
-            "palisade needs {FILES} open files beside those that it was started with; raise the \
+            "palisade needs {files} open files beside those that it was started with; raise the \
              limit with `ulimit -n`: {error}"
         ))
     })

@@ -8,7 +8,8 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use palisade::{BootTime, Hold, LossReason};
+use palisade::queue::Message;
+use palisade::{BootTime, Hold, Loss, LossReason};
 use rustix::process::Signal;
 
 use crate::child::{Change, Child, unguarded};
@@ -22,6 +23,56 @@ const RECHECK: Duration = Duration::from_millis(250);
 
 /// A renewal that came later than this before the guardian acts may not reach it in time.
 const LAST_LOOK: Duration = Duration::from_millis(10);
+
+/// What a child is run under: a lock, or a message.
+pub(crate) trait Held {
+    /// Until when it is held without a further renewal.
+    fn deadline(&self) -> BootTime;
+    /// Whether it is held now.
+    fn is_valid(&self) -> bool;
+    /// Resolves when it is lost.
+    fn lost(&self) -> impl Future<Output = Loss>;
+}
+
+impl Held for Hold {
+    fn deadline(&self) -> BootTime {
+        self.deadline()
+    }
+
+    fn is_valid(&self) -> bool {
+        self.is_valid()
+    }
+
+    fn lost(&self) -> impl Future<Output = Loss> {
+        self.lost()
+    }
+}
+
+impl Held for Message {
+    fn deadline(&self) -> BootTime {
+        self.deadline()
+    }
+
+    fn is_valid(&self) -> bool {
+        self.is_valid()
+    }
+
+    fn lost(&self) -> impl Future<Output = Loss> {
+        self.lost()
+    }
+}
+
+/// Where the signals that concern a child come from.
+pub(crate) trait Heard {
+    /// The next one.
+    fn next(&mut self) -> impl Future<Output = Event>;
+}
+
+impl Heard for Signals {
+    fn next(&mut self) -> impl Future<Output = Event> {
+        self.next()
+    }
+}
 
 /// How a hold ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,9 +91,9 @@ pub(crate) enum End {
 /// When the guardian was killed, and with it all that the child started.
 pub(crate) async fn supervise(
     mut child: Child<'_>,
-    hold: &Hold,
+    hold: &impl Held,
     grace: Duration,
-    signals: &mut Signals,
+    signals: &mut impl Heard,
 ) -> Result<End, Failure> {
     let over = match until_over(&mut child, hold, grace, signals).await {
         Over::Ended(code) if hold.is_valid() => {
@@ -72,9 +123,9 @@ enum Over {
 
 async fn until_over(
     child: &mut Child<'_>,
-    hold: &Hold,
+    hold: &impl Held,
     grace: Duration,
-    signals: &mut Signals,
+    signals: &mut impl Heard,
 ) -> Over {
     let mut told = hold.deadline();
     let mut lost = pin!(hold.lost());

@@ -65,6 +65,8 @@ impl From<&Loss> for Stage {
 /// What a request asks of the task. It is answered by a drop when the claim is over.
 pub(crate) enum Order {
     Release(oneshot::Sender<Result<(), Error>>),
+    /// Its client was not heard of for a ttl.
+    Expire,
     /// Leaves unless it holds by now: the wait of a client that does not queue is over.
     GiveUp,
     Amend(Amendment, oneshot::Sender<Result<Amended, Error>>),
@@ -135,7 +137,7 @@ impl Claim {
             client: client.clone(),
             told: Box::new(told),
         };
-        tokio::spawn(task.run(entry));
+        tokio::spawn(task.run(Box::new(entry)));
         started
     }
 
@@ -290,14 +292,16 @@ enum Acquired {
 /// What ends a claim that does not hold, and who waits for that.
 struct Interrupted(Stage, Option<oneshot::Sender<Result<(), Error>>>);
 
+// What a claim does after it has waited is boxed: thousands may wait, and their tasks would all have
+// room for it.
 impl Task {
-    async fn run(mut self, entry: Entry) {
+    async fn run(mut self, entry: Box<Entry>) {
         let over = match self.acquire(entry).await {
             Acquired::Over(stage) => stage,
             Acquired::Held(hold) => {
                 let (token, sequence) = (hold.token().0, hold.ticket().sequence);
                 self.tell(Stage::Held { token, sequence });
-                self.keep(hold).await
+                Box::pin(self.keep(hold)).await
             }
         };
         self.claim.close();
@@ -314,7 +318,7 @@ impl Task {
         (self.told)(&self.claim, Told::Stage(&stage));
     }
 
-    async fn acquire(&mut self, mut entry: Entry) -> Acquired {
+    async fn acquire(&mut self, mut entry: Box<Entry>) -> Acquired {
         let mut pause = PAUSE;
         let mut entered = false;
         loop {
@@ -331,7 +335,7 @@ impl Task {
                 progress = step => Ok(progress),
             };
             match progress {
-                Err(end) => return left(entry, end).await,
+                Err(end) => return Box::pin(left(entry, end)).await,
                 Ok(Ok(Progress::Held)) => {
                     self.claim.rests_on(&entry);
                     return match entry.into_hold() {
@@ -360,12 +364,13 @@ impl Task {
                     }
                 }
                 Ok(Err(error)) => {
-                    return left(entry, Interrupted(Stage::Failed(error), None)).await;
+                    let end = Interrupted(Stage::Failed(error), None);
+                    return Box::pin(left(entry, end)).await;
                 }
             }
             tokio::select! {
                 biased;
-                end = self.interrupted() => return left(entry, end).await,
+                end = self.interrupted() => return Box::pin(left(entry, end)).await,
                 () = tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..1.0))) => {}
             }
             pause = (2 * pause).min(LONGEST_PAUSE);
@@ -382,6 +387,7 @@ impl Task {
             };
             match order {
                 Order::GiveUp => return Interrupted(Stage::Busy, None),
+                Order::Expire => return Interrupted(not_kept(), None),
                 Order::Release(answer) => return Interrupted(Stage::Released, Some(answer)),
                 // Only what is held can be amended: the drop answers.
                 Order::Amend(..) => {}
@@ -394,14 +400,16 @@ impl Task {
             let order = tokio::select! {
                 biased;
                 loss = hold.lost() => return self.lose(hold, &loss).await,
-                () = self.claim.ended() => {
-                    // On an error in the background, to the ttl at the longest.
-                    let _ = hold.release().await;
-                    return not_kept();
-                }
+                () = self.claim.ended() => Order::Expire,
                 order = self.claim.next_order() => order,
             };
             match order {
+                Order::Expire => {
+                    self.claim.close();
+                    // On an error in the background, to the ttl at the longest.
+                    let _ = hold.expire().await;
+                    return not_kept();
+                }
                 // It holds; the client will hear of it, or let the session end.
                 Order::GiveUp => {}
                 Order::Release(answer) => {
@@ -456,7 +464,7 @@ impl Task {
 
 /// Leaves the line, so that nothing is left behind when it is told; in the background if the
 /// engine does not answer.
-async fn left(entry: Entry, Interrupted(stage, answer): Interrupted) -> Acquired {
+async fn left(entry: Box<Entry>, Interrupted(stage, answer): Interrupted) -> Acquired {
     let left = entry.leave().await;
     if let Some(answer) = answer {
         let _ = answer.send(left);

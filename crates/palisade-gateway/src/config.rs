@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use opentelemetry::global::BoxedTracer;
+
 use crate::audit::Audit;
 use crate::metrics::Metrics;
 
@@ -54,4 +56,6 @@ pub struct Config {
     pub audit: Audit,
     /// What `/metrics` shows.
     pub metrics: Metrics,
+    /// Who is told of every request, if anybody.
+    pub tracer: Option<BoxedTracer>,
 }

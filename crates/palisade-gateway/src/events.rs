@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::{FutureExt, Stream, StreamExt, stream};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::Response;
 use hyper::body::Frame;
@@ -22,6 +22,8 @@ use crate::session::Session;
 
 /// A comment that often keeps whatever is in between from cutting the stream.
 const ALIVE: Duration = Duration::from_secs(15);
+/// How many hints one event stands for at the most.
+const MOST_AT_ONCE: usize = 64;
 /// At most four hints a second, whatever changes.
 const APART: Duration = Duration::from_millis(250);
 
@@ -48,6 +50,11 @@ pub(crate) fn of_lines(changes: BoxStream<Result<()>>, counted: Counted) -> Answ
             Err(_) => comment(),
             Ok(Some(Ok(()))) => {
                 tokio::time::sleep(APART).await;
+                // Of several prefixes each begins with a hint, and one tells of all.
+                let mut more = MOST_AT_ONCE;
+                while more > 0 && changes.next().now_or_never().is_some() {
+                    more -= 1;
+                }
                 event("changed", &json!({}))
             }
             Ok(Some(Err(error))) => {

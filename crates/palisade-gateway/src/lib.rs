@@ -28,6 +28,8 @@ mod server;
 mod session;
 mod sessions;
 mod socket;
+mod spans;
+mod timed;
 mod wire;
 
 pub use access::new_token;

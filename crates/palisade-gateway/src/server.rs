@@ -1,7 +1,7 @@
 //! `Gateway`: listens, serves and drains.
 //!
-//! Every bound is here or in `Limits`: heads of 16 KiB within 10 s, and no more connections than
-//! a process can have. A connection that is slow costs a few KiB and nobody's turn.
+//! Every bound is here or in `Limits`: heads of 16 KiB within 10 s, silence of 90 s between requests,
+//! and no more connections than a process can have. A connection that is slow costs a few KiB and nobody's turn.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -29,12 +29,17 @@ use crate::limits::Counters;
 use crate::routes::{Names, Routes, Views};
 use crate::sessions::Sessions;
 use crate::socket::Socket;
+use crate::spans::Spans;
+use crate::timed::Timed;
 
 /// The longest head. Hyper's buffer for it is also that of a body, which is read in parts.
 const HEAD: usize = 16 * 1024;
 const HEADERS: usize = 64;
 /// How long a head, or a TLS handshake, may take.
 const HEAD_TIME: Duration = Duration::from_secs(10);
+/// How long a connection may be silent between two requests: longer than balancers and pools of
+/// clients keep one, so that they close it and not we, under a request that is just being sent.
+const IDLE: Duration = Duration::from_secs(90);
 /// More than the waiting requests of one principal.
 const CONNECTIONS: usize = 16_384;
 /// Descriptors that are not for connections: the engine's, the store's files, the access file.
@@ -113,6 +118,7 @@ impl Gateway {
             client,
             metrics: settings.metrics,
             views: Views::default(),
+            spans: Spans::by(settings.tracer),
         };
         Ok(Self {
             routes: Arc::new(routes),
@@ -313,14 +319,16 @@ impl Connection {
         door: Door,
     ) {
         let routes = self.routes;
+        let (stream, phases) = Timed::new(stream, HEAD_TIME);
         let service = service_fn(move |request| {
-            let routes = Arc::clone(&routes);
-            async move { Ok::<_, Infallible>(routes.answer(door, request).await.into_response()) }
+            let answer = Arc::clone(&routes).answer(door, request);
+            let phases = phases.clone();
+            async move { Ok::<_, Infallible>(phases.answering(answer).await.into_response()) }
         });
         let mut builder = http1::Builder::new();
         builder
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIME)
+            .header_read_timeout(IDLE)
             .max_headers(HEADERS)
             .max_buf_size(HEAD);
         let connection = builder.serve_connection(TokioIo::new(stream), service);

@@ -249,13 +249,17 @@ impl Session {
         live.collect()
     }
 
-    /// Releases everything.
-    pub(crate) async fn release_all(&self) {
+    /// Gives everything up: lets it expire, or releases it.
+    pub(crate) async fn end_all(&self, expired: bool) {
         let claims = self.live();
         let released = claims.iter().map(|claim| async {
-            let (answer, answered) = oneshot::channel();
-            claim.order(Order::Release(answer));
-            let _ = answered.await;
+            if expired {
+                claim.order(Order::Expire);
+            } else {
+                let (answer, answered) = oneshot::channel();
+                claim.order(Order::Release(answer));
+                let _ = answered.await;
+            }
             claim.over().await;
         });
         futures_util::future::join_all(released).await;

@@ -20,6 +20,9 @@ use crate::session::Session;
 /// How many ended sessions are remembered at the most, 40 bytes each; no further ones then.
 const REMEMBERED: usize = 100_000;
 
+/// Why a session has ended whose client was not heard of: what it held is lost.
+const EXPIRED: &str = "expired";
+
 /// See the module's text.
 pub(crate) struct Sessions {
     by_key: Mutex<HashMap<[u8; 32], Arc<Session>>>,
@@ -81,7 +84,7 @@ impl Sessions {
         let (all, watched) = (Arc::clone(self), Arc::clone(&session));
         tokio::spawn(async move {
             watched.expired().await;
-            all.end(&watched, "expired").await;
+            all.end(&watched, EXPIRED).await;
         });
         Ok((session, secret))
     }
@@ -107,7 +110,7 @@ impl Sessions {
             return;
         }
         let claims = session.live().len();
-        session.release_all().await;
+        session.end_all(why == EXPIRED).await;
         self.remember(session);
         self.by_key.lock().remove(&session.key);
         let (id, principal) = (&session.id, &session.principal.name);

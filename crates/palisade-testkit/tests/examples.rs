@@ -20,6 +20,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("crawler", &[EMBEDDED, "redis"]),
     ("cron", &[EMBEDDED, "postgres", "redis"]),
     ("lead", &[EMBEDDED, "consul", "etcd", "zookeeper"]),
+    ("queue", &[EMBEDDED, "postgres", "redis"]),
     ("service", &[EMBEDDED, "postgres"]),
     ("settings", &[EMBEDDED, "etcd"]),
     ("ten_calls", &[EMBEDDED, "redis"]),

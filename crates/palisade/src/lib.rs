@@ -206,4 +206,6 @@ pub mod command {
     pub use crate::core::url::nearest;
     #[cfg(feature = "http")]
     pub use crate::engines::http::config::own_folder;
+    #[cfg(feature = "http")]
+    pub use crate::engines::kit::plain_http_client;
 }

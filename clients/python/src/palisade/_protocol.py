@@ -18,6 +18,9 @@ import httpx
 KEEPALIVES = 4
 #: What a request may take beside what it waits for.
 REQUEST = 5.0
+#: Waiting requests have a connection each, however many there are. One that is idle may be
+#: forgotten by what is in between.
+LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=5.0)
 
 Gone = ("lost", "evicted", "released", "busy", "failed", "no_claim")
 
@@ -115,7 +118,7 @@ class Settings:
 
     def transport(self, url: str) -> tuple[str, dict[str, Any]]:
         """Where to send requests, and what httpx's transport needs for it."""
-        options: dict[str, Any] = {"verify": self.verify}
+        options: dict[str, Any] = {"verify": self.verify, "limits": LIMITS}
         if url.startswith("http+unix:"):
             options["uds"] = url.removeprefix("http+unix:")
             return "http://localhost", options

@@ -38,7 +38,7 @@ use crate::sys::{self, Mask};
 pub(crate) enum Terms {
     /// Once.
     One,
-    /// Again after each loss.
+    /// Again after each loss, or for each message.
     Many,
 }
 
@@ -58,17 +58,40 @@ impl Guardian {
     /// Forks the guardian of `command`, which is started later, with the signals of `mask`
     /// blocked. There must be no other thread.
     pub(crate) fn fork(command: &[OsString], mask: Mask, terms: Terms) -> Result<Self, Failure> {
+        let adopts = adopt();
+        let mut guardian = Self::fork_beside(&mut [], command, mask, terms)?;
+        guardian.adopts = adopts;
+        Ok(guardian)
+    }
+
+    /// Forks so many guardians of `command`, each of which starts it again and again. Orphans of
+    /// one that is killed are ended by the answer's other part, when none of them is left.
+    pub(crate) fn fork_many(
+        count: usize,
+        command: &[OsString],
+        mask: Mask,
+    ) -> Result<(Vec<Self>, Orphans), Failure> {
+        let orphans = Orphans(adopt());
+        let mut all = Vec::with_capacity(count);
+        for _ in 0..count {
+            let one = Self::fork_beside(&mut all, command, mask, Terms::Many)?;
+            all.push(one);
+        }
+        Ok((all, orphans))
+    }
+
+    fn fork_beside(
+        others: &mut [Self],
+        command: &[OsString],
+        mask: Mask,
+        terms: Terms,
+    ) -> Result<Self, Failure> {
         let failed = refused("can't start a guardian");
-        // Children that an earlier program left to this process by `exec` are not ours to end.
-        let childless = waitid(
-            WaitId::All,
-            WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT,
-        )
-        .is_err();
-        let adopts = childless && set_child_subreaper(Some(getpid())).is_ok();
         sys::default_child_signal();
         let mut ends = Some(link().map_err(&failed)?);
         let pid = sys::fork(|| {
+            // Kept open here, they would hide palisade's end from the others.
+            others.iter_mut().for_each(|other| other.fresh = None);
             if let Some((ours, its)) = ends.take() {
                 drop(ours);
                 // palisade hears of a failure by the end of the link.
@@ -80,16 +103,17 @@ impl Guardian {
             pid,
             link: None,
             fresh: ends.map(|(ours, _)| ours),
-            adopts,
+            adopts: false,
         })
     }
 
-    /// Has the command started, with `environment` added to ours and with the terminal if it is to
-    /// be in the foreground, on a lock that is held until `deadline`. The answer is the first
-    /// report.
+    /// Has the command started, with `environment` added to ours, with a file as its stdin or with
+    /// ours, and with the terminal if it is to be in the foreground, on a lock that is held until
+    /// `deadline`. The answer is the first report.
     pub(crate) fn start(
         &mut self,
         environment: Vec<(String, String)>,
+        stdin: Option<String>,
         foreground: bool,
         deadline: BootTime,
         grace: Duration,
@@ -103,6 +127,7 @@ impl Guardian {
             deadline: deadline.as_nanos(),
             grace: u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX),
             foreground,
+            stdin,
         });
         Ok(())
     }
@@ -169,6 +194,27 @@ impl Guardian {
         self.link = None;
         self.fresh = None;
         while let Err(rustix::io::Errno::INTR) = waitpid(Some(self.pid), WaitOptions::empty()) {}
+    }
+}
+
+/// Has the kernel hand us the orphans of guardians that are killed; says whether all our children
+/// will be guardians and such. Children that an earlier program left to this process by `exec` are
+/// not ours to end.
+fn adopt() -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let childless = waitid(WaitId::All, options).is_err();
+    childless && set_child_subreaper(Some(getpid())).is_ok()
+}
+
+/// What guardians that were killed have left, if it can be told.
+pub(crate) struct Orphans(bool);
+
+impl Orphans {
+    /// Ends them. No guardian may be left, since it would be ended, too.
+    pub(crate) fn end(&self) {
+        if self.0 {
+            descendants::end_all();
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! blocked here, so that only KILL ends it; it sleeps on the clock that leases are measured with.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -39,6 +40,8 @@ struct Start {
     environment: Vec<(String, String)>,
     /// Whether it gets the terminal.
     foreground: bool,
+    /// The file that is its stdin, if it is not ours.
+    stdin: Option<String>,
 }
 
 /// Guards `command` from before its start, with the signals of `mask` blocked, until its end, and
@@ -93,10 +96,14 @@ impl Start {
         let mut command = Command::new(program);
         command
             .args(arguments)
-            // An outer lock's, which the inner one need not have.
+            // An outer lock's or message's, which the inner one need not have.
             .env_remove("PALISADE_KEY")
+            .env_remove("PALISADE_MESSAGE_KEY")
             .envs(self.environment)
             .process_group(0);
+        if let Some(stdin) = self.stdin {
+            command.stdin(File::open(stdin)?);
+        }
         let terminal = self.foreground.then(terminal::open).flatten();
         sys::prepare(&mut command, mask, terminal);
         // Waited for by pid, like the orphans that we get.
@@ -123,12 +130,14 @@ impl Sources {
                     deadline,
                     grace,
                     foreground,
+                    stdin,
                 })) => {
                     let deadline = BootTime::from_nanos(deadline);
                     let escalation = Escalation::new(deadline, Duration::from_nanos(grace));
                     let start = Start {
                         environment,
                         foreground,
+                        stdin,
                     };
                     return Ok(Some((start, escalation)));
                 }

@@ -27,6 +27,8 @@ pub(super) enum Order {
         grace: u64,
         /// Whether it gets the terminal.
         foreground: bool,
+        /// The file that is its stdin, if it is not ours.
+        stdin: Option<String>,
     },
     /// The lock is held until then.
     Renewed(u64),
@@ -130,6 +132,7 @@ mod tests {
                 deadline: u64::MAX,
                 grace: 1,
                 foreground: false,
+                stdin: None,
             },
         );
         let Ok(Some(Order::Start { environment, .. })) = receive(&other) else {

@@ -17,6 +17,7 @@ mod help;
 mod leader;
 mod ls;
 mod man;
+mod queue;
 mod release;
 mod resize;
 mod run;
@@ -67,7 +68,7 @@ macro_rules! verbs {
 }
 
 verbs! {
-    forking { Run => run, Acquire => acquire, Release => release, Elect => elect }
+    forking { Run => run, Acquire => acquire, Release => release, Elect => elect, Queue => queue }
     Leader => leader,
     Ls => ls,
     Show => show,

@@ -21,6 +21,7 @@ use crate::args::Global;
 use crate::connect::Target;
 use crate::exit::{Failure, Outcome, Verdict};
 use crate::signals::Endings;
+use crate::traces::Traces;
 use crate::view::shown;
 
 /// Serve the engine's locks over HTTP
@@ -137,6 +138,7 @@ impl Serve {
                     .map_err(|error| config(format!("audit file {}: {error}", path.display())))?,
             ),
         };
+        let traces = Traces::begin(global.printer());
         let settings = Config {
             listen: port.then_some(self.listen),
             socket: Some(socket.clone()),
@@ -153,6 +155,7 @@ impl Serve {
             },
             audit,
             metrics,
+            tracer: traces.as_ref().map(Traces::tracer),
         };
         let gateway = Gateway::bind(client.clone(), settings).await?;
         let file = token.as_ref().map(|(_, path)| path.display().to_string());
@@ -186,6 +189,9 @@ impl Serve {
             let _ = std::fs::remove_file(path);
         }
         client.close().await;
+        if let Some(traces) = traces {
+            traces.end();
+        }
         Ok(Outcome::Done)
     }
 }

@@ -55,6 +55,19 @@ pub(crate) const ADVICE: Is =
     "needs:[text] have:[text] lacking:[text] advice:ADVISED? others:[OTHER]";
 const ADVISED: Is = "engine:text url:text ttl_ms:number class:A|B|C why:[text]";
 const OTHER: Is = "engine:text fits:bool why:[text]";
+pub(crate) const PUSHED: Is = "queue:text id:text duplicate:bool";
+pub(crate) const QUEUES: Is = "[QUEUE]";
+pub(crate) const QUEUE: Is = "name:text ready:number delayed:number claimed:number blocked:number \
+    dead:number oldest_ms:number?";
+pub(crate) const MESSAGES: Is = "[MESSAGE]";
+pub(crate) const MESSAGE: Is = "id:text key:text? state:ready|delayed|claimed|blocked|dead attempts:number \
+    pushed:time changes_in_ms:number? token:digits? owner:text? host:text? pid:number? why:text? \
+    size:number";
+/// A message's keys, and its body.
+pub(crate) const MESSAGE_AND_BODY: Is = "id:text key:text? \
+    state:ready|delayed|claimed|blocked|dead attempts:number \
+    pushed:time changes_in_ms:number? token:digits? owner:text? host:text? pid:number? why:text? \
+    size:number body:text? body_base64:text?";
 pub(crate) const ERROR: Is = "error:CAUSE";
 const CAUSE: Is = "code:text message:text";
 
@@ -77,6 +90,8 @@ fn named(name: &str) -> Is {
         "FINDING" => FINDING,
         "ADVISED" => ADVISED,
         "OTHER" => OTHER,
+        "QUEUE" => QUEUE,
+        "MESSAGE" => MESSAGE,
         "CAUSE" => CAUSE,
         other => panic!("there is no type {other}"),
     }
@@ -93,6 +108,24 @@ pub(crate) fn event(word: &str) -> Is {
         "released" => "event:text name:text code:number",
         "deadlock" => "event:text name:text likely:bool circle:text",
         "lost" => "event:text name:text reason:expired|evicted|taken",
+        other => panic!("there is no event {other}"),
+    }
+}
+
+/// Events of `queue work` on stderr, by their word.
+pub(crate) fn queue_event(word: &str) -> Is {
+    match word {
+        "unreachable" => "event:text queue:text message:text",
+        "claimed" => "event:text queue:text id:text key:text? attempt:number token:digits",
+        "done" | "released" => "event:text queue:text id:text",
+        "failed" => "event:text queue:text id:text code:number again_in_ms:number? dead:bool",
+        "lost" => "event:text queue:text id:text reason:expired|evicted|taken",
+        "not_settled" => "event:text queue:text id:text message:text",
+        "draining" => "event:text queue:text running:number",
+        "left" => {
+            "event:text queue:text ready:number delayed:number claimed:number blocked:number \
+             dead:number"
+        }
         other => panic!("there is no event {other}"),
     }
 }

@@ -27,6 +27,12 @@ const SAMPLES: &[(&str, i32)] = &[
     ("doctor", 0),
     ("guide --need permits", 0),
     ("schema postgres", 0),
+    ("queue push q", 0),
+    ("queue ls", 0),
+    ("queue show q", 1),
+    ("queue retry q --dead", 1),
+    ("queue drop q --all", 1),
+    ("queue work q --drain -- true", 0),
 ];
 
 /// Those that go on until they are ended.
@@ -41,7 +47,9 @@ const ENDLESS: &[&str] = &[
 ];
 
 fn runs_a_command(args: &str) -> bool {
-    args.starts_with("run") || args.starts_with("elect")
+    ["run", "elect", "queue work"]
+        .iter()
+        .any(|verb| args.starts_with(verb))
 }
 
 /// All verbs.

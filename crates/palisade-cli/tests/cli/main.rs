@@ -21,6 +21,7 @@ mod loss;
 mod manual;
 mod nested;
 mod page;
+mod queue;
 mod redis;
 mod resize;
 mod run;

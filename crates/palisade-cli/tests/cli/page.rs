@@ -1,5 +1,6 @@
-//! `docs/command.md` beside the command: documents and events have the keys of the contract, exit
-//! codes those of `exit.rs`.
+//! `docs/command.md`, and `docs/queue.md` for `palisade queue`, beside the command: documents and
+//! events have the keys of the contract, verbs and options are those of the help. (Exit codes are
+//! compared in `exit.rs`.)
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,6 +11,8 @@ use crate::contract::{self, Is};
 use crate::support::*;
 
 const PAGE: &str = include_str!("../../../../docs/command.md");
+const QUEUE: &str = include_str!("../../../../docs/queue.md");
+const GATEWAY: &str = include_str!("../../../../docs/gateway.md");
 
 /// What blocks of JSON show.
 const BLOCKS: &[Is] = &[
@@ -38,14 +41,25 @@ const INLINE: &[Is] = &[
     "sql:text",
 ];
 
+/// The same of `palisade queue`; the key of a list is that of its items.
+const OF_QUEUES: &[Is] = &[
+    contract::PUSHED,
+    contract::QUEUE,
+    contract::MESSAGE,
+    "queue:text pushed:number",
+    "queue:text retried:number",
+    "queue:text dropped:number",
+];
+
 fn keys(is: Is) -> BTreeSet<&'static str> {
     let keys = is.split_whitespace().filter_map(|key| key.split_once(':'));
     keys.map(|(key, _)| key).collect()
 }
 
-/// The objects in backticks, as they stand there.
-fn inline() -> Vec<&'static str> {
-    let texts = PAGE.split('`').filter(|text| text.starts_with("{\""));
+/// The objects in backticks, as they stand there, alone or in a list.
+fn inline(page: &'static str) -> Vec<&'static str> {
+    let texts = page.split('`').map(|text| text.trim_start_matches('['));
+    let texts = texts.filter(|text| text.starts_with("{\""));
     texts.filter(|text| !text.contains('\n')).collect()
 }
 
@@ -84,24 +98,26 @@ fn documents_have_the_keys_of_the_contract() {
     for (block, is) in blocks.iter().zip(BLOCKS) {
         contract::read(&block.to_string(), is);
     }
-    let shown: Vec<_> = inline()
+    let shown: Vec<_> = inline(PAGE)
         .into_iter()
         .filter(|o| !o.contains("\"event\""))
         .collect();
-    for object in &shown {
-        let known = INLINE.iter().any(|is| keys(is) == written(object));
-        assert!(known, "{object} is no document of the contract");
-    }
-    for is in INLINE {
-        let there = shown.iter().any(|object| keys(is) == written(object));
-        assert!(there, "no document of the page is {is}");
+    for (shown, shapes) in [(shown, INLINE), (inline(QUEUE), OF_QUEUES)] {
+        for object in &shown {
+            let known = shapes.iter().any(|is| keys(is) == written(object));
+            assert!(known, "{object} is no document of the contract");
+        }
+        for is in shapes {
+            let there = shown.iter().any(|object| keys(is) == written(object));
+            assert!(there, "no document of the page is {is}");
+        }
     }
 }
 
 #[test]
 fn events_have_the_keys_of_the_contract() {
     let word = |object: &'static str| object.split('"').nth(3).unwrap();
-    let shown: Vec<_> = inline()
+    let shown: Vec<_> = inline(PAGE)
         .into_iter()
         .filter(|o| o.starts_with("{\"event\""))
         .collect();
@@ -121,16 +137,28 @@ fn events_have_the_keys_of_the_contract() {
         }
     }
     let shown: BTreeSet<_> = shown.into_iter().map(word).collect();
-    assert_eq!(shown, told().iter().map(String::as_str).collect());
+    assert_eq!(
+        shown,
+        told("src", "queue").iter().map(String::as_str).collect()
+    );
+    for word in told("src/verbs/queue", "") {
+        contract::queue_event(&word);
+        assert!(
+            QUEUE.contains(&format!("`{word}`")),
+            "{word} is not on the page"
+        );
+    }
 }
 
-/// The words of all events in the sources.
-fn told() -> BTreeSet<String> {
-    fn walk(folder: &Path, words: &mut BTreeSet<String>) {
+/// The words of all events in these sources, without a folder.
+fn told(folder: &str, but: &str) -> BTreeSet<String> {
+    let mut words = BTreeSet::new();
+    let mut open = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)];
+    while let Some(folder) = open.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                walk(&path, words);
+                open.extend((!path.ends_with(but) || but.is_empty()).then_some(path));
                 continue;
             }
             let text = std::fs::read_to_string(path).unwrap();
@@ -138,11 +166,6 @@ fn told() -> BTreeSet<String> {
             words.extend(behind.map(|rest| rest.split('"').next().unwrap().to_owned()));
         }
     }
-    let mut words = BTreeSet::new();
-    walk(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
-        &mut words,
-    );
     words
 }
 
@@ -166,11 +189,21 @@ fn verbs_and_options_on_the_page_are_those_of_the_command() {
         );
         helps += &store.ran(&format!("{verb} --help")).out();
     }
-    helps += &store.ran("fence check --help").out();
-    let gateway = include_str!("../../../../docs/gateway.md");
-    let (known, shown) = (options(&helps), options(PAGE));
+    for verb in [
+        "fence check",
+        "queue push",
+        "queue work",
+        "queue ls",
+        "queue show",
+        "queue retry",
+        "queue drop",
+    ] {
+        helps += &store.ran(&format!("{verb} --help")).out();
+    }
+    let page = [PAGE, QUEUE].concat();
+    let (known, shown) = (options(&helps), options(&page));
     let untold: Vec<_> = known.difference(&shown).collect();
-    let untold: Vec<_> = untold.iter().filter(|o| !gateway.contains(**o)).collect();
+    let untold: Vec<_> = untold.iter().filter(|o| !GATEWAY.contains(**o)).collect();
     assert!(untold.is_empty(), "on no page: {untold:?}");
     // An alias that help does not show.
     let hidden = ["--engine-url"];

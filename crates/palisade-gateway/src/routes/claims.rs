@@ -19,6 +19,7 @@ use crate::answer::reply;
 use crate::claim::{Asked, Claim, Order, Stage, Told};
 use crate::problem::Problem;
 use crate::session::{Change, Known, Session};
+use crate::spans::TRACE;
 use crate::wire::{self, MakeClaim};
 
 /// What a session lasts that a claim opens by itself, at the least.
@@ -200,12 +201,19 @@ impl Routes {
             let queue = asked.queue != Some(false);
             let claim_id = session.claim_id(&id);
             let entry = request.entry(claim_id, owner(asking, session, document), queue)?;
+            let span = asking.span.as_deref();
+            let span = Mutex::new(self.spans.claim(span, &asked.name, claim_id));
             let told = {
                 let session = Arc::clone(session);
                 // The first until it has no place, the second until it is forgotten.
                 let counted = Mutex::new(Some((counted, remembered)));
                 move |claim: &Claim, told: Told<'_>| match told {
                     Told::Stage(stage) => {
+                        if (matches!(stage, Stage::Held { .. }) || stage.is_over())
+                            && let Some(span) = span.lock().take()
+                        {
+                            span.settled(stage);
+                        }
                         let (id, state) = (claim.id.clone(), stage.word());
                         // Nobody may be reading.
                         let _ = session.changes.send(Change { id, state });
@@ -365,7 +373,7 @@ fn owner(asking: &Asking, session: &Session, asked: &MakeClaim) -> Owner {
     };
     owner.label = asked.label.clone().or(owner.label.take());
     owner.principal = Some(asking.principal.name.clone());
-    let trace = asking.headers.get("traceparent");
+    let trace = asking.headers.get(TRACE);
     let trace = trace.and_then(|trace| trace.to_str().ok());
     let said = owner.traceparent.take();
     let said = said.filter(|said| wire::is_traceparent(said));

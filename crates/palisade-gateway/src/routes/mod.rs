@@ -16,9 +16,11 @@ mod sessions;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use hyper::body::Incoming;
 use hyper::header::HeaderMap;
 use hyper::{Method, Request, StatusCode};
+use opentelemetry::trace::SpanContext;
 use palisade::{BootTime, Client};
 use serde_json::json;
 
@@ -31,6 +33,7 @@ use crate::audit::Audit;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::sessions::Sessions;
+use crate::spans::{Open, Spans};
 
 /// All routes. What `route` does not know of them is a bug that a test finds.
 pub(crate) const ROUTES: &[(&str, &str)] = &[
@@ -70,49 +73,82 @@ pub(crate) struct Routes {
     pub(crate) names: Names,
     pub(crate) metrics: Metrics,
     pub(crate) views: Views,
+    pub(crate) spans: Spans,
 }
 
 /// A request of somebody known.
 struct Asking {
     door: Door,
     principal: Arc<Principal>,
+    /// Those that a handler looks at.
     headers: HeaderMap,
     query: HashMap<String, String>,
     arrival: BootTime,
+    /// The request's own span, if it has one.
+    span: Option<Box<SpanContext>>,
+}
+
+/// Counts an answer.
+fn count(path: &'static str, answer: &Answer, arrival: BootTime) {
+    let status = answer.status().as_u16().to_string();
+    metrics::counter!("palisade_gateway_requests_total", "route" => path, "status" => status)
+        .increment(1);
+    metrics::histogram!("palisade_gateway_request_seconds")
+        .record(BootTime::now().saturating_since(arrival));
 }
 
 impl Routes {
-    /// Answers a request, whatever becomes of it.
-    pub(crate) async fn answer(self: Arc<Self>, door: Door, request: Request<Incoming>) -> Answer {
+    /// The answer to a request, whatever becomes of it. What was read of the request is let go of
+    /// before anything is waited for.
+    pub(crate) fn answer(
+        self: Arc<Self>,
+        door: Door,
+        request: Request<Incoming>,
+    ) -> BoxFuture<'static, Answer> {
         let arrival = BootTime::now();
-        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         // A path that is none of ours may be anything, a secret too.
-        let known = ROUTES.iter().find(|(_, known)| *known == path);
-        let path = match known {
+        let method = request.method().clone();
+        let known = |path: &str| ROUTES.iter().find(|(_, known)| *known == path);
+        let path = match known(request.uri().path()) {
             Some((_, path)) => path,
-            None if page::file(&path).is_some() => "/",
+            None if page::file(request.uri().path()).is_some() => "/",
             None => "other",
         };
-        let answer = match self.route(door, arrival, request).await {
-            Ok(answer) => answer,
-            Err(problem) => {
+        let mut span = self.spans.request(&method, path, request.headers());
+        let routed = Arc::clone(&self).route(door, arrival, request, &mut span);
+        Box::pin(async move {
+            let answered = match routed {
+                Ok(answer) => answer.await,
+                Err(problem) => Err(problem),
+            };
+            let answer = answered.unwrap_or_else(|problem| {
                 if matches!(problem.status.as_u16(), 401 | 403 | 421) {
                     let (method, code) = (method.as_str(), problem.code);
                     let details = json!({"method": method, "path": path, "code": code});
                     self.audit.refused(details);
                 }
                 crate::answer::problem(&problem)
+            });
+            count(path, &answer, arrival);
+            if let Some(span) = span {
+                span.answered(answer.status().as_u16());
             }
-        };
-        let status = answer.status().as_u16().to_string();
-        metrics::counter!("palisade_gateway_requests_total", "route" => path, "status" => status)
-            .increment(1);
-        metrics::histogram!("palisade_gateway_request_seconds")
-            .record(BootTime::now().saturating_since(arrival));
-        answer
+            answer
+        })
     }
 
-    async fn route(&self, door: Door, arrival: BootTime, request: Request<Incoming>) -> Answered {
+    /// Who asks for what: the answer to come, in a box of its own size, since thousands of requests
+    /// wait in theirs.
+    ///
+    /// # Errors
+    /// What is refused without a look at what it asks for.
+    fn route(
+        self: Arc<Self>,
+        door: Door,
+        arrival: BootTime,
+        request: Request<Incoming>,
+        span: &mut Option<Open>,
+    ) -> Result<BoxFuture<'static, Answered>, Problem> {
         let (head, body) = request.into_parts();
         // Kubelets and balancers ask for health by whatever address they have.
         let health = matches!(head.uri.path(), "/healthz" | "/readyz");
@@ -120,12 +156,12 @@ impl Routes {
             self.names.check_host(&head.headers)?;
         }
         let query = guard::query(head.uri.query().unwrap_or_default())?;
-        let path = head.uri.path();
-        let method = head.method.as_str();
+        let (method, path) = (head.method.as_str(), head.uri.path());
         if let Some(file) = page::file(path).filter(|_| method == "GET") {
-            return Ok(file);
+            return Ok(Box::pin(std::future::ready(Ok(file))));
         }
-        if !ROUTES.contains(&(method, path)) {
+        let known = ROUTES.iter().find(|known| **known == (method, path));
+        let Some(&known) = known else {
             let at_path = ROUTES.iter().filter(|(_, known)| *known == path);
             let methods: Vec<_> = at_path.map(|(method, _)| *method).collect();
             return Err(if methods.is_empty() {
@@ -134,15 +170,21 @@ impl Routes {
             } else {
                 Problem::method_not_allowed(methods.join(", "))
             });
-        }
+        };
         match path {
-            "/healthz" => return Ok(reply(StatusCode::OK, &json!({"status": "ok"}))),
-            "/readyz" => return self.ready().await,
+            "/healthz" => {
+                let answer = reply(StatusCode::OK, &json!({"status": "ok"}));
+                return Ok(Box::pin(std::future::ready(Ok(answer))));
+            }
+            "/readyz" => return Ok(Box::pin(async move { self.ready().await })),
             _ => {}
         }
         let token = guard::bearer(&head.headers);
         let principal = self.access.principal(door, token);
         let principal = principal.ok_or_else(Problem::unauthorized)?;
+        if let Some(span) = span {
+            span.asked_by(&principal.name);
+        }
         if head.method != Method::GET {
             self.names.check_origin(door, &head.headers)?;
         }
@@ -151,56 +193,59 @@ impl Routes {
             Some(Ok(text)) => arrival + duration("Palisade-Timeout", text)?.mul_f64(0.9),
             Some(Err(_)) => return Err(Problem::bad_request("Palisade-Timeout is not text")),
         };
-        let (method, path) = (method.to_owned(), path.to_owned());
         let asking = Asking {
             door,
             principal,
             query,
             arrival,
-            headers: head.headers,
+            headers: guard::copied(&head.headers),
+            span: span.as_ref().map(|span| Box::new(span.context())),
         };
-        let handled = self.handle(&asking, &method, &path, body);
-        match tokio::time::timeout(deadline.remaining(), handled).await {
-            Ok(answered) => answered,
-            Err(_) => Err(Problem::too_late(
-                "the engine did not answer within your own timeout; ask again, with the same id",
-            )),
-        }
+        Ok(Box::pin(async move {
+            let handled = self.handle(&asking, known, body);
+            let handled = tokio::time::timeout(deadline.remaining(), handled).await;
+            handled.unwrap_or_else(|_| {
+                let detail = "the engine did not answer within your own timeout; ask again, with \
+                              the same id";
+                Err(Problem::too_late(detail))
+            })
+        }))
     }
 
-    async fn handle(&self, asking: &Asking, method: &str, path: &str, body: Incoming) -> Answered {
-        match (method, path) {
+    /// What takes long is in a box of its own size.
+    async fn handle(&self, asking: &Asking, route: (&str, &str), body: Incoming) -> Answered {
+        match route {
             ("POST", "/v1/sessions") => self.open_session(asking, read(asking, body).await?),
-            ("DELETE", "/v1/sessions") => self.close_session(asking).await,
+            ("DELETE", "/v1/sessions") => Box::pin(self.close_session(asking)).await,
             ("POST", "/v1/sessions/keepalive") => {
                 self.keep_alive(asking, read(asking, body).await?)
             }
             ("GET", "/v1/sessions/events") => self.session_events(asking),
             ("POST", "/v1/claims") => {
                 let asked = read(asking, body).await?;
-                self.claim(asking, asked).await
+                Box::pin(self.claim(asking, asked)).await
             }
             ("POST", "/v1/claims/wait") => {
                 let asked = read(asking, body).await?;
-                self.wait_on(asking, asked).await
+                Box::pin(self.wait_on(asking, asked)).await
             }
             ("POST", "/v1/claims/amend") => {
                 let asked = read(asking, body).await?;
-                self.amend(asking, asked).await
+                Box::pin(self.amend(asking, asked)).await
             }
             ("POST", "/v1/claims/release") => {
                 let asked = read(asking, body).await?;
-                self.release(asking, asked).await
+                Box::pin(self.release(asking, asked)).await
             }
-            ("GET", "/v1/lines") => self.lines(asking).await,
-            ("GET", "/v1/leaders") => self.leader(asking).await,
+            ("GET", "/v1/lines") => Box::pin(self.lines(asking)).await,
+            ("GET", "/v1/leaders") => Box::pin(self.leader(asking)).await,
             ("GET", "/v1/events") => self.line_events(asking),
             ("POST", "/v1/evictions") => {
                 let asked = read(asking, body).await?;
-                self.evict(asking, asked).await
+                Box::pin(self.evict(asking, asked)).await
             }
-            ("GET", "/v1/deadlocks") => self.deadlocks(asking).await,
-            ("GET", "/v1/engine") => self.engine(asking).await,
+            ("GET", "/v1/deadlocks") => Box::pin(self.deadlocks(asking)).await,
+            ("GET", "/v1/engine") => Box::pin(self.engine(asking)).await,
             ("GET", "/metrics") => self.metrics(asking),
             // Every route of the list is above.
             _ => Err(Problem::new(StatusCode::NOT_FOUND, "not_found", "")),

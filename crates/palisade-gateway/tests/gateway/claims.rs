@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use palisade::BootTime;
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use super::support::*;
@@ -354,21 +354,6 @@ async fn nothing_is_promised_to_who_comes_when_it_is_ending() {
         );
         drop(next);
     }
-}
-
-async fn read_until(stream: &mut TcpStream, seen: &mut Vec<u8>, text: &str) {
-    let read = async {
-        while !String::from_utf8_lossy(seen).contains(text) {
-            assert!(
-                stream.read_buf(seen).await.unwrap() > 0,
-                "{}",
-                String::from_utf8_lossy(seen)
-            );
-        }
-    };
-    tokio::time::timeout(LIMIT, read)
-        .await
-        .unwrap_or_else(|_| panic!("{text}"));
 }
 
 #[tokio::test]

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use palisade::BootTime;
 use serde_json::json;
-use tokio::net::UnixStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
 
 use super::support::*;
 
@@ -102,4 +103,27 @@ async fn what_is_too_long_for_an_engine_is_refused() {
     let refused = Ask::post("/v1/claims", &claim).send(served.addr).await;
     refused.refuses(400, "invalid_argument");
     assert_eq!(served.line("a").await, (0, 0));
+}
+
+#[tokio::test]
+async fn a_connection_may_be_silent_between_requests_but_not_within_a_head() {
+    // Both for longer than a head may take.
+    let served = serve().await;
+    let mut stream = TcpStream::connect(served.addr).await.unwrap();
+    let head = format!("GET /healthz HTTP/1.1\r\nhost: {}\r\n\r\n", served.addr);
+    for pause in [0, 12] {
+        tokio::time::sleep(Duration::from_secs(pause)).await;
+        stream.write_all(head.as_bytes()).await.unwrap();
+        read_until(&mut stream, &mut Vec::new(), r#"{"status":"ok"}"#).await;
+    }
+    let began = BootTime::now();
+    stream.write_all(&head.as_bytes()[..20]).await.unwrap();
+    let mut rest = Vec::new();
+    let closed = tokio::time::timeout(LIMIT, stream.read_to_end(&mut rest)).await;
+    closed.expect("it is closed").unwrap();
+    let took = BootTime::now().saturating_since(began);
+    assert!(
+        took > Duration::from_secs(5),
+        "a head has some time: {took:?}"
+    );
 }

@@ -93,6 +93,7 @@ pub(crate) async fn serve_with(with: With) -> Served {
         limits: with.limits.unwrap_or_default(),
         audit: Audit::to(log.clone()),
         metrics: Metrics::default(),
+        tracer: None,
     };
     let gateway = Gateway::bind(engine.clone(), config).await.unwrap();
     let addr = gateway.local_addr().unwrap();
@@ -232,6 +233,21 @@ pub(crate) fn parse(answer: &[u8]) -> Reply {
         head: head.to_ascii_lowercase(),
         json: serde_json::from_str(body.trim()).unwrap_or(Value::Null),
     }
+}
+
+pub(crate) async fn read_until(stream: &mut TcpStream, seen: &mut Vec<u8>, text: &str) {
+    let read = async {
+        while !String::from_utf8_lossy(seen).contains(text) {
+            assert!(
+                stream.read_buf(seen).await.unwrap() > 0,
+                "{}",
+                String::from_utf8_lossy(seen)
+            );
+        }
+    };
+    tokio::time::timeout(LIMIT, read)
+        .await
+        .unwrap_or_else(|_| panic!("{text}"));
 }
 
 impl Served {

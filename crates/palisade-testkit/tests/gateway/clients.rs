@@ -1,5 +1,6 @@
 //! Clients that are gone, and a gateway that is stopped for longer than a ttl.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use palisade::BootTime;
@@ -38,6 +39,8 @@ async fn a_client_that_is_gone_loses_all_by_its_ttl() {
     let took = BootTime::now().saturating_since(last.sent);
     assert!(promised.has_passed());
     assert!(took <= TTL + slack(), "released after {took:?}");
+    // To whoever looks at the gateway these were lost.
+    assert_eq!(lost(gateway.addr).await, 20);
     blocked.release().await.unwrap();
 }
 
@@ -72,6 +75,17 @@ async fn a_gateway_stopped_past_the_ttl_gives_nothing_back() {
         let state = again.json["claims"][0]["state"].as_str();
         assert!(again.status == 410 || state != Some("held"), "{again:?}");
         assert!(next.is_valid());
+        assert_eq!(lost(gateway.addr).await, 1);
         next.release().await.unwrap();
     }
+}
+
+/// How many holds were lost, as the gateway counts it.
+async fn lost(addr: SocketAddr) -> u64 {
+    let text = text_of(addr, "/metrics").await;
+    let counts = text.lines().filter_map(|line| {
+        let count = line.strip_prefix("palisade_lost_total{")?;
+        count.rsplit_once(' ')?.1.parse::<u64>().ok()
+    });
+    counts.sum()
 }

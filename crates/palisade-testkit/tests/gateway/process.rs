@@ -122,6 +122,7 @@ fn a_gateway() {
         let mut end = signal(SignalKind::terminate()).unwrap();
         let client = tokio::time::timeout(LIMIT, palisade::connect(&url));
         let client = client.await.unwrap().unwrap();
+        let client = client.observed_by(palisade::layers::Metrics);
         let config = Config {
             listen: Some("127.0.0.1:0".parse().unwrap()),
             socket: None,
@@ -133,7 +134,8 @@ fn a_gateway() {
             drain: Duration::from_millis(drain),
             limits: Limits::default(),
             audit: Audit::to(std::io::stderr()),
-            metrics: Metrics::default(),
+            metrics: Metrics::install().unwrap(),
+            tracer: None,
         };
         let gateway = Gateway::bind(client.clone(), config).await.unwrap();
         println!("listening at {}", gateway.local_addr().unwrap());

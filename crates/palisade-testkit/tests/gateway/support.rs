@@ -232,6 +232,17 @@ pub(crate) async fn ask_within(
     parse(sent, &answer).ok_or_else(|| std::io::ErrorKind::UnexpectedEof.into())
 }
 
+/// The whole answer to a GET, as text.
+pub(crate) async fn text_of(addr: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    let bytes = request(addr, "GET", path, None, &Value::Null);
+    stream.write_all(&bytes).await.unwrap();
+    let mut answer = String::new();
+    let read = tokio::time::timeout(LIMIT, stream.read_to_string(&mut answer)).await;
+    read.unwrap().unwrap();
+    answer
+}
+
 pub(crate) fn request(
     host: impl std::fmt::Display,
     method: &str,

@@ -51,6 +51,7 @@ async fn only_tls_is_spoken_and_the_certificate_counts() {
         limits: Limits::default(),
         audit: Audit::to(std::io::sink()),
         metrics: Metrics::default(),
+        tracer: None,
     };
     // A key of another certificate is found out at the start.
     Gateway::bind(client.clone(), config("client.key"))

@@ -74,7 +74,7 @@ fn a_stopped_gateway_is_unreachable_and_a_renewal_unknown() {
 }
 
 /// A gateway whose clients come through a proxy, which it is called by.
-fn proxied(house: &House) -> (Gateway, Proxy, String) {
+fn proxied(house: &House, ttl: &str) -> (Gateway, Proxy, String) {
     let port = free_port();
     let at = SocketAddr::from(([127, 0, 0, 1], port));
     let proxy = Proxy::start(at, Protocol::Http1).unwrap();
@@ -82,14 +82,15 @@ fn proxied(house: &House) -> (Gateway, Proxy, String) {
     let gateway = house.gateway_at(port, &["--public-url", &public]);
     let token = gateway.url(Door::Port);
     let token = token.split_once('?').unwrap().1;
-    let url = with(&with(&public, token), "ttl=4s");
+    let url = with(&with(&public, token), &format!("ttl={ttl}"));
     (gateway, proxy, url)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_is_eaten_is_asked_for_again_and_is_one_place() {
     let house = House::new();
-    let (_gateway, proxy, url) = proxied(&house);
+    // Longer than the test waits: a place that was left behind would be in the way.
+    let (_gateway, proxy, url) = proxied(&house, "60s");
     let client = palisade::connect(&with(&url, "timeout=1s")).await.unwrap();
     cycle(&client.mutex("warm")).await;
     let outsider = house.outsider().await;
@@ -119,7 +120,7 @@ async fn an_answer_that_is_eaten_is_asked_for_again_and_is_one_place() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_falls_silent_costs_no_lock() {
     let house = House::new();
-    let (_gateway, proxy, url) = proxied(&house);
+    let (_gateway, proxy, url) = proxied(&house, "4s");
     let client = palisade::connect(&url).await.unwrap();
     let hold = client.mutex("kept").lock().await.unwrap();
     for _ in 0..2 {
@@ -134,7 +135,7 @@ async fn a_connection_that_falls_silent_costs_no_lock() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_balancer_that_cuts_connections_costs_no_lock() {
     let house = House::new();
-    let (_gateway, proxy, url) = proxied(&house);
+    let (_gateway, proxy, url) = proxied(&house, "4s");
     let client = palisade::connect(&url).await.unwrap();
     let hold = client.mutex("kept").lock().await.unwrap();
     let waits = {

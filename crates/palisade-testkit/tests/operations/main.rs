@@ -1,4 +1,5 @@
-//! What those who run gateways look at: the dashboard in a real browser, and Prometheus.
+//! What those who run gateways look at: the dashboard in a real browser, Prometheus, and
+//! a collector of traces.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,4 +7,5 @@ mod looks;
 mod pages;
 mod prometheus;
 mod serving;
+mod traces;
 mod webdriver;

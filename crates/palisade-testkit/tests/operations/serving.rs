@@ -25,7 +25,8 @@ fn command() -> Command {
     );
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("PALISADE_") {
+        let name_shown = name.to_string_lossy();
+        if name_shown.starts_with("PALISADE_") || name_shown.starts_with("OTEL_") {
             command.env_remove(name);
         }
     }
@@ -49,10 +50,20 @@ pub(crate) struct Served {
     pub(crate) port: u16,
     gateway: Option<Child>,
     tokens: Vec<String>,
+    /// Of the gateway's environment.
+    variables: Vec<(String, String)>,
 }
 
 impl Served {
     pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// One with these variables in its environment.
+    pub(crate) fn start_with(variables: &[(&str, &str)]) -> Self {
+        let variables = variables
+            .iter()
+            .map(|(name, value)| ((*name).into(), (*value).into()));
         let dir = TempDir::new().unwrap();
         let mut access = String::new();
         let mut tokens = Vec::new();
@@ -76,6 +87,7 @@ impl Served {
             port: launch::free_port(),
             gateway: None,
             tokens,
+            variables: variables.collect(),
         };
         served.serve();
         served
@@ -125,6 +137,7 @@ impl Served {
             .args([Path::new("--access"), &self.path("access.toml")])
             .args([Path::new("--audit"), &self.path("audit.jsonl")])
             .args([Path::new("--socket"), &self.path("run/gateway.sock")])
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stderr(Stdio::piped());
         let mut child = serve.spawn().unwrap();
         let mut said = String::new();
@@ -139,6 +152,11 @@ impl Served {
         let mut child = self.gateway.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    /// Waits for the gateway to end by itself; the code.
+    pub(crate) fn ended(&mut self) -> Option<i32> {
+        ended(self.gateway.as_mut().unwrap())
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -249,12 +267,16 @@ impl Run {
 
     /// Waits for it to end by itself; the code.
     pub(crate) fn ended(&mut self) -> Option<i32> {
-        let ended = || match self.child.try_wait().unwrap() {
-            Some(status) => Ok(status.code()),
-            None => Err("it still runs".to_owned()),
-        };
-        launch::until(Duration::from_secs(60), ended).unwrap()
+        ended(&mut self.child)
     }
+}
+
+fn ended(child: &mut Child) -> Option<i32> {
+    let ended = || match child.try_wait().unwrap() {
+        Some(status) => Ok(status.code()),
+        None => Err("it still runs".to_owned()),
+    };
+    launch::until(Duration::from_secs(60), ended).unwrap()
 }
 
 impl Drop for Run {

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod behaviour;
+mod command;
 mod file;
 mod keys;
 mod kills;
@@ -155,6 +156,7 @@ fn main() -> ExitCode {
         leases::CASES,
         operate::CASES,
         kills::CASES,
+        command::CASES,
     ];
     let mut trials = Vec::new();
     for &store in STORES.iter().filter(is_chosen) {

@@ -122,13 +122,12 @@ impl<'a> Sandbox<'a> {
                 .lines()
                 .filter(|line| !line.is_empty() && !line.starts_with('#'));
             for line in lines {
-                self.script("2", &[setup, line].join("\n"), &[0, 1])?;
+                self.script(&[setup, line].join("\n"), &[0, 1])?;
             }
         } else if let Some(reader) = self.block.note("run") {
             fs::write(self.path("work").join("block"), &self.text)
                 .map_err(|error| error.to_string())?;
             let printed = self.script(
-                "50",
                 &format!("{setup}\nprintf '{MARK}'\n{{ {reader}\n}} <block 2>&1"),
                 &[expected],
             )?;
@@ -141,7 +140,7 @@ impl<'a> Sandbox<'a> {
             } else {
                 whole
             };
-            let printed = self.script("50", &whole, &[expected])?;
+            let printed = self.script(&whole, &[expected])?;
             let printed: Vec<&str> = printed.split(MARK).skip(1).collect();
             for (shown, seen) in parts.iter().zip(&printed) {
                 if !output::ends_like(shown, seen) {
@@ -162,10 +161,13 @@ impl<'a> Sandbox<'a> {
     }
 
     /// The output of a script that ends with this code.
-    fn script(&self, serves: &str, script: &str, codes: &[i32]) -> Result<String, String> {
+    fn script(&self, script: &str, codes: &[i32]) -> Result<String, String> {
         let script = script.lines().map(|line| {
             match line.contains("palisade serve") && line.contains(" &") {
-                true => format!("{line}\n{SERVING}\n"),
+                true => {
+                    let line = line.replacen("palisade serve", "PAGE_SECONDS=50 palisade serve", 1);
+                    format!("{line}\n{SERVING}\n")
+                }
                 false => format!("{line}\n"),
             }
         });
@@ -194,9 +196,7 @@ impl<'a> Sandbox<'a> {
             .env("LC_ALL", "C.UTF-8")
             .env("PAGE_TARGET", target())
             .env("PAGE_PORT", self.port.to_string());
-        shell
-            .env("PAGE_SERVES", serves)
-            .env("PAGE_TESTS", concat!(env!("CARGO_MANIFEST_DIR"), "/tests"));
+        shell.env("PAGE_TESTS", concat!(env!("CARGO_MANIFEST_DIR"), "/tests"));
         if let Some(port) = self.database {
             shell
                 .env("PGHOST", "127.0.0.1")

@@ -38,7 +38,7 @@ pub enum Progress {
 
 /// One claim under an id of the caller's. See the module's text.
 pub struct Entry {
-    request: Request,
+    request: Arc<Request>,
     claim: Arc<Claim>,
     /// The place, from when it is first asked for.
     occupied: Option<Occupied>,
@@ -47,7 +47,7 @@ pub struct Entry {
     /// Looks for deadlocks while it waits, where it is an agent's.
     lookout: Option<BoxFuture<'static, Error>>,
     /// Tells the observers how it ended.
-    told: Acquiring<Request>,
+    told: Acquiring<Arc<Request>>,
 }
 
 impl Request {
@@ -68,14 +68,15 @@ impl Request {
             owner: Owner { agent, ..owner },
             ..claim
         };
+        let request = Arc::new(self.clone());
         Ok(Entry {
-            request: self.clone(),
             claim: Arc::new(claim),
             occupied: None,
             validity: None,
             place: Place::Waiting,
             lookout: None,
-            told: Acquiring::begin(self.clone()),
+            told: Acquiring::begin(Arc::clone(&request)),
+            request,
         })
     }
 }

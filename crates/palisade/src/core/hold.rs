@@ -151,13 +151,32 @@ impl Hold {
                 () = sync::sleep_until(place.not_before) => {}
             }
         }
-        let was_valid = validity.is_valid();
+        let keeper = Arc::clone(&place.keeper);
+        if !validity.is_valid() {
+            // By the clock, perhaps before the keeper could tell.
+            keeper.lose(&validity, LossReason::Expired);
+        }
         let name = place.ticket.name.clone();
         match place.leave().await? {
             // Told between the look and the end of the renewal, after which nothing is told.
-            Left::Done if was_valid && validity.loss().is_none() => Ok(()),
-            Left::Done | Left::Absent => Err(lost_error("release", &name, token, &validity)),
+            Left::Done if validity.loss().is_none() => Ok(()),
+            Left::Done | Left::Absent => {
+                keeper.lose(&validity, LossReason::Taken);
+                Err(lost_error("release", &name, token, &validity))
+            }
         }
+    }
+
+    /// Gives up what its user has not kept alive, for who passes places on to others: it is told as
+    /// lost, and left.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`], or those of [`Hold::release`].
+    #[doc(hidden)]
+    pub async fn expire(self) -> Result<()> {
+        let keeper = Arc::clone(&self.place.keeper);
+        keeper.lose(&self.validity, LossReason::Expired);
+        self.release().await
     }
 
     /// Asks for another part of the line; `false` when others are in the way.

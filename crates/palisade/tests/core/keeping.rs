@@ -440,6 +440,33 @@ async fn an_observer_may_drop_holds_and_use_the_client_when_it_is_told_of_a_loss
 }
 
 #[tokio::test]
+async fn a_loss_that_the_release_finds_first_is_told_once() {
+    let (_, client) = Faulty::client(ms(300)).await;
+    let (go, gate) = std::sync::mpsc::channel::<()>();
+    let told: Arc<Mutex<Vec<LossReason>>> = Arc::default();
+    let client = client.observed_by(Watcher({
+        let (gate, told) = (Mutex::new(gate), Arc::clone(&told));
+        move |event: &Event<'_>| match event {
+            // The keeper's thread comes to nothing until the other end is dropped.
+            Event::Renewed { .. } => drop(gate.lock().recv()),
+            Event::Lost { reason, .. } => told.lock().push(*reason),
+            _ => {}
+        }
+    }));
+    let hold = client.mutex("x").lock().await.unwrap();
+    until(async || !hold.is_valid()).await;
+    assert!(told.lock().is_empty(), "the keeper was to be held up");
+    let error = hold.release().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert_eq!(*told.lock(), [LossReason::Expired]);
+    drop(go);
+    // The keeper has looked again when it has given this back.
+    drop(client.mutex("y").lock().await.unwrap());
+    within(SOON, client.flush()).await;
+    assert_eq!(*told.lock(), [LossReason::Expired]);
+}
+
+#[tokio::test]
 async fn an_observer_that_panics_costs_nobody_a_lease() {
     let (engine, client) = Faulty::client(ms(300)).await;
     let told = Arc::new(AtomicUsize::new(0));

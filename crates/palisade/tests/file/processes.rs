@@ -270,6 +270,64 @@ async fn a_process_stopped_in_a_line_makes_that_one_unreachable_and_nothing_is_a
     assert_eq!(engine.leave(door).await.unwrap(), Left::Done);
 }
 
+/// In a crowd everyone looks every second: who then needs the line's lock keeps the holder from it.
+#[tokio::test]
+async fn whoever_only_looks_takes_no_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = try_open(dir.path(), "timeout=200ms").await.unwrap();
+    let door = hold(&engine, "door").await;
+    let (waiter, _) = enter(&engine, claim("door", Ask::Whole)).await;
+    let second = Second::start(dir.path(), "stop in the line");
+    assert_eq!(second.says(), "locked");
+    second.wait_stopped();
+
+    let until = BootTime::now() + Duration::from_millis(20);
+    let place = engine.wait(waiter.clone(), until).await.unwrap();
+    assert_eq!(place, Place::Waiting);
+    let lines = engine.survey(Scope::Line(door.name.clone())).await.unwrap();
+    assert_eq!((lines[0].holders.len(), lines[0].waiters.len()), (1, 1));
+
+    second.signal(Signal::CONT);
+    second.end();
+    assert_eq!(engine.leave(door).await.unwrap(), Left::Done);
+    assert!(matches!(pushed(&engine, &waiter).await, Place::Held { .. }));
+}
+
+/// In a line that is older than a ttl the renewals of others are looked up by whoever stands
+/// behind them, and not by everyone at every look.
+#[tokio::test]
+async fn only_those_are_looked_up_whom_a_claim_waits_for() {
+    let (dir, engine) = store().await;
+    hold(&engine, "door").await;
+    enter(&engine, claim("door", Ask::Whole)).await;
+    let second = Second::start(dir.path(), "hold shortly");
+    second.says();
+    let (behind, _) = enter(&engine, claim("door", Ask::Whole)).await;
+    second.signal(Signal::STOP);
+    second.wait_stopped();
+    // Its ttl is a second.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    // The body of the line: how long it is, and where, says the header.
+    let seats = || {
+        let text = std::fs::read_to_string(dir.path().join("lines/palisade,door")).unwrap();
+        let number = |after: &str| {
+            let at = text.find(after).unwrap() + after.len();
+            usize::from_str_radix(&text[at..at + 8], 16).unwrap()
+        };
+        let body = &text[number(" at ")..][..number(" size ")];
+        body.lines().count() - 1
+    };
+    enter(&engine, claim("door", Ask::Whole)).await;
+    assert_eq!(seats(), 5, "nobody has asked for its renewals");
+
+    let until = BootTime::now() + Duration::from_millis(20);
+    assert_eq!(engine.wait(behind, until).await.unwrap(), Place::Waiting);
+    let lines = engine.survey(Scope::Prefix(String::new())).await.unwrap();
+    assert_eq!(lines[0].waiters.len(), 3, "it has ended");
+    second.signal(Signal::CONT);
+    assert_eq!(second.says(), "Lost");
+}
+
 /// Whoever is in the store needs its lock no more: only newcomers wait for it.
 #[tokio::test]
 async fn a_stuck_lock_of_the_store_ends_nobody() {

@@ -104,7 +104,10 @@ impl std::fmt::Debug for Gateway {
 }
 
 /// The command of this build: `target/debug/palisade` for tests in `target/debug/deps`.
-fn command() -> Result<PathBuf, String> {
+///
+/// # Errors
+/// A sentence when it was not built.
+pub fn command() -> Result<PathBuf, String> {
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut folders = own.ancestors().skip(1).take(2);
     let found = folders.find_map(|folder| {

@@ -39,7 +39,12 @@ const SHORTEST_RETRY: Duration = Duration::from_millis(10);
 pub(super) struct Lost(pub(super) Vec<Arc<Validity>>);
 
 impl Lost {
-    fn lose(&mut self, validity: &Arc<Validity>, reason: LossReason, why: Option<&Error>) {
+    pub(super) fn lose(
+        &mut self,
+        validity: &Arc<Validity>,
+        reason: LossReason,
+        why: Option<&Error>,
+    ) {
         if validity.lose(reason, why.cloned()) {
             self.0.push(Arc::clone(validity));
         }

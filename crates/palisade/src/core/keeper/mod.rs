@@ -219,6 +219,13 @@ impl<S: Leasing + ?Sized> Keeper<S> {
         self.0.wake.notify_one();
     }
 
+    /// Ends a claim that was found lost before the thread has told, and tells.
+    pub(crate) fn lose(&self, validity: &Arc<Validity>, reason: LossReason) {
+        let mut lost = Lost::default();
+        lost.lose(validity, reason, None);
+        self.0.tell(lost);
+    }
+
     /// Waits until nothing is left to be left.
     pub(crate) async fn drain(&self) {
         loop {

@@ -114,9 +114,7 @@ pub(super) async fn wait(engine: &FileEngine, ticket: Ticket, until: BootTime) -
     let sleeper = store.watcher.sleeper(claim.0);
     loop {
         let (place, sleep) = {
-            let (name, timeout) = (&ticket.name, engine.timeout);
-            let mut tx = tx::begin(engine, "wait", name, Missing::IsEmpty, timeout).await?;
-            tx.settle(Suspects::Before(claim))?;
+            let tx = tx::look(engine, "wait", &ticket.name, Suspects::Before(claim)).await?;
             let line = &tx.state.line;
             let seat = line.seat(claim);
             let place = seat.map_or(Place::Gone, Seat::place);

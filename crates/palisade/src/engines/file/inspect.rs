@@ -4,18 +4,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::getpid;
-
 use super::acquire::sleep_on;
 use super::boot::LINES;
 use super::config::Audience;
 use super::dir::{self, remote_fs};
-use super::error::{busy, file_failed, forked};
+use super::error::{busy, file_failed};
 use super::keys;
 use super::line_file::{Extra, LineFile, Lock, State};
 use super::notify::Sleeper;
 use super::store::Store;
-use super::tx::{Sleep, Suspects, Tx};
+use super::tx::{self, Sleep, Suspects, Tx};
 use crate::core::clock::BootTime;
 use crate::core::error::Result;
 use crate::core::line::Seat;
@@ -28,9 +26,7 @@ pub(super) async fn survey(
     scope: &Scope,
     timeout: Duration,
 ) -> Result<(Vec<LineReport>, Sleep)> {
-    if getpid() != store.pid {
-        return Err(forked("survey"));
-    }
+    tx::refuse_fork(store, "survey")?;
     let home = store.home();
     let mut files = match scope {
         Scope::Line(name) => vec![keys::file_name(namespace, name.as_str())],
@@ -49,9 +45,20 @@ pub(super) async fn survey(
             continue;
         };
         let deadline = BootTime::now() + timeout;
-        let state = loop {
+        let tx = loop {
+            // An empty line has a file to be removed.
+            let peeked = tx::peek(store, "survey", Arc::clone(&file), Suspects::Everyone);
+            if let Some(tx) = peeked.filter(|tx| !tx.state.line.seats.is_empty()) {
+                break Some(tx);
+            }
             match file.lock("survey")? {
-                Lock::Had(state) => break Some(state),
+                Lock::Had(state) => {
+                    let mut tx = Tx::new(store, "survey", Some(Arc::clone(&file)), state);
+                    // Whether somebody can be granted is not asked here.
+                    let _ = tx.settle(Suspects::Everyone);
+                    file.remove_if_empty(home, &tx.state);
+                    break Some(tx);
+                }
                 Lock::Gone => break None,
                 Lock::Taken if deadline.has_passed() => {
                     return Err(busy("survey", timeout, &file.path));
@@ -59,11 +66,7 @@ pub(super) async fn survey(
                 Lock::Taken => tokio::time::sleep(Duration::from_millis(1)).await,
             }
         };
-        let Some(state) = state else { continue };
-        let mut tx = Tx::new(store, "survey", Some(Arc::clone(&file)), state);
-        // Whether somebody can be granted is not asked here.
-        let _ = tx.settle(Suspects::Everyone);
-        file.remove_if_empty(home, &tx.state);
+        let Some(tx) = tx else { continue };
         let State { name, line, .. } = &tx.state;
         if tx.state.namespace == namespace && scope.includes(name) && !line.seats.is_empty() {
             reports.push(line.report(name, tx.now, Extra::who));

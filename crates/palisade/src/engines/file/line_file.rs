@@ -290,17 +290,33 @@ impl LineFile {
         let loaded = self.load(operation, &mut state);
         // The last one may leave wherever it is: nobody is granted after it.
         let last_leaves = operation == "leave" && state.line.seats.len() == 1;
-        let in_place = || {
-            let named = rustix::fs::lstat(&self.path);
-            named.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.identity)
-        };
         match loaded {
-            Ok(()) if last_leaves || in_place() => Ok(Lock::Had(state)),
+            Ok(()) if last_leaves || self.is_in_place() => Ok(Lock::Had(state)),
             loaded => {
                 self.unlock(state);
                 loaded.map(|()| Lock::Gone)
             }
         }
+    }
+
+    /// Reads what has changed without the lock, to be given back by [`LineFile::unlock`]. `None` when
+    /// it can't be told: somebody in this process is at it, a change is under way, or the file is
+    /// not the one with its name any more. A body that is overwritten while it is read has another
+    /// checksum.
+    pub(super) fn peek(&self, operation: &'static str) -> Option<State> {
+        let mut state = self.state.lock().take()?;
+        let whole = self.load(operation, &mut state).is_ok() && self.is_in_place();
+        if !whole {
+            state.forget();
+            *self.state.lock() = Some(state);
+            return None;
+        }
+        Some(state)
+    }
+
+    fn is_in_place(&self) -> bool {
+        let named = rustix::fs::lstat(&self.path);
+        named.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.identity)
     }
 
     /// Lets go of the lock.

@@ -4,6 +4,10 @@
 //! taken, it is tried again until the timeout: a process that is stopped inside a change makes
 //! others fail on that one name, and never hang. No await lies between `begin` and `commit`.
 //!
+//! Who only looks takes no lock (`peek`) as long as there is nothing to change: hundreds of
+//! processes that wait in one line look every second, and would keep whoever leaves it from its
+//! lock.
+//!
 //! It settles the line by `core::line`. Before it lets a claim of another process hold, it looks
 //! whether that process lives; the dead lose their seats. What the line says has ended is looked
 //! up among the renewals first. Hints are gathered and sent only after the write: a hint is never
@@ -28,8 +32,10 @@ use crate::core::error::Result;
 use crate::core::line::Seat;
 use crate::core::name::Name;
 
-/// How long to sleep where spinning did not help.
+/// How long to sleep where spinning did not help, at first and at the longest: a crowd that tries
+/// every millisecond leaves the holder of the lock no time to run.
 const PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 /// When to look again at a process that renews just now.
 const SOON: Duration = Duration::from_millis(10);
 
@@ -85,6 +91,14 @@ pub(super) enum Suspects {
     Everyone,
 }
 
+pub(super) fn refuse_fork(store: &Store, operation: &'static str) -> Result<()> {
+    if getpid() == store.pid {
+        Ok(())
+    } else {
+        Err(forked(operation))
+    }
+}
+
 /// Begins a change of a line.
 ///
 /// # Errors
@@ -98,12 +112,11 @@ pub(super) async fn begin<'a>(
     timeout: Duration,
 ) -> Result<Tx<'a>> {
     let store = &*engine.store;
-    if getpid() != store.pid {
-        return Err(forked(operation));
-    }
+    refuse_fork(store, operation)?;
     let line = (&*engine.namespace, name.as_str());
     let file_name = keys::file_name(line.0, line.1);
     let deadline = BootTime::now() + timeout;
+    let mut pause = PAUSE;
     let home = store.home();
     loop {
         let file = store
@@ -132,8 +145,48 @@ pub(super) async fn begin<'a>(
         if deadline.has_passed() {
             return Err(busy(operation, timeout, &file.path));
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
+}
+
+/// A settled line for whoever only looks: without the lock if nothing is to be changed.
+///
+/// # Errors
+/// As [`begin`] and [`Tx::settle`].
+pub(super) async fn look<'a>(
+    engine: &'a FileEngine,
+    operation: &'static str,
+    name: &Name,
+    suspects: Suspects,
+) -> Result<Tx<'a>> {
+    let store = &*engine.store;
+    refuse_fork(store, operation)?;
+    let line = (&*engine.namespace, name.as_str());
+    let (home, file_name) = (store.home(), keys::file_name(line.0, line.1));
+    let known = store
+        .files
+        .get(operation, home, &file_name, line, Missing::IsEmpty)?;
+    let peeked = known.and_then(|file| peek(store, operation, file, suspects));
+    if let Some(tx) = peeked.filter(|tx| (&*tx.state.namespace, &*tx.state.name) == line) {
+        return Ok(tx);
+    }
+    let mut tx = begin(engine, operation, name, Missing::IsEmpty, engine.timeout).await?;
+    tx.settle(suspects)?;
+    Ok(tx)
+}
+
+/// A settled line that is to be looked at only, without its lock; `None` when something is to be
+/// changed, or it is being changed just now.
+pub(super) fn peek<'a>(
+    store: &'a Store,
+    operation: &'static str,
+    file: Arc<LineFile>,
+    suspects: Suspects,
+) -> Option<Tx<'a>> {
+    let state = file.peek(operation)?;
+    let mut tx = Tx::new(store, operation, Some(file), state);
+    (tx.settle(suspects).is_ok() && !tx.has_changes()).then_some(tx)
 }
 
 impl<'a> Tx<'a> {
@@ -156,6 +209,11 @@ impl<'a> Tx<'a> {
             hints: Vec::new(),
             peers: Vec::new(),
         }
+    }
+
+    fn has_changes(&self) -> bool {
+        let after = self.state.line.seats.iter().map(Told::of);
+        self.touched || self.before.0 != self.state.last || !after.eq(self.before.1.iter().copied())
     }
 
     /// Writes what was changed, if anything was, and sends hints to whom it concerns. `me` is the
@@ -233,26 +291,17 @@ impl<'a> Tx<'a> {
     pub(super) fn settle(&mut self, suspects: Suspects) -> Result<()> {
         let (home, mine) = (self.store.home(), self.store.process());
         loop {
-            let mut seats = self.state.line.seats.iter();
-            if seats.any(|seat| seat.expires <= self.now) {
-                self.look_up_renewals();
-            }
-            let State { line, last, .. } = &mut self.state;
-            let clock = if line.seats.iter().all(Seat::is_held) {
-                Ok(*last)
+            let clock = if self.state.line.seats.iter().all(Seat::is_held) {
+                Ok(self.state.last)
             } else {
                 let over = home.promised.all_over(self.operation);
                 over.and_then(|()| home.tokens.clock(self.operation, &home.dir))
             };
-            let granted = if let Ok(clock) = clock {
-                line.settle(self.now, || {
-                    *last = (*last + 1).max(clock);
-                    *last
-                })
-            } else {
-                line.seats.retain(|seat| seat.expires > self.now);
-                Vec::new()
-            };
+            let granted = self.settle_front(clock.as_ref().ok().copied(), suspects);
+            if let Suspects::Before(id) = suspects {
+                self.remove_ended_before(id);
+            }
+            let line = &self.state.line;
             let ahead = match suspects {
                 Suspects::Nobody => Vec::new(),
                 Suspects::Before(id) => line.blockers(id),
@@ -280,11 +329,68 @@ impl<'a> Tx<'a> {
         }
     }
 
+    /// Removes what has ended and, if there is a `clock`, grants what has come to the front. Returns
+    /// the new holders.
+    ///
+    /// In a line that is older than a ttl nearly all seem to have ended until their renewals are
+    /// looked up. Only those are on whom a grant hangs: the holders, and the first who wait. To look
+    /// up everyone at every look would be quadratic in a crowd.
+    fn settle_front(&mut self, clock: Option<u64>, suspects: Suspects) -> Vec<ClaimId> {
+        let mut granted = Vec::new();
+        let mut waiting = match suspects {
+            Suspects::Everyone => usize::MAX,
+            Suspects::Nobody | Suspects::Before(_) => 1,
+        };
+        loop {
+            let holders = self
+                .state
+                .line
+                .seats
+                .iter()
+                .take_while(|seat| seat.is_held());
+            let front = holders.count().saturating_add(waiting);
+            self.look_up_renewals(|at, _| at < front);
+            let State { line, last, .. } = &mut self.state;
+            let behind = line.seats.split_off(front.min(line.seats.len()));
+            match clock {
+                Some(clock) => granted.extend(line.settle(self.now, || {
+                    *last = (*last + 1).max(clock);
+                    *last
+                })),
+                None => line.seats.retain(|seat| seat.expires > self.now),
+            }
+            // Who still waits in front keeps everyone behind it waiting.
+            let decided = behind.is_empty() || !line.seats.iter().all(Seat::is_held);
+            line.seats.extend(behind);
+            if decided {
+                return granted;
+            }
+            waiting *= 2;
+        }
+    }
+
+    /// Removes a claim, and those whom it waits for, if they have ended.
+    fn remove_ended_before(&mut self, id: ClaimId) {
+        let now = self.now;
+        loop {
+            let line = &self.state.line;
+            let matter = line.blockers(id).into_iter().chain(line.seat(id));
+            let ended = matter.filter(|seat| seat.expires <= now);
+            let ended: Vec<ClaimId> = ended.map(|seat| seat.id).collect();
+            if ended.is_empty() {
+                return;
+            }
+            self.look_up_renewals(|_, seat| ended.contains(&seat.id));
+            let seats = &mut self.state.line.seats;
+            seats.retain(|seat| seat.expires > now || !ended.contains(&seat.id));
+        }
+    }
+
     /// Looks up whether what the line says has ended was renewed.
-    fn look_up_renewals(&mut self) {
+    fn look_up_renewals(&mut self, which: impl Fn(usize, &Seat<Extra>) -> bool) {
         let (now, mine) = (self.now, self.store.process());
-        for seat in &mut self.state.line.seats {
-            if seat.expires > now || seat.extra.orphan {
+        for (at, seat) in self.state.line.seats.iter_mut().enumerate() {
+            if seat.expires > now || seat.extra.orphan || !which(at, seat) {
                 continue;
             }
             if seat.extra.process == mine {

@@ -29,8 +29,8 @@ use crate::engines::kit::{
 const SESSION: HeaderName = HeaderName::from_static("palisade-session");
 /// The header that says how long we wait for the answer.
 const TIMEOUT: HeaderName = HeaderName::from_static("palisade-timeout");
-/// Gateways close a connection that was idle for 10 s; a request on one that is about to be
-/// closed would be in doubt.
+/// A gateway closes a connection that was idle for 90 s, a balancer sooner, and some forget it
+/// without a word: a request on one that nobody hears would be in doubt.
 const IDLE: Duration = Duration::from_secs(5);
 /// Events say that they are alive every 15 s.
 const SILENCE: Duration = Duration::from_secs(40);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use reqwest::ClientBuilder;
 use rustls::{ClientConfig, RootCertStore};
 
+use super::Tls;
 use crate::core::error::{Error, ErrorKind, Result};
 
 /// A client to be built, with this configuration for TLS; without one, for connections without.
@@ -35,4 +36,18 @@ pub(crate) fn http_client(tls: Option<ClientConfig>) -> Result<ClientBuilder> {
         .retry(reqwest::retry::never())
         .tcp_nodelay(true)
         .tls_backend_preconfigured(tls))
+}
+
+/// A client to be built for what is no engine, with these certificates where it is to be
+/// `encrypted`, or with those of the system.
+///
+/// # Errors
+/// [`ErrorKind::Config`] when TLS can't be set up.
+pub fn plain_http_client(
+    encrypted: bool,
+    ca: Option<Vec<u8>>,
+    identity: Option<(Vec<u8>, Vec<u8>)>,
+) -> Result<ClientBuilder> {
+    let tls = encrypted.then(|| Tls::of(ca, identity).client_config());
+    http_client(tls.transpose()?)
 }

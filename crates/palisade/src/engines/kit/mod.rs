@@ -32,6 +32,8 @@ pub(crate) use typed::typed_config;
 
 #[cfg(any(feature = "consul", feature = "http", feature = "kubernetes"))]
 pub(crate) use self::http::http_client;
+#[cfg(feature = "http")]
+pub use self::http::plain_http_client;
 #[cfg(feature = "remote")]
 pub(crate) use self::{
     findings::{clock_off, plain_text},

@@ -1,0 +1,170 @@
+//! `Traces`: spans of this process, sent to a collector by OTLP over HTTP.
+//!
+//! Off unless the usual `OTEL_*` variables name a collector, and never in anybody's way: spans are
+//! sent in batches by a thread of the SDK, and what can't be sent is left out, after one line that
+//! says so. That thread comes after the guardian, which is forked while there is none.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use opentelemetry::global::{self, BoxedTracer};
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use serde_json::json;
+
+use crate::print::Printer;
+
+/// How long the last spans may take at the end.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// See the module's text.
+pub(crate) struct Traces(SdkTracerProvider);
+
+/// A variable, that for traces before that for everything.
+fn setting(name: &str) -> Option<String> {
+    let of = |prefix: &str| std::env::var(format!("{prefix}_{name}")).ok();
+    let found = of("OTEL_EXPORTER_OTLP_TRACES").filter(|text| !text.is_empty());
+    found.or_else(|| of("OTEL_EXPORTER_OTLP").filter(|text| !text.is_empty()))
+}
+
+impl Traces {
+    /// Begins, if the environment asks for it. A collector that can't be used is told, and is no
+    /// reason to fail.
+    pub(crate) fn begin(printer: Printer) -> Option<Self> {
+        let is = |name: &str, text: &str| std::env::var(name).is_ok_and(|set| set == text);
+        let endpoint = setting("ENDPOINT")?;
+        if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
+            return None;
+        }
+        let begun = Self::to(&endpoint, printer);
+        begun.map_err(|why| complain(printer, &why)).ok()
+    }
+
+    fn to(endpoint: &str, printer: Printer) -> Result<Self, String> {
+        if let Some(other) = setting("PROTOCOL").filter(|protocol| protocol != "http/protobuf") {
+            return Err(format!(
+                "OTEL_EXPORTER_OTLP_PROTOCOL is {other}, and palisade speaks http/protobuf"
+            ));
+        }
+        let read = |name: &str| {
+            let path = setting(name);
+            let read =
+                path.map(|path| std::fs::read(&path).map_err(|error| format!("{path}: {error}")));
+            read.transpose()
+        };
+        let identity = read("CLIENT_CERTIFICATE")?.zip(read("CLIENT_KEY")?);
+        let encrypted = endpoint.starts_with("https:");
+        let http = palisade::command::plain_http_client(encrypted, read("CERTIFICATE")?, identity);
+        let http = http.map_err(|error| error.to_string())?;
+        let timeout = setting("TIMEOUT").and_then(|millis| millis.parse().ok());
+        let http = http
+            .timeout(Duration::from_millis(timeout.unwrap_or(10_000)))
+            // Each batch has a runtime of its own.
+            .pool_max_idle_per_host(0)
+            .build()
+            .map_err(|error| error.to_string())?;
+        let send = move |request: Request<Bytes>| {
+            let (head, body) = request.into_parts();
+            let url = head.uri.to_string();
+            let request = http
+                .request(head.method, url)
+                .headers(head.headers)
+                .body(body);
+            async move {
+                let answer = request.send().await?;
+                let mut response = Response::builder().status(answer.status());
+                if let Some(headers) = response.headers_mut() {
+                    headers.clone_from(answer.headers());
+                }
+                Ok(response.body(answer.bytes().await?)?)
+            }
+        };
+        let collector = Collector {
+            send: Box::new(move |request| Box::pin(send(request))),
+            printer,
+            told: AtomicBool::new(false),
+        };
+        let exporter = SpanExporter::builder()
+            .with_http()
+            .with_http_client(collector)
+            .with_protocol(Protocol::HttpBinary)
+            .build()
+            .map_err(|error| error.to_string())?;
+        let mut resource = Resource::builder();
+        if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
+            resource = resource.with_service_name("palisade");
+        }
+        let provider = SdkTracerProvider::builder()
+            .with_resource(resource.build())
+            .with_batch_exporter(exporter)
+            .build();
+        Ok(Self(provider))
+    }
+
+    /// What makes spans.
+    pub(crate) fn tracer(&self) -> BoxedTracer {
+        global::set_tracer_provider(self.0.clone());
+        global::tracer("palisade")
+    }
+
+    /// Sends what is left.
+    pub(crate) fn end(self) {
+        // What is not sent by then is left out.
+        let _ = self.0.shutdown_with_timeout(FAREWELL);
+    }
+}
+
+fn complain(printer: Printer, why: &str) {
+    let event = json!({"event": "no_traces", "message": why});
+    printer.event(event, || Some(format!("traces are not exported: {why}")));
+}
+
+type Sent = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send>>;
+
+/// Sends a batch, on the SDK's own thread.
+struct Collector {
+    send: Box<dyn Fn(Request<Bytes>) -> Sent + Send + Sync>,
+    printer: Printer,
+    told: AtomicBool,
+}
+
+impl Collector {
+    fn send_here(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        // That thread has no runtime, and batches are rare.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let sent = runtime.block_on(async { (self.send)(request).await });
+        let why = match &sent {
+            Ok(answer) if answer.status().is_success() => return sent,
+            Ok(answer) => format!("the collector answered {}", answer.status()),
+            Err(error) => format!("the collector can't be reached: {error}"),
+        };
+        if !self.told.swap(true, Ordering::Relaxed) {
+            complain(self.printer, &why);
+        }
+        sent
+    }
+}
+
+impl HttpClient for Collector {
+    fn send_bytes<'a, 'sent>(
+        &'a self,
+        request: Request<Bytes>,
+    ) -> Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'sent>>
+    where
+        'a: 'sent,
+    {
+        Box::pin(std::future::ready(self.send_here(request)))
+    }
+}
+
+impl std::fmt::Debug for Collector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Collector")
+    }
+}

@@ -1,0 +1,430 @@
+//! The slots of `palisade queue work`: each claims a message, gives it to its command on stdin, and
+//! lets the exit code decide what becomes of it.
+//!
+//! The first signal closes them: no more is claimed, and what runs may end. The second is passed on.
+//! Invariant: a message is settled only by the exit code of a command that ran under it to its end.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use palisade::queue::{Failed, Message, Queue};
+use palisade::{Client, Error, ErrorKind, LossReason, Patience};
+use rustix::fs::MemfdFlags;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::sync::{broadcast, watch};
+
+use super::work::{Work, for_commands};
+use crate::child::{Child, Start};
+use crate::exit::{Failure, Outcome, Verdict, refused, told};
+use crate::guardian::{Guardian, Orphans, grace};
+use crate::job::FAREWELL;
+use crate::print::Printer;
+use crate::signals::{Endings, Event};
+use crate::supervise::{End, Heard, supervise};
+use crate::view::shown;
+
+/// How long a slot waits before it says that the engine does not answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Before an engine that did not answer is asked again.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Between two lines about the progress, for a person who looks on.
+const PROGRESS: Duration = Duration::from_secs(5);
+
+/// What all slots share.
+pub(super) struct Slots<'a> {
+    work: &'a Work,
+    client: &'a Client,
+    queue: Queue,
+    printer: Printer,
+    /// Whether no more is claimed.
+    closing: watch::Sender<bool>,
+    /// How many commands run.
+    running: watch::Sender<u64>,
+    /// Signals for the commands that run.
+    signals: broadcast::Sender<Signal>,
+    /// The second signal, after which messages are given back.
+    interrupted: Cell<Option<Signal>>,
+    /// What ends the work of all.
+    failure: RefCell<Option<Failure>>,
+    /// Messages whose guardian was killed: what their commands started may still run.
+    unguarded: RefCell<Vec<Message>>,
+    done: Cell<u64>,
+    failed: Cell<u64>,
+}
+
+/// The signals that concern the command of one slot.
+struct SlotSignals(broadcast::Receiver<Signal>);
+
+impl Heard for SlotSignals {
+    async fn next(&mut self) -> Event {
+        loop {
+            match self.0.recv().await {
+                Ok(signal) => return Event::Ending(signal),
+                Err(broadcast::error::RecvError::Lagged(_)) => {}
+                Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+            }
+        }
+    }
+}
+
+impl<'a> Slots<'a> {
+    pub(super) fn new(work: &'a Work, client: &'a Client, queue: Queue, printer: Printer) -> Self {
+        Self {
+            work,
+            client,
+            queue,
+            printer,
+            closing: watch::Sender::new(false),
+            running: watch::Sender::new(0),
+            signals: broadcast::Sender::new(16),
+            interrupted: Cell::new(None),
+            failure: RefCell::new(None),
+            unguarded: RefCell::new(Vec::new()),
+            done: Cell::new(0),
+            failed: Cell::new(0),
+        }
+    }
+
+    /// Works until there is an end to it.
+    pub(super) async fn work(
+        &self,
+        guardians: Vec<Guardian>,
+        orphans: &Orphans,
+        endings: &mut Endings,
+    ) -> Verdict {
+        let slots = join_all(guardians.into_iter().map(|guardian| self.slot(guardian)));
+        tokio::select! {
+            _ = slots => {}
+            () = self.listen(endings) => {}
+            () = self.show_progress() => {}
+        }
+        if !self.unguarded.borrow().is_empty() {
+            orphans.end();
+            self.unguarded.borrow_mut().clear();
+        }
+        if self.is_looked_at() {
+            self.tell_progress("");
+        }
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
+        if let Some(signal) = self.interrupted.get() {
+            return Err(Failure::Interrupted(signal.as_raw()));
+        }
+        if self.work.drain && !*self.closing.borrow() {
+            return self.drained().await;
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Says what is left when nothing is ready.
+    async fn drained(&self) -> Verdict {
+        let Some(left) = self.queue.report().await?.filter(|left| left.total() > 0) else {
+            return Ok(Outcome::Done);
+        };
+        let event = json!({
+            "event": "left", "queue": self.work.name, "ready": left.ready, "delayed": left.delayed,
+            "claimed": left.claimed, "blocked": left.blocked, "dead": left.dead,
+        });
+        self.say(event, || {
+            let counts = [
+                (left.ready, "ready"),
+                (left.delayed, "delayed"),
+                (left.claimed, "claimed"),
+                (left.blocked, "blocked"),
+                (left.dead, "dead"),
+            ];
+            let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+            let counts: Vec<_> = counts
+                .map(|(count, state)| format!("{count} {state}"))
+                .collect();
+            let name = shown(&self.work.name);
+            Some(format!(
+                "messages are left in {name}: {}",
+                counts.join(", ")
+            ))
+        });
+        Ok(Outcome::No)
+    }
+
+    /// Hears signals; never ends.
+    async fn listen(&self, endings: &mut Endings) {
+        loop {
+            let signal = endings.next().await;
+            if !for_commands(signal) && !self.closing.send_replace(true) {
+                let running = *self.running.borrow();
+                let event =
+                    json!({"event": "draining", "queue": self.work.name, "running": running});
+                self.say(event, || {
+                    let commands = match running {
+                        0 => return None,
+                        1 => "1 command still runs".to_owned(),
+                        running => format!("{running} commands still run"),
+                    };
+                    Some(format!(
+                        "no more messages are claimed; {commands}, and a second signal is passed on"
+                    ))
+                });
+                continue;
+            }
+            if !for_commands(signal) {
+                self.interrupted.set(Some(signal));
+            }
+            // Nobody runs: nobody hears it.
+            let _ = self.signals.send(signal);
+        }
+    }
+
+    fn is_looked_at(&self) -> bool {
+        std::io::stderr().is_terminal() && !self.printer.json
+    }
+
+    /// Tells a person who looks on; never ends.
+    async fn show_progress(&self) {
+        if !self.is_looked_at() {
+            return std::future::pending().await;
+        }
+        let mut before = (0, 0);
+        loop {
+            tokio::time::sleep(PROGRESS).await;
+            let now = (self.done.get(), self.failed.get());
+            if now != std::mem::replace(&mut before, now) {
+                let ready = match self.queue.report().await {
+                    Ok(Some(report)) => format!(", {} ready", report.ready),
+                    _ => String::new(),
+                };
+                self.tell_progress(&ready);
+            }
+        }
+    }
+
+    fn tell_progress(&self, ready: &str) {
+        let (done, failed, running) = (self.done.get(), self.failed.get(), *self.running.borrow());
+        let name = shown(&self.work.name);
+        let text = format!("{name}: {done} done, {failed} failed, {running} running{ready}");
+        self.say(Value::Null, || Some(text));
+    }
+
+    fn say(&self, event: Value, text: impl FnOnce() -> Option<String>) {
+        if !self.work.quiet {
+            self.printer.event(event, text);
+        }
+    }
+
+    /// Takes one message after another.
+    async fn slot(&self, mut guardian: Guardian) {
+        let mut closing = self.closing.subscribe();
+        let mut running = self.running.subscribe();
+        let mut complained = false;
+        while guardian.lives() {
+            // While another slot is at work it may push more, or unblock a key.
+            let alone = *running.borrow_and_update() == 0;
+            let patience = match self.work.drain && alone {
+                true => Patience::NoWait,
+                false => Patience::For(PATIENCE),
+            };
+            let claimed = tokio::select! {
+                biased;
+                _ = closing.wait_for(|closing| *closing) => return,
+                claimed = self.queue.next_within(patience) => claimed,
+                _ = running.wait_for(|running| *running == 0), if self.work.drain && !alone => continue,
+            };
+            match claimed {
+                Ok(Some(message)) => {
+                    self.running.send_modify(|running| *running += 1);
+                    let went = self.handle(message, &mut guardian).await;
+                    self.running.send_modify(|running| *running -= 1);
+                    if let Err(failure) = went {
+                        return self.fail(failure);
+                    }
+                }
+                Ok(None) if self.work.drain && alone => return,
+                Ok(None) => {}
+                Err(error) if error.kind() == ErrorKind::Unreachable => {
+                    if !std::mem::replace(&mut complained, true) {
+                        self.work.complain(self.printer, &error);
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+                Err(error) => return self.fail(error.into()),
+            }
+            complained = false;
+        }
+    }
+
+    /// Ends the work of all slots; the first reason is told.
+    fn fail(&self, failure: Failure) {
+        self.failure.borrow_mut().get_or_insert(failure);
+        self.closing.send_replace(true);
+    }
+
+    /// Runs the command for one message, and settles it.
+    ///
+    /// # Errors
+    /// What keeps commands from being run at all.
+    async fn handle(&self, message: Message, guardian: &mut Guardian) -> Result<(), Failure> {
+        self.json(|| {
+            json!({
+                "event": "claimed",
+                "queue": self.work.name,
+                "id": message.id(),
+                "key": message.key(),
+                "attempt": message.attempt(),
+                "token": message.token().to_string(),
+            })
+        });
+        match self.run(&message, guardian).await {
+            Ok(End::Ended(0)) => self.settle_done(message).await,
+            Ok(End::Ended(code)) => self.settle_failed(message, code).await,
+            // Only without a command.
+            Ok(End::Interrupted(_)) => {}
+            Ok(End::Lost(reason)) => {
+                let id = message.id();
+                let event = json!({
+                    "event": "lost", "queue": self.work.name, "id": id, "reason": reason.code(),
+                });
+                self.say(event, || {
+                    let id = shown(id);
+                    Some(format!(
+                        "lost message {id}: {reason}; the command was ended"
+                    ))
+                });
+            }
+            Err(failure @ Failure::Defect(_)) => {
+                self.unguarded.borrow_mut().push(message);
+                return Err(failure);
+            }
+            Err(failure) => {
+                // Nobody has tried it.
+                let _ = tokio::time::timeout(FAREWELL, message.release()).await;
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the command under a message until one of the two ends.
+    async fn run(&self, message: &Message, guardian: &mut Guardian) -> Result<End, Failure> {
+        // In memory, and gone with the command.
+        let body = in_memory(message.body()).map_err(refused("no memory for a message"))?;
+        let stdin = format!("/proc/{}/fd/{}", std::process::id(), body.as_raw_fd());
+        let mut signals = SlotSignals(self.signals.subscribe());
+        let program = self
+            .work
+            .command
+            .first()
+            .map_or_else(OsString::new, Clone::clone);
+        let (deadline, grace) = (message.deadline(), grace(message.ttl()));
+        let environment = self.environment(message);
+        let starting = Child::start(
+            guardian,
+            &program,
+            environment,
+            Some(stdin),
+            deadline,
+            grace,
+        );
+        match starting.await? {
+            Start::Runs(child) => supervise(child, message, grace, &mut signals).await,
+            Start::TooLate => Ok(End::Lost(LossReason::Expired)),
+        }
+    }
+
+    async fn settle_done(&self, message: Message) {
+        let id = message.id().to_owned();
+        match message.done().await {
+            Ok(()) => {
+                self.done.set(self.done.get() + 1);
+                self.json(|| json!({"event": "done", "queue": self.work.name, "id": id}));
+            }
+            Err(error) => self.not_settled(&id, &error),
+        }
+    }
+
+    async fn settle_failed(&self, message: Message, code: u8) {
+        let id = message.id().to_owned();
+        if self.interrupted.get().is_some() {
+            // Our signal ended the command, or may have.
+            match message.release().await {
+                Ok(()) => {
+                    self.json(|| json!({"event": "released", "queue": self.work.name, "id": id}))
+                }
+                Err(error) => self.not_settled(&id, &error),
+            }
+            return;
+        }
+        let why = match code {
+            129.. => format!("ended by signal {}", code - 128),
+            code => format!("exit code {code}"),
+        };
+        match message.fail(why.as_str()).await {
+            Ok(failed) => {
+                self.failed.set(self.failed.get() + 1);
+                let (again, then) = match failed {
+                    Failed::Again { after } => (
+                        Some(after.as_millis() as u64),
+                        format!("tried again in {after:.1?}"),
+                    ),
+                    Failed::Dead => (None, "now a dead letter".to_owned()),
+                };
+                let event = json!({
+                    "event": "failed", "queue": self.work.name, "id": id, "code": code,
+                    "again_in_ms": again, "dead": again.is_none(),
+                });
+                self.say(event, || {
+                    Some(format!("message {} failed ({why}), {then}", shown(&id)))
+                });
+            }
+            Err(error) => self.not_settled(&id, &error),
+        }
+    }
+
+    fn not_settled(&self, id: &str, error: &Error) {
+        let message = told(error);
+        let event = json!({
+            "event": "not_settled", "queue": self.work.name, "id": id, "message": message,
+        });
+        self.say(event, || {
+            Some(format!("message {} may come again: {message}", shown(id)))
+        });
+    }
+
+    /// Reports an event to a program that reads the JSON.
+    fn json(&self, event: impl FnOnce() -> Value) {
+        if self.printer.json {
+            self.say(event(), || None);
+        }
+    }
+
+    fn environment(&self, message: &Message) -> Vec<(String, String)> {
+        let always = [
+            ("PALISADE_QUEUE", self.work.name.clone()),
+            ("PALISADE_MESSAGE", message.id().to_owned()),
+            ("PALISADE_ATTEMPT", message.attempt().to_string()),
+            ("PALISADE_TOKEN", message.token().to_string()),
+            ("PALISADE_OWNER", self.client.owner().to_owned()),
+            ("PALISADE_ENGINE", self.client.describe()),
+        ];
+        let key = message
+            .key()
+            .map(|key| ("PALISADE_MESSAGE_KEY", key.to_owned()));
+        let all = always.into_iter().chain(key);
+        all.map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+/// A file in memory.
+fn in_memory(body: &[u8]) -> std::io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("palisade message", MemfdFlags::CLOEXEC)?;
+    let mut file = std::fs::File::from(file);
+    file.write_all(body)?;
+    Ok(file.into())
+}

@@ -1,0 +1,141 @@
+//! `palisade queue work`: runs a command for each message, several at a time.
+//!
+//! Each slot has a guardian of its own, forked while there is no thread, which ends its command
+//! before the message can be anyone else's, also when palisade is stopped or killed. What the slots
+//! do is in `slots`.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use palisade::command::parse_duration;
+use palisade::queue::Retries;
+use palisade::{Error, Name, Patience};
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::refuse_private;
+use super::slots::Slots;
+use crate::args::Global;
+use crate::connect::{Target, Tries};
+use crate::exit::{Outcome, Verdict, told};
+use crate::guardian::Guardian;
+use crate::job::{FAREWELL, check_ttl};
+use crate::print::Printer;
+use crate::signals::{Endings, endings};
+use crate::sys::Withheld;
+use crate::{enough_files, on_runtime};
+
+/// Files that palisade has open for each command: the link to its guardian, the message, and the
+/// command itself; one to spare.
+const FILES: usize = 4;
+
+/// Run a command for each message of a queue
+///
+/// The command gets the message on stdin, and PALISADE_QUEUE, PALISADE_MESSAGE (its id),
+/// PALISADE_TOKEN, PALISADE_ATTEMPT and, if it has a key, PALISADE_MESSAGE_KEY in its environment.
+/// If it ends with 0 the message is done; otherwise it failed, and is tried again after a while or,
+/// after its last try, kept as a dead letter. If palisade loses the message the command is ended
+/// before another consumer can have it.
+///
+/// The first SIGTERM, SIGINT, SIGHUP or SIGQUIT takes no more messages and lets what runs end; the
+/// second is passed on to the commands, and the messages of those that it ends are given back.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "palisade queue work [OPTIONS] <NAME> -- <CMD>...",
+    after_help = "Examples:\n  \
+        palisade queue work mail -- ./send-mail.sh\n  \
+        palisade queue work thumbnails --parallel 8 --ttl 5m -- ./thumbnail\n  \
+        palisade queue work mail --drain -- ./send-mail.sh\n\n\
+        Exit codes: 0 after a signal, or with --drain when the queue is empty; 1 with --drain when\n\
+        messages are left that are not ready; 126 and 127 when the command can't be started; 128+n\n\
+        after a second signal n; 2, 69, 70, 77, 78 as everywhere."
+)]
+pub(super) struct Work {
+    /// The name of the queue
+    pub(super) name: String,
+    /// How many commands run at a time
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    parallel: u16,
+    /// How long a message is kept from others without renewal, at least 1s: after so long that of a
+    /// machine that is cut off goes to another [default: the URL's, the config file's, or 30s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    ttl: Option<Duration>,
+    /// How often a message is tried before it is a dead letter
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    attempts: u32,
+    /// How long it waits after its first failure, at the most; twice as long after each further one
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
+    backoff: Duration,
+    /// How long it waits at the most
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5m")]
+    backoff_max: Duration,
+    /// End when no message is ready, instead of waiting for the next: before a deploy
+    #[arg(long)]
+    pub(super) drain: bool,
+    /// Say nothing about failures and progress
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(super) command: Vec<OsString>,
+}
+
+impl Work {
+    pub(super) fn run(self, global: &Global) -> Verdict {
+        let name = Name::new(&self.name)?;
+        let target = Target::find(global)?;
+        refuse_private(&target)?;
+        check_ttl(self.ttl, &target)?;
+        enough_files(crate::FILES + FILES * usize::from(self.parallel))?;
+        let printer = global.printer();
+        let tell = |error: &Error| self.complain(printer, error);
+        let mut tries = Tries::new(Patience::Forever);
+        let withheld = Withheld::these(endings());
+        let engine = target.prepare(&mut tries, &withheld, tell)?;
+        let count = usize::from(self.parallel);
+        let (guardians, orphans) = Guardian::fork_many(count, &self.command, withheld.before())?;
+        on_runtime(async {
+            let mut endings = Endings::listen()?;
+            drop(withheld);
+            let client = tokio::select! {
+                biased;
+                // Nothing runs yet, and nothing is claimed.
+                () = asked_to_end(&mut endings) => return Ok(Outcome::Done),
+                client = target.connect(&engine, &mut tries, tell) => client?,
+            };
+            let mut queue = client.queue(name.as_str()).retries(Retries {
+                attempts: self.attempts,
+                min: self.backoff.min(self.backoff_max),
+                max: self.backoff_max,
+            });
+            if let Some(ttl) = self.ttl {
+                queue = queue.ttl(ttl);
+            }
+            let slots = Slots::new(&self, &client, queue, printer);
+            let verdict = slots.work(guardians, &orphans, &mut endings).await;
+            drop(slots);
+            let _ = tokio::time::timeout(FAREWELL, client.close()).await;
+            verdict
+        })
+    }
+
+    /// Says that the engine can't be reached, and is waited for.
+    pub(super) fn complain(&self, printer: Printer, error: &Error) {
+        if self.quiet {
+            return;
+        }
+        let message = told(error);
+        let event = json!({"event": "unreachable", "queue": self.name, "message": message});
+        printer.event(event, || Some(format!("waiting for the engine: {message}")));
+    }
+}
+
+/// Waits for a signal that is not for the commands.
+async fn asked_to_end(endings: &mut Endings) {
+    while for_commands(endings.next().await) {}
+}
+
+/// Whether a signal has a meaning to the commands alone.
+pub(super) fn for_commands(signal: Signal) -> bool {
+    matches!(signal, Signal::USR1 | Signal::USR2)
+}

@@ -104,7 +104,7 @@ pub(crate) fn event(word: &str) -> Is {
         "waiting" => "event:text name:text holders:[HOLDER]",
         "acquired" => "event:text name:text token:digits owner:text engine:text waited_ms:number",
         "ttl_rounded" => "event:text name:text asked_ms:figure ttl_ms:number",
-        "exposed_password" | "visible_password" => "event:text message:text",
+        "exposed_password" | "no_traces" | "visible_password" => "event:text message:text",
         "released" => "event:text name:text code:number",
         "deadlock" => "event:text name:text likely:bool circle:text",
         "lost" => "event:text name:text reason:expired|evicted|taken",

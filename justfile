@@ -34,8 +34,8 @@ faults workload="fenced-counter" fault="pause-holder" engine="file" seconds="60"
     cargo run -q -p palisade-testkit -- faults --engine {{engine}} --workload {{workload}} --fault {{fault}} --seconds {{seconds}} --keep target/faults
 
 # The textbook experiment on every engine that can be had: updates lost without and with the fence.
-pause-experiment engines="file,redis,valkey,postgres,postgres+advisory,etcd,etcd3,consul" seconds="60":
-    cargo run -q -p palisade-testkit -- pause-experiment --engines {{engines}} --seconds {{seconds}}
+pause-experiment *options:
+    cargo run -q -p palisade-testkit -- pause-experiment {{options}}
 
 # Ratios to the raw operations, in one run.
 bench:

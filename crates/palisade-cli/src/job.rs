@@ -182,14 +182,11 @@ impl Job {
             let line = look(client, &self.name).await;
             let found = line.is_ok();
             let line = line.ok().flatten();
-            if let Some(line) = &line
-                && let Some(ancestor) = self.ancestor_in_the_way(line, &ancestors)
-            {
-                let name = shown(self.name.as_str());
-                return Failure::Nested(format!(
-                    "{name} is held for an ancestor of this process ({ancestor}), so waiting for it \
-                     would never end; use another name, or take the lock only once"
-                ));
+            let futile = line
+                .as_ref()
+                .and_then(|line| self.futile(line, &ancestors, true));
+            if let Some(futile) = futile {
+                return futile;
             }
             if !std::mem::replace(&mut told, true) {
                 self.say_waiting(&line.map_or_else(Vec::new, |line| line.holders));
@@ -202,11 +199,42 @@ impl Job {
         std::future::pending().await
     }
 
-    /// The holder that waits for our own end, if the lock can't be ours before.
+    /// Acquires, unless it would wait for the end of what runs it. Where the names of the locks
+    /// above say so already, that is seen before it enters the line.
+    async fn acquire(
+        &self,
+        client: &Client,
+        patience: Patience,
+    ) -> Result<palisade::Result<Option<Hold>>, Failure> {
+        let mut above = outer_claims().into_iter();
+        if patience != Patience::NoWait && above.any(|above| above.name == self.name.as_str()) {
+            // An engine that is slow is looked at again while this waits.
+            let line = tokio::time::timeout(NOTICE_AFTER, look(client, &self.name)).await;
+            let line = line.ok().and_then(Result::ok).flatten();
+            if let Some(futile) = line.and_then(|line| self.futile(&line, &ancestors(), false)) {
+                return Err(futile);
+            }
+        }
+        Ok(self.request(client).acquire(patience).await)
+    }
+
+    /// Why waiting would never end, if somebody above this process holds the lock.
+    fn futile(&self, line: &LineView, ancestors: &[String], waits: bool) -> Option<Failure> {
+        let ancestor = self.ancestor_in_the_way(line, ancestors, waits)?;
+        let name = shown(self.name.as_str());
+        Some(Failure::Nested(format!(
+            "{name} is held for an ancestor of this process ({ancestor}), so waiting for it would \
+             never end; use another name, or take the lock only once"
+        )))
+    }
+
+    /// The holder that waits for our own end, if the lock can't be ours before. `waits` says that
+    /// we are in the line already.
     fn ancestor_in_the_way<'a>(
         &self,
         line: &'a LineView,
         ancestors: &[String],
+        waits: bool,
     ) -> Option<&'a ClaimView> {
         let is_ancestor = |claim: &&ClaimView| {
             let owner = claim.owner.as_ref();
@@ -214,9 +242,10 @@ impl Job {
         };
         let theirs = line.holders.iter().filter(is_ancestor);
         let taken: u32 = theirs.clone().map(|claim| claim.weight).sum();
-        // Of permits there may be enough once the others have given theirs back.
-        let enough = line.kind == "permits"
-            && self.ask.weight_in(line.capacity).saturating_add(taken) <= line.capacity;
+        // Of permits there may be enough once the others have given theirs back. A reader waits only
+        // behind a writer, who waits for our ancestor.
+        let enough = self.ask.weight_in(line.capacity).saturating_add(taken) <= line.capacity
+            && (line.kind == "permits" || !waits);
         theirs.clone().next().filter(|_| !enough)
     }
 
@@ -340,12 +369,11 @@ impl Connected {
     /// Dropping it leaves the line.
     pub(crate) async fn acquire(&mut self) -> Result<Acquired<'_>, Failure> {
         let (job, client) = (&self.job, &self.client);
-        let request = job.request(client);
         let asked = Instant::now();
         let acquired = tokio::select! {
             biased;
             signal = self.signals.ending() => return Err(Failure::Interrupted(signal.as_raw())),
-            acquired = request.acquire(self.left) => acquired,
+            acquired = job.acquire(client, self.left) => acquired?,
             futile = job.watch_the_wait(client, self.left) => return Err(futile),
         };
         match acquired {

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """What the short Redis scripts and the push that grants save, with and without in one run.
 
-Starts a `redis-server` of its own and speaks RESP over a plain socket, so that the figures are
-the server's and not a client library's. Needs nothing but Python.
+Starts servers of its own, one for `redis:` and five for `redlock:`, and speaks RESP over plain
+sockets, so that the figures are the servers' and not a client library's. Needs nothing but Python
+and `redis-server`.
 """
 
 import pathlib
@@ -91,6 +92,31 @@ def measure(server, scripts, claims, note):
     note("lock and release, 64 names at once", (time.perf_counter() - began) / rounds / len(claims) * 1e6)
 
 
+def measure_votes(servers, scripts, claims, proposal, note):
+    """As `measure`, on a majority: every server is asked, and all are waited for."""
+
+    def ask_all(calls):
+        for server in servers:
+            server.send(*calls)
+        return [[server.read() for _ in calls] for server in servers]
+
+    def cycle(names):
+        ask = [(f"v{n}", claims[n], "0 0 30002", TAIL, proposal) for n in names]
+        votes = ask_all([on_line(scripts["vote"], *one) for one in ask])
+        assert all("held" in vote for vote in sum(votes, [])), votes
+        back = ask_all([on_line(scripts["retract"], f"v{n}", claims[n], proposal) for n in names])
+        assert all(answer.endswith("left") for answer in sum(back, [])), back
+
+    for what, names, rounds in (("one task", range(1), 200), ("64 names at once", range(len(claims)), 15)):
+        began = time.perf_counter()
+        for _ in range(rounds):
+            cycle(names)
+            proposal += 1
+        took = (time.perf_counter() - began) / rounds / len(names)
+        note(f"redlock, lock and release, {what}", took * 1e6)
+    return proposal
+
+
 def hand_over(server, waiter, scripts, look):
     """From the release to the waiter's knowledge: by the push alone, and by a look after it."""
     pushed, looked = [], []
@@ -108,52 +134,68 @@ def hand_over(server, waiter, scripts, look):
     return pushed, looked
 
 
-def main():
+def start(folder):
+    """A server, and a connection to it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["redis-server", "--port", str(port), "--save", "", "--dir", folder]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    command = ["redis-server", "--port", str(port), "--save", "", "--dir", folder]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None:
         try:
-            run(port)
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def run(port):
-    while True:
-        try:
-            server = Connection(port)
-            break
+            return process, port, Connection(port)
         except ConnectionRefusedError:
             time.sleep(0.05)
+    raise SystemExit("redis-server does not start")
 
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        started = []
+        try:
+            for _ in range(5):
+                started.append(start(folder))
+            run(started[0][1], [server for _, _, server in started])
+        finally:
+            for process, _, _ in started:
+                process.terminate()
+                process.wait()
+
+
+def run(port, servers):
     def load(*files):
         parts = [(LUA / f"{file}.lua").read_text() for file in ("head", *files)]
-        return server.call("SCRIPT", "LOAD", "".join(parts))
+        return [server.call("SCRIPT", "LOAD", "".join(parts)) for server in servers][0]
 
-    short = {"enter": "enter_free", "leave": "leave_free", "renew": "renew_whole"}
+    server = servers[0]
+    short = {
+        "enter": "enter_free",
+        "leave": "leave_free",
+        "renew": "renew_whole",
+        "vote": "vote_free",
+        "retract": "retract_free",
+    }
     variants = {
         "with": {verb: load(file, "line", verb) for verb, file in short.items()},
         "without": {verb: load("line", verb) for verb in short},
     }
+    proposal = int(time.time() * 1e6)
     figures = {}
     for number in range(15):
         claims = [f"{number * 1000 + claim:032x}" for claim in range(64)]
         for variant in sorted(variants, reverse=number % 2 == 0):
-            measure(
-                server, variants[variant], claims,
-                lambda what, us, v=variant: figures.setdefault(what, {}).setdefault(v, []).append(us),
-            )
+            def note(what, us, variant=variant):
+                figures.setdefault(what, {}).setdefault(variant, []).append(us)
+
+            measure(server, variants[variant], claims, note)
+            proposal = measure_votes(servers, variants[variant], claims, proposal, note)
     waiter = Connection(port)
     waiter.call("SUBSCRIBE", f"palisade:wake:{CHANNEL}")
     pushed, looked = hand_over(server, waiter, variants["with"], load("line", "look"))
     figures["hand-over, push is the grant"] = {"with": pushed, "without": looked}
     for what, of in figures.items():
         kept, removed = (statistics.median(of[variant]) for variant in ("with", "without"))
-        print(f"{what:36} with {kept:6.1f} us  without {removed:6.1f} us  {removed / kept:.2f}x")
+        print(f"{what:44} with {kept:6.1f} us  without {removed:6.1f} us  {removed / kept:.2f}x")
 
 
 if __name__ == "__main__":

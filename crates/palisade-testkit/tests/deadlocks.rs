@@ -525,6 +525,12 @@ fn circles_on_etcd() {
     planted(Site::served("etcd", 3), 6);
 }
 
+/// Nobody but the servers knows when a session was renewed: it is shown by a node of its own.
+#[test]
+fn circles_on_zookeeper() {
+    planted(Site::served("zookeeper", 3), 6);
+}
+
 #[tokio::test]
 async fn engines_without_visible_waiters_are_refused() {
     let client = palisade::connect("memory:").await.unwrap();

@@ -170,7 +170,7 @@ impl std::fmt::Debug for Prepared {
 }
 
 /// Opens the fenced storage that an engine keeps beside its locks, one for each namespace:
-/// `file:`, `redis:`, `etcd:` and `postgres:` have one.
+/// `file:`, `redis:`, `etcd:`, `zookeeper:` and `postgres:` have one.
 ///
 /// ```no_run
 /// use palisade::fence::{self, Verdict};
@@ -216,6 +216,14 @@ async fn open_fence_by(url: &str, rule: Rule) -> Result<SharedFence> {
 /// How a fence is opened.
 type FenceOpener = fn(Url, Settings, Rule) -> BoxFuture<Result<SharedFence>>;
 
+#[cfg(feature = "redis")]
+fn redis_fence(url: Url, settings: Settings, rule: Rule) -> BoxFuture<Result<SharedFence>> {
+    Box::pin(async move {
+        let fence = crate::engines::redis::RedisFence::connect(url, &settings, rule);
+        Ok(Arc::new(fence.await?) as _)
+    })
+}
+
 /// The engines of this build that keep a fence, by their schemes.
 const FENCES: &[(&[&str], FenceOpener)] = &[
     #[cfg(feature = "file")]
@@ -233,20 +241,25 @@ const FENCES: &[(&[&str], FenceOpener)] = &[
         },
     ),
     #[cfg(feature = "redis")]
-    (
-        crate::engines::redis::FACTORY.info.schemes,
-        |url, settings, rule| {
-            Box::pin(async move {
-                let fence = crate::engines::redis::RedisFence::connect(url, &settings, rule);
-                Ok(Arc::new(fence.await?) as _)
-            })
-        },
-    ),
+    (crate::engines::redis::FACTORY.info.schemes, redis_fence),
+    #[cfg(feature = "redis")]
+    (crate::engines::redis::SENTINEL.info.schemes, redis_fence),
+    #[cfg(feature = "redis")]
+    (crate::engines::redis::CLUSTER.info.schemes, redis_fence),
     #[cfg(feature = "etcd")]
     (
         crate::engines::etcd::FACTORY.info.schemes,
         |url, settings, rule| {
             Box::pin(async move { crate::engines::etcd::open_fence(url, &settings, rule).await })
+        },
+    ),
+    #[cfg(feature = "zookeeper")]
+    (
+        crate::engines::zookeeper::FACTORY.info.schemes,
+        |url, settings, rule| {
+            Box::pin(
+                async move { crate::engines::zookeeper::open_fence(url, &settings, rule).await },
+            )
         },
     ),
     #[cfg(feature = "postgres")]

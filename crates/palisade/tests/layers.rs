@@ -9,9 +9,10 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use palisade::Name;
+use palisade::events::{Event, Observer};
 use palisade::fence::{Fence, MemoryFence};
 use palisade::layers::{FenceMetrics, Metrics, Trace, Traced};
+use palisade::{ErrorKind, Name};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
@@ -25,7 +26,11 @@ static METRICS: LazyLock<Snapshotter> = LazyLock::new(|| {
 /// Adds up what was recorded since the last call: `name{label=value,…}` to a number. Histograms
 /// count their entries.
 fn recorded(into: &mut BTreeMap<String, f64>) {
-    for (key, _, _, value) in METRICS.snapshot().into_vec() {
+    read(&METRICS, into);
+}
+
+fn read(metrics: &Snapshotter, into: &mut BTreeMap<String, f64>) {
+    for (key, _, _, value) in metrics.snapshot().into_vec() {
         let key = key.key();
         let labels: Vec<_> = key
             .labels()
@@ -169,6 +174,51 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Lines {
         attributes.record(&mut text);
         self.0.lock().unwrap().push(text.0);
     }
+}
+
+/// Counts deadlocks alone: the rest may be told from another thread, and is not of this test.
+struct Circles;
+
+impl Observer for Circles {
+    fn see(&self, event: &Event<'_>) {
+        if let Event::Deadlocked { .. } = event {
+            Metrics.see(event);
+        }
+    }
+}
+
+/// A circle is counted by each waiter that finds itself in it, and once as broken.
+#[tokio::test]
+async fn a_deadlock_is_counted() {
+    let recorder = DebuggingRecorder::new();
+    let _this_thread = metrics::set_default_local_recorder(&recorder);
+    let connect = async || {
+        let client = palisade::connect("memory:circle?ttl=3s").await;
+        client.unwrap().observed_by(Circles)
+    };
+    let (a, b) = (connect().await.agent("a"), connect().await.agent("b"));
+    let x = a.mutex("x").lock().await.unwrap();
+    let y = b.mutex("y").lock().await.unwrap();
+    let wait = async |client: palisade::Client, name: &str, own: palisade::Hold| {
+        let lock = client.mutex(name).deadlock_after(Duration::from_millis(50));
+        let got = lock.lock().await;
+        drop(own);
+        got.map_err(|error| error.kind()).err()
+    };
+    let both = async { tokio::join!(wait(a, "y", x), wait(b, "x", y)) };
+    let both = tokio::time::timeout(Duration::from_secs(30), both).await;
+    let (one, two) = both.expect("the circle is broken");
+    assert!(one != two && one.or(two) == Some(ErrorKind::Deadlock));
+    let mut seen = BTreeMap::new();
+    read(&recorder.snapshotter(), &mut seen);
+    let counted = |outcome: &str| {
+        let name = format!("palisade_deadlocks_total{{engine=memory,outcome={outcome}}}");
+        seen.get(&name).copied().unwrap_or_default()
+    };
+    assert_eq!(counted("gave_way"), 1.0, "{seen:?}");
+    // The other may have been granted before it looked again.
+    assert!((1.0..=2.0).contains(&counted("found")), "{seen:?}");
+    assert!(seen.len() <= 2, "no name is a label: {seen:?}");
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ fn script(store: &Store, outer: &str, inner: &str, options: &str) -> Running {
 }
 
 /// Two of them, each of which holds its outer lock and waits for the other's.
-fn opposite(store: &Store, options: &str) -> [Running; 2] {
+pub(crate) fn opposite(store: &Store, options: &str) -> [Running; 2] {
     let mut scripts = [
         script(store, "a", "b", options),
         script(store, "b", "a", options),

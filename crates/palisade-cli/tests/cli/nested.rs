@@ -29,6 +29,8 @@ fn a_lock_of_an_ancestor_is_refused_at_once() {
     ] {
         nested(&store, "a", inner).is(77);
     }
+    // Before it waits at all: this patience ends sooner than a wait is told of.
+    nested(&store, "a", "run a --wait 1ms -- echo no").is(77);
     let json = nested(&store, "a", "run a --json -- echo no");
     assert_eq!(json.error()["code"], "held_by_ancestor", "{json:?}");
     store.assert_empty();

@@ -3,6 +3,7 @@
 //! The terminal must be as it was afterwards: its modes by `stty -a`, its screen and cursor by the
 //! sequences that were sent last.
 
+use crate::deadlocks::opposite;
 use crate::support::*;
 use crate::terminal::Session;
 
@@ -241,6 +242,22 @@ fn it_survives_an_outage_and_says_so() {
     let _more = store.hold("weekly", &[]);
     let picture = top.shows("weekly");
     assert!(!picture.contains("reached"), "{picture}");
+    top.press("q");
+    top.gave_back(0);
+}
+
+#[test]
+fn a_deadlock_is_a_row_while_it_lasts() {
+    let store = Store::new();
+    let mut top = Top::start(&store, "");
+    let scripts = opposite(&store, "-q");
+    let picture = top.shows("likely deadlock: ");
+    let row = picture.lines().position(|row| row.contains("deadlock: "));
+    assert_eq!(row, Some(1), "below the head: {picture}");
+    assert!(picture.contains("2 locks, 2 held, 2 waiting"), "{picture}");
+    drop(scripts);
+    let picture = top.shows("nobody holds");
+    assert!(!picture.contains("deadlock"), "{picture}");
     top.press("q");
     top.gave_back(0);
 }

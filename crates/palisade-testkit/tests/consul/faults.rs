@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use palisade::ErrorKind;
 use palisade_testkit::lab::launch::Running;
+use palisade_testkit::lab::proxy::{Protocol, Proxy, to_engine};
 use palisade_testkit::lab::trial::Crew;
 
-use crate::util::connected;
+use crate::util::{connected, fails};
 
 const TTL: Duration = Duration::from_secs(4);
 
@@ -21,11 +23,7 @@ async fn crew(running: &Running) -> Crew {
 async fn the_leader_is_killed() {
     let running = need!("consul3");
     let crew = crew(&running).await;
-    crew.grants(20).await;
-    let killed = tokio::task::block_in_place(|| running.kill_leader()).unwrap();
-    crew.grants(20).await;
-    tokio::task::block_in_place(|| running.nodes()[killed].restart()).unwrap();
-    crew.grants(20).await;
+    crew.lose_leader(&running).await;
     crew.end().await;
 }
 
@@ -33,12 +31,7 @@ async fn the_leader_is_killed() {
 async fn the_leader_is_stopped_past_the_ttl() {
     let running = need!("consul3");
     let crew = crew(&running).await;
-    crew.grants(20).await;
-    let leader = running.leader().unwrap();
-    tokio::task::block_in_place(|| running.nodes()[leader].stop()).unwrap();
-    crew.grants(10).await;
-    tokio::task::block_in_place(|| running.nodes()[leader].cont()).unwrap();
-    crew.grants(20).await;
+    crew.stop_leader(&running).await;
     crew.end().await;
 }
 
@@ -58,4 +51,26 @@ async fn the_one_server_is_restarted() {
     kept.release().await.unwrap();
     let next = client.mutex("kept").lock().await.unwrap();
     assert!(next.token() > token);
+}
+
+/// The first write of a claim that does not wait takes the line for free. However long that write
+/// takes, the line is read before the claim is told that it is busy.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_server_hides_no_mismatch() {
+    let running = need!("consul");
+    let port = running.nodes()[0].port();
+    let proxy = Proxy::start(([127, 0, 0, 1], port).into(), Protocol::Http1).unwrap();
+    let slow = format!("consul://{}", proxy.addr());
+    let slow = palisade::connect(&slow).await.unwrap();
+    let client = connected(&running).await;
+    let _readers = client.rwlock("mixed").read().await.unwrap();
+    let _permit = client.semaphore("pool", 3).acquire().await.unwrap();
+    // Longer than such a claim tries again.
+    let delay = Duration::from_millis(400);
+    let _slow = proxy.inject(to_engine().containing("/v1/txn").delay(delay));
+    assert!(slow.mutex("mixed").try_lock().await.unwrap().is_none());
+    let permits = slow.semaphore("mixed", 3).try_acquire().await;
+    fails(permits, ErrorKind::CapacityMismatch);
+    let lock = slow.mutex("pool").try_lock().await;
+    fails(lock, ErrorKind::CapacityMismatch);
 }

@@ -8,7 +8,7 @@ use crate::util::{beside_others, consul_holds, consul_lock, fails, get, holder, 
 #[tokio::test(flavor = "multi_thread")]
 async fn palisade_waits_for_consul_lock() {
     let running = need!("consul");
-    let client = beside_others(&running).await;
+    let client = beside_others(&running, "").await;
     let theirs = tokio::task::block_in_place(|| consul_holds(&running, &[], "web"));
     let mutex = client.mutex("web/.lock");
     assert!(mutex.try_lock().await.unwrap().is_none(), "two holders");
@@ -32,7 +32,7 @@ async fn palisade_waits_for_consul_lock() {
 #[tokio::test(flavor = "multi_thread")]
 async fn consul_lock_waits_for_palisade() {
     let running = need!("consul");
-    let client = beside_others(&running).await;
+    let client = beside_others(&running, "").await;
     let hold = client.mutex("web/.lock").lock().await.unwrap();
     let run = |arguments: &[&str]| consul_lock(&running, arguments);
     let refused = run(&["-child-exit-code", "-try=300ms", "web", "echo held"]);
@@ -52,7 +52,7 @@ async fn consul_lock_waits_for_palisade() {
 #[tokio::test(flavor = "multi_thread")]
 async fn permits_are_shared_with_consul_lock() {
     let running = need!("consul");
-    let client = beside_others(&running).await;
+    let client = beside_others(&running, "").await;
     let semaphore = client.semaphore("pool", 3);
     let theirs = tokio::task::block_in_place(|| consul_holds(&running, &["-n=3"], "pool"));
     let one = semaphore
@@ -137,7 +137,7 @@ fn holders(running: &Running) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn consul_lock_does_not_overwrite_readers() {
     let running = need!("consul");
-    let client = beside_others(&running).await;
+    let client = beside_others(&running, "").await;
     let reader = client.rwlock("doc/.lock").read().await.unwrap();
     let refused = consul_lock(
         &running,
@@ -155,7 +155,7 @@ async fn consul_lock_does_not_overwrite_readers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_of_something_else_is_not_overwritten() {
     let running = need!("consul");
-    let client = beside_others(&running).await;
+    let client = beside_others(&running, "").await;
     let port = running.nodes()[0].port();
     palisade_testkit::lab::launch::wire::http(port, "PUT", "/v1/kv/app/config", "precious")
         .unwrap();

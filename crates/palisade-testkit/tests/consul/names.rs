@@ -16,7 +16,7 @@ async fn every_name_locks_shows_and_goes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn beside_other_tools_a_name_works_or_is_refused() {
     let running = need!("consul");
-    let client = beside_others(&running).await;
+    let client = beside_others(&running, "").await;
     let mut refused = 0;
     for name in NASTY {
         let mutex = client.mutex(*name);

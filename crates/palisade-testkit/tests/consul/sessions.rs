@@ -8,6 +8,7 @@ use palisade::report::Scope;
 use palisade::{BootTime, ErrorKind, LossReason, Patience};
 use palisade_testkit::lab::launch::Running;
 use palisade_testkit::lab::proxy::{Direction, Protocol, Proxy, to_engine};
+use palisade_testkit::lab::trial::{cycle, survives_dead_connections, uuid};
 
 use crate::util::{connected, consul, destroy, fails, get, holder, keys, soon, until};
 
@@ -211,14 +212,7 @@ async fn a_lost_reply_is_one_grant() {
     let running = need!("consul");
     let (proxy, url) = behind(&running);
     let client = palisade::connect(&url).await.unwrap();
-    client
-        .mutex("warm")
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&client.mutex("warm")).await;
     // The request arrives, its answer never comes.
     let rule = to_engine().label_contains("/v1/txn").once().cut_after();
     let guard = proxy.inject(rule);
@@ -393,30 +387,10 @@ async fn what_the_dead_leave_is_swept_away() {
 async fn a_dead_connection_costs_no_hold() {
     let running = need!("consul");
     let (proxy, url) = behind(&running);
-    let client = palisade::connect(&url).await.unwrap();
-    let ttl = Duration::from_secs(3);
-    let mutex = client.mutex("silent").ttl(ttl);
-    let hold = mutex.lock().await.unwrap();
-    for _ in 0..3 {
-        let first = hold.deadline();
-        until("a renewal", async || hold.deadline() > first).await;
-        proxy.silence();
-        let past = BootTime::now() + ttl * 2;
-        until("the end of two ttls", async || past.has_passed()).await;
-        assert!(hold.is_valid(), "lost over a dead connection");
-    }
-    drop(hold);
+    survives_dead_connections(&url, &proxy).await;
 }
 
 /// The session of a hold, as Consul writes it.
 fn session(hold: &palisade::Hold) -> String {
-    let hex = format!("{:032x}", hold.ticket().lease.0);
-    let parts = [
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..],
-    ];
-    parts.join("-")
+    uuid(hold.ticket().lease.0)
 }

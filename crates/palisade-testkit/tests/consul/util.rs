@@ -2,21 +2,12 @@
 
 use std::process::{Command, Stdio};
 
-use palisade::Client;
 use palisade_testkit::lab::launch::{Running, table, wire};
 use palisade_testkit::lab::trial::Tool;
-pub(crate) use palisade_testkit::lab::trial::{fails, soon, started, until};
+pub(crate) use palisade_testkit::lab::trial::{
+    beside_others, connected, fails, soon, started, until,
+};
 use serde_json::Value;
-
-pub(crate) async fn connected(running: &Running) -> Client {
-    palisade::connect(running.url()).await.unwrap()
-}
-
-/// A client of the names that other tools use.
-pub(crate) async fn beside_others(running: &Running) -> Client {
-    let url = format!("{}?namespace=", running.url());
-    palisade::connect(&url).await.unwrap()
-}
 
 /// Reads from Consul's HTTP API.
 pub(crate) fn get(running: &Running, path: &str) -> Value {

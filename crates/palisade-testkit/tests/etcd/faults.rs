@@ -7,7 +7,7 @@ use palisade::engine::{Lease, Renewal};
 use palisade::{BootTime, LossReason};
 use palisade_testkit::lab::launch::Running;
 use palisade_testkit::lab::proxy::{Direction, Kind, Protocol, Proxy};
-use palisade_testkit::lab::trial::Crew;
+use palisade_testkit::lab::trial::{Crew, survives_dead_connections};
 use serde_json::json;
 
 use crate::util::{call, run_ctl, soon, until};
@@ -23,11 +23,7 @@ async fn crew(running: &Running) -> Crew {
 async fn the_leader_is_killed() {
     let running = need!("etcd3");
     let crew = crew(&running).await;
-    crew.grants(40).await;
-    let killed = tokio::task::block_in_place(|| running.kill_leader()).unwrap();
-    crew.grants(40).await;
-    tokio::task::block_in_place(|| running.nodes()[killed].restart()).unwrap();
-    crew.grants(40).await;
+    crew.lose_leader(&running).await;
     crew.end().await;
 }
 
@@ -235,19 +231,7 @@ async fn history_is_compacted_while_clients_wait() {
 async fn a_dead_connection_costs_no_hold() {
     let running = need!("etcd");
     let (proxies, url) = proxied(&running);
-    let client = palisade::connect(&url).await.unwrap();
-    let ttl = Duration::from_secs(3);
-    let mutex = client.mutex("silent").ttl(ttl);
-    let hold = mutex.lock().await.unwrap();
-    for _ in 0..3 {
-        let first = hold.deadline();
-        until("a renewal", || async { hold.deadline() > first }).await;
-        proxies[0].silence();
-        let past = BootTime::now() + ttl * 2;
-        until("the end of two ttls", || async { past.has_passed() }).await;
-        assert!(hold.is_valid(), "lost over a dead connection");
-    }
-    drop(hold);
+    survives_dead_connections(&url, &proxies[0]).await;
 }
 
 /// A snapshot is restored, with another id of the cluster as etcd advises, or with the same one:

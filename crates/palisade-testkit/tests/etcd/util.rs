@@ -4,11 +4,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::engine::{Ask, Claim, ClaimId};
-use palisade::report::{Owner, Scope};
+use palisade::engine::Claim;
+use palisade::report::Scope;
 use palisade::{Client, Name};
 use palisade_testkit::lab::launch::{self, Running, wire};
-use palisade_testkit::lab::trial::Tool;
+use palisade_testkit::lab::trial::{self, Tool};
 pub(crate) use palisade_testkit::lab::trial::{cycle, fails, soon, until};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
@@ -57,17 +57,8 @@ pub(crate) async fn is_empty(client: &Client, name: &str) -> bool {
 
 /// A claim to the whole line, for engines that are asked directly.
 pub(crate) fn claim(name: &str, renewed: bool) -> Arc<Claim> {
-    Arc::new(Claim {
-        id: ClaimId::random(),
-        name: Name::new(name).unwrap(),
-        ask: Ask::Whole,
-        ttl: Duration::from_secs(60),
-        queue: true,
-        owner: Owner::here("test", None),
-        value: None,
-        renewed,
-        at_least: Duration::ZERO,
-    })
+    let claim = trial::claim(name, Duration::from_secs(60));
+    Arc::new(Claim { renewed, ..claim })
 }
 
 /// A server, and a client of the names that other tools use.

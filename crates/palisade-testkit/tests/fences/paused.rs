@@ -93,6 +93,15 @@ async fn etcd() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn zookeeper() {
+    let Some(server) = server("zookeeper") else {
+        return;
+    };
+    let url = server.url();
+    stopped_writer_is_refused(url, Kind::Engine, [url, url]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn postgres() {
     let Some(server) = server("postgres") else {
         return;

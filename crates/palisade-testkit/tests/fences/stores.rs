@@ -92,8 +92,25 @@ async fn valkey() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn redis_sets() {
+    of_engine("redis-sentinel").await;
+    of_engine("redis-cluster").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn etcd() {
     of_engine("etcd").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn zookeeper() {
+    of_engine("zookeeper").await;
+}
+
+/// Each client at a server of its own: what one reads may lag behind what the other wrote.
+#[tokio::test(flavor = "multi_thread")]
+async fn zookeeper_of_three() {
+    of_engine("zookeeper3").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,9 +7,9 @@ use std::process::Command;
 use palisade::report::{Scope, Severity};
 use palisade::{Error, ErrorKind};
 use palisade_testkit::lab::launch::apiserver::{ApiServer, CERTIFICATE, Grant};
-use palisade_testkit::lab::trial::certificates;
+use palisade_testkit::lab::trial::{certificates, says_no_secret};
 
-use crate::util::{seconds, server, soon, until};
+use crate::util::{cycle, seconds, server, soon, until};
 
 const SECRET: &str = "5ec2e7-one";
 const OTHER: &str = "5ec2e7-two";
@@ -65,6 +65,18 @@ async fn what_is_missing_is_said() {
         ErrorKind::Config,
         "nosuch",
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_is_logged_has_a_secret() {
+    let server = server();
+    server.grant(vec![Grant::all(SECRET)]);
+    let url = |name, word: &str| {
+        let user = format!("{{token: {word}}}");
+        server.url_with(&server.write_kubeconfig(name, &user))
+    };
+    let (right, wrong) = (url("right", SECRET), url("wrong", OTHER));
+    says_no_secret(&right, &wrong, &["5ec2e7"]).await;
 }
 
 /// The Role of the manifest is what palisade needs, and all that it asks for.
@@ -171,14 +183,7 @@ async fn a_plugin_is_run_again_before_its_token_expires() {
     let user = "{exec: {apiVersion: client.authentication.k8s.io/v1beta1, command: ./plugin}}";
     let config = server.write_kubeconfig("exec", user);
     let client = palisade::connect(&server.url_with(&config)).await.unwrap();
-    client
-        .mutex("a")
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&client.mutex("a")).await;
     until("another run", async || runs(folder) > 1).await;
 }
 

@@ -8,21 +8,14 @@ use palisade::{ErrorKind, LossReason};
 use palisade_testkit::lab::launch::apiserver::{Fault, Rule};
 use palisade_testkit::lab::trial::Crew;
 
-use crate::util::{client, holder, lease, seconds, server, shown, soon, until};
+use crate::util::{client, cycle, holder, lease, seconds, server, shown, soon, until};
 
 /// The acquiring write is applied or not, and its answer is lost, in every way there is.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_update_whose_answer_is_lost_is_found_by_a_read() {
     let server = server();
     let client = client(&server).await;
-    client
-        .mutex("a")
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&client.mutex("a")).await;
     for fault in [
         Fault::ReplyLost,
         Fault::RequestLost,
@@ -105,14 +98,7 @@ async fn renewals_and_releases_survive_lost_answers() {
 async fn a_write_that_comes_true_late_takes_nothing() {
     let server = server();
     let client = client(&server).await;
-    client
-        .mutex("a")
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&client.mutex("a")).await;
     server.inject(Rule::next(
         Method::PUT,
         Fault::AppliedLate(Duration::from_millis(1500)),
@@ -130,14 +116,7 @@ async fn a_write_that_comes_true_late_takes_nothing() {
 async fn a_dropped_acquire_leaves_nothing() {
     let server = server();
     let client = client(&server).await;
-    client
-        .mutex("a")
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&client.mutex("a")).await;
     for millis in [0, 1, 5, 20, 60] {
         server.inject(Rule::always(Fault::Delayed(Duration::from_millis(30))));
         let lock = client.mutex("a");

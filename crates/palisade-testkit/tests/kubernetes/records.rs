@@ -8,7 +8,9 @@ use palisade::{ErrorKind, LossReason};
 use palisade_testkit::lab::trial::every_nasty_name;
 use serde_json::{Value, json};
 
-use crate::util::{beside_others, client, holder, lease, seconds, server, shown, soon, until};
+use crate::util::{
+    beside_others, client, cycle, holder, lease, seconds, server, shown, soon, until,
+};
 
 fn transitions(lease: &Value) -> i64 {
     lease["spec"]["leaseTransitions"].as_i64().unwrap()
@@ -48,14 +50,7 @@ async fn a_lock_is_a_lease_by_client_gos_rules() {
     assert_eq!(transitions(&free), 1, "kept for others");
     // Warm, it costs two writes and no read.
     let (reads, writes) = (server.requests("GET"), server.requests("PUT"));
-    client
-        .mutex("a")
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&client.mutex("a")).await;
     assert_eq!(server.requests("PUT") - writes, 2);
     assert_eq!(server.requests("GET") - reads, 0);
 }
@@ -105,14 +100,7 @@ async fn a_lease_that_was_deleted_while_held_is_lost_and_not_brought_back() {
 async fn a_lease_that_is_being_deleted_is_not_taken() {
     let server = server();
     let client = beside_others(&server).await;
-    client
-        .mutex("a")
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&client.mutex("a")).await;
     server.edit("a", |lease| {
         lease["metadata"]["finalizers"] = json!(["example.org/x"])
     });
@@ -219,14 +207,7 @@ async fn leases_that_were_free_for_a_day_are_deleted() {
     let server = server();
     let client = client(&server).await;
     for name in ["old", "young", "held"] {
-        client
-            .mutex(name)
-            .lock()
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        cycle(&client.mutex(name)).await;
     }
     let hold = client.mutex("held").lock().await.unwrap();
     let past = |lease: &mut Value| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use palisade::report::{LineReport, Scope};
 use palisade::{Client, Name};
 use palisade_testkit::lab::launch::apiserver::ApiServer;
-pub(crate) use palisade_testkit::lab::trial::{soon, until};
+pub(crate) use palisade_testkit::lab::trial::{cycle, soon, until};
 use serde_json::Value;
 
 /// A server of the test's own.

@@ -2,12 +2,12 @@
 //! while readers hold. A tool of another language is a small program that obeys lines on its input.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use palisade_testkit::lab::launch;
+use palisade_testkit::lab::trial::{Servant, run};
 use rslock::{Lock, LockManager};
 
 use super::support::{Server, line, soon};
@@ -48,7 +48,7 @@ lines.on("line", async (order) => {
 
 /// Another tool.
 enum Tool {
-    Program(Program),
+    Program(Servant),
     Rslock(LockManager, HashMap<String, Lock>),
 }
 
@@ -56,7 +56,10 @@ impl Tool {
     /// Whether it can `lock`, or `unlock`, a name.
     async fn ask(&mut self, verb: &str, name: &str, ttl: u64) -> bool {
         match self {
-            Self::Program(program) => program.ask(verb, name, ttl),
+            Self::Program(program) => {
+                program.tell(&format!("{verb} {name} {ttl}"));
+                program.says_yes()
+            }
             Self::Rslock(manager, locks) if verb == "lock" => {
                 let lock = manager.lock(name, Duration::from_millis(ttl)).await.ok();
                 let got = lock.is_some();
@@ -71,63 +74,9 @@ impl Tool {
     }
 }
 
-/// A tool that is a process.
-struct Program {
-    child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Program {
-    fn start(command: &mut Command) -> Tool {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let orders = child.stdin.take().unwrap();
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        Tool::Program(Self {
-            child,
-            orders,
-            answers,
-        })
-    }
-
-    fn ask(&mut self, verb: &str, name: &str, ttl: u64) -> bool {
-        writeln!(self.orders, "{verb} {name} {ttl}").unwrap();
-        let mut answer = String::new();
-        self.answers.read_line(&mut answer).unwrap();
-        match answer.trim() {
-            "yes" => true,
-            "no" => false,
-            other => panic!("the other tool says {other:?}"),
-        }
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Runs an installer; its last words when it fails.
-fn install(command: &mut Command) -> Result<(), String> {
-    let output = command.output().map_err(|error| error.to_string())?;
-    match output.status.success() {
-        true => Ok(()),
-        false => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            Err(said.lines().last().unwrap_or("it failed").to_owned())
-        }
-    }
-}
-
 fn redis_py(folder: &Path, port: u16) -> Result<Tool, String> {
     let venv = folder.join("venv");
-    install(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+    run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
     let pip = [
         "-m",
         "pip",
@@ -136,12 +85,12 @@ fn redis_py(folder: &Path, port: u16) -> Result<Tool, String> {
         "--disable-pip-version-check",
         "redis",
     ];
-    install(Command::new(venv.join("bin/python")).args(pip))?;
-    Ok(Program::start(
+    run(Command::new(venv.join("bin/python")).args(pip))?;
+    Ok(Tool::Program(Servant::start(
         Command::new(venv.join("bin/python"))
             .args(["-u", "-c", PYTHON])
             .arg(port.to_string()),
-    ))
+    )))
 }
 
 fn node_redlock(folder: &Path, port: u16) -> Result<Tool, String> {
@@ -154,19 +103,17 @@ fn node_redlock(folder: &Path, port: u16) -> Result<Tool, String> {
         "--prefix",
         ".",
     ];
-    install(
-        Command::new("npm")
-            .args(npm)
-            .args(packages)
-            .current_dir(folder),
-    )?;
+    run(Command::new("npm")
+        .args(npm)
+        .args(packages)
+        .current_dir(folder))?;
     std::fs::write(folder.join("tool.js"), NODE).map_err(|error| error.to_string())?;
-    Ok(Program::start(
+    Ok(Tool::Program(Servant::start(
         Command::new("node")
             .arg("tool.js")
             .arg(port.to_string())
             .current_dir(folder),
-    ))
+    )))
 }
 
 fn rslock(_: &Path, port: u16) -> Result<Tool, String> {

@@ -1,13 +1,14 @@
-//! Servers that know each other: a failover that loses a lock, one that keeps it, and a slot of a
-//! Cluster that moves while its locks are held.
+//! Servers that know each other: failovers that lose a lock, one that keeps it, a slot of a Cluster
+//! that moves while its locks are held, and TLS to all of them.
 
 use std::time::Duration;
 
 use palisade::fence::{Fence, MemoryFence, Verdict};
-use palisade::{Client, Name};
+use palisade::{Client, ErrorKind, Hold, Name};
 use palisade_testkit::lab::launch::{self, Running, wire};
+use palisade_testkit::lab::trial::{certificates, started};
 
-use super::support::{soon, until};
+use super::support::{cycle, fails, soon, until};
 
 /// Sentinels notice a death after a second, agree and promote; on a busy machine that takes a while.
 const FAILOVER: Duration = Duration::from_secs(17);
@@ -42,21 +43,109 @@ async fn a_lock_that_a_failover_loses_is_told_and_the_next_token_is_greater() {
     in_time("the loss", hold.lost()).await;
     assert!(!hold.is_valid());
     let next = in_time("the next grant", mutex.lock()).await.unwrap();
-    assert!(
-        next.token() > hold.token(),
-        "{:?} after {:?}",
-        next.token(),
-        hold.token()
-    );
     assert_eq!(ask(&set, 1, &["GET", "job"]), next.claim().to_string());
+    fenced_off(&next, &hold).await;
+}
 
+/// The token of the next holder is greater, so that a fence refuses the one before.
+async fn fenced_off(next: &Hold, before: &Hold) {
     let (storage, data) = (MemoryFence::default(), Name::new("data").unwrap());
-    for (token, accepted) in [(next.token(), true), (hold.token(), false)] {
-        let verdict = storage
-            .write(&data, token.into(), Vec::new())
-            .await
-            .unwrap();
-        assert_eq!(verdict == Verdict::Accepted, accepted);
+    for (hold, accepted) in [(next, true), (before, false)] {
+        let token = hold.token().into();
+        let verdict = storage.write(&data, token, Vec::new()).await.unwrap();
+        assert_eq!(
+            verdict == Verdict::Accepted,
+            accepted,
+            "{next:?} {before:?}"
+        );
+    }
+}
+
+/// The same in a Cluster, whose masters agree on the replica that takes over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_a_failover_of_a_cluster_loses_is_told() {
+    let Some(cluster) = launch::need("redis-cluster-replica") else {
+        return;
+    };
+    let client = connect(&cluster).await;
+    let is_of_first = |name: &String| {
+        let slot = ask(&cluster, 0, &["CLUSTER", "KEYSLOT", name]);
+        slot.parse::<u32>().unwrap() < 16_384 / 3
+    };
+    let mut names = (0..).map(|at| format!("job-{at}"));
+    let name = names.find(is_of_first).unwrap();
+    let replica = 3;
+    let link = || ask(&cluster, replica, &["INFO", "replication"]);
+    // A password that the master does not ask for: the replica hears nothing more.
+    for command in [
+        &["CONFIG", "SET", "masterauth", "wrong"][..],
+        &["CLIENT", "KILL", "TYPE", "master"],
+    ] {
+        ask(&cluster, replica, command);
+    }
+    until("the replica is cut off", async || {
+        link().contains("master_link_status:down")
+    })
+    .await;
+    let mutex = client.mutex(name.as_str()).ttl(Duration::from_secs(20));
+    let hold = mutex.lock().await.unwrap();
+    cluster.nodes()[0].kill().unwrap();
+    in_time("the loss", hold.lost()).await;
+    assert!(!hold.is_valid());
+    let next = in_time("the next grant", async {
+        loop {
+            // Meanwhile there is no master to ask.
+            if let Ok(next) = mutex.lock().await {
+                return next;
+            }
+        }
+    });
+    let next = next.await;
+    let kept = ask(&cluster, replica, &["GET", &name]);
+    assert_eq!(kept, next.claim().to_string());
+    fenced_off(&next, &hold).await;
+}
+
+/// Every server is spoken to by TLS, also those that another one names: none has another port.
+#[tokio::test(flavor = "multi_thread")]
+async fn sets_speak_tls_all_the_way() {
+    let folder = tempfile::tempdir().unwrap();
+    if let Err(why) = certificates(folder.path(), "IP:127.0.0.1") {
+        return launch::skip("redis", &why);
+    }
+    let ca = folder.path().join("ca.pem").display().to_string();
+    let settings = ["--tls", folder.path().to_str().unwrap()];
+    for (engine, servers, options) in [
+        ("redis5", 5, "&restart_guard=off&node_timeout=1s"),
+        ("redis-sentinel", 2, ""),
+        ("redis-cluster", 3, ""),
+    ] {
+        let Some(set) = started(engine, &settings) else {
+            return;
+        };
+        assert!(set.url().starts_with("rediss+"), "{}", set.url());
+        for server in 0..servers {
+            assert_eq!(ask(&set, server, &["CONFIG", "SET", "port", "0"]), "OK");
+        }
+        let url = format!("{}?tls_ca={ca}{options}", set.url());
+        let client = palisade::connect(&url).await.unwrap();
+        let other = palisade::connect(&url).await.unwrap();
+        for name in ["a", "b", "c", "d", "e", "f"] {
+            let hold = client.mutex(name).lock().await.unwrap();
+            assert!(other.mutex(name).try_lock().await.unwrap().is_none());
+            let mutex = other.mutex(name);
+            let wait = tokio::spawn(async move { cycle(&mutex).await });
+            hold.release().await.unwrap();
+            soon("the next one", wait).await.unwrap();
+        }
+        for wrong in [url.replace("ca.pem", "other.pem"), set.url().to_owned()] {
+            let refused = soon("a refusal", palisade::connect(&wrong)).await;
+            let refused = fails(refused, ErrorKind::Config);
+            assert!(
+                refused.to_string().contains("tls_ca"),
+                "{engine}: {refused}"
+            );
+        }
     }
 }
 
@@ -188,7 +277,7 @@ async fn what_is_wrong_with_the_url_is_said() {
         ),
     ] {
         let error = palisade::connect(&url).await.unwrap_err();
-        assert_eq!(error.kind(), palisade::ErrorKind::Config, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains(says), "{error}");
     }
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use palisade::ErrorKind;
 use palisade_testkit::lab::launch;
-use palisade_testkit::lab::trial::certificates;
+use palisade_testkit::lab::trial::{certificates, says_no_secret};
 
-use crate::util::{Raw, connected, until};
+use crate::util::{Raw, connected, cycle, until};
 
 async fn refused(url: &str) -> palisade::Error {
     palisade::connect(url).await.err().unwrap()
@@ -39,14 +39,7 @@ async fn a_login_keeps_others_out() {
     let again = palisade::connect(&again).await.unwrap();
     assert!(again.mutex("x").try_lock().await.unwrap().is_none());
     hold.release().await.unwrap();
-    again
-        .mutex("x")
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    cycle(&again.mutex("x")).await;
     // Open to everyone on purpose.
     let open = format!("zookeeper://me:secret@{address}/open?acl=open");
     let open = palisade::connect(&open).await.unwrap();
@@ -55,6 +48,17 @@ async fn a_login_keeps_others_out() {
     let stranger = format!("zookeeper://{address}/open");
     let stranger = palisade::connect(&stranger).await.unwrap();
     assert!(stranger.mutex("x").try_lock().await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_is_logged_has_a_secret() {
+    let running = need!("zookeeper");
+    let address = running.nodes()[0].address();
+    let url = |word| format!("zookeeper://me:{word}@{address}/said");
+    // While it is held, what is above it is there, and this user's alone.
+    let mine = palisade::connect(&url("hunter-2")).await.unwrap();
+    let _hold = mine.mutex("held").lock().await.unwrap();
+    says_no_secret(&url("hunter-2"), &url("hunter-3"), &["hunter-"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -91,7 +95,8 @@ async fn wrong_urls_are_refused_with_what_to_do() {
     for (url, says) in [
         ("zookeeper://", "needs a host"),
         ("zookeeper://h/a//b", "single slashes"),
-        ("zookeeper://h/zookeeper", "its own records"),
+        ("zookeeper://h/zookeeper", "records of their own"),
+        ("zookeeper://h?namespace=.palisade", "records of their own"),
         ("zookeeper://h?layout=curator", "mutex or readwrite"),
         ("zookeeper://h?acl=creator", "user="),
         ("zookeeper://h?tls_ca=/x", "not encrypted"),

@@ -24,23 +24,14 @@ async fn crew(running: &Running) -> Crew {
 async fn the_leader_is_killed_then_a_follower_and_the_leader_is_stopped() {
     let running = need!("zookeeper3");
     let crew = crew(&running).await;
-    crew.grants(20).await;
-    let killed = tokio::task::block_in_place(|| running.kill_leader()).unwrap();
-    crew.grants(20).await;
-    tokio::task::block_in_place(|| running.nodes()[killed].restart()).unwrap();
+    crew.lose_leader(&running).await;
     tokio::task::block_in_place(|| running.ready()).unwrap();
-    crew.grants(20).await;
     let leader = running.leader_where(|_| true).unwrap();
     let follower = &running.nodes()[(leader + 1) % 3];
     tokio::task::block_in_place(|| follower.restart()).unwrap();
     tokio::task::block_in_place(|| running.ready()).unwrap();
-    crew.grants(20).await;
     // Past the ttl, and past the time in which the others notice.
-    let leader = running.leader_where(|_| true).unwrap();
-    tokio::task::block_in_place(|| running.nodes()[leader].stop()).unwrap();
-    crew.grants(10).await;
-    tokio::task::block_in_place(|| running.nodes()[leader].cont()).unwrap();
-    crew.grants(20).await;
+    crew.stop_leader(&running).await;
     crew.end().await;
 }
 

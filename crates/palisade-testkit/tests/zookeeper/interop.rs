@@ -1,15 +1,15 @@
 //! Beside Curator and kazoo on the same path: each excludes the other, both ways. And which
 //! mixtures don't.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use palisade::Client;
 use palisade::engine::Ask;
 use palisade::report::Scope;
 use palisade::{Name, Patience};
 use palisade_testkit::lab::launch::{self, Running};
+use palisade_testkit::lab::trial::{Servant, run};
 
 use crate::util::{beside_others, soon, until};
 
@@ -23,35 +23,17 @@ const FREE: u64 = 10_000;
 const HELD: u64 = 300;
 
 /// Another tool, which answers line by line.
-struct Tool {
-    child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
+struct Tool(Servant);
 
 impl Tool {
     fn start(command: &mut Command) -> Self {
-        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
-        let orders = child.stdin.take().unwrap();
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        let mut tool = Self {
-            child,
-            orders,
-            answers,
-        };
-        assert_eq!(tool.answer(), "ready");
-        tool
-    }
-
-    fn answer(&mut self) -> String {
-        let mut answer = String::new();
-        self.answers.read_line(&mut answer).unwrap();
-        answer.trim().to_owned()
+        let mut servant = Servant::start(command.stderr(Stdio::null()));
+        assert_eq!(servant.answer(), "ready");
+        Self(servant)
     }
 
     fn order(&mut self, verb: &str, path: &str, millis: u64) {
-        writeln!(self.orders, "{verb} {path} {millis}").unwrap();
+        self.0.tell(&format!("{verb} {path} {millis}"));
     }
 
     /// Whether it can do that, or has the lock in time.
@@ -61,29 +43,7 @@ impl Tool {
     }
 
     fn said(&mut self) -> bool {
-        match self.answer().as_str() {
-            "yes" => true,
-            "no" => false,
-            other => panic!("the other tool says {other:?}"),
-        }
-    }
-}
-
-impl Drop for Tool {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn run(command: &mut Command) -> Result<(), String> {
-    let output = command.output().map_err(|error| error.to_string())?;
-    match output.status.success() {
-        true => Ok(()),
-        false => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            Err(said.lines().last().unwrap_or("it failed").to_owned())
-        }
+        self.0.says_yes()
     }
 }
 

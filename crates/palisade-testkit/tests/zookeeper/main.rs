@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 #[macro_use]
-mod util;
+extern crate palisade_testkit;
 
 mod access;
 mod faults;
+mod fence;
 mod interop;
 mod names;
 mod sessions;
+mod util;

@@ -3,27 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade::engine::{Ask, Claim, ClaimId, Entered, Place};
+use palisade::engine::{Entered, Place};
 use palisade::engines::zookeeper::ZooKeeperHold;
-use palisade::report::Owner;
-use palisade::{ErrorKind, LossReason, Name};
+use palisade::{ErrorKind, LossReason};
 use palisade_testkit::lab::launch::{Running, wire};
 
-use crate::util::{Raw, connected, soon, until};
-
-fn claim(name: &str) -> Claim {
-    Claim {
-        id: ClaimId::random(),
-        name: Name::new(name).unwrap(),
-        ask: Ask::Whole,
-        ttl: Duration::from_secs(20),
-        queue: true,
-        owner: Owner::here("test", None),
-        value: None,
-        renewed: true,
-        at_least: Duration::ZERO,
-    }
-}
+use crate::util::{Raw, claim, connected, cycle, soon, until, uuid};
 
 /// A node that has a claim's name but lives with another session is nobody's proof of anything
 /// (CURATOR-498, CURATOR-604).
@@ -32,24 +17,9 @@ async fn a_node_of_another_session_is_not_taken_for_ours() {
     let running = need!("zookeeper");
     let client = connected(&running).await;
     let mut raw = Raw::connect(running.nodes()[0].port());
-    client
-        .mutex("twin")
-        .lock()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
-    let claim = Arc::new(claim("twin"));
-    let hex = format!("{:032x}", claim.id.0);
-    let uuid = [
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..],
-    ]
-    .join("-");
+    cycle(&client.mutex("twin")).await;
+    let claim = Arc::new(claim("twin", Duration::from_secs(20)));
+    let uuid = uuid(claim.id.0);
     // As a session that is lost and not yet ended leaves it.
     let twin = format!("/palisade/twin/_c_{uuid}-lock-");
     raw.create(&twin, 3).unwrap();

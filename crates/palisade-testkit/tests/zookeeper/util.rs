@@ -4,20 +4,11 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use palisade::Client;
-use palisade_testkit::lab::launch::{self, Running};
+use palisade_testkit::lab::launch::Running;
 use palisade_testkit::lab::proxy::{Protocol, Proxy};
-pub(crate) use palisade_testkit::lab::trial::{soon, until};
-
-pub(crate) async fn connected(running: &Running) -> Client {
-    palisade::connect(running.url()).await.unwrap()
-}
-
-/// A client of the paths that other tools use.
-pub(crate) async fn beside_others(running: &Running, options: &str) -> Client {
-    let url = format!("{}?namespace={options}", running.url());
-    palisade::connect(&url).await.unwrap()
-}
+pub(crate) use palisade_testkit::lab::trial::{
+    beside_others, claim, connected, cycle, soon, until, uuid,
+};
 
 /// A proxy before a node, and a URL through it.
 pub(crate) fn proxied(running: &Running, node: usize) -> (Proxy, String) {
@@ -95,6 +86,12 @@ impl Raw {
         self.call(5, &record).map(drop)
     }
 
+    pub(crate) fn get(&mut self, path: &str) -> Result<Vec<u8>, i32> {
+        let read = self.call(4, &[&bytes(path.as_bytes())[..], &[0]].concat())?;
+        let (length, rest) = read.split_first_chunk::<4>().unwrap();
+        Ok(rest[..u32::from_be_bytes(*length) as usize].to_vec())
+    }
+
     pub(crate) fn delete(&mut self, path: &str) -> Result<(), i32> {
         let record = [&bytes(path.as_bytes())[..], &(-1_i32).to_be_bytes()].concat();
         self.call(2, &record).map(drop)
@@ -144,29 +141,4 @@ impl Raw {
 
 fn bytes(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as i32).to_be_bytes(), bytes].concat()
-}
-
-/// Starts an engine for a test, with settings of its own, or says why not.
-pub(crate) fn started(name: &str, settings: &[&str]) -> Option<Running> {
-    if settings.is_empty() {
-        return launch::need(name);
-    }
-    match launch::start_with(name, settings) {
-        Ok(running) => Some(running),
-        Err(launch::Error::Missing(why)) => {
-            launch::skip(name, &why);
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
-
-/// An engine for a test, which is skipped where it can't be had.
-macro_rules! need {
-    ($name:literal $(, $setting:expr)*) => {
-        match $crate::util::started($name, &[$($setting),*]) {
-            Some(running) => running,
-            None => return,
-        }
-    };
 }

@@ -248,7 +248,7 @@ impl Request {
                 {
                     let token = self.era.stamp(sequence)?;
                     validity.grant();
-                    occupied.granted(sequence, self.at_least, self.renewed);
+                    occupied.granted(sequence, &validity, self.at_least, self.renewed);
                     return Ok(Attempt::Held(Hold::new(occupied, token, validity)));
                 }
                 Place::Held { .. } | Place::Gone => {

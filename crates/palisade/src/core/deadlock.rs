@@ -144,16 +144,16 @@ impl Sightings {
 /// The deadlocks that `lines` show, each with a different set of agents.
 pub fn find(lines: &[LineReport]) -> Vec<Deadlock> {
     let system = System::read(lines);
-    let certain = system.components(false);
+    let rest = system.reduce(false);
+    let certain = system.components(&rest);
     let mut all: Vec<Deadlock> = Vec::new();
-    all.extend(certain.iter().map(|members| system.tell(members, false)));
+    all.extend(certain.iter().map(|members| system.tell(members, &rest)));
     if system.agents.iter().any(|agent| !agent.children.is_empty()) {
-        let is_certain = |agent: &usize| certain.iter().any(|members| members.contains(agent));
-        let likely = system.components(true);
-        let likely = likely
-            .iter()
-            .filter(|members| !members.iter().any(is_certain));
-        all.extend(likely.map(|members| system.tell(members, true)));
+        let certain: HashSet<usize> = certain.into_iter().flatten().collect();
+        let rest = system.reduce(true);
+        let likely = system.components(&rest).into_iter();
+        let likely = likely.filter(|members| !members.iter().any(|agent| certain.contains(agent)));
+        all.extend(likely.map(|members| system.tell(&members, &rest)));
     }
     all
 }
@@ -202,9 +202,11 @@ struct Party<'a> {
 
 /// What the reduction has left.
 struct Rest {
+    /// Whether a parent waits for its child.
+    nested: bool,
     finished: Vec<bool>,
     /// For each line the places of those who would not be admitted though all who can finish are
-    /// gone.
+    /// gone, where nothing else meets their need.
     blocked: Vec<HashSet<usize>>,
 }
 
@@ -274,8 +276,11 @@ impl<'a> System<'a> {
         }
         let mut families = BTreeSet::new();
         for seat in system.lines.iter().flat_map(|line| &line.seats) {
-            let parent = agent(seat.claim).and_then(|agent| agent.within.last());
-            if let Some(&parent) = parent.and_then(|parent| by_claim.get(parent.claim.as_str())) {
+            // The nearest one that is seen here: one in between may be on another engine, or over.
+            let mut above = agent(seat.claim)
+                .into_iter()
+                .flat_map(|agent| agent.within.iter().rev());
+            if let Some(&parent) = above.find_map(|above| by_claim.get(above.claim.as_str())) {
                 families.insert((parent, seat.agent));
             }
         }
@@ -332,19 +337,29 @@ impl<'a> System<'a> {
                 }
             }
         }
-        Rest { finished, blocked }
+        // One of a group is enough: its agent does not wait for the others any more.
+        for (line, blocked) in self.lines.iter().zip(&mut blocked) {
+            let is_unmet =
+                |seat: &Seat<'_>| seat.need.is_some_and(|n| unmet[seat.agent].contains(&n));
+            blocked.retain(|at| is_unmet(&line.seats[*at]));
+        }
+        Rest {
+            nested,
+            finished,
+            blocked,
+        }
     }
 
     /// The agents of each deadlock, sorted.
-    fn components(&self, nested: bool) -> Vec<Vec<usize>> {
-        let Rest { finished, blocked } = self.reduce(nested);
+    fn components(&self, rest: &Rest) -> Vec<Vec<usize>> {
+        let Rest { finished, .. } = rest;
         if finished.iter().all(|finished| *finished) {
             return Vec::new();
         }
         // After the agents, a node for each place: its claim and all that are ahead of it. So a
         // line has as many edges as claims, and not as many as pairs of them.
         let mut edges = vec![Vec::new(); self.agents.len()];
-        for (line, blocked) in self.lines.iter().zip(&blocked) {
+        for (line, blocked) in self.lines.iter().zip(&rest.blocked) {
             let mut ahead = None;
             for (at, seat) in line.seats.iter().enumerate() {
                 if finished[seat.agent] {
@@ -357,7 +372,7 @@ impl<'a> System<'a> {
                 ahead = Some(edges.len() - 1);
             }
         }
-        if nested {
+        if rest.nested {
             for (parent, party) in self.agents.iter().enumerate() {
                 let children = party.children.iter().filter(|child| !finished[**child]);
                 edges[parent].extend(children);
@@ -380,8 +395,8 @@ impl<'a> System<'a> {
     }
 
     /// What is to be told of a deadlock of these agents.
-    fn tell(&self, members: &[usize], likely: bool) -> Deadlock {
-        let blocked = self.reduce(likely).blocked;
+    fn tell(&self, members: &[usize], rest: &Rest) -> Deadlock {
+        let likely = rest.nested;
         let index: HashMap<usize, usize> = members.iter().copied().zip(0..).collect();
         let mut agents: Vec<StuckAgent> = Vec::new();
         for member in members {
@@ -399,12 +414,12 @@ impl<'a> System<'a> {
         }
         let linked: HashSet<&str> = self
             .seats_of(&index)
-            .filter_map(|seat| agent(seat.claim)?.within.last())
-            .map(|parent| parent.claim.as_str())
+            .filter_map(|seat| agent(seat.claim))
+            .flat_map(|agent| agent.within.iter().map(|above| above.claim.as_str()))
             .filter(|_| likely)
             .collect();
         let mut blocking = HashSet::new();
-        for (line, blocked) in self.lines.iter().zip(&blocked) {
+        for (line, blocked) in self.lines.iter().zip(&rest.blocked) {
             let seats = line.seats.iter().enumerate();
             let seats: Vec<_> = seats
                 .filter_map(|(at, seat)| Some((at, seat, *index.get(&seat.agent)?)))
@@ -527,32 +542,38 @@ impl Order {
     }
 }
 
-/// The shortest circle that the first agent is in, then the others.
+/// A shortest circle, of the first agent that is in one, then the others. Not all claims ahead are
+/// told, so that some agents may be in none.
 fn circle_first(agents: &[StuckAgent]) -> Order {
-    let mut came_from: HashMap<usize, usize> = HashMap::new();
-    let mut queue = VecDeque::from([0]);
-    let mut last = None;
-    while let Some(at) = queue.pop_front().filter(|_| last.is_none()) {
-        for to in agents[at].behind.iter().chain(&agents[at].children) {
-            if *to == 0 {
-                last = Some(at);
-                break;
-            }
-            if !came_from.contains_key(to) {
-                came_from.insert(*to, at);
-                queue.push_back(*to);
-            }
-        }
-    }
-    let mut order = Vec::from_iter(last);
-    while let Some(from) = order.last().and_then(|at| came_from.get(at)) {
-        order.push(*from);
-    }
-    order.reverse();
+    let circle = (0..agents.len()).find_map(|from| circle_through(agents, from));
+    let mut order = circle.unwrap_or_default();
     let circle = order.len();
     let others: Vec<_> = (0..agents.len()).filter(|at| !order.contains(at)).collect();
     order.extend(others);
     Order { order, circle }
+}
+
+/// The shortest circle through an agent, beginning with it.
+fn circle_through(agents: &[StuckAgent], from: usize) -> Option<Vec<usize>> {
+    let mut came_from: HashMap<usize, usize> = HashMap::new();
+    let mut queue = VecDeque::from([from]);
+    while let Some(at) = queue.pop_front() {
+        for &to in agents[at].behind.iter().chain(&agents[at].children) {
+            if to == from {
+                let mut circle = vec![at];
+                while let Some(before) = circle.last().and_then(|at| came_from.get(at)) {
+                    circle.push(*before);
+                }
+                circle.reverse();
+                return Some(circle);
+            }
+            came_from.entry(to).or_insert_with(|| {
+                queue.push_back(to);
+                at
+            });
+        }
+    }
+    None
 }
 
 /// The strongly connected components of a graph, by Tarjan's algorithm without recursion.

@@ -270,6 +270,33 @@ fn of_a_group_one_is_enough() {
     assert_eq!(other.found(), [["a", "b"]]);
 }
 
+/// What an agent asked for beside is no reason to take who has it for a part of the circle.
+#[test]
+fn of_a_group_that_one_meets_the_others_count_no_more() {
+    let grouped = |claim: &mut ClaimReport| {
+        agent_of(claim).group = Some(Group {
+            id: "g".into(),
+            size: 2,
+        });
+    };
+    let mut world = World::default();
+    world.whole("a", "x");
+    world.whole("b", "y");
+    world.whole("c", "z");
+    world.whole("d", "w");
+    world.shaped("a", "z", Ask::Whole, grouped);
+    world.shaped("a", "w", Ask::Whole, grouped);
+    world.whole("a", "y");
+    world.whole("b", "x");
+    // Last, so that it would be the one to give way.
+    world.whole("c", "x");
+    assert_eq!(
+        world.found(),
+        [["a", "b"]],
+        "d can finish, so c is a bystander"
+    );
+}
+
 #[test]
 fn only_who_says_so_gives_way() {
     let mut world = World::default();
@@ -307,6 +334,51 @@ fn circles_through_parents_are_likely() {
     assert!(told.contains("runs the next; run b"), "{told}");
     let found = find(&nested(true).lines);
     assert_eq!(found[0].gives_way, Some(format!("{:032x}", 4)));
+}
+
+/// A run between the two is on another engine, or has lost its lock.
+#[test]
+fn the_nearest_ancestor_that_is_seen_counts() {
+    let mut world = World::default();
+    let a = world.whole("p1/run a", "a");
+    let b = world.whole("p2/run b", "b");
+    for (who, name, outer, claim) in [("c1/run b", "b", "a", a), ("c2/run a", "a", "b", b)] {
+        world.shaped(who, name, Ask::Whole, |report| {
+            under(outer, &claim)(report);
+            let elsewhere = Ancestor {
+                claim: "e".repeat(32),
+                name: "elsewhere".into(),
+            };
+            agent_of(report).within.push(elsewhere);
+        });
+    }
+    let found = find(&world.lines);
+    assert_eq!(
+        (found.len(), found[0].likely, found[0].circle),
+        (1, true, 4)
+    );
+    assert!(found[0].to_string().contains("holds a and runs the next"));
+}
+
+/// Not all who are ahead are told; a circle is, also when the first agent is in none of those told.
+#[test]
+fn a_circle_is_told_however_long_its_lines_are() {
+    let mut world = World::default();
+    world.whole("z", "z");
+    world.whole("head", "long");
+    for at in 0..2 * TOLD_AHEAD {
+        world.whole(&format!("w{at}"), "long");
+    }
+    world.whole("z", "long");
+    world.whole("v", "v");
+    world.whole("v", "long");
+    world.whole("head", "v");
+    let found = find(&world.lines);
+    assert_eq!(
+        (found.len(), found[0].agents.len()),
+        (1, 2 * TOLD_AHEAD + 3)
+    );
+    assert!(found[0].circle > 0, "{}", found[0]);
 }
 
 #[test]
@@ -414,6 +486,10 @@ fn stuck(world: &World, nested: bool) -> BTreeSet<String> {
         .collect::<BTreeSet<_>>()
         .into_iter()
         .collect();
+    let is_seen = |id: &str| {
+        let mut kept = claims().filter(|(_, claim, waits)| !ends_by_itself(claim, *waits));
+        kept.any(|(_, claim, _)| claim.id == id && agent(claim).is_some())
+    };
     let bit = |who: &str| 1_u32 << all.iter().position(|other| other == who).unwrap();
     let admitted = |line: &LineReport, me: &ClaimReport, gone: u32| {
         let capacity = line.capacity.unwrap_or(1);
@@ -441,10 +517,10 @@ fn stuck(world: &World, nested: bool) -> BTreeSet<String> {
             .filter(|(_, claim, _)| group(claim).is_some())
             .collect();
         let children = claims().filter(|(_, claim, waits)| {
-            let parent = agent(claim).and_then(|agent| agent.within.last());
+            let above = agent(claim).into_iter().flat_map(|agent| &agent.within);
+            let seen = above.rev().find(|above| is_seen(&above.claim));
             !ends_by_itself(claim, *waits)
-                && parent
-                    .is_some_and(|parent| mine.iter().any(|(_, own, _)| own.id == parent.claim))
+                && seen.is_some_and(|seen| mine.iter().any(|(_, own, _)| own.id == seen.claim))
         });
         alone
             .clone()
@@ -508,7 +584,7 @@ fn it_agrees_with_brute_force_on_small_systems() {
                 "seed {seed}, nested {nested}: {:#?}",
                 world.lines
             );
-            let components = system.components(nested);
+            let components = system.components(&rest);
             // Somebody is stuck exactly if there is a deadlock, of those who are stuck.
             assert_eq!(components.is_empty(), left.is_empty(), "seed {seed}");
             for members in &components {

@@ -223,7 +223,8 @@ impl Entry {
         let token = self.request.era.stamp(sequence)?;
         self.told.ending = Ending::Held(token);
         validity.grant();
-        occupied.granted(sequence, self.request.at_least, self.request.renewed);
+        let (at_least, renewed) = (self.request.at_least, self.request.renewed);
+        occupied.granted(sequence, &validity, at_least, renewed);
         Ok(Some(Hold::new(occupied, token, validity)))
     }
 

@@ -26,6 +26,7 @@ use super::name::Name;
 use super::owner::{Agent, Ancestor};
 use super::report::{LineReport, Scope};
 use super::sync::{self, timeout};
+use super::validity::Validity;
 
 /// How long a waiter waits before its first look: most waits are over by then, and a person who
 /// wonders why nothing happens has just begun to.
@@ -43,6 +44,9 @@ const LOOK_LIMIT: Duration = Duration::from_secs(10);
 
 /// How many lines one look asks for. A circle with more has too many to be told.
 const LINES: usize = 256;
+
+/// From how many lines a look begins that serves several: the rest is for what those lead to.
+const SHARED: usize = LINES / 4;
 
 /// How much of what an agent holds its claims say: enough for a walk, small in every record.
 const HOLDS: usize = 16;
@@ -74,13 +78,14 @@ pub(crate) struct AgentState {
     name: String,
     within: Vec<Ancestor>,
     yields_nested: bool,
-    holds: Mutex<HashMap<ClaimId, Name>>,
+    holds: Mutex<HashMap<ClaimId, Arc<Validity>>>,
 }
 
 #[derive(Clone)]
 struct Look {
     began: BootTime,
     ended: BootTime,
+    starts: Arc<BTreeSet<String>>,
     lines: Arc<Vec<LineReport>>,
 }
 
@@ -127,16 +132,24 @@ impl Agents {
 }
 
 impl Looks {
-    /// A look that begins from now on, and from where all begin who are due.
-    async fn look(&self, engine: &SharedEngine) -> Result<Look> {
+    /// A look that begins from now on, and from `own` and where others begin who are due. Not
+    /// from all of them if they are many: a look asks for so many lines and no more, and each is
+    /// to have its turn.
+    async fn look(&self, engine: &SharedEngine, own: &BTreeSet<String>) -> Result<Look> {
         let wanted = BootTime::now();
         let mut last = self.last.lock().await;
-        if let Some(look) = last.as_ref().filter(|look| look.began >= wanted) {
+        let serves = |look: &&Look| look.began >= wanted && own.is_subset(&look.starts);
+        if let Some(look) = last.as_ref().filter(serves) {
             return Ok(look.clone());
         }
-        let starts = self.due.lock().values().flatten().cloned().collect();
+        let mut starts = own.clone();
+        for others in self.due.lock().values() {
+            if starts.len() + others.len() <= SHARED {
+                starts.extend(others.iter().cloned());
+            }
+        }
         let began = BootTime::now();
-        let lines = timeout(LOOK_LIMIT, walk(engine, starts)).await;
+        let lines = timeout(LOOK_LIMIT, walk(engine, starts.clone())).await;
         let lines = lines.unwrap_or_else(|_| {
             let message = "the look for deadlocks took too long";
             Err(Error::new(ErrorKind::Unreachable, "survey", message))
@@ -144,6 +157,7 @@ impl Looks {
         let look = Look {
             began,
             ended: BootTime::now(),
+            starts: Arc::new(starts),
             lines: Arc::new(lines),
         };
         *last = Some(look.clone());
@@ -201,8 +215,8 @@ impl AgentState {
     }
 
     /// Says that a claim of this agent is held from now on.
-    pub(super) fn granted(&self, claim: ClaimId, name: &Name) {
-        self.holds.lock().insert(claim, name.clone());
+    pub(super) fn granted(&self, claim: ClaimId, validity: &Arc<Validity>) {
+        self.holds.lock().insert(claim, Arc::clone(validity));
     }
 
     /// Says that a claim of this agent is over.
@@ -210,12 +224,13 @@ impl AgentState {
         self.holds.lock().remove(&claim);
     }
 
+    /// What it holds. A hold that is lost is not, though its place may be there for a while: it
+    /// ends by itself.
     fn held(&self) -> BTreeSet<String> {
         let holds = self.holds.lock();
-        holds
-            .values()
-            .map(|name| name.as_str().to_owned())
-            .collect()
+        let held = holds.values().filter(|validity| validity.is_valid());
+        let names = held.map(|validity| validity.name().as_str().to_owned());
+        names.collect()
     }
 
     /// Where a look begins; `None` when nobody can wait for this agent.
@@ -247,8 +262,8 @@ impl AgentState {
                 continue;
             };
             let looks = &self.agents.looks;
-            let due = Due::new(looks, claim, starts);
-            let Ok(look) = looks.look(keeper.engine()).await else {
+            let due = Due::new(looks, claim, starts.clone());
+            let Ok(look) = looks.look(keeper.engine(), &starts).await else {
                 continue;
             };
             drop(due);
@@ -331,7 +346,10 @@ impl Suspect {
             }
             let then = first.get(stuck.claim.id.as_str()).copied().flatten();
             match (then, stuck.claim.expires_in) {
-                (Some(then), Some(now)) => look.began + now > self.seen + then + step + DRIFT,
+                // Past its lease a claim may be there until the engine has noticed.
+                (Some(then), Some(now)) => {
+                    !now.is_zero() && look.began + now > self.seen + then + step + DRIFT
+                }
                 // It would have ended if nobody had renewed it.
                 _ => {
                     let ttl = Duration::from_millis(agent.ttl);
@@ -360,3 +378,7 @@ impl Drop for Due<'_> {
         self.looks.due.lock().remove(&self.claim);
     }
 }
+
+#[cfg(test)]
+#[path = "lookout_tests.rs"]
+mod tests;

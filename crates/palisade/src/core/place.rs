@@ -11,6 +11,7 @@ use super::events::Event;
 use super::keeper::Keeper;
 use super::lookout::AgentState;
 use super::ticket::Ticket;
+use super::validity::Validity;
 
 /// A place that is left when this is dropped, whatever became of it: entering, waiting or held.
 pub(super) struct Occupied {
@@ -65,14 +66,20 @@ impl Occupied {
     }
 
     /// Takes what the engine counted for the grant, which is to be kept for at least so long.
-    pub(super) fn granted(&mut self, sequence: u64, at_least: Duration, renewed: bool) {
+    pub(super) fn granted(
+        &mut self,
+        sequence: u64,
+        validity: &Arc<Validity>,
+        at_least: Duration,
+        renewed: bool,
+    ) {
         let now = BootTime::now();
         self.ticket.sequence = sequence;
         self.held_since = Some(now);
         self.not_before = now + at_least;
         self.keeper.granted(&self.ticket, renewed);
         if let Some(agent) = &self.agent {
-            agent.granted(self.ticket.claim, &self.ticket.name);
+            agent.granted(self.ticket.claim, validity);
         }
     }
 

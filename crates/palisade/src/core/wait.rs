@@ -79,6 +79,19 @@ pub(crate) fn recheck_at(deadline: BootTime) -> BootTime {
     (BootTime::now() + jittered).min(deadline)
 }
 
+/// `until`, or sooner when a push that was lost is to be noticed: for engines, whom anyone may ask
+/// to wait for longer.
+#[cfg(any(
+    feature = "etcd",
+    feature = "kubernetes",
+    feature = "postgres",
+    feature = "redis",
+    feature = "zookeeper"
+))]
+pub(crate) fn look_by(until: BootTime) -> BootTime {
+    until.min(BootTime::now() + RECHECK)
+}
+
 /// How an acquire tries again, while its patience lasts, when the engine can't be reached or has
 /// no line to wait in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

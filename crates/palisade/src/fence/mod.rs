@@ -11,7 +11,7 @@
 //! |---|---|
 //! | [`MemoryFence`] | a mutex of this process |
 //! | [`FileFence`] | flock and rename |
-//! | [`open`] of `redis:`, `etcd:`, `postgres:`, `file:` | one script, one transaction, a trigger |
+//! | [`open`] of `redis:`, `etcd:`, `zookeeper:`, `postgres:`, `file:` | one script, one transaction, one multi, a trigger, flock and rename |
 //! | rows of your own tables | the triggers of [`sql`], for PostgreSQL and SQLite |
 //! | an HTTP service | a layer of its own (feature `tower`), advisory across replicas |
 //!
@@ -35,6 +35,8 @@ pub use file::FileFence;
 pub(crate) use file::encode;
 pub use memory::MemoryFence;
 pub use token::{Presented, ReadToken, WriteToken};
+#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
+pub(crate) use token::{digits, read_digits};
 
 use crate::core::engine::BoxFuture;
 use crate::core::error::Result;

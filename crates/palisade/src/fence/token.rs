@@ -77,6 +77,20 @@ fn stored(token: Token) -> Result<i64> {
         })
 }
 
+/// A token as stores keep it that compare text: 20 digits, in the order of the numbers.
+#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
+pub(crate) fn digits(token: i64) -> String {
+    format!("{token:020}")
+}
+
+/// Reads [`digits`]; `None` for anything else.
+#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
+pub(crate) fn read_digits(text: &[u8]) -> Option<Token> {
+    let text = std::str::from_utf8(text).ok()?;
+    let is_whole = text.len() == 20 && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| is_whole).map(Token)
+}
+
 impl From<Token> for WriteToken {
     fn from(token: Token) -> Self {
         Self(token)

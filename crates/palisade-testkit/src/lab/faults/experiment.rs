@@ -16,7 +16,8 @@ pub const USAGE: &str =
     "  palisade-testkit pause-experiment [--engines ENGINE,ENGINE] [--seconds 60] [--ttl 2s]";
 
 /// One of each kind, without the versions and set-ups that only tests tell apart.
-const ENGINES: &str = "file,redis,valkey,postgres,postgres+advisory,etcd,etcd3,consul";
+const ENGINES: &str = "file,redis,valkey,redlock,postgres,postgres+advisory,etcd,etcd3,consul,\
+                       zookeeper,zookeeper3,kubernetes";
 
 const EVERY: Duration = Duration::from_secs(5);
 const WORKERS: usize = 5;

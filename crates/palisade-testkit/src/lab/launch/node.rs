@@ -53,6 +53,8 @@ pub(super) struct Spec {
     pub(super) end: &'static str,
     /// Cleans up what a killed server leaves outside its folder.
     pub(super) after_kill: Option<fn(&Path)>,
+    /// Where it speaks TLS, beside its port.
+    pub(super) tls_port: Option<u16>,
 }
 
 impl Spec {
@@ -67,6 +69,7 @@ impl Spec {
             rejoin: None,
             end: "KILL",
             after_kill: None,
+            tls_port: None,
         }
     }
 }
@@ -106,14 +109,19 @@ impl Node {
         Ok(node)
     }
 
-    /// The port that clients connect to, on 127.0.0.1.
+    /// The port that clients connect to, on 127.0.0.1; without TLS.
     pub fn port(&self) -> u16 {
         self.port
     }
 
     /// Where clients connect to: `127.0.0.1:PORT`.
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        format!("127.0.0.1:{}", self.spec.tls_port.unwrap_or(self.port))
+    }
+
+    /// The port on which it speaks TLS, where it does.
+    pub fn tls_port(&self) -> Option<u16> {
+        self.spec.tls_port
     }
 
     /// What it is called in its engine's folder.

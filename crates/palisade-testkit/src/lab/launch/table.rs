@@ -35,7 +35,13 @@ pub const ENGINES: &[Recipe] = &[
         "redis-cluster",
         "Redis Cluster of 3 masters",
         &[REDIS],
-        redis_sets::cluster,
+        |f, s| redis_sets::cluster(0, f, s),
+    ),
+    recipe(
+        "redis-cluster-replica",
+        "the same, and a replica of the first",
+        &[REDIS],
+        |f, s| redis_sets::cluster(1, f, s),
     ),
     recipe("valkey", "one Valkey", &[VALKEY], |f, s| {
         redis::one(&VALKEY, f, s)

@@ -9,6 +9,8 @@ use palisade::{BootTime, Client};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
+use crate::lab::launch::Running;
+
 /// What a busy machine may take beside.
 const MARGIN: Duration = Duration::from_secs(4);
 
@@ -87,6 +89,36 @@ impl Crew {
         let limit = self.patience + MARGIN;
         let reached = tokio::time::timeout(limit, look).await;
         reached.unwrap_or_else(|_| panic!("{more} more grants did not come within {limit:?}"));
+    }
+
+    /// Kills the leader of the servers at work, and lets it come back.
+    ///
+    /// # Panics
+    /// As [`Crew::grants`].
+    pub async fn lose_leader(&self, servers: &Running) {
+        self.grants(20).await;
+        let killed = tokio::task::block_in_place(|| servers.kill_leader());
+        let killed = &servers.nodes()[killed.unwrap_or_else(|error| panic!("{error}"))];
+        self.grants(20).await;
+        let restarted = tokio::task::block_in_place(|| killed.restart());
+        restarted.unwrap_or_else(|error| panic!("{error}"));
+        self.grants(20).await;
+    }
+
+    /// Stops the leader until the others have gone on without it, and lets it go on.
+    ///
+    /// # Panics
+    /// As [`Crew::grants`].
+    pub async fn stop_leader(&self, servers: &Running) {
+        self.grants(20).await;
+        let leader = servers.leader_where(|_| true);
+        let leader = &servers.nodes()[leader.unwrap_or_else(|error| panic!("{error}"))];
+        let stopped = tokio::task::block_in_place(|| leader.stop());
+        stopped.unwrap_or_else(|error| panic!("{error}"));
+        self.grants(10).await;
+        let went_on = tokio::task::block_in_place(|| leader.cont());
+        went_on.unwrap_or_else(|error| panic!("{error}"));
+        self.grants(20).await;
     }
 
     /// Ends the work, and judges it.

@@ -1,6 +1,6 @@
-//! What the tests of single engines share: servers ([`need!`](crate::need)), waiting with a
-//! deadline, errors as they must be ([`fails`]), a [`Crew`] at work on one lock, another tool's
-//! process ([`Tool`]), [`certificates`] of our own making, whether a secret is said
+//! What the tests of single engines share: servers ([`need!`](crate::need)) and clients of them,
+//! waiting with a deadline, errors as they must be ([`fails`]), a [`Crew`] at work on one lock,
+//! another tool's process ([`Tool`], [`Servant`]), [`certificates`] of our own making, whether a secret is said
 //! ([`says_no_secret`]).
 
 mod certificates;
@@ -15,11 +15,14 @@ use std::time::Duration;
 pub use certificates::{certificates, expired};
 pub use crew::{Belief, Crew};
 pub use names::{NASTY, every_nasty_name};
-use palisade::{Error, ErrorKind, Mutex};
+use palisade::engine::{Ask, Claim, ClaimId};
+use palisade::report::Owner;
+use palisade::{BootTime, Client, Error, ErrorKind, Mutex, Name};
 pub use said::says_no_secret;
-pub use tool::Tool;
+pub use tool::{Servant, Tool, run};
 
 use super::launch::{self, Running};
+use super::proxy::Proxy;
 
 /// Far more than anything takes that is due at once, also on a busy machine.
 pub const SOON: Duration = Duration::from_secs(10);
@@ -76,6 +79,75 @@ pub fn started(name: &str, settings: &[&str]) -> Option<Running> {
             None
         }
         Err(launch::Error::Failed(why)) => panic!("{why}"),
+    }
+}
+
+/// A client of a server.
+///
+/// # Panics
+/// When it can't connect.
+pub async fn connected(running: &Running) -> Client {
+    beside(running, "").await
+}
+
+/// A client of the names that other tools use, with further options: `&layout=readwrite`.
+///
+/// # Panics
+/// When it can't connect.
+pub async fn beside_others(running: &Running, options: &str) -> Client {
+    beside(running, &format!("?namespace={options}")).await
+}
+
+async fn beside(running: &Running, options: &str) -> Client {
+    let url = format!("{}{options}", running.url());
+    let client = palisade::connect(&url).await;
+    client.unwrap_or_else(|error| panic!("{url}: {error}"))
+}
+
+/// A claim to a whole line, for engines that are asked directly.
+///
+/// # Panics
+/// When `name` can't be a name.
+pub fn claim(name: &str, ttl: Duration) -> Claim {
+    Claim {
+        id: ClaimId::random(),
+        name: Name::new(name).unwrap_or_else(|error| panic!("{name:?}: {error}")),
+        ask: Ask::Whole,
+        ttl,
+        queue: true,
+        owner: Owner::here("test", None),
+        value: None,
+        renewed: true,
+        at_least: Duration::ZERO,
+    }
+}
+
+/// The uuid that a number of 128 bits is written as.
+pub fn uuid(number: u128) -> String {
+    let hex = format!("{number:032x}");
+    let ends = [0, 8, 12, 16, 20, 32];
+    let parts: Vec<&str> = ends.windows(2).map(|at| &hex[at[0]..at[1]]).collect();
+    parts.join("-")
+}
+
+/// Existing connections say nothing any more, again and again, and new ones are served: a hold
+/// lives on.
+///
+/// # Panics
+/// When it is lost.
+pub async fn survives_dead_connections(url: &str, proxy: &Proxy) {
+    let client = palisade::connect(url).await;
+    let client = client.unwrap_or_else(|error| panic!("{url}: {error}"));
+    let ttl = Duration::from_secs(3);
+    let hold = client.mutex("silent").ttl(ttl).lock().await;
+    let hold = hold.unwrap_or_else(|error| panic!("{error}"));
+    for _ in 0..3 {
+        let first = hold.deadline();
+        until("a renewal", async || hold.deadline() > first).await;
+        proxy.silence();
+        let past = BootTime::now() + ttl * 2;
+        until("the end of two ttls", async || past.has_passed()).await;
+        assert!(hold.is_valid(), "lost over a dead connection");
     }
 }
 

@@ -1,11 +1,25 @@
-//! `Tool`: another tool's process, whose lines are read as they come. Ends when it is dropped.
+//! Another tool's process, which ends when it is dropped: a `Tool`, whose lines are read as they
+//! come, or a `Servant`, which answers line by line to what it is told.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::SOON;
+
+/// Runs a command to its end, quietly.
+///
+/// # Errors
+/// The last that it says when it fails, or why it can't be started.
+pub fn run(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| error.to_string())?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(said.lines().last().unwrap_or("it failed").to_owned())
+}
 
 /// A process that is under way.
 pub struct Tool {
@@ -79,6 +93,71 @@ impl Tool {
 }
 
 impl Drop for Tool {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A process that answers each line that it is told with one of its own.
+pub struct Servant {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Servant {
+    /// Starts it.
+    ///
+    /// # Panics
+    /// When it can't be started.
+    pub fn start(command: &mut Command) -> Self {
+        let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = started.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        match (child.stdin.take(), child.stdout.take()) {
+            (Some(orders), Some(answers)) => Self {
+                child,
+                orders,
+                answers: BufReader::new(answers),
+            },
+            _ => panic!("{command:?} has no pipes"),
+        }
+    }
+
+    /// Tells it something.
+    ///
+    /// # Panics
+    /// When it does not listen.
+    pub fn tell(&mut self, order: &str) {
+        let told = writeln!(self.orders, "{order}");
+        told.unwrap_or_else(|error| panic!("{order}: {error}"));
+    }
+
+    /// Its next line.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn answer(&mut self) -> String {
+        let mut answer = String::new();
+        let read = self.answers.read_line(&mut answer);
+        read.unwrap_or_else(|error| panic!("no answer: {error}"));
+        answer.trim().to_owned()
+    }
+
+    /// Whether it says yes, and not no.
+    ///
+    /// # Panics
+    /// When it says something else.
+    pub fn says_yes(&mut self) -> bool {
+        match self.answer().as_str() {
+            "yes" => true,
+            "no" => false,
+            other => panic!("the other tool says {other:?}"),
+        }
+    }
+}
+
+impl Drop for Servant {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -2,7 +2,6 @@
 //! waiter watches the nearest one that excludes it, and looks when that changes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::try_join;
 
@@ -22,6 +21,7 @@ use crate::core::error::{Error, ErrorKind, Outcome, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::sync::sleep_until;
 use crate::core::ticket::Ticket;
+use crate::core::wait::look_by;
 use crate::engines::kit::Link;
 
 /// What is known of a claim of this client from its enter to its leave.
@@ -39,9 +39,6 @@ pub(super) struct Known {
     /// Whose change may let it in.
     pub(super) ahead: Option<Ahead>,
 }
-
-/// How late a waiter is when a push is lost; nobody pushes the end of one's own place.
-const RECHECK: Duration = Duration::from_secs(1);
 
 /// How often an enter is repeated when the lease it was to hang on has ended.
 const LEASES: usize = 3;
@@ -348,7 +345,7 @@ impl Waiter<'_> {
         let (mut watch, link) = self.engine.client.watch("wait", range).await?;
         let changed = tokio::select! {
             changed = watch.changed_since(ahead.seen) => changed,
-            () = sleep_until(until.min(BootTime::now() + RECHECK)) => None,
+            () = sleep_until(look_by(until)) => None,
         };
         Ok(changed.map(|_| link))
     }

@@ -16,7 +16,7 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::token::Token;
 use crate::core::url::{Settings, Url};
-use crate::fence::{Fence, Fenced, Rule, SharedFence, Verdict, WriteToken};
+use crate::fence::{Fence, Fenced, Rule, SharedFence, Verdict, WriteToken, digits, read_digits};
 
 /// How often a write tries again because another made or removed the mark in between.
 const TRIES: u32 = 20;
@@ -76,14 +76,14 @@ impl Store {
     ) -> Result<Verdict> {
         let number = token.stored()?;
         let keys = Fencing::of(&self.inner.keys, resource)?;
-        let mut writes = vec![put(keys.mark.clone(), padded(number).into_bytes(), 0)];
+        let mut writes = vec![put(keys.mark.clone(), digits(number).into_bytes(), 0)];
         writes.extend(data.map(|data| put(keys.data.clone(), data, 0)));
         // etcd has no "at most", and a key that is absent is neither less nor more.
         let above = match self.rule {
             Rule::Strict => number,
             _ => number.saturating_add(1),
         };
-        let mut condition = value_below(&keys.mark, &padded(above));
+        let mut condition = value_below(&keys.mark, &digits(above));
         for _ in 0..TRIES {
             let request = TxnRequest {
                 compare: vec![condition],
@@ -102,7 +102,7 @@ impl Store {
             }
             condition = match highest {
                 None => created_at(&keys.mark, 0),
-                Some(_) => value_below(&keys.mark, &padded(above)),
+                Some(_) => value_below(&keys.mark, &digits(above)),
             };
         }
         let message = "others forget this resource and make it again all the time";
@@ -179,20 +179,10 @@ fn value_below(key: &[u8], value: &str) -> Compare {
     }
 }
 
-/// A token as text that is compared as the number is.
-fn padded(token: i64) -> String {
-    format!("{token:020}")
-}
-
 fn token_of(mark: &KeyValue) -> Result<Token> {
-    let token = std::str::from_utf8(&mark.value).ok();
-    let token = token.filter(|text| text.len() == 20 && text.bytes().all(|b| b.is_ascii_digit()));
-    token
-        .and_then(|text| text.parse().ok())
-        .map(Token)
-        .ok_or_else(|| {
-            let message = "the mark of this resource is damaged; put a token above all before, as 20 \
-                           digits, at its key below .palisade/fence/";
-            Error::new(ErrorKind::Unusable, "fence", message)
-        })
+    read_digits(&mark.value).ok_or_else(|| {
+        let message = "the mark of this resource is damaged; put a token above all before, as 20 \
+                       digits, at its key below .palisade/fence/";
+        Error::new(ErrorKind::Unusable, "fence", message)
+    })
 }

@@ -5,7 +5,7 @@
 //! taking write is conditioned on: that is the token. A write whose outcome is not known is
 //! looked for by a read: by the claim's id and the time that it was sent with. A waiting claim
 //! has nothing in the store; it sleeps until a watch, a local change or the end of a holder's
-//! lease by our own clock, and looks once a second besides.
+//! lease by our own clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,13 +22,14 @@ use crate::core::clock::BootTime;
 use crate::core::engine::{Entered, Place};
 use crate::core::error::{Error, ErrorKind, Outcome, Result};
 use crate::core::ticket::{LeaseStart, Ticket};
+use crate::core::wait::look_by;
 use crate::engines::kit::cas::Retry;
 use crate::engines::kit::finish::finish;
 
 /// How old a read may be that several waiters share, in nanoseconds.
 const SHARED_READ: u64 = 100_000_000;
 
-/// How often a waiter looks, whatever it is told.
+/// How long a holder is watched at a time, and how soon a line is tried again that others change.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// What came of a try.
@@ -332,7 +333,7 @@ pub(super) async fn wait(
     let line = engine.lines.get(&engine.keys.lease(&ticket.name)?);
     let (members, claim) = (&engine.members, ticket.claim);
     let _waits = Waits::on(&line);
-    let mut look = BootTime::now() + LOOK;
+    let mut look = look_by(until);
     loop {
         let Some(member) = members.settled(claim, engine.client.timeout).await else {
             return Ok(Place::Gone);
@@ -346,10 +347,9 @@ pub(super) async fn wait(
         }
         let last = until.has_passed();
         // A watch is only a hint, and may have ended.
-        let since = if last || look.has_passed() {
-            let now = BootTime::now();
-            look = now + LOOK;
-            BootTime::from_nanos(now.as_nanos() - SHARED_READ)
+        let since = if look.has_passed() {
+            look = look_by(until);
+            BootTime::from_nanos(BootTime::now().as_nanos() - SHARED_READ)
         } else {
             BootTime::PAST
         };
@@ -365,7 +365,7 @@ pub(super) async fn wait(
         }
         notify::listen(engine, &line);
         let ends = member.armed.sent + member.armed.ttl;
-        let wake = until.min(look).min(retry_at).min(ends).to_instant();
+        let wake = look.min(retry_at).min(ends).to_instant();
         tokio::select! {
             () = &mut changed => {}
             () = members.changed(claim) => {}

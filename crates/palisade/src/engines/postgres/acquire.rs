@@ -15,9 +15,7 @@ use crate::core::error::{Outcome, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::sync;
 use crate::core::ticket::{LeaseStart, Ticket};
-
-/// A push can be lost; then this is how late a waiter is.
-const RECHECK: Duration = Duration::from_secs(1);
+use crate::core::wait::look_by;
 
 /// The same where no push can be had: a waiter is late by half of it on average, and asks the
 /// server ten times a second.
@@ -104,10 +102,9 @@ fn held(sequence: i64) -> Place {
 pub(super) async fn wait(client: &Client, ticket: &Ticket, until: BootTime) -> Result<Place> {
     let mut next = client.queue.next(&ticket.name, ticket.claim);
     if let Next::Stay(turn) = next {
-        let look = until.min(BootTime::now() + RECHECK);
         tokio::select! {
             () = turn.notified() => {}
-            () = sync::sleep_until(look) => {}
+            () = sync::sleep_until(look_by(until)) => {}
         }
         next = client.queue.next(&ticket.name, ticket.claim);
     }
@@ -134,10 +131,10 @@ async fn wait_in_line(client: &Client, ticket: &Ticket, until: BootTime) -> Resu
         Standing::Waiting { due, last } if !until.has_passed() => (due, last),
         standing => return Ok(standing.place()),
     };
-    let recheck = if listens { RECHECK } else { POLL };
     // A little after the lease's end: the server must find it ended.
     let due = due + Duration::from_millis(1);
-    let look = until.min(BootTime::now() + due.min(recheck));
+    let due = if listens { due } else { due.min(POLL) };
+    let look = look_by(until).min(BootTime::now() + due);
     bell.waits(last, look);
     tokio::select! {
         () = bell.rung.notified() => {}

@@ -14,10 +14,8 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::sync;
 use crate::core::ticket::{LeaseStart, Ticket};
+use crate::core::wait::look_by;
 use crate::engines::kit::Link;
-
-/// A push can be lost, and a server can freeze without a word: a waiter looks at least this often.
-const RECHECK: Duration = Duration::from_secs(1);
 
 /// The key lasts this many milliseconds longer than the lease: the server counts in whole ones, and
 /// the key must not end first.
@@ -139,7 +137,7 @@ impl Client {
         loop {
             let link = self.link_to(&keys).await?;
             self.hear(&link).await?;
-            let look_at = bell.due().min(until).min(BootTime::now() + RECHECK);
+            let look_at = bell.due().min(look_by(until));
             if !look_at.has_passed() {
                 tokio::select! {
                     biased;

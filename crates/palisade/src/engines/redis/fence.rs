@@ -14,7 +14,7 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::core::token::Token;
 use crate::core::url::{Settings, Url};
-use crate::fence::{Fence, Fenced, Rule, Verdict, WriteToken};
+use crate::fence::{Fence, Fenced, Rule, Verdict, WriteToken, digits, read_digits};
 
 /// Fenced strings and hashes in a Redis or Valkey server.
 #[derive(Clone)]
@@ -34,14 +34,17 @@ impl std::fmt::Debug for RedisFence {
 pub type Fields = Vec<(String, Vec<u8>)>;
 
 impl RedisFence {
-    /// Connects to the server of a `redis:` or `rediss:` URL.
+    /// Connects to the server or servers of a `redis:` or `rediss:` URL, also behind Sentinel
+    /// (`redis+sentinel:`) or in a Cluster (`redis+cluster:`).
     ///
     /// # Errors
     /// As [`connect`](crate::connect()).
     pub async fn open(url: &str) -> Result<Self> {
         let mut url = Url::parse(url)?;
         let settings = url.take_settings()?;
-        if !super::FACTORY.info.schemes.contains(&url.scheme.as_str()) {
+        let known = [super::FACTORY, super::SENTINEL, super::CLUSTER];
+        let known = known.iter().flat_map(|factory| factory.info.schemes);
+        if !known.into_iter().any(|scheme| *scheme == url.scheme) {
             let message = "this is no redis: URL";
             return Err(Error::new(ErrorKind::Config, "fence", message));
         }
@@ -131,7 +134,7 @@ impl RedisFence {
         let keys = self.client.keys.fenced(resource)?;
         let mut link = self.client.link_to(&keys).await?;
         let add = |command: &mut Cmd| {
-            command.arg(what).arg(padded(number)).arg(once);
+            command.arg(what).arg(digits(number)).arg(once);
             data(command);
         };
         let run = self.client.run(&mut link, Script::Fence, &keys, add);
@@ -202,12 +205,6 @@ impl Fence for RedisFence {
     }
 }
 
-/// A token as text that is compared as the number is.
-fn padded(token: i64) -> String {
-    format!("{token:020}")
-}
-
 fn token_of(mark: &str) -> Result<Token> {
-    let token = mark.parse().map(Token);
-    token.map_err(|_| nonsense("fence"))
+    read_digits(mark.as_bytes()).ok_or_else(|| nonsense("fence"))
 }

@@ -25,7 +25,7 @@ use crate::engines::kit::finish::finish;
 use crate::engines::redis::keys::LineKeys;
 
 /// A message can be lost, and another tool sends none: a waiter tries at least this often.
-const RECHECK: Duration = Duration::from_millis(500);
+const TRIES_EVERY: Duration = Duration::from_millis(500);
 
 /// After the first message that a line is free, how long those of the other servers are waited for:
 /// a release reaches them all within a round trip.
@@ -193,7 +193,7 @@ async fn try_again(engine: &Arc<Redlock>, waiter: &Arc<Waiter>) -> Result<()> {
         let now = BootTime::now();
         match tried {
             Ok(Tried::Held { sequence, .. }) => {
-                turn.due = now + jittered(RECHECK);
+                turn.due = now + jittered(TRIES_EVERY);
                 // Its lease goes on counting from the beginning of this try.
                 waiter.set(Stage::Held(sequence));
             }
@@ -204,8 +204,8 @@ async fn try_again(engine: &Arc<Redlock>, waiter: &Arc<Waiter>) -> Result<()> {
                         rand::random_range(Duration::ZERO..=bound.min(FURTHEST_APART))
                     }
                     // It never ends, or says nothing of it.
-                    false if due.is_zero() => jittered(RECHECK),
-                    false => due.min(jittered(RECHECK)),
+                    false if due.is_zero() => jittered(TRIES_EVERY),
+                    false => due.min(jittered(TRIES_EVERY)),
                 };
                 turn.due = now + wait;
                 waiter.tried(turn.due);

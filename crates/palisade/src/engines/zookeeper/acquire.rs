@@ -3,13 +3,13 @@
 //! it, and looks when that changes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::error;
 use super::keys::{Keys, Record};
 use super::proto::{Answer, Lives, Request, code};
-use super::session::{Session, Watched};
+use super::session::Session;
 use super::snapshot::{Ahead, Snapshot};
+use super::watches::Watched;
 use super::{Inner, notify};
 use crate::core::claim::{Ask, Claim};
 use crate::core::clock::BootTime;
@@ -18,6 +18,7 @@ use crate::core::error::{Error, ErrorKind, Outcome, Result};
 use crate::core::line::capacity_mismatch;
 use crate::core::sync::sleep_until;
 use crate::core::ticket::Ticket;
+use crate::core::wait::look_by;
 
 /// What is known of a claim of this client from its enter to its leave.
 #[derive(Clone)]
@@ -31,6 +32,8 @@ pub(super) struct Known {
     pub(super) ahead: Option<Ahead>,
     /// Whether an operator asks for it back.
     pub(super) evicted: bool,
+    /// Whether it is an agent's, so that others look whether it is renewed.
+    pub(super) is_agents: bool,
 }
 
 /// The node of a claim.
@@ -47,9 +50,6 @@ impl Node {
         u64::try_from(self.token).unwrap_or(0)
     }
 }
-
-/// How late a waiter is when a push is lost; nobody pushes the end of one's own place.
-const RECHECK: Duration = Duration::from_secs(1);
 
 /// How often an enter is repeated when the session it was to live with has ended.
 const SESSIONS: usize = 3;
@@ -73,6 +73,7 @@ pub(super) async fn enter(engine: &Arc<Inner>, claim: &Claim) -> Result<Entered>
             node: again.and_then(|known| known.node.clone()),
             ahead: None,
             evicted: again.is_some_and(|known| known.evicted),
+            is_agents: claim.owner.agent.is_some(),
         };
         // Before anything is sent: a leave must find the place of an enter that was dropped.
         engine.known.lock().insert(claim.id, known);
@@ -351,10 +352,9 @@ impl Waiter<'_> {
                     if let Ok(place) = self.place(children(&self.call(vec![look]).await?)?) {
                         return Ok(place);
                     }
-                    let recheck = until.min(BootTime::now() + RECHECK);
                     tokio::select! {
                         _ = fired => {}
-                        () = sleep_until(recheck) => {}
+                        () = sleep_until(look_by(until)) => {}
                     }
                 }
             }
@@ -371,25 +371,22 @@ impl Waiter<'_> {
             return Ok(None);
         }
         loop {
-            let recheck = until.min(BootTime::now() + RECHECK);
             tokio::select! {
                 _ = &mut fired => return Ok(None),
-                () = sleep_until(recheck) => {}
+                () = sleep_until(look_by(until)) => {}
             }
-            // Both are cheaper to ask for than the whole line.
+            // Both are cheaper to ask for than the whole line; nobody pushes the end of one's own
+            // place.
             let own = Request::exists(&self.path(&self.node.name));
             let answers = self.call(vec![own, Request::exists(&ahead)]).await?;
             let [own, ahead] = answers.as_slice() else {
                 return Err(unexpected());
             };
-            if own.error == code::NO_NODE {
-                return Ok(Some(Place::Gone));
-            }
-            if ahead.error != 0 {
-                return Ok(None);
-            }
-            if until.has_passed() {
-                return Ok(Some(Place::Waiting));
+            match (own.error, ahead.error) {
+                (code::NO_NODE, _) => return Ok(Some(Place::Gone)),
+                (_, 0) if until.has_passed() => return Ok(Some(Place::Waiting)),
+                (_, 0) => {}
+                _ => return Ok(None),
             }
         }
     }

@@ -11,6 +11,7 @@ use super::client::Client;
 use super::connection::Endpoints;
 use super::keys::{Keys, Layout};
 use super::proto::Acl;
+use super::renewals::Renewals;
 use super::{Inner, ZooKeeperEngine};
 use crate::core::capability::{Capability, Guarantee, TtlRange};
 use crate::core::error::{Error, ErrorKind, Result};
@@ -137,5 +138,6 @@ pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
             ..CAPABILITY.ttl
         },
         known: Mutex::new(HashMap::new()),
+        renewals: Renewals::default(),
     })
 }

@@ -45,6 +45,10 @@ pub(super) fn refused(operation: &'static str, refused: Refused) -> Error {
             ErrorKind::Unusable,
             "a quota of ZooKeeper is used up; raise it, or use another namespace",
         ),
+        code::NOT_EMPTY => (
+            ErrorKind::Unusable,
+            "this node has children; remove them first",
+        ),
         code::SESSION_EXPIRED => (ErrorKind::Lost, "the session has ended"),
         code::SESSION_MOVED | code::THROTTLED => (
             ErrorKind::Unreachable,

@@ -1,6 +1,6 @@
 //! `survey` and `check`: what is shown to people. A report decides nothing.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,6 +12,7 @@ use super::keys::{Child, Record, is_marked};
 use super::proto::{Answer, READ, Request, Stat, code};
 use super::snapshot::{Place, Snapshot};
 use crate::core::capability::DEFAULT_TTL;
+use crate::core::clock::BootTime;
 use crate::core::error::Result;
 use crate::core::line::Seat;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
@@ -106,7 +107,7 @@ pub(super) async fn read_lines(
 }
 
 fn tell(place: &mut Place, data: &[u8], stat: Stat) {
-    place.version = stat.version;
+    (place.version, place.session) = (stat.version, stat.owner);
     place.token = stat.created;
     match place.child.claim.and_then(|_| Record::read(data)) {
         Some(record) => {
@@ -126,7 +127,9 @@ pub(super) async fn survey(engine: &Inner, scope: &Scope) -> Result<Vec<LineRepo
         Scope::Prefix(prefix) => all_lines(engine, "survey", prefix).await?,
     };
     let mut reports = BTreeMap::new();
-    for (line, snapshot) in read_lines(engine, "survey", lines).await? {
+    let mut lines = read_lines(engine, "survey", lines).await?;
+    see_renewals(engine, &mut lines).await?;
+    for (line, snapshot) in lines {
         let seats = snapshot.line.seats.iter();
         let is_ours = |seat: &Seat<Place>| seat.extra.record.is_some();
         // Beside other tools only what carries our records, unless it is asked for by name.
@@ -143,6 +146,33 @@ pub(super) async fn survey(engine: &Inner, scope: &Scope) -> Result<Vec<LineRepo
         }
     }
     Ok(reports.into_values().collect())
+}
+
+/// Says of the claims of agents when their sessions were last renewed.
+async fn see_renewals(engine: &Inner, lines: &mut [(String, Snapshot)]) -> Result<()> {
+    let seats = lines
+        .iter_mut()
+        .flat_map(|(_, found)| &mut found.line.seats);
+    let mut places: Vec<&mut Place> = seats.map(|seat| &mut seat.extra).collect();
+    places.retain(|place| {
+        let record = place.record.as_ref();
+        record.is_some_and(|record| record.owner.agent.is_some())
+    });
+    let sessions: BTreeSet<i64> = places.iter().map(|place| place.session).collect();
+    let look = sessions
+        .iter()
+        .map(|id| Request::exists(&engine.keys.session(*id)));
+    let answers = read(engine, "survey", look.collect()).await?;
+    let now = BootTime::now();
+    let renewed = sessions.into_iter().zip(&answers).map(|(session, answer)| {
+        let version = answer.stat().ok().map(|stat| stat.version);
+        (session, engine.renewals.saw(session, version, now))
+    });
+    let renewed: HashMap<i64, BootTime> = renewed.collect();
+    for place in places {
+        place.renewed = renewed.get(&place.session).copied();
+    }
+    Ok(())
 }
 
 fn report(name: String, snapshot: Snapshot) -> LineReport {
@@ -173,10 +203,12 @@ fn claim(seat: Seat<Place>) -> ClaimReport {
             None => place.text,
         },
         // At the most: only the servers know when it was last renewed.
-        expires_in: place
-            .record
-            .as_ref()
-            .map(|record| Duration::from_millis(record.ttl)),
+        expires_in: place.record.as_ref().map(|record| {
+            let since = place.renewed.map_or(Duration::ZERO, |renewed| {
+                BootTime::now().saturating_since(renewed)
+            });
+            Duration::from_millis(record.ttl).saturating_sub(since)
+        }),
         owner: place.record.map(|record| record.owner),
         ask: seat.ask,
         sequence: is_held.then(|| u64::try_from(place.token).unwrap_or(0)),
@@ -223,7 +255,7 @@ async fn walk(engine: &Inner, prefix: &str) -> Result<Vec<String>> {
                 .zip(&children)
                 .filter(|(_, child)| child.is_none());
             let below = below.map(|(name, _)| format!("{folder}/{name}"));
-            next.extend(below.filter(|path| path != "/zookeeper"));
+            next.extend(below.filter(|path| !keys.is_reserved(path)));
         }
     }
     Ok(lines)

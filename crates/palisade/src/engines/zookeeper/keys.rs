@@ -12,6 +12,14 @@
 //! list of names is all that deciding a place takes. Children whose name ends in a sequence and
 //! that are none of ours take the whole line; others are not in it.
 //!
+//! ```text
+//! /CHROOT/.palisade/fence/NS/NAME             the mark of a fenced resource
+//! /CHROOT/.palisade/data/NS/NAME              its data
+//! /CHROOT/.palisade/sessions/<id>             written to by the renewals of a session with agents
+//! ```
+//! With `namespace=` NS is `%`. A resource's data is never the node NAME itself: that may be a line,
+//! and ZooKeeper shows nobody that a node is a container, which goes when it is empty.
+//!
 //! In a namespace of ours a name is one segment: `/`, `%`, whatever is not ASCII, and the dots of
 //! `.` and `..` are written as `%XX`, since ZooKeeper refuses some of Unicode. With `namespace=`
 //! a name is a path as it is.
@@ -30,6 +38,9 @@ const REVOKE: &[u8] = b"__REVOKE__";
 /// How many digits the server writes.
 const DIGITS: usize = 10;
 
+/// Where we keep what is no line, below the chroot.
+const OWN: &str = ".palisade";
+
 /// What a name can't have in a segment of a path.
 const ENCODED: &AsciiSet = &CONTROLS.add(b'/').add(b'%');
 
@@ -43,6 +54,10 @@ pub(super) enum Layout {
 /// The nodes of one namespace.
 #[derive(Debug, Clone)]
 pub(super) struct Keys {
+    /// Without a slash at its end.
+    chroot: String,
+    /// The namespace as one segment.
+    namespace: String,
     /// The chroot, and the namespace if there is one; without a slash at its end.
     base: String,
     bare: bool,
@@ -63,18 +78,27 @@ impl Keys {
                 return Err(Error::new(ErrorKind::Config, "connect", message));
             }
         }
-        let parts = [chroot, namespace].into_iter();
-        let parts = parts.filter(|part| !part.is_empty());
-        let base: String = parts.map(|part| format!("/{part}")).collect();
-        if (base.clone() + "/").starts_with("/zookeeper/") {
-            let message = "/zookeeper is where ZooKeeper keeps its own records; use another path";
-            return Err(Error::new(ErrorKind::Config, "connect", message));
-        }
-        Ok(Self {
-            base,
+        let below = |part: &str| match part {
+            "" => String::new(),
+            part => format!("/{part}"),
+        };
+        let keys = Self {
+            base: below(chroot) + &below(namespace),
+            chroot: below(chroot),
+            namespace: match namespace {
+                // What no namespace is encoded as.
+                "" => "%".to_owned(),
+                namespace => encode(namespace),
+            },
             bare: namespace.is_empty(),
             layout,
-        })
+        };
+        if keys.is_reserved(&keys.base) {
+            let message = "/zookeeper and .palisade are where ZooKeeper and palisade keep records \
+                           of their own; use another path";
+            return Err(Error::new(ErrorKind::Config, "connect", message));
+        }
+        Ok(keys)
     }
 
     /// Whether names are used as they are, beside other tools.
@@ -90,6 +114,32 @@ impl Keys {
         }
     }
 
+    /// Whether a path is, or is in, what ZooKeeper or we keep apart from lines.
+    pub(super) fn is_reserved(&self, path: &str) -> bool {
+        let apart = ["/zookeeper".to_owned(), format!("{}/{OWN}", self.chroot)];
+        let mut rests = apart.iter().map(|apart| path.strip_prefix(apart.as_str()));
+        rests.any(|rest| rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+    }
+
+    /// The nodes of a fenced resource: its mark, and its data.
+    ///
+    /// # Errors
+    /// As [`Keys::line`].
+    pub(super) fn fenced(&self, resource: &Name) -> Result<(String, String)> {
+        self.line(resource)?;
+        let name = match resource.as_str().strip_prefix('/') {
+            Some(same) if self.bare => encode(same),
+            _ => encode(resource.as_str()),
+        };
+        let of = |kind| format!("{}/{OWN}/{kind}/{}/{name}", self.chroot, self.namespace);
+        Ok((of("fence"), of("data")))
+    }
+
+    /// The node that the renewals of a session write to.
+    pub(super) fn session(&self, session: i64) -> String {
+        format!("{}/{OWN}/sessions/{session:016x}", self.chroot)
+    }
+
     /// The node of a line.
     ///
     /// # Errors
@@ -101,10 +151,10 @@ impl Keys {
         }
         let path = name.strip_prefix('/').unwrap_or(name);
         let line = format!("{}/{path}", self.base);
-        if !is_path(path) || format!("{line}/").starts_with("/zookeeper/") {
+        if !is_path(path) || self.is_reserved(&line) {
             let message = "with namespace= a name is a path of ZooKeeper: words joined by single \
-                           slashes, none of them . or .., not below /zookeeper, and none with \
-                           characters beyond U+D7FF; omit namespace= for other names";
+                           slashes, none of them . or .., not below /zookeeper or .palisade, and \
+                           none with characters beyond U+D7FF; omit namespace= for other names";
             return Err(Error::new(ErrorKind::InvalidName, "name", message));
         }
         Ok(line)
@@ -337,6 +387,27 @@ mod tests {
         }
         let parents: Vec<&str> = Keys::parents("/locks/a/x").collect();
         assert_eq!(parents, ["/locks", "/locks/a", "/locks/a/x"]);
+    }
+
+    #[test]
+    fn fenced_resources_are_apart_from_lines_and_from_each_other() {
+        let of = |namespace: &str, name: &str| {
+            let name = Name::new(name).unwrap();
+            keys(namespace, Layout::Mutex).fenced(&name).unwrap()
+        };
+        let path = |kind: &str, rest: &str| format!("/locks/.palisade/{kind}/{rest}");
+        assert_eq!(
+            of("a/b", "x/y"),
+            (path("fence", "a%2Fb/x%2Fy"), path("data", "a%2Fb/x%2Fy"))
+        );
+        assert_ne!(of("a", "/x"), of("a", "x"));
+        assert_eq!(of("", "/x/y"), of("", "x/y"));
+        assert_eq!(of("", "x/y").1, path("data", "%/x%2Fy"));
+        let bare = keys("", Layout::Mutex);
+        assert!(bare.is_reserved("/locks/.palisade/fence"));
+        assert!(!bare.is_reserved("/locks/.palisades"));
+        assert!(bare.line(&Name::new(".palisade/x").unwrap()).is_err());
+        assert!(Keys::new("/locks", ".palisade", Layout::Mutex).is_err());
     }
 
     #[test]

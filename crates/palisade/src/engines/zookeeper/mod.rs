@@ -6,8 +6,10 @@
 //! round trip, leaving it is one delete; waiting is a watch on the nearest one ahead.
 //!
 //! `acquire`, `release`, `renew`, `notify` and `inspect` are the verbs; `keys` is the layout,
-//! `snapshot` a line as read; `client` has the sessions, `session` drives one, `connection` makes
-//! its connections, `proto` and `jute` are what they say.
+//! `snapshot` a line as read, `renewals` what is seen of other sessions. `client` has the sessions;
+//! a `session` is kept on a `connection` by its `driver`, on the engine's `thread`, with its
+//! `watches` and what the leader knows of it (`touches`); `proto` and `jute` are what they say.
+//! `fence` is storage that compares tokens.
 
 mod acquire;
 #[cfg(feature = "baseline")]
@@ -16,7 +18,9 @@ mod client;
 mod condition;
 mod config;
 mod connection;
+mod driver;
 mod error;
+mod fence;
 mod inspect;
 mod jute;
 mod keys;
@@ -24,8 +28,12 @@ mod notify;
 mod proto;
 mod release;
 mod renew;
+mod renewals;
 mod session;
 mod snapshot;
+mod thread;
+mod touches;
+mod watches;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,11 +44,13 @@ use parking_lot::Mutex;
 pub use condition::{Check, ZooKeeperHold};
 pub(crate) use config::FACTORY;
 pub use config::ZooKeeper;
+pub(crate) use fence::open as open_fence;
 
 use self::acquire::Known;
 use self::client::Client;
 use self::keys::Keys;
 use self::proto::Acl;
+use self::renewals::Renewals;
 use crate::core::capability::{Capability, TtlRange};
 use crate::core::claim::{Claim, ClaimId};
 use crate::core::clock::BootTime;
@@ -66,6 +76,7 @@ struct Inner {
     ttl: TtlRange,
     /// The claims of this client, from their enter to their leave.
     known: Mutex<HashMap<ClaimId, Known>>,
+    renewals: Renewals,
 }
 
 impl Inner {
@@ -83,6 +94,13 @@ impl Inner {
     fn has_claims(&self, session: i64) -> bool {
         let known = self.known.lock();
         known.values().any(|known| known.session.id() == session)
+    }
+
+    /// Whether claims of agents live with the session.
+    fn has_agents(&self, session: i64) -> bool {
+        let known = self.known.lock();
+        let mut known = known.values().filter(|known| known.session.id() == session);
+        known.any(|known| known.is_agents)
     }
 
     /// Whether everyone may change the nodes that this client makes.

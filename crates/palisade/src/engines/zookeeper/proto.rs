@@ -14,6 +14,7 @@ pub(super) mod code {
     pub(in super::super) const NO_AUTH: i32 = -102;
     pub(in super::super) const BAD_VERSION: i32 = -103;
     pub(in super::super) const NODE_EXISTS: i32 = -110;
+    pub(in super::super) const NOT_EMPTY: i32 = -111;
     pub(in super::super) const SESSION_EXPIRED: i32 = -112;
     pub(in super::super) const INVALID_ACL: i32 = -114;
     pub(in super::super) const AUTH_FAILED: i32 = -115;
@@ -42,6 +43,9 @@ const ADD_WATCH: i32 = 106;
 const REMOVE_WATCHES: i32 = 18;
 const CLOSE: i32 = -11;
 
+/// Any version of a node's data.
+pub(super) const ANY: i32 = -1;
+
 /// What stands in place of a request's number.
 pub(super) const WATCH_XID: i32 = -1;
 const PING_XID: i32 = -2;
@@ -55,6 +59,8 @@ pub(super) const READ: i32 = 1;
 /// How a node lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lives {
+    /// Until somebody deletes it.
+    Persistent = 0,
     /// With its session.
     Ephemeral = 1,
     /// With its session, and numbered by the server.
@@ -96,6 +102,8 @@ impl Acl {
 pub(super) struct Stat {
     /// The transaction that made it.
     pub(super) created: i64,
+    /// The transaction that last changed its data.
+    pub(super) modified: i64,
     /// How often its data was changed.
     pub(super) version: i32,
     /// How often its children were.
@@ -106,14 +114,15 @@ pub(super) struct Stat {
 
 impl Stat {
     fn read(from: &mut In<'_>) -> Result<Self, Malformed> {
-        let created = from.long()?;
-        let _modified = (from.long()?, from.long()?, from.long()?);
+        let (created, modified) = (from.long()?, from.long()?);
+        let _times = (from.long()?, from.long()?);
         let (version, children_version) = (from.int()?, from.int()?);
         let _acl_version = from.int()?;
         let owner = from.long()?;
         let _sizes = (from.int()?, from.int()?, from.long()?);
         Ok(Self {
             created,
+            modified,
             version,
             children_version,
             owner,
@@ -137,7 +146,7 @@ impl Request {
     pub(super) fn create(path: &str, data: &[u8], acl: &Acl, lives: Lives) -> Self {
         let operation = match lives {
             Lives::Container => CREATE_CONTAINER,
-            Lives::Ephemeral | Lives::EphemeralSequential => CREATE,
+            _ => CREATE,
         };
         let record = Out::default().text(path).bytes(data).int(1);
         let record = record.int(acl.rights).text(&acl.scheme).text(&acl.id);
@@ -145,7 +154,7 @@ impl Request {
     }
 
     pub(super) fn delete(path: &str) -> Self {
-        Self::new(DELETE, Out::default().text(path).int(-1))
+        Self::new(DELETE, Out::default().text(path).int(ANY))
     }
 
     pub(super) fn exists(path: &str) -> Self {
@@ -157,6 +166,7 @@ impl Request {
         Self::new(GET_DATA, Out::default().text(path).flag(watch))
     }
 
+    /// Changes the data of a node that has this version of it.
     pub(super) fn set_data(path: &str, data: &[u8], version: i32) -> Self {
         let record = Out::default().text(path).bytes(data).int(version);
         Self::new(SET_DATA, record)
@@ -175,9 +185,10 @@ impl Request {
         Self::new(SYNC, Out::default().text(path))
     }
 
-    /// True while there is such a node; only inside a [`Request::multi`].
-    pub(super) fn check(path: &str) -> Self {
-        Self::new(CHECK, Out::default().text(path).int(-1))
+    /// True while there is such a node, in this version of its data; only inside a
+    /// [`Request::multi`].
+    pub(super) fn check(path: &str, version: i32) -> Self {
+        Self::new(CHECK, Out::default().text(path).int(version))
     }
 
     /// All or nothing.
@@ -209,8 +220,8 @@ impl Request {
     }
 
     pub(super) fn remove_watches(path: &str) -> Self {
-        const ANY: i32 = 3;
-        Self::new(REMOVE_WATCHES, Out::default().text(path).int(ANY))
+        const BOTH_KINDS: i32 = 3;
+        Self::new(REMOVE_WATCHES, Out::default().text(path).int(BOTH_KINDS))
     }
 
     pub(super) fn close() -> Self {

@@ -10,7 +10,7 @@
 use super::acquire::{Known, Node, children, unexpected};
 use super::error;
 use super::keys::{Child, Record};
-use super::proto::{Answer, Lives, Request, code};
+use super::proto::{ANY, Answer, Lives, Request, code};
 use super::snapshot::{Place, Snapshot};
 use super::{Inner, inspect, notify};
 use std::sync::Arc;
@@ -262,7 +262,7 @@ impl Amending<'_> {
         let acl = &self.engine.client.acl;
         let new = Request::create(&self.path(&name), &record.json(), acl, Lives::Ephemeral);
         let old = Request::delete(&self.path(&self.node.name));
-        let waits = waits.as_deref().map(Request::check);
+        let waits = waits.as_deref().map(|path| Request::check(path, ANY));
         let steps: Vec<Request> = waits.into_iter().chain([new, old]).collect();
         let answers = self.call(vec![Request::multi(&steps)]).await?;
         match answers.first().ok_or_else(unexpected)?.multi() {

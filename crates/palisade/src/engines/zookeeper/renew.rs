@@ -1,6 +1,7 @@
 //! `renew` and `audit`: keeps sessions alive for the keeper by a write that a majority takes, and
 //! lists what lives with them, so that the keeper can leave the places that nobody knows.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -8,8 +9,9 @@ use futures_util::future::join_all;
 use super::Inner;
 use super::acquire::unexpected;
 use super::error;
-use super::keys::Child;
-use super::proto::Request;
+use super::keys::{Child, Keys};
+use super::proto::{ANY, Lives, Request, code};
+use super::session::Session;
 use crate::core::engine::{Audited, Renewal};
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
@@ -38,10 +40,15 @@ async fn renew_one(engine: &Inner, lease: LeaseId, within: Duration) -> Renewal 
         session.close().await;
         return Renewal::Lost;
     }
-    let write = Request::multi(&[Request::check(engine.keys.base())]);
+    let mut writes = vec![Request::multi(&[Request::check(engine.keys.base(), ANY)])];
+    if engine.has_agents(session.id()) {
+        // For whoever looks for deadlocks; it renews as much as the first, and no more is asked.
+        let node = engine.keys.session(session.id());
+        writes.push(Request::set_data(&node, &[], ANY));
+    }
     let (before, generation) = (session.armed(), session.generation());
     // The server may be well and the connection dead: the next renewal has another.
-    match timed("renew", within, session.call(vec![write])).await {
+    match timed("renew", within, session.call(writes)).await {
         Err(late) => {
             session.give_up(generation);
             Renewal::Unknown(late)
@@ -50,8 +57,12 @@ async fn renew_one(engine: &Inner, lease: LeaseId, within: Duration) -> Renewal 
             over if over.kind() == ErrorKind::Lost => Renewal::Lost,
             error => Renewal::Unknown(error.maybe_applied()),
         },
-        Ok(Ok(_)) => {
+        Ok(Ok(answers)) => {
             session.answered();
+            let shown = answers.get(1);
+            if shown.is_some_and(|answer| answer.error == code::NO_NODE) {
+                show(engine, &session);
+            }
             let armed = session.armed();
             if armed.sent > before.sent {
                 return Renewal::Held(armed);
@@ -60,6 +71,27 @@ async fn renew_one(engine: &Inner, lease: LeaseId, within: Duration) -> Renewal 
             Renewal::Unknown(Error::new(ErrorKind::Unreachable, "renew", message).maybe_applied())
         }
     }
+}
+
+/// Makes the node that shows the renewals of a session. Best effort: without it a deadlock with
+/// this session in it is told, and not broken.
+fn show(engine: &Inner, session: &Arc<Session>) {
+    let (node, acl) = (engine.keys.session(session.id()), &engine.client.acl);
+    let make = |path: &str| {
+        let lives = if path == node {
+            Lives::Ephemeral
+        } else {
+            Lives::Container
+        };
+        Request::create(path, &[], acl, lives)
+    };
+    let (make, session) = (
+        Keys::parents(&node).map(make).collect(),
+        Arc::clone(session),
+    );
+    engine.client.thread.spawn(async move {
+        let _ = session.call(make).await;
+    });
 }
 
 /// What lives with a session.

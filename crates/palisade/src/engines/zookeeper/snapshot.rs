@@ -26,6 +26,26 @@ pub(super) struct Place {
     /// The transaction that made its claim's first node.
     pub(super) token: i64,
     pub(super) version: i32,
+    /// The session that it lives with.
+    pub(super) session: i64,
+    /// When that was last renewed at the latest, where that is known.
+    pub(super) renewed: Option<BootTime>,
+}
+
+impl Place {
+    /// One of which only the name is known.
+    fn unread(child: Child) -> Self {
+        Self {
+            child,
+            misfit: None,
+            record: None,
+            text: None,
+            token: 0,
+            version: 0,
+            session: 0,
+            renewed: None,
+        }
+    }
 }
 
 /// Whose change may let a claim in.
@@ -54,23 +74,20 @@ impl Snapshot {
             _ => a.name.cmp(&b.name),
         });
         let mut line = Line::default();
+        let mut live = None;
         for child in children {
             let mut ask = child.ask;
             let mut misfit = None;
-            if let (Ask::Part { capacity, .. }, Some(live)) = (ask, line.named_capacity())
-                && capacity != live
+            if let Ask::Part { capacity, .. } = ask
+                && *live.get_or_insert(capacity) != capacity
             {
                 // It is about to leave, or a mistake: it shares with nobody.
-                misfit = Some((live, capacity));
+                misfit = live.map(|live| (live, capacity));
                 ask = Ask::Whole;
             }
             let place = Place {
-                child,
                 misfit,
-                record: None,
-                text: None,
-                token: 0,
-                version: 0,
+                ..Place::unread(child)
             };
             line.seats.push(seat(line.seats.len(), ask, Some(place)));
         }
@@ -128,18 +145,13 @@ impl Snapshot {
 
 /// A seat is known by its position, since other tools have no claim ids.
 fn seat(at: usize, ask: Ask, place: Option<Place>) -> Seat<Place> {
-    let nobody = || Place {
-        child: Child {
+    let nobody = || {
+        Place::unread(Child {
             name: String::new(),
             claim: None,
             ask,
             sequence: 0,
-        },
-        misfit: None,
-        record: None,
-        text: None,
-        token: 0,
-        version: 0,
+        })
     };
     Seat {
         id: ClaimId(at as u128 + 1),

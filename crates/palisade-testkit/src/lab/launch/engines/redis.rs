@@ -24,7 +24,12 @@ pub(in super::super) fn five(folder: &Path, settings: &[&str]) -> Result<Parts, 
     let names = ["n0", "n1", "n2", "n3", "n4"];
     let nodes = names.map(|name| server(&REDIS, folder, name, settings));
     let nodes: Vec<Node> = nodes.into_iter().collect::<Result<_, _>>()?;
-    let url = format!("redlock://{}", addresses(&nodes));
+    let scheme = if nodes[0].tls_port().is_some() {
+        "rediss+redlock"
+    } else {
+        "redlock"
+    };
+    let url = format!("{scheme}://{}", addresses(&nodes));
     Ok(independent(url, nodes))
 }
 
@@ -54,10 +59,14 @@ pub(super) fn spec(part: &Part, port: u16, settings: &[&str]) -> Result<Spec, St
         "port {port}\nbind 127.0.0.1\nprotected-mode no\nsave \"\"\nappendonly yes\n\
          appendfsync no\nrepl-diskless-sync-delay 0\n"
     );
-    let mut words = settings.iter();
+    let (mut words, mut tls_port) = (settings.iter(), None);
     // As on the command line: `--maxmemory 3mb`.
     while let Some(word) = words.next() {
         configuration += &match word.strip_prefix("--") {
+            Some("tls") => encrypted(
+                words.next().unwrap_or(&""),
+                *tls_port.insert(ports::free()?),
+            ),
             Some(name) if !name.contains(' ') => {
                 format!("{name} {}\n", words.next().copied().unwrap_or_default())
             }
@@ -70,8 +79,19 @@ pub(super) fn spec(part: &Part, port: u16, settings: &[&str]) -> Result<Spec, St
             let file = folder.join("redis.conf");
             std::fs::write(file, &configuration).map_err(|error| format!("redis.conf: {error}"))
         }),
+        tls_port,
         ..Spec::new(&part.get()?, Box::new(move || ping(port)))
     })
+}
+
+/// What `--tls FOLDER` stands for: TLS on a port beside the plain one, and among the servers
+/// themselves, with what `trial::certificates` has put into the folder.
+pub(super) fn encrypted(folder: &str, port: u16) -> String {
+    format!(
+        "tls-port {port}\ntls-cert-file {folder}/server.pem\ntls-key-file {folder}/server.key\n\
+         tls-ca-cert-file {folder}/ca.pem\ntls-auth-clients no\ntls-replication yes\n\
+         tls-cluster yes\n"
+    )
 }
 
 pub(super) fn ping(port: u16) -> Result<(), String> {

@@ -7,7 +7,7 @@ use super::super::node::{Node, START, Spec};
 use super::super::running::{Parts, addresses, alive};
 use super::super::{ports, until, wire};
 use super::most;
-use super::redis::{ping, server, spec};
+use super::redis::{encrypted, ping, server, spec};
 
 /// What sentinels call the master.
 const MASTER: &str = "main";
@@ -18,16 +18,23 @@ const SENTINELS: usize = 2;
 /// Master, replica, three sentinels.
 pub(in super::super) fn sentinel(folder: &Path, settings: &[&str]) -> Result<Parts, String> {
     let master = server(&REDIS, folder, "n0", settings)?;
-    let to = master.port().to_string();
+    let to = master.tls_port().unwrap_or(master.port());
     let follow = format!("replicaof 127.0.0.1 {to}");
+    let tls = settings.iter().position(|word| *word == "--tls");
+    let tls = tls.and_then(|at| settings.get(at + 1));
     let replica = server(&REDIS, folder, "n1", &[settings, &[&follow]].concat())?;
     // A sentinel looks for replicas when it starts, and then every ten seconds.
     until(START, || linked(replica.port()))?;
     let mut nodes = vec![master, replica];
     for index in 0..3 {
         let port = ports::free()?;
+        let tls_port = tls.map(|_| ports::free()).transpose()?;
+        let encrypted = tls
+            .zip(tls_port)
+            .map(|(folder, port)| encrypted(folder, port));
+        let encrypted = encrypted.unwrap_or_default();
         let configuration = format!(
-            "port {port}\nbind 127.0.0.1\nprotected-mode no\nsentinel monitor {MASTER} 127.0.0.1 {to} 2\n\
+            "{encrypted}port {port}\nbind 127.0.0.1\nprotected-mode no\nsentinel monitor {MASTER} 127.0.0.1 {to} 2\n\
              sentinel down-after-milliseconds {MASTER} 1000\nsentinel failover-timeout {MASTER} 3000\n"
         );
         let spec = Spec {
@@ -36,13 +43,15 @@ pub(in super::super) fn sentinel(folder: &Path, settings: &[&str]) -> Result<Par
                 std::fs::write(folder.join("sentinel.conf"), &configuration)
                     .map_err(|error| format!("sentinel.conf: {error}"))
             }),
+            tls_port,
             ..Spec::new(&REDIS.get()?, Box::new(move || ping(port)))
         };
         nodes.push(Node::started(folder, &format!("s{index}"), port, spec)?);
     }
     Ok(Parts {
         url: format!(
-            "redis+sentinel://{}/{MASTER}",
+            "{}+sentinel://{}/{MASTER}",
+            scheme(&nodes),
             addresses(&nodes[SENTINELS..])
         ),
         nodes,
@@ -61,6 +70,13 @@ pub(in super::super) fn sentinel(folder: &Path, settings: &[&str]) -> Result<Par
     })
 }
 
+fn scheme(nodes: &[Node]) -> &'static str {
+    match nodes[0].tls_port() {
+        Some(_) => "rediss",
+        None => "redis",
+    }
+}
+
 /// The master that most sentinels name.
 fn named_master(nodes: &[Node]) -> Option<usize> {
     most(
@@ -70,7 +86,8 @@ fn named_master(nodes: &[Node]) -> Option<usize> {
                 let ask = ["SENTINEL", "get-master-addr-by-name", MASTER];
                 let answer = wire::redis(sentinel.port(), &ask).ok()?;
                 let port: u16 = answer.lines().nth(1)?.parse().ok()?;
-                nodes.iter().position(|node| node.port() == port)
+                let is_it = |node: &Node| node.port() == port || node.tls_port() == Some(port);
+                nodes.iter().position(is_it)
             }),
     )
 }
@@ -108,13 +125,26 @@ fn expect(port: u16, command: &[&str], line: &str) -> Result<(), String> {
     }
 }
 
-/// A cluster of three masters, each with a third of the slots.
-pub(in super::super) fn cluster(folder: &Path, settings: &[&str]) -> Result<Parts, String> {
-    let mut nodes = Vec::new();
-    let (clients, buses) = (ports::several(3)?, ports::several(3)?);
+/// How many masters a cluster has.
+const MASTERS: usize = 3;
+
+/// A cluster of three masters, each with a third of the slots; further nodes are replicas of the
+/// first.
+pub(in super::super) fn cluster(
+    replicas: usize,
+    folder: &Path,
+    settings: &[&str],
+) -> Result<Parts, String> {
+    let (mut nodes, count) = (Vec::new(), MASTERS + replicas);
+    let (clients, buses) = (ports::several(count)?, ports::several(count)?);
     for (index, bus) in buses.iter().enumerate() {
         let line = format!("cluster-port {bus}");
-        let clustered = ["cluster-enabled yes", "cluster-node-timeout 2000", &line];
+        let clustered = [
+            "cluster-enabled yes",
+            "cluster-node-timeout 2000",
+            "cluster-replica-validity-factor 0",
+            &line,
+        ];
         let settings = [settings, &clustered[..]].concat();
         let (port, all) = (clients[index], clients.clone());
         let spec = Spec {
@@ -127,16 +157,21 @@ pub(in super::super) fn cluster(folder: &Path, settings: &[&str]) -> Result<Part
         node.spawn()?;
     }
     Ok(Parts {
-        url: format!("redis+cluster://{}", addresses(&nodes)),
+        url: format!("{}+cluster://{}", scheme(&nodes), addresses(&nodes)),
         ready: Box::new(move |nodes| {
             // New and wiped nodes know nobody; those that do refuse what they know already.
             for (index, node) in alive(nodes) {
                 introduce(index, node.port(), nodes, &buses);
             }
-            alive(nodes).try_for_each(|(_, node)| {
+            alive(nodes).try_for_each(|(index, node)| {
                 let ask = ["CLUSTER", "INFO"];
                 expect(node.port(), &ask, "cluster_state:ok")?;
-                expect(node.port(), &ask, "cluster_known_nodes:3")
+                let known = format!("cluster_known_nodes:{}", nodes.len());
+                expect(node.port(), &ask, &known)?;
+                match index {
+                    ..MASTERS => Ok(()),
+                    _ => follow(node.port(), nodes[0].port()),
+                }
             })
         }),
         nodes,
@@ -158,17 +193,29 @@ fn forget(all: &[u16], gone: u16) -> Result<Vec<String>, String> {
     Ok(Vec::new())
 }
 
+/// Makes a node a replica of the master, and sees that it has caught up.
+fn follow(port: u16, master: u16) -> Result<(), String> {
+    if is_master(port).is_ok() {
+        let id = wire::redis(master, &["CLUSTER", "MYID"])?;
+        wire::redis(port, &["CLUSTER", "REPLICATE", &id])?;
+    }
+    linked(port)
+}
+
 fn introduce(index: usize, port: u16, nodes: &[Node], buses: &[u16]) {
     // One that was not up yet may know the others by now, and still have no slots.
-    let is = |line| expect(port, &["CLUSTER", "INFO"], line).is_ok();
-    if is("cluster_known_nodes:3") && is("cluster_slots_assigned:16384") {
+    let is = |line: &str| expect(port, &["CLUSTER", "INFO"], line).is_ok();
+    let all = format!("cluster_known_nodes:{}", nodes.len());
+    if is(&all) && is("cluster_slots_assigned:16384") {
         return;
     }
     let epoch = (index + 1).to_string();
     let _ = wire::redis(port, &["CLUSTER", "SET-CONFIG-EPOCH", &epoch]);
-    let (from, to) = (index * 16_384 / 3, (index + 1) * 16_384 / 3 - 1);
-    let (from, to) = (from.to_string(), to.to_string());
-    let _ = wire::redis(port, &["CLUSTER", "ADDSLOTSRANGE", &from, &to]);
+    if index < MASTERS {
+        let share = |index| index * 16_384 / MASTERS;
+        let (from, to) = (share(index).to_string(), (share(index + 1) - 1).to_string());
+        let _ = wire::redis(port, &["CLUSTER", "ADDSLOTSRANGE", &from, &to]);
+    }
     for (other, bus) in nodes.iter().zip(buses) {
         if other.port() != port {
             let (there, bus) = (other.port().to_string(), bus.to_string());

@@ -23,10 +23,11 @@ use crate::core::engine::{Entered, Place};
 use crate::core::error::{Error, Result};
 use crate::core::sync;
 use crate::core::ticket::{LeaseStart, Ticket};
+use crate::core::wait::look_by;
 use crate::engines::kit::timed;
 
-/// How long a waiter sleeps at most before it looks whether the server still answers.
-const RECHECK: Duration = Duration::from_secs(1);
+/// How long an answer of the server is good for all who wait.
+const ANSWERED: Duration = Duration::from_secs(1);
 
 /// The pause before another attempt to get a session for a claim whose turn it is.
 const RETRY: Duration = Duration::from_millis(100);
@@ -172,12 +173,11 @@ pub(super) async fn wait(
     if local.place() != Place::Waiting || until.has_passed() {
         return Ok(local.place());
     }
-    let recheck = BootTime::now() + RECHECK;
     tokio::select! {
         () = local.until(|place| place != Place::Waiting) => {}
-        () = sync::sleep_until(until.min(recheck)) => {}
+        () = sync::sleep_until(look_by(until)) => {}
     }
-    if local.place() == Place::Waiting && recheck.has_passed() {
+    if local.place() == Place::Waiting {
         ping(registry).await?;
     }
     Ok(local.place())
@@ -187,7 +187,7 @@ pub(super) async fn wait(
 /// one has had is good for all; while there is none everyone asks, beside each other.
 async fn ping(registry: &Registry) -> Result<()> {
     let answered = *registry.answered.lock();
-    if !(answered + RECHECK).has_passed() {
+    if !(answered + ANSWERED).has_passed() {
         return Ok(());
     }
     let sent = BootTime::now();

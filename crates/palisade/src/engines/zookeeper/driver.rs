@@ -1,0 +1,372 @@
+//! `Driver`: drives one session on one connection at a time, which it makes anew when it breaks.
+//!
+//! Requests are answered in the order in which they were sent; what was sent and not answered when
+//! the connection breaks may have been applied. Every write that a majority took re-arms the lease.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use super::connection::{Connection, Endpoints, NoConnection, Ticket, take_packet};
+use super::proto::{Answer, Packet, Request, code};
+use super::session::{CLOSING, Command, Failure, Shared, Told};
+use super::touches::Touches;
+use super::watches::Watches;
+use crate::core::clock::BootTime;
+use crate::core::engine::Alarm;
+use crate::core::error::{Error, Result};
+use crate::core::sync::sleep_until;
+
+/// The pause after the first failed attempt to connect, and the longest one.
+const PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Requests that were sent together, and what has come of them.
+struct Batch {
+    tell: oneshot::Sender<Told>,
+    sent: BootTime,
+    first: i32,
+    /// Which of them are writes.
+    writes: Vec<bool>,
+    answers: Vec<Answer>,
+}
+
+/// How a connection ended.
+enum End {
+    Broken,
+    Closed,
+}
+
+/// See the module's text.
+pub(super) struct Driver {
+    shared: Arc<Shared>,
+    endpoints: Arc<Endpoints>,
+    alarms: broadcast::Sender<Alarm>,
+    commands: mpsc::UnboundedReceiver<Command>,
+    ticket: Ticket,
+    xid: i32,
+    batches: VecDeque<Batch>,
+    /// Asked for while there was no connection.
+    queued: Vec<(Vec<Request>, oneshot::Sender<Told>)>,
+    touches: Touches,
+    pinged: Option<BootTime>,
+    spoke: BootTime,
+}
+
+impl Driver {
+    pub(super) fn new(
+        connection: &Connection,
+        shared: Arc<Shared>,
+        commands: mpsc::UnboundedReceiver<Command>,
+        endpoints: Arc<Endpoints>,
+        alarms: broadcast::Sender<Alarm>,
+    ) -> Self {
+        let (sent, greeted) = (connection.sent, &connection.greeted);
+        Self {
+            shared,
+            endpoints,
+            alarms,
+            commands,
+            ticket: Ticket {
+                session: greeted.session,
+                password: greeted.password.clone(),
+            },
+            xid: 0,
+            batches: VecDeque::new(),
+            queued: Vec::new(),
+            touches: Touches::new(sent),
+            pinged: None,
+            spoke: sent,
+        }
+    }
+
+    pub(super) async fn run(mut self, mut connection: Connection) {
+        loop {
+            let end = self.serve(connection).await;
+            self.disconnected();
+            connection = match end {
+                End::Closed => break,
+                End::Broken => match self.reconnect().await {
+                    Some(connection) => connection,
+                    None => break,
+                },
+            };
+        }
+        self.shared.state.lock().over = true;
+        self.commands.close();
+        for (_, tell) in self.queued.drain(..) {
+            let _ = tell.send(Err(Failure::Over));
+        }
+        while let Ok(command) = self.commands.try_recv() {
+            if let Command::Call { tell, .. } = command {
+                let _ = tell.send(Err(Failure::Over));
+            }
+        }
+        let _ = self.alarms.send(Alarm::Lease(self.shared.lease()));
+    }
+
+    /// When a session that claims use is over without a further write: its holders have been told
+    /// before.
+    fn ends(&self) -> BootTime {
+        let lease = self.shared.state.lock().lease();
+        lease.map_or(BootTime::NEVER, |lease| lease.sent + lease.ttl)
+    }
+
+    async fn serve(&mut self, connection: Connection) -> End {
+        let (mut reader, mut writer) = tokio::io::split(connection.stream);
+        let (mut inbox, mut outbox) = (connection.inbox, connection.login.unwrap_or_default());
+        let mut written = 0;
+        for (requests, tell) in std::mem::take(&mut self.queued) {
+            self.post(&requests, tell, &mut outbox);
+        }
+        self.spoke = BootTime::now();
+        loop {
+            let timeout = self.shared.timeout;
+            let ends = self.ends();
+            // A tenth of the lease: pings are never a renewal, only touches of the session.
+            let ping = match self.pinged {
+                None => self.spoke + timeout / 15,
+                Some(_) => BootTime::NEVER,
+            };
+            let oldest = self.batches.front().map(|batch| batch.sent);
+            let oldest = oldest.into_iter().chain(self.pinged).min();
+            let stalls = oldest.map_or(BootTime::NEVER, |sent| sent + timeout / 3);
+            tokio::select! {
+                biased;
+                wrote = writer.write(&outbox[written..]), if written < outbox.len() => {
+                    written += match wrote {
+                        Ok(0) | Err(_) => return End::Broken,
+                        Ok(wrote) => wrote,
+                    };
+                    if written == outbox.len() {
+                        outbox.clear();
+                        written = 0;
+                        if writer.flush().await.is_err() {
+                            return End::Broken;
+                        }
+                    }
+                }
+                read = reader.read_buf(&mut inbox) => {
+                    if !matches!(read, Ok(1..)) {
+                        return End::Broken;
+                    }
+                    loop {
+                        match take_packet(&mut inbox) {
+                            Ok(None) => break,
+                            Ok(Some(packet)) if self.take(&packet) => {}
+                            Ok(Some(_)) | Err(_) => return End::Broken,
+                        }
+                    }
+                }
+                command = self.commands.recv() => match command {
+                    Some(Command::Call { requests, tell }) => {
+                        self.post(&requests, tell, &mut outbox);
+                    }
+                    Some(Command::Break(generation)) => {
+                        if generation == self.shared.generation.load(Ordering::Relaxed) {
+                            return End::Broken;
+                        }
+                    }
+                    close @ (Some(Command::Close(_)) | None) => {
+                        outbox.drain(..written);
+                        self.xid = self.xid.wrapping_add(1).max(1);
+                        outbox.extend(Request::close().packet(self.xid));
+                        let closed = async {
+                            writer.write_all(&outbox).await?;
+                            writer.flush().await?;
+                            // The server ends the connection after its answer.
+                            while reader.read_buf(&mut inbox).await? > 0 {
+                                inbox.clear();
+                            }
+                            Ok::<_, std::io::Error>(())
+                        };
+                        let _ = tokio::time::timeout(CLOSING, closed).await;
+                        if let Some(Command::Close(tell)) = close {
+                            let _ = tell.send(());
+                        }
+                        return End::Closed;
+                    }
+                },
+                () = sleep_until(ping.min(stalls).min(ends)) => {
+                    let now = BootTime::now();
+                    if ends <= now {
+                        // Nobody has written for a whole lease: what lives with it is to go.
+                        self.commands.close();
+                        continue;
+                    }
+                    if stalls <= now {
+                        return End::Broken;
+                    }
+                    if ping <= now {
+                        self.pinged = Some(now);
+                        self.spoke = now;
+                        outbox.extend(Request::ping());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts requests into the outbox.
+    fn post(&mut self, requests: &[Request], tell: oneshot::Sender<Told>, outbox: &mut Vec<u8>) {
+        let first = self.xid.checked_add(1).unwrap_or(1);
+        let sent = BootTime::now();
+        for request in requests {
+            self.xid = self.xid.checked_add(1).unwrap_or(1);
+            outbox.extend(request.packet(self.xid));
+        }
+        self.spoke = sent;
+        self.batches.push_back(Batch {
+            tell,
+            sent,
+            first,
+            writes: requests.iter().map(Request::is_write).collect(),
+            answers: Vec::new(),
+        });
+    }
+
+    /// Takes what the server sent; `false` when that can't be, or the connection is of no use.
+    fn take(&mut self, packet: &[u8]) -> bool {
+        let step = self.shared.timeout / 60;
+        match Packet::read(packet) {
+            Ok(Packet::Pong) => {
+                if let Some(sent) = self.pinged.take() {
+                    self.touches.answered(sent, BootTime::now(), step);
+                }
+                true
+            }
+            Ok(Packet::Event { kind, path }) => {
+                self.shared.watches.lock().tell(kind, &path);
+                true
+            }
+            Ok(Packet::LoggedIn(taken)) => taken,
+            Ok(Packet::Answer(answer)) => self.take_answer(answer, step),
+            Err(_) => false,
+        }
+    }
+
+    fn take_answer(&mut self, mut answer: Answer, step: Duration) -> bool {
+        let Some(batch) = self.batches.front_mut() else {
+            return false;
+        };
+        let at = batch.answers.len();
+        let expected = batch.first.checked_add(i32::try_from(at).unwrap_or(0));
+        // After the wrap numbers begin again, and only the first can be told.
+        if answer.xid != expected.unwrap_or(answer.xid) {
+            return false;
+        }
+        answer.sent = batch.sent;
+        // Refusals are agreed on by a majority like everything else that would write.
+        let agreed = [0, code::NO_NODE, code::NODE_EXISTS, code::BAD_VERSION];
+        let armed = batch.writes[at] && agreed.contains(&answer.error);
+        let is_over = answer.error == code::SESSION_EXPIRED;
+        let is_moved = answer.error == code::SESSION_MOVED;
+        if answer.zxid > 0 {
+            self.endpoints.saw(answer.zxid);
+        }
+        let sent = batch.sent;
+        batch.answers.push(answer);
+        let batch = match batch.answers.len() == batch.writes.len() {
+            true => self.batches.pop_front(),
+            false => None,
+        };
+        if armed {
+            self.arm(sent);
+        }
+        self.touches.answered(sent, BootTime::now(), step);
+        if let Some(batch) = batch {
+            let told = if is_over {
+                Err(Failure::Over)
+            } else {
+                Ok(batch.answers)
+            };
+            let _ = batch.tell.send(told);
+        }
+        !is_over && !is_moved
+    }
+
+    /// Counts a write that a majority took.
+    fn arm(&mut self, sent: BootTime) {
+        // Half a tick at the most, since no session is shorter than two of them.
+        let settled = self.touches.settled(sent, self.shared.timeout / 4);
+        self.shared.state.lock().arm(sent, settled);
+    }
+
+    /// The connection is gone: nobody will hear of what was asked on it.
+    fn disconnected(&mut self) {
+        self.shared.generation.fetch_add(1, Ordering::Relaxed);
+        self.pinged = None;
+        for batch in self.batches.drain(..) {
+            let _ = batch.tell.send(Err(Failure::Broken));
+        }
+        *self.shared.watches.lock() = Watches::default();
+    }
+
+    /// Goes on with the session on another connection; `None` when it is over.
+    async fn reconnect(&mut self) -> Option<Connection> {
+        let mut pause = Duration::ZERO;
+        let mut down: Option<Error> = None;
+        loop {
+            let pausing = BootTime::now() + pause;
+            while let Some(error) = down.as_ref().filter(|_| !pausing.has_passed()) {
+                let ends = self.ends();
+                tokio::select! {
+                    () = sleep_until(pausing.min(ends)) => {}
+                    command = self.commands.recv() => match command {
+                        Some(Command::Call { tell, .. }) => {
+                            let _ = tell.send(Err(Failure::NotSent(error.clone())));
+                        }
+                        Some(Command::Break(_)) => {}
+                        Some(Command::Close(_)) | None => return None,
+                    },
+                }
+                if ends.has_passed() {
+                    return None;
+                }
+            }
+            let error = match self.attempt().await? {
+                Ok(connection) => return Some(connection),
+                Err(error) => error,
+            };
+            for (_, tell) in self.queued.drain(..) {
+                let _ = tell.send(Err(Failure::NotSent(error.clone())));
+            }
+            down = Some(error);
+            pause = (pause * 2).clamp(PAUSE, LONGEST_PAUSE);
+        }
+    }
+
+    /// Asks every server once; what is called for meanwhile waits. `None` when the session is over.
+    async fn attempt(&mut self) -> Option<Result<Connection>> {
+        let hosts = u32::try_from(self.endpoints.hosts.len()).unwrap_or(1);
+        let limit = self.endpoints.connect_timeout.min(self.shared.timeout / 3);
+        let timeout = i32::try_from(self.shared.timeout.as_millis()).unwrap_or(i32::MAX);
+        let (endpoints, ticket) = (Arc::clone(&self.endpoints), self.ticket.clone());
+        let connect = endpoints.connect(Some(&ticket), timeout, limit / hosts);
+        tokio::pin!(connect);
+        loop {
+            let ends = self.ends();
+            tokio::select! {
+                connected = &mut connect => match connected {
+                    Ok(connection) => {
+                        // The leader was asked whether the session lives.
+                        self.touches = Touches::new(connection.sent);
+                        return Some(Ok(connection));
+                    }
+                    Err(NoConnection::Over) => return None,
+                    Err(NoConnection::Failed(error)) => return Some(Err(error)),
+                },
+                command = self.commands.recv() => match command {
+                    Some(Command::Call { requests, tell }) => self.queued.push((requests, tell)),
+                    Some(Command::Break(_)) => {}
+                    Some(Command::Close(_)) | None => return None,
+                },
+                () = sleep_until(ends) => return None,
+            }
+        }
+    }
+}

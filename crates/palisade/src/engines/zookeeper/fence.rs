@@ -1,0 +1,266 @@
+//! Fenced nodes: one `multi` that compares the mark's version and writes both it and the data.
+//!
+//! The mark of a resource is a node with the highest token in 20 digits; its data is another one
+//! (see `keys`). A write reads the mark, judges the token, and is applied only while the mark is
+//! the one that was judged: ZooKeeper checks that in the same step, so that no pause of the writer
+//! can come in between.
+
+use std::sync::Arc;
+
+use super::acquire::unexpected;
+use super::keys::Keys;
+use super::proto::{Answer, Lives, Refused, Request, Stat, code};
+use super::{Inner, config, error};
+use crate::core::engine::BoxFuture;
+use crate::core::error::{Error, ErrorKind, Result};
+use crate::core::name::Name;
+use crate::core::token::Token;
+use crate::core::url::{Settings, Url};
+use crate::engines::kit::cas::Retry;
+use crate::fence::{Fence, Fenced, Rule, SharedFence, Verdict, WriteToken, digits, read_digits};
+
+/// A server takes packets of 1 MiB (`jute.maxbuffer`) and ends the connection of whoever sends
+/// more; the paths of a write need some of it.
+const MOST_DATA: usize = 1_000_000;
+
+/// Opens the fenced storage of an ensemble.
+///
+/// # Errors
+/// As opening the engine.
+pub(crate) async fn open(url: Url, settings: &Settings, rule: Rule) -> Result<SharedFence> {
+    let inner = config::open(url, settings).await?;
+    Ok(Arc::new(ZooKeeperFence(Arc::new(Store { inner, rule }))))
+}
+
+struct ZooKeeperFence(Arc<Store>);
+
+struct Store {
+    inner: Inner,
+    rule: Rule,
+}
+
+/// The nodes of a fenced resource.
+struct Nodes {
+    mark: String,
+    data: String,
+}
+
+/// A mark as it was read.
+struct Mark {
+    highest: Token,
+    stat: Stat,
+}
+
+impl Store {
+    fn nodes(&self, resource: &Name) -> Result<Nodes> {
+        let (mark, data) = self.inner.keys.fenced(resource)?;
+        Ok(Nodes { mark, data })
+    }
+
+    async fn call(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
+        let session = self.inner.client.any().await?;
+        let answers = self.inner.client.call(&session, "fence", requests).await;
+        answers.map_err(|error| match error.kind() {
+            // Nothing of a fence lives with its session.
+            ErrorKind::Lost => {
+                Error::new(ErrorKind::Unreachable, "fence", error.message()).maybe_applied()
+            }
+            _ => error,
+        })
+    }
+
+    /// Reads the mark as the leader has it, and what else is asked for.
+    async fn read(
+        &self,
+        nodes: &Nodes,
+        more: impl IntoIterator<Item = Request>,
+    ) -> Result<(Option<Mark>, Vec<Answer>)> {
+        let mark = [
+            Request::sync(&nodes.mark),
+            Request::data(&nodes.mark, false),
+        ];
+        let requests: Vec<Request> = mark.into_iter().chain(more).collect();
+        let mut answers = self.inner.client.read("fence", &requests).await?;
+        let rest = answers.split_off(2.min(answers.len()));
+        let mark = answers.last().ok_or_else(unexpected)?;
+        let mark = present(mark.data())?.map(|(data, stat)| {
+            let highest = read_digits(&data).ok_or_else(damaged)?;
+            Ok(Mark { highest, stat })
+        });
+        Ok((mark.transpose()?, rest))
+    }
+
+    /// Writes a node as long as it is as it was seen.
+    fn put(&self, node: &str, seen: Option<Stat>, data: &[u8]) -> Request {
+        match seen {
+            Some(stat) => Request::set_data(node, data, stat.version),
+            None => Request::create(node, data, &self.inner.client.acl, Lives::Persistent),
+        }
+    }
+
+    /// Makes what must be above a node that is not there. What is there already is left alone.
+    fn above(&self, node: &str, is_absent: bool) -> Vec<Request> {
+        let above = node.rsplit_once('/').map_or("", |(above, _)| above);
+        let nodes = Keys::parents(above).filter(|node| is_absent && !node.is_empty());
+        nodes.map(|node| self.put(node, None, &[])).collect()
+    }
+
+    /// Has a token judged, and what comes with it written if it is accepted.
+    async fn judged(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Option<Vec<u8>>,
+    ) -> Result<Verdict> {
+        let (number, nodes) = (digits(token.stored()?), self.nodes(resource)?);
+        if data.as_ref().is_some_and(|data| data.len() > MOST_DATA) {
+            let message = format!("a node of ZooKeeper takes {MOST_DATA} bytes at the most");
+            return Err(Error::new(ErrorKind::InvalidArgument, "fence", message));
+        }
+        let mut retry = Retry::many();
+        loop {
+            let look = data.as_ref().map(|_| Request::exists(&nodes.data));
+            let (mark, found) = self.read(&nodes, look).await?;
+            let highest = mark.as_ref().map(|mark| mark.highest);
+            let verdict = self.rule.judge(highest, token);
+            if verdict != Verdict::Accepted {
+                return Ok(verdict);
+            }
+            let mark = mark.map(|mark| (mark.highest == token.token(), mark.stat));
+            let mut steps = vec![match mark {
+                Some((true, stat)) => Request::check(&nodes.mark, stat.version),
+                _ => self.put(&nodes.mark, mark.map(|(_, stat)| stat), number.as_bytes()),
+            }];
+            let mut requests = self.above(&nodes.mark, mark.is_none());
+            if let Some(data) = &data {
+                let seen = present(found.first().ok_or_else(unexpected)?.stat())?;
+                steps.push(self.put(&nodes.data, seen, data));
+                requests.extend(self.above(&nodes.data, seen.is_none()));
+            }
+            requests.push(Request::multi(&steps));
+            let answers = self.call(requests).await?;
+            let (multi, parents) = answers.split_last().ok_or_else(unexpected)?;
+            match multi.multi() {
+                Ok(()) => return Ok(Verdict::Accepted),
+                Err(refused) if is_conflict(refused) => {
+                    if let Some(denied) = parents.iter().find(|made| made.error == code::NO_AUTH) {
+                        let refused = denied.done().err().unwrap_or(refused);
+                        return Err(error::refused("fence", refused));
+                    }
+                }
+                Err(refused) => return Err(error::refused("fence", refused)),
+            }
+            retry.or_busy("fence").await?;
+        }
+    }
+
+    /// The mark and the data that belongs to it.
+    async fn kept(&self, resource: &Name) -> Result<Option<Fenced>> {
+        let nodes = self.nodes(resource)?;
+        let mut retry = Retry::many();
+        loop {
+            let more = [
+                Request::data(&nodes.data, false),
+                Request::exists(&nodes.mark),
+            ];
+            let (mark, found) = self.read(&nodes, more).await?;
+            let [data, again] = found.as_slice() else {
+                return Err(unexpected());
+            };
+            let Some(mark) = mark else { return Ok(None) };
+            // Two reads are no snapshot, unless the mark is the same before and after.
+            if present(again.stat())?.is_some_and(|again| again.modified == mark.stat.modified) {
+                let data = present(data.data())?.map(|(data, _)| data);
+                return Ok(Some(Fenced {
+                    token: mark.highest,
+                    data: data.unwrap_or_default(),
+                }));
+            }
+            retry.or_busy("fence").await?;
+        }
+    }
+
+    async fn forget(&self, resource: &Name) -> Result<bool> {
+        let nodes = self.nodes(resource)?;
+        let mut retry = Retry::many();
+        loop {
+            let look = [Request::exists(&nodes.data)];
+            let (mark, found) = self.read(&nodes, look).await?;
+            if mark.is_none() {
+                return Ok(false);
+            }
+            let mut steps = vec![Request::delete(&nodes.mark)];
+            if present(found.first().ok_or_else(unexpected)?.stat())?.is_some() {
+                steps.push(Request::delete(&nodes.data));
+            }
+            let answers = self.call(vec![Request::multi(&steps)]).await?;
+            match answers.first().ok_or_else(unexpected)?.multi() {
+                Ok(()) => return Ok(true),
+                Err(refused) if is_conflict(refused) => {}
+                Err(refused) => return Err(error::refused("fence", refused)),
+            }
+            retry.or_busy("fence").await?;
+        }
+    }
+}
+
+impl Fence for ZooKeeperFence {
+    fn write(
+        &self,
+        resource: &Name,
+        token: WriteToken,
+        data: Vec<u8>,
+    ) -> BoxFuture<Result<Verdict>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.judged(&resource, token, Some(data)).await })
+    }
+
+    fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.judged(&resource, token, None).await })
+    }
+
+    fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.kept(&resource).await })
+    }
+
+    fn highest(&self, resource: &Name) -> BoxFuture<Result<Option<Token>>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move {
+            let (mark, _) = store.read(&store.nodes(&resource)?, []).await?;
+            Ok(mark.map(|mark| mark.highest))
+        })
+    }
+
+    fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>> {
+        let (store, resource) = (Arc::clone(&self.0), resource.clone());
+        Box::pin(async move { store.forget(&resource).await })
+    }
+
+    fn rule(&self) -> Rule {
+        self.0.rule
+    }
+}
+
+/// What was read of a node; `None` when there is none.
+fn present<T>(read: std::result::Result<T, Refused>) -> Result<Option<T>> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(refused) if refused.is(code::NO_NODE) => Ok(None),
+        Err(refused) => Err(error::refused("fence", refused)),
+    }
+}
+
+/// Whether others changed the nodes since they were read.
+fn is_conflict(refused: Refused) -> bool {
+    [code::NO_NODE, code::NODE_EXISTS, code::BAD_VERSION]
+        .into_iter()
+        .any(|code| refused.is(code))
+}
+
+fn damaged() -> Error {
+    let message = "the mark of this resource is damaged; write a token above all before, as 20 \
+                   digits, into its node below .palisade/fence/";
+    Error::new(ErrorKind::Unusable, "fence", message)
+}

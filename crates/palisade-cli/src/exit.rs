@@ -208,3 +208,78 @@ impl From<io::Error> for Failure {
         Self::Output(error)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    /// Every failure that has a word of its own in JSON.
+    fn failures() -> Vec<Failure> {
+        let kinds = [
+            ErrorKind::InvalidName,
+            ErrorKind::InvalidArgument,
+            ErrorKind::Config,
+            ErrorKind::Unreachable,
+            ErrorKind::Unusable,
+            ErrorKind::Denied,
+            ErrorKind::Unsupported,
+            ErrorKind::CapacityMismatch,
+            ErrorKind::NotForCorrectness,
+            ErrorKind::Lost,
+            ErrorKind::Deadlock,
+            ErrorKind::Internal,
+        ];
+        let library = kinds.map(|kind| palisade::Error::new(kind, "test", "").into());
+        let text = String::new;
+        let (message, code, quiet) = (text(), None, false);
+        library
+            .into_iter()
+            .chain([
+                Failure::NotAcquired {
+                    message,
+                    code,
+                    quiet,
+                },
+                Failure::Nested(text()),
+                Failure::Command {
+                    message: text(),
+                    missing: true,
+                },
+                Failure::Command {
+                    message: text(),
+                    missing: false,
+                },
+                Failure::Output(io::ErrorKind::StorageFull.into()),
+                Failure::Start(text()),
+                Failure::Defect(text()),
+            ])
+            .collect()
+    }
+
+    /// The table of `docs/command.md`: each code, and the words beside it.
+    fn documented() -> BTreeMap<u8, BTreeSet<String>> {
+        let page = include_str!("../../../docs/command.md");
+        let (_, table) = page.split_once("## Exit codes").unwrap();
+        let rows = table.lines().filter_map(|row| {
+            let mut cells = row.strip_prefix("| ")?.split(" | ");
+            let code = cells.next()?.parse().ok()?;
+            let words = cells.nth(1)?.split('`').skip(1).step_by(2);
+            Some((code, words.map(str::to_owned).collect()))
+        });
+        rows.collect()
+    }
+
+    #[test]
+    fn the_page_has_every_code_and_its_words() {
+        let mut codes = BTreeMap::from([(0, BTreeSet::new()), (1, BTreeSet::new())]);
+        for failure in failures() {
+            let word = failure.word().to_owned();
+            let words: &mut BTreeSet<String> = codes.entry(code(&Err(failure))).or_default();
+            words.insert(word);
+        }
+        assert_eq!(documented(), codes);
+    }
+}

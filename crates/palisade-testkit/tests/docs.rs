@@ -1,33 +1,25 @@
 //! What the pages say is what the code says: links lead somewhere, the README's table of engines is
-//! the engines' own capability, and each engine's page has all of its options.
+//! the engines' own capability, each engine's page has all of its options, and environment variables
+//! and exit codes are those of the code. Their programs are run by `shell` and by `palisade-docs`.
 
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use palisade::engine::{Permits, Tokens};
 use palisade::{Capability, Guarantee};
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+use palisade_testkit::lab::pages::{pages as every_page, root};
 
 fn read(page: impl AsRef<Path>) -> String {
     let path = root().join(page);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Every page of the project.
 fn pages() -> Vec<PathBuf> {
-    let mut pages = Vec::new();
-    for folder in ["", "docs", "docs/engines"] {
-        let files = fs::read_dir(root().join(folder)).unwrap();
-        let files = files.map(|file| Path::new(folder).join(file.unwrap().file_name()));
-        pages.extend(files.filter(|file| file.extension().is_some_and(|is| is == "md")));
-    }
-    pages
+    every_page(&root())
 }
 
 /// The text without its code: links in it are none.
@@ -42,13 +34,15 @@ fn prose(page: &str) -> String {
     kept.join("\n")
 }
 
-/// The targets of a page's links.
+/// The targets of a page's links, and its pictures.
 fn links(page: &str) -> Vec<String> {
     let text = prose(page);
-    let targets = text.split("](").skip(1);
-    targets
-        .filter_map(|behind| Some(behind.split_once(')')?.0.to_owned()))
-        .collect()
+    let forms = [("](", ')'), ("src=\"", '"'), ("srcset=\"", '"')];
+    let targets = forms.into_iter().flat_map(|(begin, end)| {
+        let targets = text.split(begin).skip(1);
+        targets.filter_map(move |behind| Some(behind.split_once(end)?.0.to_owned()))
+    });
+    targets.collect()
 }
 
 /// What a heading is called in a link, as the public hosts make it.
@@ -179,6 +173,65 @@ fn the_table_of_engines_is_their_capability() {
     }
 }
 
+/// The rest of what an engine can do, as `docs/choosing.md` has it.
+fn capability_table() -> String {
+    let yes = |yes| if yes { "yes" } else { "no" };
+    let head = "| engine | readers | permits | resized | in line | waiters shown | detached | queues | ttl |\n|---|---|---|---|---|---|---|---|---|\n";
+    let rows = palisade::command::registry()
+        .into_iter()
+        .filter(|engine| engine.name != "gateway");
+    let rows = rows.map(|engine| {
+        let (can, ttl) = (engine.capability, engine.capability.ttl);
+        let permits = match can.permits {
+            Permits::Weighted => "by weight",
+            Permits::Slots => "one by one",
+            Permits::None => "no",
+        };
+        format!(
+            "| `{}:` | {} | {permits} | {} | {} | {} | {} | {} | {} to {} |\n",
+            engine.schemes.first().unwrap(),
+            yes(can.shared),
+            yes(can.resize),
+            yes(can.fair),
+            yes(can.waiters_visible),
+            yes(can.detached),
+            yes(can.queue),
+            span(ttl.min),
+            span(ttl.max),
+        )
+    });
+    head.to_owned() + &rows.collect::<String>()
+}
+
+/// A duration as the pages write it.
+fn span(time: Duration) -> String {
+    match time.as_millis() {
+        hours if hours % 3_600_000 == 0 => format!("{} h", hours / 3_600_000),
+        millis if millis >= 1000 => format!("{} s", time.as_secs_f64()),
+        millis => format!("{millis} ms"),
+    }
+}
+
+#[test]
+fn the_table_for_choosing_is_the_capability_of_the_engines() {
+    let page = read("docs/choosing.md");
+    let (before, behind) = page.split_once("<!-- table: capability -->\n").unwrap();
+    let (_, behind) = behind.split_once("\n- **in line**").unwrap();
+    let marker = "<!-- table: capability -->\n";
+    let made = format!(
+        "{before}{marker}{}\n- **in line**{behind}",
+        capability_table()
+    );
+    if std::env::var_os("PALISADE_BLESS").is_some() {
+        fs::write(root().join("docs/choosing.md"), made).unwrap();
+    } else {
+        assert!(
+            page == made,
+            "docs/choosing.md is stale: run this test with PALISADE_BLESS=1"
+        );
+    }
+}
+
 #[test]
 fn the_page_of_an_engine_has_all_of_its_options() {
     let rows = rows(&read("README.md"));
@@ -194,4 +247,103 @@ fn the_page_of_an_engine_has_all_of_its_options() {
             assert!(shown, "{}: {option} is not on its page", engine.name);
         }
     }
+}
+
+/// The words in a text that begin so and go on in capitals.
+fn capitals(text: &str, begin: &str) -> BTreeSet<String> {
+    let end = |rest: &str| {
+        rest.find(|c: char| !c.is_ascii_uppercase() && !c.is_ascii_digit() && c != '_')
+    };
+    text.match_indices(begin)
+        .map(|(at, _)| &text[at..])
+        .map(|rest| rest[..end(rest).unwrap_or(rest.len())].to_owned())
+        .collect()
+}
+
+/// All files below a folder, as text.
+fn texts(folder: &Path, found: &mut String) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && name != "target" && name != "node_modules" {
+            texts(&path, found);
+        } else if let Ok(text) = fs::read_to_string(&path)
+            && !name.ends_with(".md")
+        {
+            found.push_str(&text);
+        }
+    }
+}
+
+#[test]
+fn environment_variables_on_pages_are_those_of_the_code() {
+    let pages: String = pages().iter().map(read).collect();
+    let shown = capitals(&pages, "PALISADE_");
+    let (mut programs, mut everything) = (String::new(), read("test"));
+    for crate_name in ["palisade", "palisade-cli", "palisade-gateway"] {
+        texts(
+            &root().join("crates").join(crate_name).join("src"),
+            &mut programs,
+        );
+    }
+    for folder in ["crates", "clients"] {
+        texts(&root().join(folder), &mut everything);
+    }
+    // What tests alone set.
+    let ours = ["PALISADE_KNOWN_BAD", "PALISADE_TEST_PANIC"].map(str::to_owned);
+    let used: BTreeSet<_> = programs
+        .split('"')
+        .flat_map(|text| {
+            let whole = capitals(text, "PALISADE_")
+                .into_iter()
+                .filter(|name| name == text);
+            whole.collect::<Vec<_>>()
+        })
+        .collect();
+    let silent: Vec<_> = used
+        .iter()
+        .filter(|name| !shown.contains(*name) && !ours.contains(name))
+        .collect();
+    assert!(silent.is_empty(), "on no page: {silent:?}");
+    assert!(used.len() > 8, "{used:?}");
+    let unknown: Vec<_> = shown
+        .iter()
+        .filter(|name| !everything.contains(name.as_str()))
+        .collect();
+    assert!(unknown.is_empty(), "in no code: {unknown:?}");
+}
+
+#[test]
+fn exit_codes_on_pages_are_those_of_the_table() {
+    let command = read("docs/command.md");
+    let table: Vec<(&str, &str)> = command
+        .split("## Exit codes")
+        .nth(1)
+        .unwrap()
+        .lines()
+        .filter_map(|row| row.strip_prefix("| ")?.split_once(" | "))
+        .collect();
+    let mut wrong = Vec::new();
+    for page in pages() {
+        let text = read(&page);
+        let mut rest = text.as_str();
+        // `word` (exit code N), or (`word`, exit code N)
+        while let Some((before, behind)) = rest.split_once("exit code ") {
+            rest = behind;
+            let number: String = behind.chars().take_while(char::is_ascii_digit).collect();
+            let word = before
+                .strip_suffix("` (")
+                .or_else(|| before.strip_suffix("`, "));
+            if let Some(word) = word.and_then(|before| before.rsplit('`').next())
+                && !number.is_empty()
+                && word.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+            {
+                let row = table.iter().find(|(code, _)| *code == number);
+                if !row.is_some_and(|(_, row)| row.contains(&format!("`{word}`"))) {
+                    wrong.push(format!("{}: {word} is not {number}", page.display()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }

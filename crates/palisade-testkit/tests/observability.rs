@@ -5,11 +5,9 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+use palisade_testkit::lab::pages::{pages, root};
 
 fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap()
@@ -60,6 +58,37 @@ fn recorded() -> BTreeSet<String> {
 #[test]
 fn the_page_lists_what_is_recorded_and_nothing_else() {
     assert_eq!(documented(), recorded());
+}
+
+/// A metric's name ends as metrics do; `palisade_testkit` and the like are crates and switches.
+fn named_on(page: &str) -> BTreeSet<String> {
+    let crates = [
+        "palisade_",
+        "palisade_docs",
+        "palisade_gateway",
+        "palisade_known_bad",
+        "palisade_shuttle",
+        "palisade_testkit",
+    ];
+    let mut names = metrics(page);
+    names.retain(|name| !crates.contains(&name.as_str()));
+    names
+}
+
+#[test]
+fn every_page_and_every_file_of_deploy_names_metrics_that_there_are() {
+    let known = documented();
+    let mut files = pages(&root());
+    for folder in ["deploy", "deploy/kubernetes"] {
+        let entries = fs::read_dir(root().join(folder)).unwrap();
+        let entries = entries.map(|entry| Path::new(folder).join(entry.unwrap().file_name()));
+        files.extend(entries.filter(|path| root().join(path).is_file()));
+    }
+    for file in files {
+        let named = named_on(&read(&file.display().to_string()));
+        let unknown: Vec<_> = named.difference(&known).collect();
+        assert!(unknown.is_empty(), "{} names {unknown:?}", file.display());
+    }
 }
 
 #[test]

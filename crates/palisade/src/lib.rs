@@ -2,7 +2,13 @@
 //! and, by changing one URL, other engines.
 //!
 //! Every exclusive lock carries a fencing [`Token`]; every holder is told that its lease runs out
-//! before anyone else can be granted ([`Hold::lost`]).
+//! before anyone else can be granted ([`Hold::lost`]). This page goes from the first lock to the
+//! fence; everything on it runs as it stands.
+//!
+//! # The first lock
+//!
+//! [`connect()`] takes a URL and gives a [`Client`]. `memory:` is this process, `file:` all
+//! processes of this user on this machine, and needs no server; [`engines`] are the others.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
@@ -14,25 +20,118 @@
 //! # }
 //! ```
 //!
-//! [`connect()`] gives a [`Client`], and that the primitives: [`Client::mutex`],
-//! [`Client::rwlock`], [`Client::semaphore`], [`Client::election`], and work queues
-//! ([`Client::queue`]). Each has the same options and is
-//! checked when it is used:
+//! A name is the lock, and needs no setting up. The [`Hold`] is owned and `Send`:
+//! it can be stored, moved to another task and outlive the client. Its lease is renewed in the
+//! background by a thread of the library's own, so that work may last longer than the ttl.
+//! Dropping a hold releases it in the background; [`Hold::release`] also says how that went.
+//!
+//! # To wait, or not
 //!
 //! ```
 //! # use std::time::Duration;
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
-//! let palisade = palisade::connect("memory:").await?;
+//! # let palisade = palisade::connect("memory:waiting").await?;
 //! let nightly = palisade.mutex("nightly-report").ttl(Duration::from_secs(10));
-//! if let Some(hold) = nightly.try_lock().await? {
-//!     // Give hold.token() to the storage with every write.
-//!     hold.release().await?;
-//! }
+//! let hold = nightly.lock().await?;                                     // as long as it takes
+//! assert!(nightly.try_lock().await?.is_none());                         // not at all
+//! assert!(nightly.lock_timeout(Duration::from_millis(50)).await?.is_none());  // for a while
+//! # hold.release().await
+//! # }
+//! ```
+//!
+//! Busy is a value and no error. A future that is dropped while it waits leaves no place in the
+//! line. Options (`ttl`, `at_least`, `deadlock_after`) are the same on every primitive and checked when
+//! it is used.
+//!
+//! # When the lock is lost
+//!
+//! A lease can end while the work goes on: the engine is away for longer than the ttl, the machine
+//! sleeps, an operator takes the lock ([`Client::evict`]). [`Hold::run`] drops the work at that
+//! moment, [`Hold::lost`] tells it, [`Hold::is_valid`] answers in nanoseconds.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+//! # let palisade = palisade::connect("memory:lost").await?;
+//! use palisade::{ErrorKind, Eviction, LossReason, Which};
+//!
+//! let hold = palisade.mutex("nightly-report").lock().await?;
+//! // An operator, elsewhere:
+//! palisade.evict("nightly-report", Which::Holders, Eviction::Remove).await?;
+//!
+//! let work = hold.run(std::future::pending::<()>()).await;
+//! assert_eq!(work.unwrap_err().kind(), ErrorKind::Lost);
+//! assert_eq!(hold.lost().await.reason, LossReason::Taken);
+//! assert!(!hold.is_valid());
 //! # Ok(()) }
 //! ```
 //!
-//! For code without a runtime there is [`blocking`], for storage that refuses stale holders
-//! [`fence`], for metrics and traces [`layers`], for authors of engines [`engine`].
+//! # The fence
+//!
+//! A process can be paused right after it saw that its lock is good, for longer than any lease. It
+//! wakes up and writes, and no lock of any kind can see that. The storage can: it remembers the
+//! highest token and refuses lower ones, in the same step as the write.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+//! # let palisade = palisade::connect("memory:fence").await?;
+//! use palisade::fence::{Fence, MemoryFence, Verdict};
+//! use palisade::{Eviction, Which};
+//!
+//! let storage = MemoryFence::default();
+//! let zombie = palisade.mutex("stock").lock().await?;
+//! // It is paused. Its lease ends, and another is granted with a greater token.
+//! # palisade.evict("stock", Which::Holders, Eviction::Remove).await?;
+//! let holder = palisade.mutex("stock").lock().await?;
+//! assert!(holder.token() > zombie.token());
+//! let written = storage.write(holder.name(), holder.write_token()?, b"9 left".into()).await?;
+//! assert_eq!(written, Verdict::Accepted);
+//!
+//! // It wakes up.
+//! let late = storage.write(zombie.name(), zombie.write_token()?, b"10 left".into()).await?;
+//! assert_eq!(late, Verdict::Stale { highest: holder.token() });
+//! # Ok(()) }
+//! ```
+//!
+//! [`fence`] has this for PostgreSQL, SQLite, Redis, etcd, files and HTTP services. Where two at
+//! once would damage data, say so: [`Client::for_correctness`] refuses engines, and settings of
+//! engines, whose tokens could go back.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
+//! let refused = palisade::connect("memory:").await?.for_correctness().await;
+//! assert_eq!(refused.unwrap_err().kind(), palisade::ErrorKind::NotForCorrectness);
+//! # Ok(()) }
+//! ```
+//!
+//! # More than a mutex
+//!
+//! | you want | use |
+//! |---|---|
+//! | many readers or one writer | [`Client::rwlock`] |
+//! | at most n at once | [`Client::semaphore`] |
+//! | one leader, with an address | [`Client::election`] |
+//! | several names, all or nothing | [`Client::multi_lock`] |
+//! | any free one of several | [`Client::lock_any`] |
+//! | to take it again while holding it | [`Client::reentrant`] |
+//! | each message to one consumer at a time | [`Client::queue`] |
+//! | who holds, who waits, who waits for each other | [`Client::survey`], [`Client::deadlocks`] |
+//!
+//! For code without a runtime there is [`blocking`], for metrics and traces [`layers`], for typed
+//! configuration in place of a URL [`config`], for authors of engines [`engine`].
+//!
+//! # Engines and features
+//!
+//! `file`, `memory`, `blocking`, `metrics` and `trace` are on. Each engine behind a server is a
+//! feature: `consul`, `etcd`, `http`, `kubernetes`, `postgres`, `redis`, `zookeeper`. The rest:
+//! `file-queue` (queues of `file:`), `sqlite` and `tower` (fences), `sqlx` (helpers for its
+//! transactions). What an engine can do is data, [`Client::capability`]; what it can't is refused
+//! before anything is sent, as [`ErrorKind::Unsupported`].
+//!
+//! # Errors
+//!
+//! An [`Error`] has a [kind](Error::kind), says what to do, and whether the change may have been
+//! applied ([`Error::outcome`]). An engine that can't be reached is asked again while the caller's
+//! patience lasts, with the same claim, so that an answer that was lost takes no second place.
 //!
 //! It runs on Unix systems: processes, signals and the boot-time clock are theirs.
 
@@ -110,8 +209,3 @@ pub mod command {
     #[cfg(feature = "http")]
     pub use crate::engines::kit::plain_http_client;
 }
-
-/// The Rust in the pages compiles.
-#[cfg(all(doctest, feature = "etcd", feature = "postgres"))]
-#[doc = include_str!("../../../docs/options.md")]
-struct Pages;

@@ -57,10 +57,10 @@ const ADVISED: Is = "engine:text url:text ttl_ms:number class:A|B|C why:[text]";
 const OTHER: Is = "engine:text fits:bool why:[text]";
 pub(crate) const PUSHED: Is = "queue:text id:text duplicate:bool";
 pub(crate) const QUEUES: Is = "[QUEUE]";
-const QUEUE: Is = "name:text ready:number delayed:number claimed:number blocked:number \
+pub(crate) const QUEUE: Is = "name:text ready:number delayed:number claimed:number blocked:number \
     dead:number oldest_ms:number?";
 pub(crate) const MESSAGES: Is = "[MESSAGE]";
-const MESSAGE: Is = "id:text key:text? state:ready|delayed|claimed|blocked|dead attempts:number \
+pub(crate) const MESSAGE: Is = "id:text key:text? state:ready|delayed|claimed|blocked|dead attempts:number \
     pushed:time changes_in_ms:number? token:digits? owner:text? host:text? pid:number? why:text? \
     size:number";
 /// A message's keys, and its body.
@@ -104,7 +104,7 @@ pub(crate) fn event(word: &str) -> Is {
         "waiting" => "event:text name:text holders:[HOLDER]",
         "acquired" => "event:text name:text token:digits owner:text engine:text waited_ms:number",
         "ttl_rounded" => "event:text name:text asked_ms:figure ttl_ms:number",
-        "exposed_password" | "visible_password" => "event:text message:text",
+        "exposed_password" | "no_traces" | "visible_password" => "event:text message:text",
         "released" => "event:text name:text code:number",
         "deadlock" => "event:text name:text likely:bool circle:text",
         "lost" => "event:text name:text reason:expired|evicted|taken",

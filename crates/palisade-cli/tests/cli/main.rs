@@ -20,6 +20,7 @@ mod list;
 mod loss;
 mod manual;
 mod nested;
+mod page;
 mod queue;
 mod redis;
 mod resize;

@@ -64,14 +64,14 @@ exec "$@"
 
 /// A temporary folder, in memory when there is room.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(in crate::lab) struct Folder {
     path: PathBuf,
     janitor: Child,
 }
 
 impl Folder {
     /// A new folder for the engine `name`.
-    pub(super) fn new(name: &str) -> Result<Self, String> {
+    pub(in crate::lab) fn new(name: &str) -> Result<Self, String> {
         let say = |what: &str, error: std::io::Error| format!("{what}: {error}");
         let base = base();
         let path = tempfile::Builder::new()
@@ -102,7 +102,7 @@ impl Folder {
         })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::lab) fn path(&self) -> &Path {
         &self.path
     }
 

@@ -25,6 +25,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+pub(in crate::lab) use folder::Folder;
 pub use node::Node;
 pub use running::Running;
 

@@ -1,0 +1,73 @@
+"""A worker through a gateway: charges each order of a table once, beside any number of others.
+
+    palisade serve &
+    python worker.py shop.db          # as many as you like
+
+A lock for each order keeps two workers from charging it at once. It can't stop one that is paused
+past its lease, so that the table compares the fencing token in the statement that writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sqlite3
+import time
+
+import palisade
+
+TABLE = "CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, charges INTEGER DEFAULT 0, fence INTEGER DEFAULT 0)"
+
+
+def open_orders(db: sqlite3.Connection) -> list[int]:
+    return [order for (order,) in db.execute("SELECT id FROM orders WHERE charges = 0 ORDER BY id")]
+
+
+def charge_card(order: int, seconds: float) -> None:
+    """The partner's API, which takes its time."""
+    time.sleep(seconds)
+
+
+def record(db: sqlite3.Connection, order: int, token: int) -> bool:
+    """Whether it was recorded: not if a newer holder was here before."""
+    with db:
+        changed = db.execute(
+            "UPDATE orders SET charges = charges + 1, fence = ? WHERE id = ? AND fence < ?",
+            (token, order, token),
+        )
+    return changed.rowcount == 1
+
+
+def work(client: palisade.Client, db: sqlite3.Connection, seconds: float) -> None:
+    while orders := open_orders(db):
+        for order in orders:
+            try:
+                with client.lock(f"orders/{order}", wait=0.1) as hold:
+                    if order not in open_orders(db):
+                        continue
+                    print(f"charging {order}", flush=True)
+                    charge_card(order, seconds)
+                    said = "charged" if record(db, order, hold.token) else "refused"
+                    print(f"{said} {order}", flush=True)
+            except palisade.Busy:
+                continue  # somebody else is at it
+            except palisade.Lost:
+                continue  # the table has the last word, and has said it
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description="charges each order once")
+    arguments.add_argument("database")
+    arguments.add_argument("--ttl", type=float, default=30.0)
+    arguments.add_argument("--takes", type=float, default=0.05, help="seconds for each charge")
+    given = arguments.parse_args()
+    db = sqlite3.connect(given.database, timeout=10)
+    db.execute(TABLE)
+    url = os.environ.get("PALISADE_URL", "http+unix:")
+    token = os.environ.get("PALISADE_GATEWAY_TOKEN")
+    with palisade.Client(url, token=token, ttl=given.ttl) as client:
+        work(client, db, given.takes)
+
+
+if __name__ == "__main__":
+    main()

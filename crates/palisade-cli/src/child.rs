@@ -230,9 +230,10 @@ fn not_started(program: &OsStr, errno: i32) -> Failure {
     let error = io::Error::from_raw_os_error(errno);
     let missing = error.kind() == io::ErrorKind::NotFound;
     let shown = program.to_string_lossy();
-    let why = match missing {
-        true => "command not found".to_owned(),
-        false => format!("can't be executed: {error}"),
+    let why = if missing {
+        "command not found".to_owned()
+    } else {
+        format!("can't be executed: {error}")
     };
     Failure::Command {
         message: format!("{}: {why}", shown.escape_debug()),

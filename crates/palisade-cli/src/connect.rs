@@ -111,9 +111,10 @@ impl Target {
                 Err(error) => tokio::time::sleep(tries.pause(error, &tell)?).await,
             }
         };
-        Ok(match self.for_correctness {
-            true => client.for_correctness().await?,
-            false => client,
+        Ok(if self.for_correctness {
+            client.for_correctness().await?
+        } else {
+            client
         })
     }
 

@@ -121,9 +121,10 @@ impl Job {
         let withheld = Withheld::these(endings());
         let target = &self.target;
         let engine = target.prepare(&mut tries, &withheld, |error| self.complain(error))?;
-        let guardian = match self.command.is_empty() {
-            true => None,
-            false => Some(Guardian::fork(&self.command, withheld.before(), terms)?),
+        let guardian = if self.command.is_empty() {
+            None
+        } else {
+            Some(Guardian::fork(&self.command, withheld.before(), terms)?)
         };
         Ok(Prepared {
             job: self,
@@ -272,9 +273,10 @@ impl Job {
             _ => "it was taken away",
         };
         let behind = behind.map_or_else(String::new, |behind| format!(" ({behind})"));
-        let then = match self.command.is_empty() {
-            true => "",
-            false => "; the command was ended",
+        let then = if self.command.is_empty() {
+            ""
+        } else {
+            "; the command was ended"
         };
         let name = shown(self.name.as_str());
         format!("lost {name} (token {token}): {why}{behind}{then}")
@@ -501,9 +503,10 @@ impl Connected {
                 }
             }
         }
-        match hold.is_valid() {
-            true => End::Ended(code),
-            false => End::Lost(LossReason::Expired),
+        if hold.is_valid() {
+            End::Ended(code)
+        } else {
+            End::Lost(LossReason::Expired)
         }
     }
 

@@ -92,9 +92,10 @@ impl LockArgs {
             None if self.shared => Ask::READ,
             None => Ask::Whole,
         };
-        job.patience = match self.no_wait {
-            true => Patience::NoWait,
-            false => self.wait.or(job.target.wait()).unwrap_or(Patience::Forever),
+        job.patience = if self.no_wait {
+            Patience::NoWait
+        } else {
+            self.wait.or(job.target.wait()).unwrap_or(Patience::Forever)
         };
         job.at_least = self.at_least.unwrap_or_default();
         job.conflict_code = self.conflict_exit_code;
@@ -139,9 +140,12 @@ fn parse_deadlock_after(text: &str) -> Result<DeadlockAfter, String> {
 fn parse_permits(text: &str) -> Result<Ask, String> {
     let wrong = || "write it like 1/4: K permits out of N, 1 <= K <= N < 4294967295".to_owned();
     let (weight, capacity) = text.split_once('/').ok_or_else(wrong)?;
-    let number = |digits: &str| match digits.bytes().all(|b| b.is_ascii_digit()) {
-        true => digits.parse::<u32>().map_err(|_| wrong()),
-        false => Err(wrong()),
+    let number = |digits: &str| {
+        if digits.bytes().all(|b| b.is_ascii_digit()) {
+            digits.parse::<u32>().map_err(|_| wrong())
+        } else {
+            Err(wrong())
+        }
     };
     let (weight, capacity) = (number(weight)?, number(capacity)?);
     if weight == 0 || weight > capacity || capacity == u32::MAX {

@@ -56,9 +56,10 @@ impl Printer {
 
     /// Something that happened, on stderr: as a JSON line, or as what `text` makes of it.
     pub(crate) fn event(self, event: serde_json::Value, text: impl FnOnce() -> Option<String>) {
-        let line = match self.json {
-            true => json::line(&event).ok(),
-            false => text().map(|text| format!("palisade: {}", shorten(&shown(&text)))),
+        let line = if self.json {
+            json::line(&event).ok()
+        } else {
+            text().map(|text| format!("palisade: {}", shorten(&shown(&text))))
         };
         if let Some(line) = line {
             let _ = writeln!(anstream::stderr(), "{line}");

@@ -253,9 +253,10 @@ pub(crate) fn prepare(command: &mut Command, mask: Mask, terminal: Option<File>)
         mask.set();
         set_parent_process_death_signal(Some(Signal::KILL))?;
         // The parent may have died before: nobody would be killed then.
-        match getppid() == Some(parent) {
-            true => Ok(()),
-            false => Err(io::ErrorKind::NotFound.into()),
+        if getppid() == Some(parent) {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::NotFound.into())
         }
     };
     // SAFETY: some system calls that allocate nothing and take no lock, also when they fail.

@@ -30,9 +30,12 @@ pub(crate) fn rows<const N: usize>(
     });
     let mut kept: Vec<usize> = (0..N).collect();
     if let Some(width) = width {
-        let least = |column: usize| match layout.long.contains(&column) {
-            true => widths[column].min(layout.shortest),
-            false => widths[column],
+        let least = |column: usize| {
+            if layout.long.contains(&column) {
+                widths[column].min(layout.shortest)
+            } else {
+                widths[column]
+            }
         };
         for column in layout.less {
             if kept.iter().map(|kept| least(*kept) + GAP).sum::<usize>() > width + GAP {
@@ -57,9 +60,10 @@ pub(crate) fn rows<const N: usize>(
         let mut line = String::new();
         for column in &kept {
             let (cell, pad) = (&row[*column], widths[*column] - columns(&row[*column]));
-            let (before, after) = match layout.right.contains(column) {
-                true => (pad, GAP),
-                false => (0, pad + GAP),
+            let (before, after) = if layout.right.contains(column) {
+                (pad, GAP)
+            } else {
+                (0, pad + GAP)
             };
             line.push_str(&format!("{:before$}{cell}{:after$}", "", ""));
         }

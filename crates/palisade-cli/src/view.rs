@@ -1,7 +1,7 @@
 //! Lines and claims as people and programs see them. The field names are the command's contract;
 //! `token` is text because it may exceed what a double holds.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use humantime::{format_rfc3339_millis, format_rfc3339_seconds};
@@ -235,10 +235,10 @@ pub(crate) fn brief(time: Duration) -> String {
 pub(crate) fn shown(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
-        match misleads(c) {
-            // Writing to a String can't fail.
-            true => drop(write!(safe, "{}", c.escape_default())),
-            false => safe.push(c),
+        if misleads(c) {
+            safe.extend(c.escape_default());
+        } else {
+            safe.push(c);
         }
     }
     safe

@@ -86,9 +86,10 @@ impl Audit {
             *count += 1;
             *count <= REFUSALS
         };
-        match few {
-            true => self.tell("refused", details),
-            false => drop(self.0.left_out.fetch_add(1, Ordering::AcqRel)),
+        if few {
+            self.tell("refused", details);
+        } else {
+            self.0.left_out.fetch_add(1, Ordering::AcqRel);
         }
     }
 

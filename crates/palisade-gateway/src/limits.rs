@@ -42,9 +42,10 @@ impl Counters {
     }
 
     pub(crate) fn check_sessions(&self, open: usize) -> Result<(), Problem> {
-        match open < self.limits.sessions {
-            true => Ok(()),
-            false => Err(Problem::too_many("sessions", self.limits.sessions)),
+        if open < self.limits.sessions {
+            Ok(())
+        } else {
+            Err(Problem::too_many("sessions", self.limits.sessions))
         }
     }
 

@@ -167,9 +167,10 @@ impl Sessions {
         if !self.frozen.load(Ordering::Acquire) {
             return session.extend(arrival).map(Some);
         }
-        match session.has_ended() {
-            true => Err(Problem::no_session()),
-            false => Ok(None),
+        if session.has_ended() {
+            Err(Problem::no_session())
+        } else {
+            Ok(None)
         }
     }
 

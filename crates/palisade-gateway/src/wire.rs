@@ -295,15 +295,18 @@ pub(crate) fn deadlock(found: &Deadlock, sees: impl Fn(&str) -> bool) -> Option<
     if !found.claims().any(|stuck| sees(&stuck.name)) {
         return None;
     }
-    let shown_claim = |stuck: &StuckClaim| match sees(&stuck.name) {
-        true => json!({
-            "name": stuck.name,
-            "id": stuck.claim.id,
-            "mode": stuck.claim.mode().to_string(),
-            "since": stuck.claim.owner.as_ref().map(|owner| time(owner.since)),
-            "hidden": false,
-        }),
-        false => json!({"name": null, "id": null, "mode": null, "since": null, "hidden": true}),
+    let shown_claim = |stuck: &StuckClaim| {
+        if sees(&stuck.name) {
+            json!({
+                "name": stuck.name,
+                "id": stuck.claim.id,
+                "mode": stuck.claim.mode().to_string(),
+                "since": stuck.claim.owner.as_ref().map(|owner| time(owner.since)),
+                "hidden": false,
+            })
+        } else {
+            json!({"name": null, "id": null, "mode": null, "since": null, "hidden": true})
+        }
     };
     let agent = |agent: &StuckAgent| {
         // Whoever sees one of its claims sees whose it is.

@@ -407,9 +407,10 @@ fn unknown(url: &Url) -> Error {
     }
     // Someone may have pasted a secret where the URL belongs: show only what could be a scheme.
     let is_word = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
-    let shown = match scheme.len() <= 20 && scheme.chars().all(is_word) {
-        true => format!("scheme {scheme:?}"),
-        false => "scheme".to_owned(),
+    let shown = if scheme.len() <= 20 && scheme.chars().all(is_word) {
+        format!("scheme {scheme:?}")
+    } else {
+        "scheme".to_owned()
     };
     let hint = match nearest(scheme, schemes()) {
         Some(near) => format!("did you mean {near}:? "),

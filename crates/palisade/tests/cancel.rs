@@ -72,9 +72,10 @@ async fn storm(client: &Client, futures: usize) -> usize {
             tokio::spawn(async move {
                 let (mut held, mut dropped) = (0, 0);
                 while dropped < futures / 8 {
-                    match once(&client).await {
-                        true => held += 1,
-                        false => dropped += 1,
+                    if once(&client).await {
+                        held += 1
+                    } else {
+                        dropped += 1
                     }
                 }
                 held
@@ -101,9 +102,10 @@ async fn once(client: &Client) -> bool {
     if rand::random() {
         tokio::time::sleep(Duration::from_micros(rand::random_range(1..3_000))).await;
     }
-    match rand::random() {
-        true => hold.release().await.unwrap(),
-        false => drop(hold),
+    if rand::random() {
+        hold.release().await.unwrap()
+    } else {
+        drop(hold)
     }
     true
 }

@@ -169,9 +169,12 @@ fn bad_file(path: &Path, why: impl std::fmt::Display) -> Failure {
 /// As an option's value in a URL.
 fn encode(value: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric();
-    let encode = |byte| match plain(byte) {
-        true => char::from(byte).to_string(),
-        false => format!("%{byte:02x}"),
+    let encode = |byte| {
+        if plain(byte) {
+            char::from(byte).to_string()
+        } else {
+            format!("%{byte:02x}")
+        }
     };
     value.bytes().map(encode).collect()
 }

@@ -211,9 +211,10 @@ fn heading(found: &Deadlock) -> String {
         (None, true) => "with --nested one of them would give way",
         (None, false) => "none of them gives way: evict one",
     };
-    match found.likely {
-        true => format!("likely deadlock, through nested runs: {many}; {then}"),
-        false => format!("deadlock: {many}; {then}"),
+    if found.likely {
+        format!("likely deadlock, through nested runs: {many}; {then}")
+    } else {
+        format!("deadlock: {many}; {then}")
     }
 }
 
@@ -233,9 +234,10 @@ fn claims<'a>(found: &'a Deadlock, agent: &'a StuckAgent) -> impl Iterator<Item 
         times.map_or_else(String::new, |(at, age)| format!(" since {at} ({age})"))
     };
     let row = move |verb: &str, stuck: &StuckClaim| {
-        let gives_way = match found.gives_way.as_ref() == Some(&stuck.claim.id) {
-            true => ", gives way",
-            false => "",
+        let gives_way = if found.gives_way.as_ref() == Some(&stuck.claim.id) {
+            ", gives way"
+        } else {
+            ""
         };
         let mode = match stuck.claim.mode() {
             palisade::engine::Mode::Exclusive => String::new(),

@@ -229,28 +229,29 @@ impl Advice {
     fn new(info: &EngineInfo, needs: &[&'static Need]) -> Self {
         let capability = info.capability;
         let leads = needs.iter().any(|need| need.word == "election");
-        let wanted = match leads {
-            true => LEADER_TTL.clamp(capability.ttl.min, capability.ttl.max),
-            false => capability.default_ttl(),
+        let wanted = if leads {
+            LEADER_TTL.clamp(capability.ttl.min, capability.ttl.max)
+        } else {
+            capability.default_ttl()
         };
         let ttl = capability.explicit_ttl(wanted).unwrap_or(wanted);
         let shown = humantime::format_duration(ttl);
-        let url = match ttl == capability.default_ttl() {
-            true => info.example.to_owned(),
-            false => {
-                let sign = if info.example.contains('?') { '&' } else { '?' };
-                let seconds = ttl.as_secs();
-                format!("{}{sign}ttl={seconds}s", info.example)
-            }
+        let url = if ttl == capability.default_ttl() {
+            info.example.to_owned()
+        } else {
+            let sign = if info.example.contains('?') { '&' } else { '?' };
+            let seconds = ttl.as_secs();
+            format!("{}{sign}ttl={seconds}s", info.example)
         };
         let class = capability.class;
         let mut why: Vec<String> = needs.iter().map(|need| need.says(info)).collect();
         why.push(format!("class {class}: {}", meaning(class)));
-        why.push(match leads {
-            true => format!("ttl {shown}: a leader that is cut off is replaced after it"),
-            false => format!(
+        why.push(if leads {
+            format!("ttl {shown}: a leader that is cut off is replaced after it")
+        } else {
+            format!(
                 "ttl {shown}: a slow renewal is no loss, a holder that is cut off is replaced soon"
-            ),
+            )
         });
         Self {
             engine: info.name,

@@ -127,9 +127,10 @@ impl Serve {
             .clone()
             .unwrap_or_else(|| folder.join("gateway.sock"));
         let port = !self.no_port;
-        let token = match port && self.access.is_none() && !self.insecure {
-            true => Some(write_token(&folder)?),
-            false => None,
+        let token = if port && self.access.is_none() && !self.insecure {
+            Some(write_token(&folder)?)
+        } else {
+            None
         };
         let audit = match &self.audit {
             None => Audit::to(std::io::stderr()),

@@ -27,9 +27,12 @@ impl Show {
         };
         let there = line.is_some();
         let line = line.unwrap_or_else(|| LineView::empty(name.as_str()));
-        let text = |line: &LineView| match there {
-            true => print::table(std::slice::from_ref(line)),
-            false => format!("nobody holds {}\n", shown(&line.name)),
+        let text = |line: &LineView| {
+            if there {
+                print::table(std::slice::from_ref(line))
+            } else {
+                format!("nobody holds {}\n", shown(&line.name))
+            }
         };
         global.printer().reply(&line, text, there)
     }

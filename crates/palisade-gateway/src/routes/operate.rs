@@ -156,9 +156,10 @@ impl Routes {
     }
 
     fn must_see(&self, asking: &Asking) -> Result<(), Problem> {
-        match asking.principal.sees_anything() {
-            true => Ok(()),
-            false => Err(Problem::forbidden("you may see nothing here")),
+        if asking.principal.sees_anything() {
+            Ok(())
+        } else {
+            Err(Problem::forbidden("you may see nothing here"))
         }
     }
 

@@ -265,9 +265,10 @@ impl Fixture {
     /// The longest name, in bytes: where a namespace is a part of it, it takes room.
     pub(crate) fn longest_name(&self) -> usize {
         let namespace = self.settings().namespace;
-        match self.url().starts_with("http") {
-            true => 255 - namespace.len() - 1,
-            false => 255,
+        if self.url().starts_with("http") {
+            255 - namespace.len() - 1
+        } else {
+            255
         }
     }
 

@@ -156,9 +156,12 @@ async fn caught(case: impl Future<Output = ()>) -> Verdict {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let usual = panic::take_hook();
-        panic::set_hook(Box::new(move |info| match IN_CASE.get() {
-            true => WHY.set(info.to_string().replacen("panicked at ", "", 1)),
-            false => usual(info),
+        panic::set_hook(Box::new(move |info| {
+            if IN_CASE.get() {
+                WHY.set(info.to_string().replacen("panicked at ", "", 1))
+            } else {
+                usual(info)
+            }
         }));
     });
     let mut case = std::pin::pin!(case);

@@ -144,9 +144,10 @@ async fn count(connect: Connect, counter: Counter) -> Result<(), String> {
     let client = connect(counter.url.clone()).await.map_err(words)?;
     let mutex = client.mutex(&counter.name);
     for _ in 0..counter.times {
-        let hold = match counter.unlocked {
-            true => None,
-            false => Some(mutex.lock().await.map_err(words)?),
+        let hold = if counter.unlocked {
+            None
+        } else {
+            Some(mutex.lock().await.map_err(words)?)
         };
         let file = Path::new(&counter.file);
         super::increment(file, Duration::from_millis(1)).map_err(|error| error.to_string())?;

@@ -153,10 +153,7 @@ proptest! {
             });
             let Some(hold) = replaced else { return false };
             let lost = hold.lost.unwrap();
-            match lie {
-                true => copy.events[lost].what = valid(hold.token),
-                false => { copy.events.remove(lost); }
-            }
+            if lie { copy.events[lost].what = valid(hold.token) } else {  copy.events.remove(lost);  }
             true
         });
         prop_assume!(silent.is_some());

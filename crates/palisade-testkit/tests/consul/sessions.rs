@@ -111,9 +111,10 @@ async fn readers_and_writers_of_many_clients_never_overlap() {
             let lock = client.rwlock("busy");
             for round in 0..30 {
                 let writes = (task + round) % 3 == 0;
-                let (hold, weight) = match writes {
-                    true => (lock.write().await.unwrap(), 1_000_000),
-                    false => (lock.read().await.unwrap(), 1),
+                let (hold, weight) = if writes {
+                    (lock.write().await.unwrap(), 1_000_000)
+                } else {
+                    (lock.read().await.unwrap(), 1)
                 };
                 let before = inside.fetch_add(weight, Ordering::SeqCst);
                 assert!(

@@ -160,9 +160,10 @@ impl<const RESIZE: bool> ReferenceStateMachine for Lines<RESIZE> {
                 });
                 Answer::Entered(state.lines[*name].enter(id, *ask, *queue, (0, u64::MAX)))
             }
-            Verb::EnterAgain(id) => Answer::Entered(match state.is_held(*id) {
-                true => Entry::Held,
-                false => Entry::Waiting,
+            Verb::EnterAgain(id) => Answer::Entered(if state.is_held(*id) {
+                Entry::Held
+            } else {
+                Entry::Waiting
             }),
             Verb::Leave(id) => Answer::Found(state.bench(*id).leave(*id)),
             Verb::LeaveAnother(_) | Verb::LeaveUnknown { .. } => Answer::Found(false),

@@ -92,9 +92,10 @@ async fn a_client_is_cut_off_for_longer_than_the_ttl() {
         let crew = crew(&running).await;
         let cut = BootTime::now();
         for proxy in &proxies {
-            match silent {
-                true => [Direction::ToEngine, Direction::ToClient].map(|d| proxy.blackhole(d)),
-                false => [proxy.refuse(), proxy.cut_all()],
+            if silent {
+                [Direction::ToEngine, Direction::ToClient].map(|d| proxy.blackhole(d))
+            } else {
+                [proxy.refuse(), proxy.cut_all()]
             };
         }
         let loss = hold.lost().await;

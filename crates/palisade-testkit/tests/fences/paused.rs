@@ -25,15 +25,16 @@ pub(super) async fn stopped_writer_is_refused(url: &str, kind: Kind, store: [&st
         };
         let score = rounds(program, &spec, count).await.unwrap();
         println!("{kind:?}, fenced {fenced}: {count} rounds, {score:?}");
-        let expected = match fenced {
-            true => Score {
+        let expected = if fenced {
+            Score {
                 refused: count,
                 lost: 0,
-            },
-            false => Score {
+            }
+        } else {
+            Score {
                 refused: 0,
                 lost: count,
-            },
+            }
         };
         assert_eq!(score, expected, "{kind:?}, fenced: {fenced}");
     }

@@ -78,9 +78,10 @@ impl Process {
 
     /// Kills it, alone or with its whole group, and waits until it is gone.
     pub(crate) fn kill(&mut self, group: bool) {
-        match group {
-            true => kill_process_group(self.pid(), Signal::KILL).unwrap(),
-            false => self.signal(Signal::KILL),
+        if group {
+            kill_process_group(self.pid(), Signal::KILL).unwrap()
+        } else {
+            self.signal(Signal::KILL)
         }
         self.child.wait().unwrap();
     }

@@ -93,12 +93,13 @@ impl Traces {
         let pids: Vec<&u32> = self.pids.iter().filter(alive).collect();
         let open = |port: &&u16| wire::connect(**port).is_ok();
         let ports: Vec<&u16> = self.ports.iter().filter(open).collect();
-        match pids.is_empty() && ports.is_empty() && !self.folder.exists() {
-            true => Ok(()),
-            false => Err(format!(
+        if pids.is_empty() && ports.is_empty() && !self.folder.exists() {
+            Ok(())
+        } else {
+            Err(format!(
                 "left are {pids:?}, {ports:?}, {}",
                 self.folder.display()
-            )),
+            ))
         }
     }
 }

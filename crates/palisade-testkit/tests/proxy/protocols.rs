@@ -42,11 +42,12 @@ fn http_server() -> std::net::SocketAddr {
         let mut number = 0;
         while let Some(head) = read_until(&mut stream, b"\r\n\r\n") {
             number += 1;
-            let reply = match head.starts_with(b"GET /watch") {
-                false => format!("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{number}"),
-                true => "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
+            let reply = if head.starts_with(b"GET /watch") {
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
                          3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
-                    .to_owned(),
+                    .to_owned()
+            } else {
+                format!("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{number}")
             };
             stream.write_all(reply.as_bytes()).unwrap();
         }

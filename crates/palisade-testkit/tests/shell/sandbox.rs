@@ -49,12 +49,13 @@ impl<'a> Sandbox<'a> {
         let text = text
             .replace("https://locks.example.com", &format!("http://{here}"))
             .replace("127.0.0.1:7420", &here);
-        let database = match databases {
-            false => None,
-            true => match servers.with("postgres", |running| running.nodes()[0].port()) {
+        let database = if databases {
+            match servers.with("postgres", |running| running.nodes()[0].port()) {
                 None => return Ok(None),
                 some => some,
-            },
+            }
+        } else {
+            None
         };
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
         let sandbox = Self {
@@ -163,12 +164,11 @@ impl<'a> Sandbox<'a> {
     /// The output of a script that ends with this code.
     fn script(&self, script: &str, codes: &[i32]) -> Result<String, String> {
         let script = script.lines().map(|line| {
-            match line.contains("palisade serve") && line.contains(" &") {
-                true => {
-                    let line = line.replacen("palisade serve", "PAGE_SECONDS=50 palisade serve", 1);
-                    format!("{line}\n{SERVING}\n")
-                }
-                false => format!("{line}\n"),
+            if line.contains("palisade serve") && line.contains(" &") {
+                let line = line.replacen("palisade serve", "PAGE_SECONDS=50 palisade serve", 1);
+                format!("{line}\n{SERVING}\n")
+            } else {
+                format!("{line}\n")
             }
         });
         let script = script.collect::<String>();

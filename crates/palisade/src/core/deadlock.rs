@@ -98,9 +98,10 @@ impl fmt::Display for StuckAgent {
             let names: BTreeSet<&str> = claims.iter().map(|claim| claim.name.as_str()).collect();
             Vec::from_iter(names).join(", ")
         };
-        let any = match self.waits.iter().any(|stuck| group(&stuck.claim).is_some()) {
-            true => "any of ",
-            false => "",
+        let any = if self.waits.iter().any(|stuck| group(&stuck.claim).is_some()) {
+            "any of "
+        } else {
+            ""
         };
         match (self.holds.is_empty(), self.waits.is_empty()) {
             (false, false) => write!(
@@ -460,9 +461,12 @@ impl<'a> System<'a> {
         });
         let claims = yielding.flat_map(|(_, stuck)| &stuck.waits);
         let claims = claims.filter(|stuck| {
-            agent(&stuck.claim).is_some_and(|agent| match likely {
-                true => agent.yields_nested,
-                false => agent.yields,
+            agent(&stuck.claim).is_some_and(|agent| {
+                if likely {
+                    agent.yields_nested
+                } else {
+                    agent.yields
+                }
             })
         });
         let gives_way = claims.map(|stuck| &stuck.claim.id).max().cloned();

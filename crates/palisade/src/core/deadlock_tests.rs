@@ -69,12 +69,11 @@ impl World {
         let taken: u64 = ahead
             .map(|claim| u64::from(claim.ask.weight_in(capacity)))
             .sum();
-        match fits(taken, ask, capacity) {
-            true => {
-                claim.sequence = Some(u64::from(self.claims));
-                line.holders.push(claim);
-            }
-            false => line.waiters.push(claim),
+        if fits(taken, ask, capacity) {
+            claim.sequence = Some(u64::from(self.claims));
+            line.holders.push(claim);
+        } else {
+            line.waiters.push(claim)
         }
         id
     }
@@ -614,9 +613,10 @@ fn it_agrees_with_brute_force_on_small_systems() {
                 assert!(stuck.is_some(), "seed {seed}");
             }
         }
-        match found.is_empty() {
-            true => without += 1,
-            false => with += 1,
+        if found.is_empty() {
+            without += 1
+        } else {
+            with += 1
         }
     }
     assert!(

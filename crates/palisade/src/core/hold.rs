@@ -89,9 +89,10 @@ impl Hold {
 
     /// How long it stays valid without a further renewal; zero when it is lost.
     pub fn remaining(&self) -> Duration {
-        match self.is_valid() {
-            true => self.validity.deadline().remaining(),
-            false => Duration::ZERO,
+        if self.is_valid() {
+            self.validity.deadline().remaining()
+        } else {
+            Duration::ZERO
         }
     }
 

@@ -107,9 +107,10 @@ impl LeaseStart {
     /// time: whatever it says, the earlier one is safe.
     #[must_use]
     pub(crate) fn not_after(self, called: BootTime) -> Self {
-        let sent = match known_bad::is(Bad::DeadlineFromReply) {
-            true => BootTime::now(),
-            false => self.sent.min(called),
+        let sent = if known_bad::is(Bad::DeadlineFromReply) {
+            BootTime::now()
+        } else {
+            self.sent.min(called)
         };
         Self { sent, ..self }
     }

@@ -239,9 +239,10 @@ impl Url {
 
     /// Scheme and hosts: all of a URL that may be shown.
     pub fn shown(&self) -> String {
-        match self.hosts.is_empty() {
-            true => format!("{}:", self.scheme),
-            false => format!("{}://{}", self.scheme, self.hosts.join(",")),
+        if self.hosts.is_empty() {
+            format!("{}:", self.scheme)
+        } else {
+            format!("{}://{}", self.scheme, self.hosts.join(","))
         }
     }
 }

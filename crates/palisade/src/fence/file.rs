@@ -310,9 +310,12 @@ fn broken(what: &'static str) -> impl Fn(io::Error) -> Error {
 pub(crate) fn encode(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
     name.bytes()
-        .map(|byte| match plain(byte) {
-            true => char::from(byte).to_string(),
-            false => format!("%{byte:02x}"),
+        .map(|byte| {
+            if plain(byte) {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02x}")
+            }
         })
         .collect()
 }

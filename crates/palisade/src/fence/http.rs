@@ -304,9 +304,10 @@ fn header(hold: &Hold, method: &Method) -> Result<HeaderValue> {
     if !hold.is_valid() {
         return Err(hold.lost_error("fence"));
     }
-    Ok(match reads(method) {
-        true => hold.read_token()?.into(),
-        false => hold.write_token()?.into(),
+    Ok(if reads(method) {
+        hold.read_token()?.into()
+    } else {
+        hold.write_token()?.into()
     })
 }
 

@@ -87,9 +87,10 @@ impl ReentrantMutex {
             },
         };
         if let Some(hold) = held.upgrade() {
-            return match hold.is_valid() {
-                true => Ok(Some(ReentrantHold(hold))),
-                false => Err(hold.lost_error("lock")),
+            return if hold.is_valid() {
+                Ok(Some(ReentrantHold(hold)))
+            } else {
+                Err(hold.lost_error("lock"))
             };
         }
         let Some(hold) = self.request.acquire(patience.rest(deadline)).await? else {

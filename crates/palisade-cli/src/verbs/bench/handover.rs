@@ -256,9 +256,10 @@ fn round(all: Vec<Vec<Turn>>, pass: bool, until: BootTime) -> Round {
     let took = Duration::from_nanos(last.granted - first.granted);
     let times = turns.windows(2).filter_map(|pair| {
         let ((before, giver), (after, taker)) = (pair[0], pair[1]);
-        match pass {
-            false => Some(after.granted - before.granted),
-            true => (giver != taker).then(|| after.granted.saturating_sub(before.released)),
+        if pass {
+            (giver != taker).then(|| after.granted.saturating_sub(before.released))
+        } else {
+            Some(after.granted - before.granted)
         }
     });
     let times = times.collect();

@@ -200,9 +200,10 @@ impl Bench {
 
     fn todo(&self) -> Vec<Measured> {
         use Scenario::{Cli, Handoff, Held, Parallel, Pass, Uncontended};
-        let chosen = match self.scenario.is_empty() {
-            true => &[Uncontended, Parallel, Handoff, Pass][..],
-            false => &self.scenario,
+        let chosen = if self.scenario.is_empty() {
+            &[Uncontended, Parallel, Handoff, Pass][..]
+        } else {
+            &self.scenario
         };
         let mut todo = Vec::new();
         for scenario in chosen {
@@ -227,9 +228,10 @@ impl Bench {
         what: Measured,
         progress: &mut Progress,
     ) -> Result<Vec<Figure>, Failure> {
-        let sides: &[Who] = match self.baseline || what == Measured::Cli {
-            true => &[Who::Palisade, Who::Raw],
-            false => &[Who::Palisade],
+        let sides: &[Who] = if self.baseline || what == Measured::Cli {
+            &[Who::Palisade, Who::Raw]
+        } else {
+            &[Who::Palisade]
         };
         let mut runners = Vec::new();
         for who in sides {

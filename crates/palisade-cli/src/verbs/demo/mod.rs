@@ -136,9 +136,10 @@ impl Demo {
             end = play(ttl, story) => end?,
         };
         global.printer().answer(&end, End::text)?;
-        match end.fenced.intact {
-            true => Ok(Outcome::Done),
-            false => Err(Failure::Defect("the fenced file is wrong".into())),
+        if end.fenced.intact {
+            Ok(Outcome::Done)
+        } else {
+            Err(Failure::Defect("the fenced file is wrong".into()))
         }
     }
 }
@@ -245,9 +246,10 @@ async fn hears(worker: &mut Worker, beginning: &str) -> Result<String, Failure> 
 }
 
 async fn ends(worker: Worker) -> Result<(), Failure> {
-    match worker.end(LONGEST).await {
-        true => Ok(()),
-        false => Err(Failure::Defect("a worker did not end as it should".into())),
+    if worker.end(LONGEST).await {
+        Ok(())
+    } else {
+        Err(Failure::Defect("a worker did not end as it should".into()))
     }
 }
 
@@ -257,9 +259,10 @@ impl End {
             let found = account
                 .found
                 .map_or_else(|| "nothing".to_owned(), |found| found.to_string());
-            let verdict = match account.intact {
-                true => "right",
-                false => "wrong: a deposit was lost",
+            let verdict = if account.intact {
+                "right"
+            } else {
+                "wrong: a deposit was lost"
             };
             format!("{what:<12} {found:>4}   {verdict}\n")
         };

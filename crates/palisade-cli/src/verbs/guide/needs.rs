@@ -50,9 +50,12 @@ pub(super) const NEEDS: &[Need] = &[
         word: "election",
         means: "one leader, replaced when it fails",
         fits: |info| info.capability.early_loss,
-        why: |info| match info.capability.early_loss {
-            true => "a leader is told before another is elected".to_owned(),
-            false => "a leader is not told before another is elected".to_owned(),
+        why: |info| {
+            if info.capability.early_loss {
+                "a leader is told before another is elected".to_owned()
+            } else {
+                "a leader is not told before another is elected".to_owned()
+            }
         },
     },
     Need {
@@ -116,9 +119,10 @@ pub(super) fn has_hosts(info: &EngineInfo) -> bool {
 }
 
 fn yes(it_has: bool, what: &str) -> String {
-    match it_has {
-        true => format!("it has {what}"),
-        false => format!("it has no {what}"),
+    if it_has {
+        format!("it has {what}")
+    } else {
+        format!("it has no {what}")
     }
 }
 

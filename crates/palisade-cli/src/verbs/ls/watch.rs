@@ -62,9 +62,10 @@ impl Show for InPlace {
         let size = rustix::termios::tcgetwinsize(io::stdout());
         let room = size.map_or(24, |size| usize::from(size.ws_row));
         let columns = print::width().unwrap_or(80);
-        let mut rows = match lines.is_empty() {
-            true => vec![(anstyle::Style::new(), NOBODY.to_owned())],
-            false => print::rows(&lines, Some(columns)),
+        let mut rows = if lines.is_empty() {
+            vec![(anstyle::Style::new(), NOBODY.to_owned())]
+        } else {
+            print::rows(&lines, Some(columns))
         };
         // One row is the cursor's; what has scrolled away can't be redrawn.
         let room = room.saturating_sub(1).max(2);
@@ -81,9 +82,10 @@ impl Show for InPlace {
         for (style, row) in &rows {
             // One that wraps would be two.
             let row = crate::table::clip(row, columns);
-            match plain {
-                true => frame.push_str(&format!("{row}\n")),
-                false => frame.push_str(&format!("{style}{row}{style:#}\n")),
+            if plain {
+                frame.push_str(&format!("{row}\n"))
+            } else {
+                frame.push_str(&format!("{style}{row}{style:#}\n"))
             }
         }
         self.height = rows.len();
@@ -113,9 +115,10 @@ impl Show for Blocks {
         if self.last.replace(lasting).is_some() {
             block.push('\n');
         }
-        match lines.is_empty() {
-            true => block.push_str(&format!("{NOBODY}\n")),
-            false => block.push_str(&print::table(&lines)),
+        if lines.is_empty() {
+            block.push_str(&format!("{NOBODY}\n"))
+        } else {
+            block.push_str(&print::table(&lines))
         }
         print::text(&block)
     }
@@ -147,9 +150,10 @@ impl Show for Objects {
             tell(&LineView::empty(name))?;
         }
         self.last = now;
-        match out.is_empty() {
-            true => Ok(()),
-            false => print::text(&out),
+        if out.is_empty() {
+            Ok(())
+        } else {
+            print::text(&out)
         }
     }
 }

@@ -156,8 +156,9 @@ fn bottom(model: &Model) -> Row {
 
 /// A colour, unless `NO_COLOR` is set.
 fn in_colour(colour: AnsiColor) -> Style {
-    match std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
-        true => Style::new(),
-        false => colour.on_default(),
+    if std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
+        Style::new()
+    } else {
+        colour.on_default()
     }
 }

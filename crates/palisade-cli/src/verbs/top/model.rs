@@ -98,9 +98,12 @@ impl Model {
         self.outage = None;
         self.lines = Some(seen.lines);
         let deadlocks = seen.deadlocks.iter();
-        let text = |found: &Deadlock| match found.likely {
-            true => format!("likely deadlock: {found}"),
-            false => format!("deadlock: {found}"),
+        let text = |found: &Deadlock| {
+            if found.likely {
+                format!("likely deadlock: {found}")
+            } else {
+                format!("deadlock: {found}")
+            }
         };
         self.deadlocks = deadlocks.map(text).collect();
     }

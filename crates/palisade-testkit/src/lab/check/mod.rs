@@ -139,9 +139,10 @@ impl Params {
         let lasts = self.ttl * times + late;
         Self {
             lasts,
-            death: match self.death == self.ttl {
-                true => lasts,
-                false => self.death,
+            death: if self.death == self.ttl {
+                lasts
+            } else {
+                self.death
             },
             ..self
         }
@@ -177,9 +178,10 @@ pub enum Verdict {
 impl Verdict {
     /// From what was found wrong.
     pub(crate) fn of(violations: Vec<Violation>) -> Self {
-        match violations.is_empty() {
-            true => Self::Ok,
-            false => Self::Violated(violations),
+        if violations.is_empty() {
+            Self::Ok
+        } else {
+            Self::Violated(violations)
         }
     }
 

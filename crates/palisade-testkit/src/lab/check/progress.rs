@@ -198,9 +198,10 @@ pub(super) fn progress(index: &Index<'_>, params: &Params) -> Verdict {
         // One that is stopped inside the engine keeps it from answering: then the request in
         // flight ends by its own limit, and not by the caller's patience.
         let mut pauses = index.pauses.values().flatten();
-        let request = match pauses.any(|pause| pause.overlap(window) > 0) {
-            true => nanos(params.request),
-            false => 0,
+        let request = if pauses.any(|pause| pause.overlap(window) > 0) {
+            nanos(params.request)
+        } else {
+            0
         };
         let slow = REQUESTS * index.slowest_look(window);
         let finding_out = match attempt.patience {

@@ -108,9 +108,10 @@ pub(super) fn fenced(index: &Index<'_>, _: &Params) -> Verdict {
             _ => {}
         }
     }
-    match seen {
-        true => Verdict::of(violations),
-        false => Verdict::Undecided("nothing was written".into()),
+    if seen {
+        Verdict::of(violations)
+    } else {
+        Verdict::Undecided("nothing was written".into())
     }
 }
 

@@ -62,9 +62,10 @@ impl Run {
         let TtlRange { min, max, .. } = capability.ttl;
         let ttl = capability.explicit_ttl(self.ttl.clamp(min, max));
         let ttl = ttl.unwrap_or(max);
-        let time = match ttl > self.ttl {
-            true => self.time.max(ttl * 3 * self.site.lasts),
-            false => self.time,
+        let time = if ttl > self.ttl {
+            self.time.max(ttl * 3 * self.site.lasts)
+        } else {
+            self.time
         };
         Self {
             ttl,

@@ -36,18 +36,17 @@ pub(super) fn look(record: &Recorder, hold: &Hold) -> bool {
     let deadline = hold.deadline();
     let valid = hold.is_valid();
     let (token, claim) = id(hold);
-    match valid {
-        true => record.record_as_of(at, What::Valid { token, claim }),
-        false => {
-            // The keeper may have ended it before this look: then the loss knows since when.
-            let loss = || hold.lost().now_or_never();
-            let valid_until = known(deadline).or_else(|| known(loss()?.lease_ends));
-            record.record(What::Invalid {
-                token,
-                claim,
-                valid_until,
-            });
-        }
+    if valid {
+        record.record_as_of(at, What::Valid { token, claim })
+    } else {
+        // The keeper may have ended it before this look: then the loss knows since when.
+        let loss = || hold.lost().now_or_never();
+        let valid_until = known(deadline).or_else(|| known(loss()?.lease_ends));
+        record.record(What::Invalid {
+            token,
+            claim,
+            valid_until,
+        });
     }
     valid
 }

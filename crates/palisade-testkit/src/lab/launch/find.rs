@@ -222,9 +222,10 @@ impl Part {
         let path = PathBuf::from(std::env::var_os(self.variable).filter(|it| !it.is_empty())?);
         // A classpath has several.
         let first = path.to_string_lossy().split(':').next().map(PathBuf::from);
-        Some(match first.is_some_and(|first| first.exists()) {
-            true => Ok(path),
-            false => Err(format!("{}: there is no {}", self.variable, path.display())),
+        Some(if first.is_some_and(|first| first.exists()) {
+            Ok(path)
+        } else {
+            Err(format!("{}: there is no {}", self.variable, path.display()))
         })
     }
 

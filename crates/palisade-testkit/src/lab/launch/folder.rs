@@ -142,8 +142,9 @@ fn base() -> PathBuf {
     let shm = Path::new("/dev/shm");
     let room = rustix::fs::statvfs(shm).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
     let writable = rustix::fs::access(shm, rustix::fs::Access::WRITE_OK).is_ok();
-    match room >= ROOM && writable {
-        true => shm.to_owned(),
-        false => std::env::temp_dir(),
+    if room >= ROOM && writable {
+        shm.to_owned()
+    } else {
+        std::env::temp_dir()
     }
 }

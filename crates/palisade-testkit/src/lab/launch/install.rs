@@ -138,9 +138,10 @@ impl Apt {
 
     /// Looks at another suite alone, and touches nothing of the system.
     fn only(&mut self, suite: &str) -> Result<(), String> {
-        let keys = match Path::new(KEYS).exists() {
-            true => format!("[signed-by={KEYS}] "),
-            false => String::new(),
+        let keys = if Path::new(KEYS).exists() {
+            format!("[signed-by={KEYS}] ")
+        } else {
+            String::new()
         };
         let source = format!("deb {keys}{} {suite} main\n", mirror()?);
         std::fs::write(self.path("sources.list"), source).map_err(|error| error.to_string())?;
@@ -195,9 +196,10 @@ fn output(command: &mut Command) -> Result<String, String> {
         .lines()
         .filter(|line| line.starts_with("E: "))
         .collect();
-    let said = match errors.is_empty() {
-        true => said.trim().to_owned(),
-        false => errors.join("; "),
+    let said = if errors.is_empty() {
+        said.trim().to_owned()
+    } else {
+        errors.join("; ")
     };
     Err(format!("{program}: {}: {said}", output.status))
 }
@@ -273,9 +275,10 @@ pub(super) fn libraries(names: &[&str]) -> Result<(), String> {
     };
     let missing = || names.iter().filter(|name| !installed(name)).copied();
     let wanted: Vec<&str> = missing().collect();
-    match wanted.is_empty() {
-        true => Ok(()),
-        false => packages(&wanted, || missing().next().is_none()),
+    if wanted.is_empty() {
+        Ok(())
+    } else {
+        packages(&wanted, || missing().next().is_none())
     }
 }
 

@@ -163,9 +163,12 @@ impl Node {
         }
         let _ = child.wait();
         let dead = |pid: &u32| proc::state(*pid) == State::Dead;
-        until(SIGNAL, || match tree.iter().all(dead) {
-            true => Ok(()),
-            false => Err(format!("{} does not die", self.name)),
+        until(SIGNAL, || {
+            if tree.iter().all(dead) {
+                Ok(())
+            } else {
+                Err(format!("{} does not die", self.name))
+            }
         })?;
         if let Some(after) = self.spec.after_kill {
             after(&self.folder);
@@ -192,9 +195,10 @@ impl Node {
                     self.record(*pid)?;
                 }
             }
-            match moving.is_empty() {
-                true => Ok(()),
-                false => Err(format!("{} does not stop", self.name)),
+            if moving.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{} does not stop", self.name))
             }
         })
     }

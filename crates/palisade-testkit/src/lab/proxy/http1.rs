@@ -198,9 +198,10 @@ fn reply(first: &str, headers: &str, asked: Option<&Asked>) -> Result<Head, Step
     let method = asked.map_or("", |asked| &asked.method);
     let upgrades = status == 101 || (method == "CONNECT" && (200..300).contains(&status));
     let bare = upgrades || status < 200 || matches!(status, 204 | 304) || method == "HEAD";
-    let body = match bare {
-        true => Body::Length(0),
-        false => declared(headers)?.unwrap_or(Body::AtEnd),
+    let body = if bare {
+        Body::Length(0)
+    } else {
+        declared(headers)?.unwrap_or(Body::AtEnd)
     };
     Ok(Head {
         kind: if interim { Kind::Control } else { Kind::Reply },
@@ -222,9 +223,10 @@ fn declared(headers: &str) -> Result<Option<Body>, Step> {
         let value = value.trim();
         if name.eq_ignore_ascii_case("transfer-encoding") {
             let last = value.rsplit(',').next().unwrap_or_default().trim();
-            return match last.eq_ignore_ascii_case("chunked") {
-                true => Ok(Some(Body::Chunked)),
-                false => Err(Step::Raw),
+            return if last.eq_ignore_ascii_case("chunked") {
+                Ok(Some(Body::Chunked))
+            } else {
+                Err(Step::Raw)
             };
         }
         if name.eq_ignore_ascii_case("content-length") {

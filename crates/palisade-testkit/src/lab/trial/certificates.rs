@@ -49,8 +49,9 @@ fn openssl(folder: &Path, arguments: &str) -> Result<(), String> {
         .current_dir(folder)
         .output()
         .map_err(|error| format!("openssl: {error}"))?;
-    match made.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&made.stderr).into_owned()),
+    if made.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8_lossy(&made.stderr).into_owned())
     }
 }

@@ -238,15 +238,17 @@ impl Ledger {
         let alarmed = self.entering.remove(&ticket.claim) == Some(true);
         let new = |armed| Arc::new(Validity::new(ticket.name.clone(), armed, now));
         let mut validity = new(armed);
-        let due = match alarmed {
-            true => BootTime::PAST,
-            false => renewal_due(armed),
+        let due = if alarmed {
+            BootTime::PAST
+        } else {
+            renewal_due(armed)
         };
         let own = ticket.has_own_lease();
         if own || !self.leases.contains_key(&ticket.lease) {
-            let claims = match own {
-                true => Claims::Own(ticket.clone(), Arc::clone(&validity)),
-                false => Claims::Shared(HashMap::from([(ticket.claim, Arc::clone(&validity))])),
+            let claims = if own {
+                Claims::Own(ticket.clone(), Arc::clone(&validity))
+            } else {
+                Claims::Shared(HashMap::from([(ticket.claim, Arc::clone(&validity))]))
             };
             let kept = Kept {
                 armed,

@@ -61,9 +61,10 @@ impl Future for Sleep {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         // In line for the next advance before the look, or it could be missed.
         SLEEPERS.lock().push(context.waker().clone());
-        match self.0.has_passed() {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
+        if self.0.has_passed() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
         }
     }
 }

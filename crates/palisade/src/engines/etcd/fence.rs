@@ -50,9 +50,10 @@ impl Fencing {
         // Refuses the names that can't be used as they are.
         keys.line(resource)?;
         let key = keys.scope(resource.as_str());
-        let data = match keys.shared_with_others() {
-            true => key.clone(),
-            false => format!(".palisade/data/{key}"),
+        let data = if keys.shared_with_others() {
+            key.clone()
+        } else {
+            format!(".palisade/data/{key}")
         };
         Ok(Self {
             mark: format!(".palisade/fence/{key}").into_bytes(),

@@ -197,10 +197,8 @@ pub(super) fn mark(home: &Home, process: u64, slot: u32, id: ClaimId, until: Boo
     let mut bytes = [0; SLOT];
     let known = matches!(rustix::io::pread(&file, &mut bytes, offset(slot)), Ok(SLOT));
     let found = Slot::read(&bytes);
-    let expires = match known && found.is_of(id) {
-        true if until != BootTime::PAST => found.expires,
-        _ => until,
-    };
+    let renewed = known && found.is_of(id) && until != BootTime::PAST;
+    let expires = if renewed { found.expires } else { until };
     Slot::new(id, expires, true).write(&mut bytes);
     rustix::io::pwrite(&file, &bytes, offset(slot)) == Ok(SLOT)
 }

@@ -54,12 +54,13 @@ impl Host {
             None => default,
             Some(port) => port.parse().map_err(|_| bad())?,
         };
-        match name.is_empty() || port == 0 {
-            true => Err(bad()),
-            false => Ok(Self {
+        if name.is_empty() || port == 0 {
+            Err(bad())
+        } else {
+            Ok(Self {
                 name: name.to_owned(),
                 port,
-            }),
+            })
         }
     }
 
@@ -74,9 +75,10 @@ impl Host {
 
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.name.contains(':') {
-            true => write!(f, "[{}]:{}", self.name, self.port),
-            false => write!(f, "{}:{}", self.name, self.port),
+        if self.name.contains(':') {
+            write!(f, "[{}]:{}", self.name, self.port)
+        } else {
+            write!(f, "{}:{}", self.name, self.port)
         }
     }
 }

@@ -219,9 +219,12 @@ impl Client {
         let start = BootTime::now();
         let (mut redirects, mut moving) = (0, false);
         loop {
-            let ask = async |command: &Cmd, link: &Link<Connection>| match moving {
-                true => self.ask_moving(operation, link, command).await,
-                false => self.ask(operation, link, command).await,
+            let ask = async |command: &Cmd, link: &Link<Connection>| {
+                if moving {
+                    self.ask_moving(operation, link, command).await
+                } else {
+                    self.ask(operation, link, command).await
+                }
             };
             let by_hash = command("EVALSHA", link.connection.hash(script));
             let mut answer = ask(&by_hash, link).await?;

@@ -149,9 +149,10 @@ impl Cluster {
             Err(error) if error.is_transient() => {
                 self.read_map().await?;
                 let now = owner()?;
-                match now == host {
-                    true => Err(error),
-                    false => live(&self.node(&now)).await,
+                if now == host {
+                    Err(error)
+                } else {
+                    live(&self.node(&now)).await
                 }
             }
             link => link,

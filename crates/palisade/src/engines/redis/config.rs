@@ -117,9 +117,10 @@ impl Redis {
     /// The number of a database, 0 unless it is set.
     pub fn database(mut self, number: impl std::fmt::Display) -> Self {
         // Behind Sentinel the name of the master comes first.
-        let path = match self.0.scheme.ends_with("+sentinel") {
-            true => self.0.path.split('/').nth(1).unwrap_or_default(),
-            false => "",
+        let path = if self.0.scheme.ends_with("+sentinel") {
+            self.0.path.split('/').nth(1).unwrap_or_default()
+        } else {
+            ""
         };
         self.0.path = format!("{}{path}/{number}", if path.is_empty() { "" } else { "/" });
         self

@@ -65,17 +65,19 @@ impl Keys {
 
     /// What the keys of lines whose names begin with `prefix` begin with; empty for all keys.
     pub(in crate::engines) fn beginnings(&self, prefix: &str) -> Vec<String> {
-        let key = match self.prefix.is_empty() {
-            true => prefix.to_owned(),
-            false => format!("{}{}", self.prefix, encode(prefix)),
+        let key = if self.prefix.is_empty() {
+            prefix.to_owned()
+        } else {
+            format!("{}{}", self.prefix, encode(prefix))
         };
         if key.is_empty() {
             return Vec::new();
         }
         let beside = format!("{{{key}");
-        match tagged(&self.prefix) || beside.starts_with(&key) {
-            true => vec![key],
-            false => vec![key, beside],
+        if tagged(&self.prefix) || beside.starts_with(&key) {
+            vec![key]
+        } else {
+            vec![key, beside]
         }
     }
 
@@ -85,9 +87,10 @@ impl Keys {
     /// [`ErrorKind::InvalidName`] when it is used as it is and its braces can't be, and when its key
     /// may be what is kept beside another's.
     pub(in crate::engines) fn line(&self, name: &Name) -> Result<LineKeys> {
-        let key = match self.prefix.is_empty() {
-            true => name.as_str().to_owned(),
-            false => [&self.prefix, &*encode(name.as_str())].concat(),
+        let key = if self.prefix.is_empty() {
+            name.as_str().to_owned()
+        } else {
+            [&self.prefix, &*encode(name.as_str())].concat()
         };
         let refuse = |message| Error::new(ErrorKind::InvalidName, "name", message);
         let state = beside(&key).ok_or_else(|| {
@@ -109,9 +112,10 @@ impl Keys {
     pub(super) fn fenced(&self, name: &Name) -> Result<LineKeys> {
         let LineKeys { key, state } = self.line(name)?;
         Ok(LineKeys {
-            key: match self.prefix.is_empty() {
-                true => key,
-                false => format!("{state}{DATA}"),
+            key: if self.prefix.is_empty() {
+                key
+            } else {
+                format!("{state}{DATA}")
             },
             state: format!("{state}{MARK}"),
         })
@@ -143,9 +147,10 @@ impl Keys {
             return format!("*{SUFFIX}");
         }
         let begin = escape(&format!("{}{}", self.prefix, encode(prefix)));
-        match tagged(&self.prefix) {
-            true => format!("{begin}*{SUFFIX}"),
-            false => format!("{{{begin}*}}{SUFFIX}"),
+        if tagged(&self.prefix) {
+            format!("{begin}*{SUFFIX}")
+        } else {
+            format!("{{{begin}*}}{SUFFIX}")
         }
     }
 
@@ -162,9 +167,10 @@ impl Keys {
     /// The line whose own key is `key`, if it is one of this namespace.
     pub(in crate::engines) fn name(&self, key: &str) -> Option<Name> {
         let name = key.strip_prefix(&self.prefix)?;
-        let name = match self.prefix.is_empty() {
-            true => name.to_owned(),
-            false => decode(name)?,
+        let name = if self.prefix.is_empty() {
+            name.to_owned()
+        } else {
+            decode(name)?
         };
         Name::new(name).ok()
     }

@@ -195,15 +195,14 @@ pub(in crate::engines) fn changes(client: Arc<Client>, scope: Scope) -> BoxStrea
             () = now.changed.notified() => false,
             () = now.over.notified() => true,
         };
-        let (told, now) = match ended {
-            false => (Ok(()), Some(now)),
-            true => {
-                let message = "the connection broke";
-                (
-                    Err(Error::new(ErrorKind::Unreachable, "watch", message)),
-                    None,
-                )
-            }
+        let (told, now) = if ended {
+            let message = "the connection broke";
+            (
+                Err(Error::new(ErrorKind::Unreachable, "watch", message)),
+                None,
+            )
+        } else {
+            (Ok(()), Some(now))
         };
         let failed = now.is_none();
         Some((told, (client, scope, now, failed)))

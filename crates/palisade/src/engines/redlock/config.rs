@@ -230,9 +230,10 @@ async fn greet(engine: &Arc<super::Redlock>, connect_timeout: Duration) -> Resul
             () = &mut patience => break,
         }
     }
-    match up >= engine.quorum {
-        true => Ok(()),
-        false => Err(engine.no_majority("connect", up, &down)),
+    if up >= engine.quorum {
+        Ok(())
+    } else {
+        Err(engine.no_majority("connect", up, &down))
     }
 }
 

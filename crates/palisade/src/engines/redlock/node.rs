@@ -231,9 +231,10 @@ impl Node {
     /// The same error with the name of the node in it, unless it is there already.
     pub(super) fn blame(&self, error: &Error) -> Error {
         let (host, said) = (self.host().to_string(), error.message());
-        let message = match said.contains(&host) {
-            true => said.to_owned(),
-            false => format!("{host}: {said}"),
+        let message = if said.contains(&host) {
+            said.to_owned()
+        } else {
+            format!("{host}: {said}")
         };
         let blamed = Error::new(error.kind(), error.operation(), message);
         match error.outcome() {

@@ -270,9 +270,10 @@ impl Driver {
         }
         let sent = batch.sent;
         batch.answers.push(answer);
-        let batch = match batch.answers.len() == batch.writes.len() {
-            true => self.batches.pop_front(),
-            false => None,
+        let batch = if batch.answers.len() == batch.writes.len() {
+            self.batches.pop_front()
+        } else {
+            None
         };
         if armed {
             self.arm(sent);

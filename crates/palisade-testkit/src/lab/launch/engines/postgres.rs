@@ -149,9 +149,10 @@ fn run(mut command: Command, user: Option<User>, folder: &Path) -> Result<(), St
     let output = command
         .output()
         .map_err(|error| failed(error.to_string()))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(failed(String::from_utf8_lossy(&output.stderr).into_owned())),
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(failed(String::from_utf8_lossy(&output.stderr).into_owned()))
     }
 }
 

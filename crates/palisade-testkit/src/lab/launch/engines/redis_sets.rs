@@ -119,9 +119,10 @@ fn sees_all(port: u16) -> Result<(), String> {
 
 fn expect(port: u16, command: &[&str], line: &str) -> Result<(), String> {
     let answer = wire::redis(port, command)?;
-    match answer.lines().any(|found| found.trim_end() == line) {
-        true => Ok(()),
-        false => Err(format!("port {port}: no {line}")),
+    if answer.lines().any(|found| found.trim_end() == line) {
+        Ok(())
+    } else {
+        Err(format!("port {port}: no {line}"))
     }
 }
 

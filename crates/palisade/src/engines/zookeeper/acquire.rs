@@ -95,8 +95,8 @@ pub(super) async fn enter(engine: &Arc<Inner>, claim: &Claim) -> Result<Entered>
             let mut known = engine.known.lock();
             match before {
                 Some(before) => known.insert(claim.id, before),
-                None => known.remove(&claim.id),
-            };
+                None => known.remove(claim.id),
+            }
         }
         return entered;
     }
@@ -133,13 +133,18 @@ impl Entry<'_> {
         }
         let crowded = self.claim.queue
             && self.claim.ask == Ask::Whole
-            && self.engine.has_others(self.line, self.claim.id);
+            && self
+                .engine
+                .known
+                .lock()
+                .has_others(self.line, self.claim.id);
         let (node, names) = self.create(!crowded).await?;
         if let Some(names) = names {
             return self.place(node, &names, self.claim.queue).await;
         }
         // Whoever is ahead excludes it: one that is our own need not be looked for.
-        match self.engine.own_ahead(self.line, &node) {
+        let own = self.engine.known.lock().ahead_of(self.line, &node);
+        match own {
             Some(ahead) => Ok(self.placed(node, Some(Ahead::Child(ahead)))),
             None => {
                 let names = self.names().await?.unwrap_or_default();

@@ -1,6 +1,5 @@
 //! From a URL to an engine: what ZooKeeper can do, which options it takes, and how it is opened.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -137,7 +136,7 @@ pub(super) async fn open(mut url: Url, settings: &Settings) -> Result<Inner> {
             max,
             ..CAPABILITY.ttl
         },
-        known: Mutex::new(HashMap::new()),
+        known: Mutex::default(),
         renewals: Renewals::default(),
     })
 }

@@ -14,6 +14,7 @@
 mod acquire;
 #[cfg(feature = "baseline")]
 mod baseline;
+mod claims;
 mod client;
 mod condition;
 mod config;
@@ -35,7 +36,6 @@ mod thread;
 mod touches;
 mod watches;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,7 +46,8 @@ pub(crate) use config::FACTORY;
 pub use config::ZooKeeper;
 pub(crate) use fence::open as open_fence;
 
-use self::acquire::{Known, Node};
+use self::acquire::Known;
+use self::claims::Claims;
 use self::client::Client;
 use self::keys::Keys;
 use self::proto::Acl;
@@ -74,51 +75,30 @@ struct Inner {
     shown: String,
     /// The times to live that the servers allow.
     ttl: TtlRange,
-    /// The claims of this client, from their enter to their leave.
-    known: Mutex<HashMap<ClaimId, Known>>,
+    known: Mutex<Claims>,
     renewals: Renewals,
 }
 
 impl Inner {
     fn known(&self, claim: ClaimId) -> Option<Known> {
-        self.known.lock().get(&claim).cloned()
+        self.known.lock().get(claim).cloned()
     }
 
     fn update(&self, claim: ClaimId, change: impl FnOnce(&mut Known)) {
-        if let Some(known) = self.known.lock().get_mut(&claim) {
+        if let Some(known) = self.known.lock().get_mut(claim) {
             change(known);
         }
     }
 
-    /// Whether this client has other claims in a line.
-    fn has_others(&self, line: &str, claim: ClaimId) -> bool {
-        let known = self.known.lock();
-        let mut known = known.iter();
-        known.any(|(id, known)| *id != claim && &*known.line == line)
-    }
-
-    /// The last node of this client's in a line that came before `node`: the older a node is, the
-    /// further ahead it is.
-    fn own_ahead(&self, line: &str, node: &Node) -> Option<String> {
-        let known = self.known.lock();
-        let own = known.values().filter(|known| &*known.line == line);
-        let own = own.filter_map(|known| known.node.as_ref());
-        let ahead = own.filter(|other| other.token < node.token);
-        let last = ahead.max_by_key(|other| other.token);
-        last.map(|other| other.name.clone())
-    }
-
     /// Whether claims live with the session.
     fn has_claims(&self, session: i64) -> bool {
-        let known = self.known.lock();
-        known.values().any(|known| known.session.id() == session)
+        self.known.lock().of_session(session).next().is_some()
     }
 
     /// Whether claims of agents live with the session.
     fn has_agents(&self, session: i64) -> bool {
         let known = self.known.lock();
-        let mut known = known.values().filter(|known| known.session.id() == session);
-        known.any(|known| known.is_agents)
+        known.of_session(session).any(|known| known.is_agents)
     }
 
     /// Whether everyone may change the nodes that this client makes.

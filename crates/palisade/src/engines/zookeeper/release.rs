@@ -46,7 +46,7 @@ pub(super) async fn leave(engine: &Inner, ticket: &Ticket) -> Result<Left> {
             None => false,
         },
     };
-    engine.known.lock().remove(&ticket.claim);
+    engine.known.lock().remove(ticket.claim);
     Ok(if left { Left::Done } else { Left::Absent })
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -135,7 +136,7 @@ impl Store {
     }
 
     /// Makes the store hang until the answer is dropped: every lock in it is taken.
-    pub(crate) fn hang(&self) -> Vec<File> {
+    pub(crate) fn hang(&self) -> Hang {
         if !self.path("store").exists() {
             assert_eq!(code(self.run("first", &[], "true")), Some(0));
         }
@@ -144,20 +145,44 @@ impl Store {
             let files = files.unwrap().map(|file| file.unwrap().path());
             files.filter(|file| file.extension().is_none())
         };
-        let files = std::iter::once(self.path("store/lock"));
-        let files = files.chain(inside("lines")).chain(inside("leases"));
-        let locked = files.filter_map(|path| {
+        let lock = |path| {
             // Files come and go.
-            let file = File::open(path).ok()?;
+            let file = File::options().read(true).write(true).open(path).ok()?;
             file.lock().ok().map(|()| file)
-        });
-        locked.collect()
+        };
+        let mut hang = Hang::default();
+        let others = std::iter::once(self.path("store/lock")).chain(inside("leases"));
+        hang.others.extend(others.filter_map(lock));
+        for line in inside("lines").filter_map(lock) {
+            let mut first = [0];
+            line.read_exact_at(&mut first, 0).unwrap();
+            line.write_all_at(b"?", 0).unwrap();
+            hang.lines.push((line, first));
+        }
+        hang
     }
 
     /// Fails unless the store shows no claim.
     #[track_caller]
     pub(crate) fn assert_empty(&self) {
         assert_eq!(self.lines(), Vec::<Value>::new());
+    }
+}
+
+/// A store that hangs. Its lines are in the middle of a change: without the lock, which is taken,
+/// they can't be read either.
+#[derive(Default)]
+pub(crate) struct Hang {
+    /// Each with its first byte.
+    lines: Vec<(File, [u8; 1])>,
+    others: Vec<File>,
+}
+
+impl Drop for Hang {
+    fn drop(&mut self) {
+        for (line, first) in &self.lines {
+            let _ = line.write_all_at(first, 0);
+        }
     }
 }
 

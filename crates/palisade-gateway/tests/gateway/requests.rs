@@ -1,5 +1,6 @@
 //! What a request may say of itself, and what an answer says of the gateway.
 
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use palisade::BootTime;
@@ -71,20 +72,20 @@ async fn an_engine_that_hangs_is_told_within_the_clients_own_timeout() {
     let secret = served.session("30s").await;
     let claim = json!({"name": "a", "id": "one"});
     served.post("/v1/claims", &secret, &claim).await.is(200);
-    // Every file of the store is locked.
-    let lines = served.dir.path().join("store/lines");
-    let locked: Vec<_> = std::fs::read_dir(lines)
-        .unwrap()
-        .map(|file| std::fs::File::open(file.unwrap().path()).unwrap())
-        .inspect(|file| file.lock().unwrap())
-        .collect();
+    // Its line is in the middle of a change.
+    let mut line = std::fs::read_dir(served.dir.path().join("store/lines")).unwrap();
+    let line = line.next().unwrap().unwrap().path();
+    let line = std::fs::File::options().write(true).open(line).unwrap();
+    line.lock().unwrap();
+    line.write_all_at(b"?", 0).unwrap();
     let began = BootTime::now();
     let ask = Ask::get("/v1/lines?name=a").with("palisade-timeout", "500ms");
     let said = ask.send(served.addr).await.refuses(503, "unreachable");
     assert_eq!(said["outcome"], "maybe_applied");
     let took = BootTime::now().saturating_since(began);
     assert!(took >= Duration::from_millis(400), "{took:?}");
-    drop(locked);
+    line.write_all_at(b"p", 0).unwrap();
+    drop(line);
     Ask::get("/v1/lines?name=a").send(served.addr).await.is(200);
     let ask = Ask::get("/v1/lines").with("palisade-timeout", "soon");
     ask.send(served.addr).await.refuses(400, "invalid_argument");

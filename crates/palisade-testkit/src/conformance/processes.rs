@@ -73,10 +73,15 @@ async fn counting_loses_nothing(fx: Fixture) {
     assert_eq!(sequence(&fx, false).await, PROCESSES * TIMES);
 }
 
-/// The control: if it loses nothing, the case above could not have seen an overlap.
+/// The control: if it loses nothing, the case above could not have seen an overlap. On a busy
+/// machine processes may happen to count one after another, so it has several tries.
 async fn counting_without_the_lock_loses_updates(fx: Fixture) {
-    let count = sequence(&fx, true).await;
-    assert!(count < PROCESSES * TIMES, "no update was lost: {count}");
+    for _ in 0..8 {
+        if sequence(&fx, true).await < PROCESSES * TIMES {
+            return;
+        }
+    }
+    panic!("no update was lost");
 }
 
 async fn readers_of_other_processes_share(fx: Fixture) {

@@ -4,10 +4,12 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use palisade::queue::{Draft, MessageState};
 use palisade_testkit::lab::launch::gateway;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
 use crate::{Fixture, cases, soon};
@@ -71,6 +73,7 @@ impl Worker {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        end_at_last(&child);
         let out = BufReader::new(child.stdout.take().unwrap());
         let err = BufReader::new(child.stderr.take().unwrap());
         Self { child, out, err }
@@ -108,6 +111,19 @@ impl Drop for Worker {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Kills a process that has not ended by itself after far more time than any test takes, so that
+/// who reads from it sees an end.
+fn end_at_last(child: &Child) {
+    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).unwrap();
+    std::thread::spawn(move || {
+        let mut ended = [PollFd::new(&process, PollFlags::IN)];
+        let limit = Timespec::try_from(Duration::from_secs(90)).unwrap();
+        if poll(&mut ended, Some(&limit)) == Ok(0) {
+            let _ = pidfd_send_signal(&process, Signal::KILL);
+        }
+    });
 }
 
 fn line(from: &mut impl BufRead) -> String {
@@ -275,7 +291,7 @@ async fn the_first_signal_drains_and_the_second_gives_back(fx: Fixture) {
     std::fs::remove_file(&gate).unwrap();
     let mut worker = Worker::start(&fx, &[], &script);
     assert_eq!(worker.line(), "second");
-    worker.signal(Signal::INT);
+    worker.signal(Signal::TERM);
     worker.says("1 command still runs");
     worker.signal(Signal::TERM);
     assert_eq!(worker.code(), Some(128 + 15));

@@ -132,7 +132,10 @@ async fn effects(
         }
         "redis" => {
             let client = redis::Client::open(target).unwrap();
-            let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+            // All of them in one reply take longer than half a second, which is the default.
+            let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(LONG));
+            let connect = client.get_multiplexed_async_connection_with_config(&config);
+            let mut connection = connect.await.unwrap();
             let mut all = redis::cmd("HGETALL");
             all.arg(format!("effects of {}", queue.name()));
             let all: HashMap<String, usize> = all.query_async(&mut connection).await.unwrap();

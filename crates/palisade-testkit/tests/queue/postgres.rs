@@ -3,10 +3,12 @@
 
 use std::time::Duration;
 
+use futures_util::{StreamExt, stream};
 use palisade::engines::postgres::{PostgresMessage, PostgresQueue};
 use palisade::queue::Draft;
 use palisade::{ErrorKind, Patience};
-use tokio_postgres::{Client, IsolationLevel};
+use tokio::sync::mpsc;
+use tokio_postgres::{AsyncMessage, Client, IsolationLevel};
 
 use crate::{Fixture, cases, running, soon, until};
 
@@ -200,34 +202,76 @@ async fn an_open_transaction_holds_up_nobody_else(fx: Fixture) {
     left.done().await.unwrap();
 }
 
+/// What is notified on `channel` from now on, while the client lives.
+async fn listen(channel: &str) -> (Client, mpsc::UnboundedReceiver<String>) {
+    let url = running("postgres").unwrap().url();
+    let url = url.split('?').next().unwrap();
+    let connected = tokio_postgres::connect(url, tokio_postgres::NoTls).await;
+    let (client, mut connection) = connected.unwrap();
+    let (tell, told) = mpsc::unbounded_channel();
+    let mut messages = stream::poll_fn(move |cx| connection.poll_message(cx));
+    tokio::spawn(async move {
+        while let Some(Ok(message)) = messages.next().await {
+            if let AsyncMessage::Notification(note) = message {
+                let _ = tell.send(note.payload().to_owned());
+            }
+        }
+    });
+    let listen = format!("LISTEN \"{channel}\"");
+    client.batch_execute(&listen).await.unwrap();
+    (client, told)
+}
+
+/// A notification holds up the commits of all others, so that there is one for a consumer that
+/// sleeps, for each message that it could take, and none for anyone else.
 async fn only_who_sleeps_is_notified(fx: Fixture) {
     let (queue, client) = (fx.queue().await, database().await);
-    let asleep = format!(
-        "SELECT count(*) FROM palisade.queue_sleeper s JOIN palisade.queue q ON q.id = s.queue \
-         WHERE q.namespace = '{}'",
+    let of_this = format!(
+        "FROM palisade.queue_sleeper s USING palisade.queue q \
+         WHERE q.id = s.queue AND q.namespace = '{}'",
         fx.url.split("namespace=").nth(1).unwrap()
     );
-    let sleepers = async || -> i64 { client.query_one(&asleep, &[]).await.unwrap().get(0) };
+    let asleep = format!("SELECT s.mailbox {}", of_this.replace(" USING ", ", "));
+    let mailboxes = async || client.query(&asleep, &[]).await.unwrap();
     queue.push("x").await.unwrap();
     queue.next().await.unwrap().done().await.unwrap();
-    assert_eq!(sleepers().await, 0, "there was something to do");
+    assert_eq!(mailboxes().await.len(), 0, "there was something to do");
     let waits: Vec<_> = (0..3)
         .map(|_| {
             let queue = queue.clone();
             tokio::spawn(async move { queue.next().await })
         })
         .collect();
-    until("all sleep", async || sleepers().await >= 3).await;
+    until("all sleep", async || mailboxes().await.len() >= 3).await;
+    let mailbox: String = mailboxes().await[0].get(0);
+    let (_listener, mut told) = listen(&mailbox).await;
+    // Notifications come in the order of the commits: what was sent before this one is there.
+    let mut count = async || -> usize {
+        let end = "SELECT pg_notify($1, 'end')";
+        client.execute(end, &[&mailbox]).await.unwrap();
+        let mut count = 0;
+        while soon("a notification", told.recv()).await.unwrap() != "end" {
+            count += 1;
+        }
+        count
+    };
     queue.push("x").await.unwrap();
-    assert!(sleepers().await < 3, "one was told, and is told no more");
-    queue
-        .push_all([Draft::new("y"), Draft::new("z")])
-        .await
-        .unwrap();
+    assert_eq!(count().await, 1, "one message, one of three sleepers");
+    let two = [Draft::new("y"), Draft::new("z")];
+    queue.push_all(two).await.unwrap();
     for wait in waits {
         let message = soon("a message", wait).await.unwrap().unwrap();
         message.done().await.unwrap();
     }
+    // One that was woken by its own clock has left its place there.
+    let nobody = format!("DELETE {of_this}");
+    client.execute(&nobody, &[]).await.unwrap();
+    count().await;
+    queue
+        .push_all(["1", "2", "3"].map(Draft::new))
+        .await
+        .unwrap();
+    assert_eq!(count().await, 0, "nobody sleeps");
 }
 
 async fn changes_are_durable_whatever_the_session_says(fx: Fixture) {

@@ -116,8 +116,8 @@ impl LeaseStart {
         Self { sent, ..self }
     }
 
-    /// The time until which a holder may rely on it. The engine can't end the lease before `sent +
-    /// ttl`; the margin covers clock drift and the time that stopping work takes.
+    /// The time until which a holder may rely on it. The engine can't end the lease before
+    /// `sent + ttl`; the margin covers clock drift and the time that stopping work takes.
     pub fn deadline(&self) -> BootTime {
         if known_bad::is(Bad::LossAtTwiceTtl) {
             return self.sent + 2 * self.ttl;

@@ -19,8 +19,8 @@ pub const STALE: &str = "PFT01";
 /// The SQLSTATE of a missing or invalid token.
 pub const MISSING: &str = "PFT02";
 
-/// The statement that presents a token for a whole transaction of PostgreSQL: `SELECT
-/// set_config('palisade.fence', $1, true)`. DELETE and TRUNCATE have no other way.
+/// The statement that presents a token for a whole transaction of PostgreSQL. DELETE and
+/// TRUNCATE have no other way.
 pub const PRESENT: &str = "SELECT set_config('palisade.fence', $1, true)";
 
 /// Decodes the server's refusal: stale, with the highest token from the details.

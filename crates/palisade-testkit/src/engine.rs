@@ -1,7 +1,7 @@
-//! `EngineUnderTest`: a name, and a way to get a URL and a client.
+//! `EngineUnderTest`: a name, and how to get a URL and a client.
 //!
-//! Its site (a temporary directory, a server) lives as long as the run and is the same for all
-//! trials of one process; trials keep apart by their own random namespace.
+//! Its site (a temporary directory, a server) lives as long as the run and is shared by all trials
+//! of one process; each trial has its own random namespace.
 
 use std::any::Any;
 use std::fmt;
@@ -11,22 +11,22 @@ use std::time::Duration;
 use palisade::Client;
 use palisade::engine::BoxFuture;
 
-/// How a URL becomes a client.
+/// Creates a client from a URL.
 pub type Connect = fn(String) -> BoxFuture<palisade::Result<Client>>;
 
-/// Through `palisade::connect`.
+/// Connects through `palisade::connect`.
 pub const CONNECT: Connect = |url| Box::pin(async move { palisade::connect(&url).await });
 
 /// An engine under test.
 #[derive(Clone, Copy)]
 pub struct EngineUnderTest {
-    /// What trials are called after: `file::enter/…`.
+    /// The prefix of its trials: `file::enter/…`.
     pub name: &'static str,
     /// Starts or finds it; the error says what is missing on this machine.
     pub start: fn() -> Result<Site, String>,
-    /// Makes a client of the site's URL.
+    /// Creates a client from the site's URL.
     pub connect: Connect,
-    /// Whether it needs something installed, and so must be asked for by name.
+    /// Whether it needs installed programs, and so must be selected by name.
     pub installed: bool,
 }
 
@@ -41,7 +41,7 @@ impl EngineUnderTest {
         }
     }
 
-    /// The same with a way to connect of its own.
+    /// The same engine with its own way to connect.
     #[must_use]
     pub const fn connecting(self, connect: Connect) -> Self {
         Self { connect, ..self }
@@ -54,35 +54,35 @@ impl fmt::Debug for EngineUnderTest {
     }
 }
 
-/// Where an engine is, for one run.
+/// The location and properties of an engine for one run.
 #[derive(Clone)]
 pub struct Site {
     /// Its URL, without `namespace`.
     pub url: String,
     /// Whether other processes reach it through the same URL.
     pub processes: bool,
-    /// How soon the death of a holder is noticed; `None` when its ttl must end first.
+    /// How soon the death of a holder is noticed; `None` if its lease must end first.
     pub notices_death: Option<Duration>,
-    /// How many times its ttl a lease can last without renewal.
+    /// How many times its ttl a lease may last without renewal.
     pub lasts: u32,
-    /// How late a lease is found to be over.
+    /// How late the engine notices the end of a lease.
     pub late: Duration,
-    /// Whether a claim that does not wait watches a holder that should be gone, for its lease,
-    /// before it says busy.
+    /// Whether a claim that does not queue waits for an overdue holder's lease to end before it
+    /// answers busy.
     pub watches_overdue: bool,
-    /// Whether a gateway promises how long a lease lasts: a ttl at the most, and less while it
+    /// Whether a gateway promises how long a lease lasts: at most a ttl, and less while the gateway
     /// has not renewed its own.
     pub promised: bool,
-    /// How to cut off this site, which no other trial uses.
+    /// How to cut off this site; then no other trial may use it.
     pub cut_off: Option<Arc<dyn CutOff>>,
-    /// What can be done to its server, if it has one.
+    /// How to cause outages of its server, if it has one.
     pub outages: Option<Arc<dyn Outages>>,
-    /// What must live as long as the site.
+    /// A value that must live as long as the site.
     pub keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Site {
-    /// A site that other processes don't reach and that nothing cuts off.
+    /// A site that other processes can't reach and that can't be cut off.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
@@ -98,7 +98,7 @@ impl Site {
         }
     }
 
-    /// Lets `thing` live as long as the site.
+    /// Keeps `thing` alive as long as the site.
     #[must_use]
     pub fn keeping(self, thing: impl Any + Send + Sync) -> Self {
         Self {
@@ -120,7 +120,7 @@ impl fmt::Debug for Site {
     }
 }
 
-/// A URL with another option.
+/// A URL with an added option.
 pub(crate) fn with_option(url: &str, option: &str, value: &str) -> String {
     let joint = if url.contains('?') { '&' } else { '?' };
     format!("{url}{joint}{option}={value}")
@@ -128,13 +128,13 @@ pub(crate) fn with_option(url: &str, option: &str, value: &str) -> String {
 
 /// Cuts an engine off from its clients.
 pub trait CutOff: Send + Sync {
-    /// No request is answered from here on.
+    /// Stops answering requests.
     fn begin(&self);
-    /// Requests are answered again.
+    /// Answers requests again.
     fn end(&self);
 }
 
-/// What can happen to an engine's server.
+/// The outages of an engine's server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Outage {
     /// It is stopped (SIGSTOP), and continued later.
@@ -151,23 +151,23 @@ pub enum Outage {
 pub trait Outages: Send + Sync {
     /// Whether it can do this.
     fn can(&self, outage: Outage) -> bool;
-    /// Begins. Blocks until it is so.
+    /// Begins the outage. Blocks until it is in effect.
     ///
     /// # Errors
-    /// A sentence when it could not be done.
+    /// A message if that failed.
     fn begin(&self, outage: Outage) -> Result<(), String>;
-    /// Ends it. Blocks until the engine answers again.
+    /// Ends the outage. Blocks until the engine answers again.
     ///
     /// # Errors
-    /// A sentence when it could not be done.
+    /// A message if that failed.
     fn end(&self, outage: Outage) -> Result<(), String>;
 }
 
-/// The engines of `table` that `PALISADE_TEST_ENGINES` names (a comma list), by default all that
-/// need nothing installed.
+/// The engines of `table` that `PALISADE_TEST_ENGINES` names (a comma-separated list), by default
+/// all that need no installed programs.
 ///
 /// # Errors
-/// A sentence when a name is not in the table.
+/// A message if a name is not in the table.
 pub fn chosen(
     table: &[EngineUnderTest],
     names: Option<&str>,

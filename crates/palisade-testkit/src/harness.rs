@@ -1,8 +1,9 @@
-//! Makes a trial of every engine × case and runs them, for `cargo test` and nextest alike.
+//! Creates a trial for every pair of engine and case and runs them, for `cargo test` and nextest
+//! alike.
 //!
-//! Each trial has its own runtime and an overall deadline, so that a hang is a failure that says
-//! which case. A run of everything fails when a cell of the table is missing. The test binary is
-//! its own second process: [`main`] looks for `taker` and `counter` first.
+//! Each trial has its own runtime and an overall deadline, so that a hang is a failure that names
+//! its case. A run of all trials fails if a cell of the table is missing. The test binary also
+//! serves as its own second process: [`main`] first checks for `taker` and `counter`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -21,8 +22,8 @@ use crate::taker;
 /// How long one trial may take; the slowest takes a few seconds.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The sites of a run, started when their first trial needs them. Each engine has its own lock:
-/// the start of one server does not hold up the trials of the others.
+/// The sites of a run, started when a trial first needs them. Each engine has its own lock, so that
+/// starting one server does not delay the trials of the others.
 #[derive(Default)]
 pub struct Sites(Mutex<HashMap<&'static str, Arc<Mutex<Started>>>>);
 
@@ -32,7 +33,7 @@ impl Sites {
     /// The site of `engine`.
     ///
     /// # Errors
-    /// A sentence when it can't be started.
+    /// A message if it can't be started.
     pub fn get(&self, engine: EngineUnderTest) -> Result<Site, String> {
         let slot = Arc::clone(self.0.lock().entry(engine.name).or_default());
         let mut site = slot.lock();
@@ -59,7 +60,7 @@ pub fn main(table: &[EngineUnderTest]) -> ExitCode {
     let sites = Arc::new(Sites::default());
     let cases = conformance::all();
     let mut trials = Vec::new();
-    // Engines take turns, so that their servers share the work of a run.
+    // Engines alternate, so that their servers share the load of a run.
     for (case, engine) in cases
         .iter()
         .flat_map(|c| engines.iter().map(move |e| (*c, *e)))
@@ -70,7 +71,7 @@ pub fn main(table: &[EngineUnderTest]) -> ExitCode {
         trials.push(Trial::ignorable_test(name, run));
     }
     let mut arguments = Arguments::from_args();
-    // Most trials wait rather than work; a few more than there are cores run side by side.
+    // Most trials wait rather than work, so run a few more than there are cores.
     arguments.test_threads.get_or_insert_with(|| {
         std::thread::available_parallelism().map_or(4, |cores| cores.get() * 2)
     });
@@ -89,7 +90,7 @@ pub fn main(table: &[EngineUnderTest]) -> ExitCode {
     }
 }
 
-/// The cells that no row fills, as `engine::case`.
+/// The cells without a row, as `engine::case`.
 pub fn missing(engines: &[EngineUnderTest], cases: &[Case], rows: &[Row]) -> Vec<String> {
     let name = |engine: &str, case: &str| format!("{engine}::{case}");
     let filled: BTreeSet<String> = rows.iter().map(|r| name(&r.engine, &r.case)).collect();
@@ -126,7 +127,7 @@ fn trial(
     }
 }
 
-/// Tries the case of that name on an engine, outside of a run.
+/// Runs the case of that name on an engine, outside of a run.
 ///
 /// # Panics
 /// When there is no such case.
@@ -153,7 +154,7 @@ fn verdict(engine: EngineUnderTest, site: Site, case: &Case, notes: Notes) -> Ve
         }
     };
     let done = runtime.block_on(async { tokio::time::timeout(LIMIT, run).await });
-    // A task that blocks must not keep the whole run waiting.
+    // A task that blocks must not delay the whole run.
     runtime.shutdown_timeout(Duration::from_secs(1));
     done.unwrap_or_else(|_| {
         Verdict::Failed(format!("{} hangs: not done after {LIMIT:?}", case.name))

@@ -1,5 +1,5 @@
-//! The testkit's command: `taker` and `counter` are the second process of tests, `table` prints
-//! what a conformance run found, `up` starts a real engine.
+//! The testkit's command: `taker` and `counter` run as second processes of tests, `table` prints
+//! the results of a conformance run, `up` starts a real engine.
 
 use std::process::ExitCode;
 

@@ -1,12 +1,12 @@
-//! Lines as a child would explain them, written apart from the library to compare it with.
+//! A deliberately simple model of lines, written independently of the library to compare it with.
 //!
 //! A line is a bench of `capacity` seats. Claims come in order and take as many seats as they
-//! weigh; the first one that does not fit stops everyone behind it. No weights are summed, no
-//! leases are kept: time is an operation like any other.
+//! weigh; the first one that does not fit blocks everyone behind it. The model sums no weights and
+//! keeps no leases: time is an operation like any other.
 
 use palisade::engine::{Amended, Ask, READERS};
 
-/// How many claims, counted from the front, hold.
+/// How many claims at the front hold.
 pub fn holders(asks: &[Ask]) -> usize {
     let capacity = capacity(asks).unwrap_or(1);
     if capacity == READERS {
@@ -24,7 +24,7 @@ pub fn holders(asks: &[Ask]) -> usize {
     asks.len()
 }
 
-/// A bench too long to build: readers fit until a writer comes, a writer fits only in front.
+/// For a bench too long to build: readers fit until a writer comes, a writer fits only in front.
 fn holders_among_readers(asks: &[Ask]) -> usize {
     match asks.first() {
         Some(Ask::Whole) => 1,
@@ -39,7 +39,7 @@ fn seats(ask: Ask, capacity: u32) -> u32 {
     }
 }
 
-/// The capacity that somebody in the line names.
+/// The capacity that a claim in the line names, if any.
 pub fn capacity(asks: &[Ask]) -> Option<u32> {
     asks.iter().find_map(|ask| match ask {
         Ask::Part { capacity, .. } => Some(*capacity),
@@ -50,19 +50,19 @@ pub fn capacity(asks: &[Ask]) -> Option<u32> {
 /// A claim in a line of the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sitter {
-    /// Who.
+    /// The claim.
     pub id: u32,
-    /// How much.
+    /// How much of the line it takes.
     pub ask: Ask,
-    /// Whether it has been granted. It stays granted until it goes.
+    /// Whether it has been granted. It stays granted until it leaves.
     pub held: bool,
-    /// What it says.
+    /// Its value.
     pub value: Option<String>,
-    /// Whether an operator takes it away.
+    /// Whether it is marked for eviction.
     pub evicted: bool,
     /// When it expires, in ticks.
     pub expires: u64,
-    /// How many ticks a renewal gives.
+    /// The number of ticks that a renewal adds.
     pub ttl: u64,
 }
 
@@ -70,14 +70,14 @@ pub struct Sitter {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Bench(pub Vec<Sitter>);
 
-/// What entering a line of the model answers.
+/// The result of entering a line of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// It holds.
     Held,
     /// It waits.
     Waiting,
-    /// It does not queue and could not hold.
+    /// It does not queue and can't hold.
     Busy,
     /// The line has another capacity.
     Mismatch,
@@ -98,13 +98,13 @@ impl Bench {
         self.0.iter().map(|sitter| sitter.ask).collect()
     }
 
-    /// Grants to whoever is in front.
+    /// Grants the claims at the front.
     pub fn settle(&mut self) {
         let holders = holders(&self.asks());
         self.0[..holders].iter_mut().for_each(|s| s.held = true);
     }
 
-    /// Comes last.
+    /// Takes the last place.
     pub fn enter(&mut self, id: u32, ask: Ask, queue: bool, (now, ttl): (u64, u64)) -> Entry {
         let fits = match (ask, capacity(&self.asks())) {
             (Ask::Part { capacity, .. }, Some(live)) => capacity == live,
@@ -133,7 +133,7 @@ impl Bench {
         }
     }
 
-    /// Goes; whether it was there.
+    /// Leaves; returns whether it was in the line.
     pub fn leave(&mut self, id: u32) -> bool {
         let before = self.0.len();
         self.0.retain(|sitter| sitter.id != id);
@@ -141,14 +141,14 @@ impl Bench {
         self.0.len() < before
     }
 
-    /// Everyone whose time has come goes.
+    /// Removes claims that have expired.
     pub fn expire(&mut self, now: u64) {
         self.0.retain(|sitter| sitter.expires > now);
         self.settle();
     }
 
-    /// A holder takes another part of the line: a smaller one always, a greater one only when
-    /// nobody else holds, and none of another capacity than others ask for.
+    /// Changes the part of the line that a holder takes: a smaller one always, a greater one only
+    /// if nobody else holds, and never one with another capacity than others name.
     pub fn reweigh(&mut self, id: u32, ask: Ask) -> Amended {
         let Some(me) = self.get(id).filter(|sitter| sitter.held).cloned() else {
             return Amended::Gone;
@@ -174,7 +174,8 @@ impl Bench {
         Amended::Done
     }
 
-    /// Gives the permits in it another capacity: whether there are any, or nothing if it can't be.
+    /// Changes the capacity of the permits: returns whether there are any, or `None` if that is not
+    /// allowed.
     pub fn resize(&mut self, new: u32) -> Option<bool> {
         let live = capacity(&self.asks());
         let heavy = |ask: &Ask| matches!(ask, Ask::Part { weight, .. } if *weight > new);

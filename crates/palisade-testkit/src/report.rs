@@ -1,4 +1,4 @@
-//! Results as JSON lines, and the table of behaviours × engines made of them.
+//! Results as JSON lines, and the table of behaviours × engines made from them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::conformance::{Case, Verdict};
 
-/// How one case went on one engine.
+/// The result of one case on one engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The engine.
@@ -28,7 +28,7 @@ pub struct Row {
     pub why: Option<String>,
     /// How long it took.
     pub millis: u64,
-    /// What was measured.
+    /// Measured values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<(String, f64)>,
 }
@@ -75,7 +75,7 @@ impl Report {
         }
     }
 
-    /// Adds a row. One write per row, so that processes can append side by side.
+    /// Adds a row with one write, so that processes can append concurrently.
     pub fn add(&self, row: Row) {
         if let (Some(path), Ok(line)) = (&self.path, serde_json::to_string(&row)) {
             let file = OpenOptions::new().create(true).append(true).open(path);
@@ -93,10 +93,10 @@ impl Report {
     }
 }
 
-/// Reads a report. Of several rows for one cell the last one counts.
+/// Parses a report. If there are several rows for a cell, the last one counts.
 ///
 /// # Errors
-/// A sentence that names the line that is no row.
+/// A message that names the invalid line.
 pub fn read(text: &str) -> Result<Vec<Row>, String> {
     let lines = text.lines().enumerate();
     let rows = lines.filter(|(_, line)| !line.trim().is_empty());
@@ -113,12 +113,12 @@ pub struct Table {
     pub text: String,
     /// How many cells failed.
     pub failed: usize,
-    /// How many cells no row fills.
+    /// How many cells have no row.
     pub missing: usize,
 }
 
-/// Makes the table. `required` are engines that must be in it, whether or not rows name them;
-/// `cases` are the lines that it must have, in order.
+/// Builds the table. `required` lists engines that must be in it even without rows; `cases` lists
+/// its lines in order.
 pub fn table(rows: &[Row], required: &[String], cases: &[Case]) -> Table {
     let mut cells: BTreeMap<(&str, &str), &Row> = BTreeMap::new();
     let mut engines: Vec<&str> = required.iter().map(String::as_str).collect();

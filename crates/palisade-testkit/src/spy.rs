@@ -1,7 +1,7 @@
-//! `Spy`: an engine around an engine that writes calls down and, when told to, loses them.
+//! `Spy`: an engine around an engine that records calls and, on request, loses them.
 //!
-//! With it a case plays the faults of a network on an engine that has none: replies that never
-//! come, renewals that go unanswered, requests that arrive after their future was dropped.
+//! With it a case simulates network faults on an engine that has none: replies that are lost,
+//! renewals that go unanswered, requests that arrive after their future was dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,7 +16,7 @@ use palisade::{BootTime, Capability, Error, ErrorKind, Eviction, Name, Result};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
 
-/// The calls that change or look at a line.
+/// The recorded calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// `enter`
@@ -39,33 +39,33 @@ pub enum Verb {
     Resize,
 }
 
-/// A call that was made.
+/// A recorded call.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     /// Which verb.
     pub verb: Verb,
-    /// The lease or claim it was about.
+    /// The lease or claim that it concerned.
     pub about: Option<u128>,
     /// When it began.
     pub at: BootTime,
 }
 
-/// What happens to the calls of `enter`.
+/// What happens to calls of `enter`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enters {
     /// They are answered.
     Answered,
-    /// The next one is applied, but its answer is an unreachable engine.
+    /// The next one is applied, but its reply is lost: the engine seems unreachable.
     ReplyLost,
     /// The next one is applied, and answered only after this long.
     ReplyDelayed(Duration),
     /// They are applied, and never answered.
     Hang,
-    /// They are applied only after [`Spy::deliver`], even when nobody waits for them any more.
+    /// They are applied only after [`Spy::deliver`], even if nobody waits for them any more.
     Late,
 }
 
-/// An engine that is watched and disturbed. See the module's text.
+/// An engine that is observed and disturbed. See the module documentation.
 pub struct Spy {
     inner: SharedEngine,
     capability: Capability,
@@ -79,13 +79,13 @@ pub struct Spy {
 }
 
 impl Spy {
-    /// Watches `inner` and disturbs nothing.
+    /// Observes `inner` without disturbing it.
     pub fn new(inner: SharedEngine) -> Self {
         let capability = inner.capability();
         Self::with_capability(inner, capability)
     }
 
-    /// Watches `inner` but claims to be able to do something else.
+    /// Observes `inner` but reports another capability.
     pub fn with_capability(inner: SharedEngine, capability: Capability) -> Self {
         Self {
             inner,
@@ -106,7 +106,7 @@ impl Spy {
         Self { cut, ..self }
     }
 
-    /// Cuts the engine off, or lets it be reached again.
+    /// Cuts the engine off, or makes it reachable again.
     pub fn set_cut(&self, cut: bool) {
         self.cut.send_replace(cut);
     }
@@ -115,7 +115,7 @@ impl Spy {
         *self.cut.borrow()
     }
 
-    /// Writes a call down, and fails at once while the engine is cut off.
+    /// Records a call, and fails at once while the engine is cut off.
     fn ask(&self, verb: Verb, about: Option<u128>) -> Result<()> {
         self.saw(verb, about);
         if self.is_cut() {
@@ -128,12 +128,12 @@ impl Spy {
         self.applied.send_modify(|count| *count += 1);
     }
 
-    /// From here on, this happens to `enter`.
+    /// Sets what happens to calls of `enter` from now on.
     pub fn set_enters(&self, enters: Enters) {
         *self.enters.lock() = enters;
     }
 
-    /// The next `count` calls of `renew` get no answer for any of their leases.
+    /// Leaves the next `count` calls of `renew` unanswered, for all of their leases.
     pub fn lose_renewals(&self, count: u32) {
         self.renewals_lost.store(count, Ordering::SeqCst);
     }
@@ -169,7 +169,7 @@ impl Spy {
         calls.iter().filter(|c| c.verb == verb).copied().collect()
     }
 
-    /// How many calls were made of anything.
+    /// The number of all calls.
     pub fn total(&self) -> usize {
         self.calls.lock().len()
     }
@@ -211,7 +211,7 @@ impl Layer for Spy {
         if enters == Enters::Late {
             let (gate, inner) = (Arc::clone(&self.late), Arc::clone(&self.inner));
             let applied = self.applied.clone();
-            // A request on the wire does not know whether anyone still waits for its answer.
+            // A request in flight is applied whether or not anyone still waits for its answer.
             let arrival = tokio::spawn(async move {
                 if let Ok(permit) = gate.acquire().await {
                     permit.forget();

@@ -1,5 +1,4 @@
-//! `admit` and `Line` against a line as a child would explain it, over random lines and random
-//! operations.
+//! `admit` and `Line` against the simple model of lines, over random lines and random operations.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +22,7 @@ fn config(cases: u32) -> ProptestConfig {
     }
 }
 
-/// An ask that a line of `capacity` can have.
+/// A claim that fits a line of `capacity`.
 fn ask(capacity: u32) -> impl Strategy<Value = Ask> {
     let heaviest = if capacity == READERS { 1 } else { capacity };
     prop_oneof![
@@ -89,16 +88,16 @@ proptest! {
 
     #[test]
     fn who_holds_goes_on_holding(asks in asks(), leaves in any::<prop::sample::Index>()) {
-        // Somebody enters behind.
+        // A claim enters behind.
         let before = holders(&asks);
         let mut more = asks.clone();
         more.push(Ask::Whole);
         prop_assert!(holders(&more) >= before);
-        // Somebody leaves, wherever they stood.
+        // A claim leaves, at any position.
         if !asks.is_empty() {
             let at = leaves.index(asks.len());
             let mut fewer = asks.clone();
-            // The capacity is the line's as long as anyone names it.
+            // The line keeps its capacity as long as any claim names it.
             fewer.remove(at);
             let kept = before - usize::from(at < before);
             prop_assert!(holders(&fewer) >= kept, "{:?} without {}", asks, at);
@@ -122,7 +121,8 @@ proptest! {
     }
 }
 
-/// An operation on a line. Claims are chosen among all that ever entered, gone ones included.
+/// An operation on a line. Claims are chosen among all that ever entered, including those that
+/// left.
 #[derive(Debug, Clone)]
 enum Step {
     Enter(Ask, u64),
@@ -154,7 +154,7 @@ fn at(tick: u64) -> BootTime {
     BootTime::from_nanos(tick)
 }
 
-/// Both lines side by side.
+/// The line and the model, in parallel.
 struct Pair {
     line: Line<()>,
     bench: Bench,
@@ -216,7 +216,7 @@ impl Pair {
                 assert_eq!(removed.is_some(), self.bench.leave(id));
             }
             Step::LeaveAnother(index) => {
-                // Another incarnation than the one that holds: nothing changes.
+                // A leave of another incarnation than the holder changes nothing.
                 let id = self.claim(index);
                 if self.bench.get(id).is_some_and(|sitter| sitter.held) {
                     let sequence = self.sequence(id) + 1;

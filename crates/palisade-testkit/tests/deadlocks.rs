@@ -1,5 +1,5 @@
 //! Planted circles and near misses on real engines: each circle is found in time and one of its
-//! agents gives way, no bystander does, and where there is no circle nobody does.
+//! agents gives way, no bystander does, and without a circle nobody does.
 //!
 //! `PALISADE_TEST_FULL=1` plants a thousand of each on every engine.
 
@@ -21,12 +21,12 @@ use rand::rngs::StdRng;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-/// Renewals come every third of it.
+/// Renewal is due after a third of this.
 const TTL: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_millis(500);
-/// What is promised: `deadlock_after`, a third of the ttl, and 5 s.
+/// The promised bound: `deadlock_after`, a third of the ttl, and 5 s.
 const FOUND_WITHIN: Duration = Duration::from_millis(500 + 1_000 + 5_000);
-/// A wait that is no deadlock goes on this long, well beyond several looks.
+/// A wait without a deadlock must last this long, well beyond several looks.
 const NEAR_MISS: Duration = Duration::from_millis(2_500);
 /// Far more than anything takes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -38,7 +38,7 @@ fn full() -> bool {
 /// Where agents meet.
 struct Site {
     url: String,
-    /// How many circles are planted at once: each agent has a connection of its own.
+    /// How many circles are planted at once: each agent has its own connection.
     beside: usize,
     _keep: Option<launch::Running>,
 }
@@ -80,7 +80,7 @@ fn end(waited: Result<Option<Hold>>) -> (End, Option<Hold>) {
     }
 }
 
-/// What an agent holds, and what the one before it asks for.
+/// What an agent holds, and what the agent before it requests.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Mutex,
@@ -120,7 +120,7 @@ async fn ask(client: &Client, kind: Kind, name: &str) -> Result<Option<Hold>> {
         },
         Kind::Any => {
             let names = [name.to_owned(), format!("{name}-other")];
-            // It has no options; the default of 2 s is what users have.
+            // It has no options, so the default of 2 s applies.
             return client.lock_any(names, Patience::Forever).await;
         }
     };
@@ -128,8 +128,8 @@ async fn ask(client: &Client, kind: Kind, name: &str) -> Result<Option<Hold>> {
     line.acquire(Patience::Forever).await
 }
 
-/// Counts the time by which the machine was late, until it is dropped: what is promised is
-/// promised on one that has time.
+/// Measures by how much the machine was late, until it is dropped: the bound is only promised on a
+/// machine that is not overloaded.
 struct Lateness {
     total: Arc<AtomicU64>,
     task: tokio::task::JoinHandle<()>,
@@ -162,7 +162,7 @@ impl Drop for Lateness {
     }
 }
 
-/// Plants a circle with tails; answers how long it took until one gave way.
+/// Plants a circle with tails; returns how long it took until one agent gave way.
 async fn circle(site: &Site, seed: u64) -> Duration {
     let mut random = StdRng::seed_from_u64(seed);
     let namespace = namespace();
@@ -184,7 +184,7 @@ async fn circle(site: &Site, seed: u64) -> Duration {
     for me in 0..size + bystanders {
         let client = site.connect(&namespace).await;
         clients.push(client.clone());
-        // All have one name: it is their client that tells them apart.
+        // All have the same name; their clients tell them apart.
         let client = client.agent("worker");
         let next = if me < size {
             (me + 1) % size
@@ -244,8 +244,8 @@ async fn circle(site: &Site, seed: u64) -> Duration {
     gave_way[0].2
 }
 
-/// Two agents that wait for each other, but for what `near` does about it. Nobody may give way.
-/// `near` is given the namespace's first client and the holds of the two.
+/// Two agents that would wait for each other, except for what `near` does. Nobody may give way.
+/// `near` receives the namespace's first client and the holds of the two.
 async fn near_miss<F: Future<Output = ()>>(
     site: &Site,
     what: &str,
@@ -281,7 +281,7 @@ async fn near_misses(site: &Site) {
             // Between the first look and the second.
             tokio::time::sleep(AFTER + Duration::from_millis(100)).await;
             drop(x);
-            // The other is granted, and then this one.
+            // The other agent is granted, and then this one.
             drop(y);
         },
     );
@@ -313,7 +313,7 @@ async fn no_one_gives_way(line: palisade::Request) {
     got.unwrap().release().await.unwrap();
 }
 
-/// A chain: the last one works, and then releases.
+/// A chain: the last agent works, and then releases.
 async fn one_edge_missing(site: &Site) {
     let namespace = namespace();
     let (one, two) = (
@@ -335,7 +335,7 @@ async fn one_edge_missing(site: &Site) {
     tokio::join!(a, b);
 }
 
-/// `lock_any`, one of whose names will be free.
+/// `lock_any`, one of whose names becomes free.
 async fn any_with_one_free(site: &Site) {
     let namespace = namespace();
     let (one, two) = (
@@ -401,7 +401,7 @@ async fn an_upgrade(site: &Site) {
     drop((a, b));
 }
 
-/// A claim that nobody renews, as of a process that was killed.
+/// A claim that nobody renews, as of a killed process.
 async fn dead_claim(client: &Client, name: &str, holds: &[&str]) {
     let agent = Agent {
         client: "dead".into(),
@@ -426,7 +426,7 @@ async fn dead_claim(client: &Client, name: &str, holds: &[&str]) {
     client.engine().enter(Arc::new(claim)).await.unwrap();
 }
 
-/// A holder that was just killed is in the circle until its lease ends, and nobody gives way.
+/// A holder that was just killed is part of the circle until its lease ends, but nobody gives way.
 async fn killed(site: &Site) {
     let namespace = namespace();
     let (dead, two) = (
@@ -437,7 +437,7 @@ async fn killed(site: &Site) {
     let y = b.mutex("y").lock().await.unwrap();
     dead_claim(&dead, "x", &[]).await;
     dead_claim(&dead, "y", &["x"]).await;
-    // It looks like one, and is told as one: until the leases end it is not known.
+    // It looks like a deadlock, and is reported as one, until the leases end.
     let lines = two.survey(Scope::Prefix(String::new())).await.unwrap();
     assert_eq!(
         lines.iter().map(|line| line.waiters.len()).sum::<usize>(),
@@ -525,7 +525,7 @@ fn circles_on_etcd() {
     planted(Site::served("etcd", 3), 6);
 }
 
-/// Nobody but the servers knows when a session was renewed: it is shown by a node of its own.
+/// Only the servers know when a session was renewed, so a separate node shows that.
 #[test]
 fn circles_on_zookeeper() {
     planted(Site::served("zookeeper", 3), 6);
@@ -539,14 +539,14 @@ async fn engines_without_visible_waiters_are_refused() {
     let blind = client.layer(|engine| Spy::with_capability(engine, capability));
     let error = blind.deadlocks().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    // And no record says what nobody could use.
+    // The owner record has no agent, because nobody could use it.
     let _hold = blind.agent("a").mutex("blind").lock().await.unwrap();
     let name = Name::new("blind").unwrap();
     let lines = blind.survey(Scope::Line(name)).await.unwrap();
     assert_eq!(lines[0].holders[0].owner.as_ref().unwrap().agent, None);
 }
 
-/// Who holds nothing and has no parent can't be in a circle.
+/// An agent that holds nothing and has no parent can't be in a circle.
 #[tokio::test]
 async fn waiters_who_hold_nothing_never_look() {
     const LINES: usize = 100;
@@ -567,10 +567,10 @@ async fn waiters_who_hold_nothing_never_look() {
         let line = line.deadlock_after(Duration::from_millis(50));
         waiters.spawn(async move { drop(line.acquire(Patience::Forever).await.unwrap()) });
     }
-    // Long enough for many looks each.
+    // Long enough for many looks by each waiter.
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(spy.calls(Verb::Survey).is_empty());
-    // One that holds something does.
+    // An agent that holds something does look.
     let agent = client.agent("busy");
     let _own = agent.mutex("own").lock().await.unwrap();
     let line = agent

@@ -1,6 +1,6 @@
-//! What the pages say is what the code says: links lead somewhere, the README's table of engines is
-//! the engines' own capability, each engine's page has all of its options, and environment variables
-//! and exit codes are those of the code. Their programs are run by `shell` and by `palisade-docs`.
+//! The pages agree with the code: links resolve, the README's table of engines equals the engines'
+//! own capability, each engine's page lists all of its options, and environment variables and exit
+//! codes are those of the code. `shell` and `palisade-docs` run the programs in the pages.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +22,7 @@ fn pages() -> Vec<PathBuf> {
     every_page(&root())
 }
 
-/// The text without its code: links in it are none.
+/// The text without its code, which contains no links.
 fn prose(page: &str) -> String {
     let mut code = false;
     let lines = page.lines().filter(|line| {
@@ -34,7 +34,7 @@ fn prose(page: &str) -> String {
     kept.join("\n")
 }
 
-/// The targets of a page's links, and its pictures.
+/// The targets of a page's links and pictures.
 fn links(page: &str) -> Vec<String> {
     let text = prose(page);
     let forms = [("](", ')'), ("src=\"", '"'), ("srcset=\"", '"')];
@@ -45,7 +45,7 @@ fn links(page: &str) -> Vec<String> {
     targets.collect()
 }
 
-/// What a heading is called in a link, as the public hosts make it.
+/// The anchor of each heading, as the public hosts generate it.
 fn anchors(page: &str) -> BTreeSet<String> {
     let text = prose(page);
     let headings = text.lines().filter(|line| line.starts_with('#'));
@@ -108,7 +108,7 @@ fn every_page_is_linked_from_the_readme_or_a_page_of_it() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
-/// The columns behind "for", as the README words them.
+/// The columns after "for", in the README's words.
 fn words(capability: &Capability) -> [&'static str; 6] {
     let yes = |yes| if yes { "yes" } else { "no" };
     [
@@ -133,7 +133,8 @@ fn words(capability: &Capability) -> [&'static str; 6] {
     ]
 }
 
-/// The rows of the README's engines: the schemes and the page that each names, and its other cells.
+/// The rows of the README's table of engines: the schemes and the page of each, and its other
+/// cells.
 fn rows(readme: &str) -> Vec<(Vec<String>, String, Vec<String>)> {
     let rows = readme.lines().filter(|line| line.starts_with("| [`"));
     rows.map(|row| {
@@ -156,7 +157,7 @@ fn the_table_of_engines_is_their_capability() {
                 .iter()
                 .find(|e| e.schemes.contains(&scheme.as_str()));
             let engine = engine.unwrap_or_else(|| panic!("no engine has {scheme}:"));
-            // What a gateway can do is told when it is asked.
+            // The capability of a gateway is only known after connecting.
             if cells[0] == "that of its engine" {
                 assert_eq!(engine.name, "gateway");
                 continue;
@@ -173,7 +174,7 @@ fn the_table_of_engines_is_their_capability() {
     }
 }
 
-/// The rest of what an engine can do, as `docs/choosing.md` has it.
+/// The rest of the capability table, as in `docs/choosing.md`.
 fn capability_table() -> String {
     let yes = |yes| if yes { "yes" } else { "no" };
     let head = "| engine | readers | permits | resized | in line | waiters shown | detached | queues | ttl |\n|---|---|---|---|---|---|---|---|---|\n";
@@ -203,7 +204,7 @@ fn capability_table() -> String {
     head.to_owned() + &rows.collect::<String>()
 }
 
-/// A duration as the pages write it.
+/// A duration in the notation of the pages.
 fn span(time: Duration) -> String {
     match time.as_millis() {
         hours if hours % 3_600_000 == 0 => format!("{} h", hours / 3_600_000),
@@ -249,7 +250,7 @@ fn the_page_of_an_engine_has_all_of_its_options() {
     }
 }
 
-/// The words in a text that begin so and go on in capitals.
+/// The words in a text that start with `begin` and continue in capitals.
 fn capitals(text: &str, begin: &str) -> BTreeSet<String> {
     let end = |rest: &str| {
         rest.find(|c: char| !c.is_ascii_uppercase() && !c.is_ascii_digit() && c != '_')
@@ -260,7 +261,7 @@ fn capitals(text: &str, begin: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// All files below a folder, as text.
+/// Collects the text of all files below a directory.
 fn texts(folder: &Path, found: &mut String) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -289,7 +290,7 @@ fn environment_variables_on_pages_are_those_of_the_code() {
     for folder in ["crates", "clients"] {
         texts(&root().join(folder), &mut everything);
     }
-    // What tests alone set.
+    // Only tests set these.
     let ours = ["PALISADE_KNOWN_BAD", "PALISADE_TEST_PANIC"].map(str::to_owned);
     let used: BTreeSet<_> = programs
         .split('"')

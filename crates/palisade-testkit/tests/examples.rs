@@ -1,5 +1,5 @@
-//! The library's examples, each on the embedded engine where that can do it and on the engine that it
-//! is about. They check themselves; cargo has built them beside this test.
+//! The library's examples, each on the embedded engine if that suffices, and on the engine that it
+//! is about. They check themselves; cargo has built them with this test.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use palisade_testkit::lab::launch;
 
 const EMBEDDED: &str = "file";
 
-/// Each example, and what it runs on.
+/// Each example, and the engines that it runs on.
 const EXAMPLES: &[(&str, &[&str])] = &[
     ("accounts", &[EMBEDDED, "postgres"]),
     ("charge_in_postgres", &["postgres"]),
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
 }
 
-/// The examples in their folder.
+/// The examples in their directory.
 fn written() -> BTreeSet<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../palisade/examples");
     let files = folder.read_dir().unwrap().map(|file| file.unwrap().path());

@@ -1,8 +1,8 @@
-//! Workloads × faults, with real processes that are stopped and killed: every cell of the matrix
-//! is a trial, and none is missing. Short cells; `PALISADE_TEST_FULL=1` runs long ones.
-//! `PALISADE_TEST_ENGINES` chooses engines and `PALISADE_TEST_WORKLOADS` workloads (comma lists),
-//! `PALISADE_TEST_SEED` repeats the choices of a run, `PALISADE_TEST_KEEP` names a folder for
-//! histories and timelines. Cells that leave the server alone share one.
+//! Workloads × faults, with real processes that are stopped and killed: every cell of the matrix is
+//! a trial, and none is missing. Cells are short; `PALISADE_TEST_FULL=1` runs long ones.
+//! `PALISADE_TEST_ENGINES` selects engines and `PALISADE_TEST_WORKLOADS` workloads (comma-separated
+//! lists), `PALISADE_TEST_SEED` repeats the random choices of a run, `PALISADE_TEST_KEEP` names a
+//! directory for histories and timelines. Cells that don't disturb the server share one.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,7 +21,7 @@ use palisade_testkit::lab::engines::ENGINES;
 use palisade_testkit::lab::faults::{Cell, Fault, Report, Run, Workload, run};
 use parking_lot::Mutex;
 
-/// How long a run lasts, and its leases.
+/// The duration of a run, and the ttl of its leases.
 fn times() -> (Duration, Duration) {
     match std::env::var_os("PALISADE_TEST_FULL") {
         Some(_) => (Duration::from_secs(20), Duration::from_secs(1)),
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     let rows = workloads
         .iter()
         .flat_map(|w| Fault::ALL.iter().map(move |f| (*w, *f)));
-    // Engines take turns, so that their servers share the work of a run.
+    // Engines alternate, so that their servers share the load of a run.
     for ((workload, fault), engine) in rows.flat_map(|row| engines.iter().map(move |e| (row, *e))) {
         let (filled, sites) = (Arc::clone(&filled), Arc::clone(&sites));
         let name = format!("{}::{workload}/{fault}", engine.name);
@@ -62,10 +62,10 @@ fn main() -> ExitCode {
         let run = move || no_lock(workload, invariant, seed);
         trials.push(Trial::test(name, run));
     }
-    // Those that need the machine to themselves come last: the others are done by then.
+    // Those that need the machine for themselves come last, when the others are done.
     trials.sort_by_key(|trial| trial.name().ends_with(&format!("/{}", Fault::Slow)));
     let mut arguments = Arguments::from_args();
-    // A cell mostly waits; this many keep two processors busy without starving anyone.
+    // A cell mostly waits; this many keep two cores busy without starvation.
     arguments.test_threads.get_or_insert(4);
     let conclusion = libtest_mimic::run(&arguments, trials);
     if conclusion.num_filtered_out == 0 && !arguments.list {
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// The workloads that `PALISADE_TEST_WORKLOADS` names; all without it.
+/// The workloads that `PALISADE_TEST_WORKLOADS` names; by default all.
 fn workloads() -> Result<Vec<Workload>, String> {
     let Ok(names) = std::env::var("PALISADE_TEST_WORKLOADS") else {
         return Ok(Workload::ALL.to_vec());
@@ -91,7 +91,7 @@ fn workloads() -> Result<Vec<Workload>, String> {
         .collect()
 }
 
-/// A lock that cells share, and that a cell takes alone which needs the machine to itself.
+/// A lock that cells share, and that a cell takes exclusively if it needs the machine for itself.
 fn machine(fault: Fault) -> File {
     let path = std::env::temp_dir().join("palisade-faults-machine.lock");
     let file = File::create(path).unwrap();
@@ -131,8 +131,8 @@ fn trial(
     if !violated.all(|(invariant, _)| invariant.is_about_time()) {
         return Err(explain(why, &report, seed));
     }
-    // A machine that stood still may have made it late, or the fault miss. Twice is ours; what must
-    // hold on any machine has no second try.
+    // A stalled machine may have caused a delay, or made the fault miss. A second failure is ours.
+    // Invariants that must hold on any machine get no second try.
     eprintln!("{}::{workload}/{fault} once more: {why}", engine.name);
     let seed = seed.wrapping_add(1);
     let (one, report) = went(engine, site, workload, fault, seed)?;
@@ -158,7 +158,7 @@ fn went(
         seed,
         every: None,
         workers: 4,
-        // Four cells and whatever else runs on the machine.
+        // Allows for four cells and other load on the machine.
         slack: Duration::from_millis(400),
         program: env!("CARGO_BIN_EXE_palisade-testkit").into(),
         keep: keep.map(|dir| dir.join(format!("{}-{workload}-{fault}", engine.name))),
@@ -175,8 +175,8 @@ fn went(
     Ok((one, report))
 }
 
-/// The other control: no lock at all, since every process has an engine of its own. What the
-/// workload is about must be found violated, or the run can't see.
+/// The other control: no lock at all, since every process has its own engine. The workload's
+/// invariant must be violated; otherwise the run could not detect violations.
 const NO_LOCK: &[(Workload, Invariant)] = &[
     (Workload::Mutex, Invariant::BelievedExclusion),
     (Workload::RwLock, Invariant::Capacity),

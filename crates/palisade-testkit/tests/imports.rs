@@ -1,13 +1,13 @@
-//! The direction of imports, and who may do what: core names no engine and no primitive, an
-//! engine names no primitive, only the command's entry picks exit codes. (That only the keeper
-//! renews is for the compiler to say: see `Lease`.)
+//! The direction of imports, and restrictions: core names no engine and no primitive, an engine
+//! names no primitive, only the command's entry chooses exit codes. (The compiler ensures that only
+//! the keeper renews: see `Lease`.)
 
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What a file must not say, and where it may say it all the same.
+/// Words that files must not contain, with exceptions.
 struct Rule {
     under: &'static str,
     words: &'static [&'static str],
@@ -88,7 +88,7 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The code of a file: without comments, and without its tests, which stand at its end.
+/// The code of a file: without comments, and without its tests, which are at its end.
 fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = text.lines().enumerate();
     let code = lines.take_while(|(_, line)| !line.starts_with("#[cfg(test)]"));
@@ -96,7 +96,7 @@ fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
         .filter(|(_, line)| !line.trim_start().starts_with("//"))
 }
 
-/// A file of tests: `tests.rs` or a folder `tests` beside the code.
+/// Whether it is a file of tests: `tests.rs`, or in a directory `tests` beside the code.
 fn is_test(path: &str) -> bool {
     path.ends_with("tests.rs") || path.contains("/tests/")
 }
@@ -135,7 +135,7 @@ fn imports_point_one_way() {
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
-/// The test can see: without its exceptions it finds where the command picks exit codes.
+/// The test can fail: without its exceptions it finds where the command chooses exit codes.
 #[test]
 fn the_exceptions_are_in_use() {
     let rule = RULES.iter().find(|rule| !rule.except.is_empty()).unwrap();

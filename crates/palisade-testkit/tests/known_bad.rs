@@ -1,5 +1,5 @@
-//! The suite can see: engines that are wrong in one way each, and the case that must catch them.
-//! An engine of this list that passes is a hole in the suite.
+//! The suite can fail: engines with one bug each, and the case that must catch it. An engine of
+//! this list that passes reveals a gap in the suite.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,39 +17,39 @@ use palisade_testkit::conformance::Verdict;
 use palisade_testkit::engine::{EngineUnderTest, Site};
 use palisade_testkit::harness;
 
-/// What an engine does wrong.
+/// The bug of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     None,
-    /// Two claims of one id are two claims.
+    /// Two enters with the same id are two claims.
     NewIdOnEnter,
     /// A busy claim stays in the line.
     BusyQueues,
-    /// Leaves whoever holds, by the name alone.
+    /// A leave removes any holder of the name.
     LeavesByName,
-    /// A leave that finds nobody is forgotten.
+    /// A leave that finds no claim is not remembered.
     ForgetsLeaves,
-    /// Says that a lost lease is held.
+    /// Reports a lost lease as held.
     RenewsTheDead,
-    /// Renews what an operator takes away.
+    /// Renews a claim that is marked for eviction.
     IgnoresMarks,
-    /// Counts the lease from when the answer came, a little late.
+    /// Counts the lease from the time of the answer, slightly too late.
     ArmedAfterTheReply,
-    /// Never sleeps for less than the whole time.
+    /// Never wakes before `until`.
     PollsOnly,
-    /// Says granted when it is woken, without looking.
+    /// Reports a grant when it is woken, without reading.
     PushIsGrant,
-    /// Forgets to tell the client of an eviction.
+    /// Raises no alarm on an eviction.
     NoAlarms,
-    /// Shows waiters from the last to the first.
+    /// Shows waiters in reverse order.
     WaitersBackwards,
     /// Shows lines of other names.
     IgnoresTheScope,
     /// Tokens are random.
     RandomTokens,
-    /// Answers renewals in another order.
+    /// Returns renewals in another order.
     RenewalsOutOfOrder,
-    /// Sleeps on when the ticket is gone.
+    /// Keeps sleeping when the ticket is gone.
     SleepsWhenGone,
 }
 
@@ -288,7 +288,7 @@ fn every_flaw_is_caught() {
     assert!(uncaught.is_empty(), "{}", uncaught.join("\n"));
 }
 
-/// And it is the flaw that is caught, not the wrapper.
+/// The flaw is caught, and not the wrapper.
 #[test]
 fn the_wrapper_without_a_flaw_passes() {
     for (_, name) in SET {

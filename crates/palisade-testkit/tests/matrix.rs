@@ -1,5 +1,5 @@
-//! Nothing is missing: every `# Behavior` line has a case and every case's line still stands,
-//! every scheme is under test, and a table with a hole in it says so.
+//! Completeness: every `# Behavior` line has a case and every case's line still exists, every
+//! scheme is tested, and a table with a missing cell reports it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -146,7 +146,7 @@ fn a_hole_in_the_table_is_found() {
     let missing = harness::missing(&engines, &cases, &rows);
     assert_eq!(missing, [format!("{}::{}", gone.engine, gone.case)]);
 
-    // An engine that never ran is all holes.
+    // For an engine that never ran, all cells are missing.
     let absent = report::table(&rows, &["etcd".to_owned()], &cases);
     assert_eq!(absent.missing, cases.len() + 1);
 }

@@ -1,5 +1,5 @@
-//! Every metric has one name, in the code, in `docs/observability.md`, and in what `deploy/` asks
-//! Prometheus for.
+//! Every metric has the same name in the code, in `docs/observability.md`, and in the queries of
+//! `deploy/`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,8 +13,8 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap()
 }
 
-/// The words that begin with `palisade_` and go on until a character that no metric has. Of a
-/// histogram's series the name of the histogram.
+/// The words that start with `palisade_` and consist of characters of a metric. The series of a
+/// histogram count as the histogram.
 fn metrics(text: &str) -> BTreeSet<String> {
     let end = |rest: &str| rest.find(|c: char| !c.is_ascii_lowercase() && c != '_');
     text.match_indices("palisade_")
@@ -28,7 +28,7 @@ fn metrics(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// What the table has between the backticks of its first column.
+/// The names between the backticks of the table's first column.
 fn documented() -> BTreeSet<String> {
     let page = read("docs/observability.md");
     let rows = page.lines().filter(|line| line.starts_with("| `palisade_"));
@@ -36,7 +36,7 @@ fn documented() -> BTreeSet<String> {
         .collect()
 }
 
-/// The names of metrics that the sources record, as text in quotes.
+/// The names of metrics that the sources record, as quoted text.
 fn recorded() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for source in [
@@ -60,7 +60,7 @@ fn the_page_lists_what_is_recorded_and_nothing_else() {
     assert_eq!(documented(), recorded());
 }
 
-/// A metric's name ends as metrics do; `palisade_testkit` and the like are crates and switches.
+/// The names of metrics on a page; `palisade_testkit` and the like are crates and switches.
 fn named_on(page: &str) -> BTreeSet<String> {
     let crates = [
         "palisade_",
@@ -105,7 +105,7 @@ fn rules_and_dashboards_ask_for_metrics_that_there_are() {
         let unknown: Vec<_> = asked.difference(&known).collect();
         assert!(unknown.is_empty(), "{file} asks for {unknown:?}");
     }
-    // The dashboard of Grafana leaves nothing out.
+    // Grafana's dashboard shows all of them.
     let shown = metrics(&read("deploy/grafana-dashboard.json"));
     assert_eq!(shown, known);
 }

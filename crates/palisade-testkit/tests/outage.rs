@@ -1,5 +1,5 @@
-//! The cases that need an engine which can be cut off, on one that can: they pass on an engine
-//! that says so, and fail on one that sleeps through it.
+//! The conformance cases for an engine that is cut off: they pass on an engine that reports it, and
+//! fail on one that keeps sleeping.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! `docs/adding-an-engine.md` shows whole files: each block under a marker is that file, word for
-//! word. `PALISADE_BLESS=1` writes the files into the page.
+//! `docs/adding-an-engine.md` shows whole files: each block under a marker must equal its file.
+//! `PALISADE_BLESS=1` writes the files into the page.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! `Client`: one connection to an engine, from which the primitives are made.
+//! `Client`: one connection to an engine, which creates the primitives.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -29,11 +29,11 @@ use crate::primitives::{Election, MultiLock, Mutex, ReentrantMutex, RwLock, Sema
 
 /// A client of one engine. Cheap to clone; all clones share one keeper.
 ///
-/// Holds keep what they need alive, so a client may be dropped before them.
+/// Holds keep what they need alive, so a client may be dropped before its holds.
 #[derive(Clone)]
 pub struct Client {
     keeper: Arc<Keeper>,
-    /// The keeper of messages, from the first use of a queue on; `None` without queues.
+    /// The keeper of messages, created at the first use of a queue; `None` if there are no queues.
     queues: Arc<OnceLock<Option<Arc<QueueKeeper>>>>,
     era: Era,
     owner: Arc<Owner>,
@@ -43,11 +43,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of an engine that is open already: for authors of engines, and for layers.
-    /// Everyone else uses [`connect`](crate::connect()).
+    /// A client of an engine that is already open: for authors of engines and layers. Other code
+    /// uses [`connect`](crate::connect()).
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when `settings` ask for a ttl that the engine can't keep.
+    /// [`ErrorKind::Config`] when `settings` have a ttl outside the engine's range.
     pub fn new(engine: SharedEngine, settings: &Settings) -> Result<Self> {
         let capability = engine.capability();
         let ttl = match settings.ttl {
@@ -82,22 +82,22 @@ impl Client {
         self.engine().capability()
     }
 
-    /// What people call the engine: scheme and host, never a secret.
+    /// The engine's name for people: scheme and host, never a secret.
     pub fn describe(&self) -> String {
         self.engine().describe()
     }
 
-    /// The owner handle that claims of this client carry.
+    /// The owner handle in this client's claims.
     pub fn owner(&self) -> &str {
         &self.owner.owner
     }
 
-    /// How long places of this client last without renewal, unless a primitive says otherwise.
+    /// How long this client's places last without renewal, unless a primitive overrides it.
     pub fn ttl(&self) -> Duration {
         self.ttl
     }
 
-    /// A client with another owner handle, sharing this one's connection.
+    /// A client with another owner handle on the same connection.
     #[must_use]
     pub fn with_owner(&self, handle: impl Into<String>) -> Self {
         let owner = Owner {
@@ -110,13 +110,13 @@ impl Client {
         }
     }
 
-    /// A client whose claims are those of one agent, which does one thing at a time: while one of
-    /// its claims waits, it releases nothing. Agents that wait for each other are found, by
-    /// [`Client::deadlocks`] and by themselves, and one of them gives way with
+    /// A client whose claims belong to one agent, which does one thing at a time: while one of its
+    /// claims waits, it releases nothing. Agents that wait for each other are detected by
+    /// [`Client::deadlocks`] and by the agents themselves, and one of them gives way with
     /// [`ErrorKind::Deadlock`]; see [`Request::deadlock_after`].
     ///
-    /// The same name on this client and its clones is the same agent; on another client it is
-    /// another.
+    /// The same name on this client and its clones is the same agent. On another client it is a
+    /// different one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
@@ -132,8 +132,9 @@ impl Client {
         self.agent_within(name, Vec::new(), false)
     }
 
-    /// An agent that runs under claims of others, which end after it: the outermost first. Whether
-    /// it gives way also in circles through them, which are likely and not certain.
+    /// An agent that runs inside claims of others (the outermost first), which end after it.
+    /// `yields_nested`: whether it also gives way in circles through these, which are likely but
+    /// not certain.
     #[doc(hidden)]
     #[must_use]
     pub fn agent_within(
@@ -148,8 +149,8 @@ impl Client {
         }
     }
 
-    /// A client whose agents are none of this one's, though they may have the same names, sharing
-    /// this one's connection: for who asks on behalf of many, as a gateway does.
+    /// A client on the same connection with its own set of agents, whose names may repeat: for code
+    /// that acquires on behalf of many, such as a gateway.
     #[doc(hidden)]
     #[must_use]
     pub fn with_own_agents(&self) -> Self {
@@ -160,15 +161,15 @@ impl Client {
         }
     }
 
-    /// Tells `observer` what happens to the claims of this client and all its clones.
+    /// Reports to `observer` what happens to the claims of this client and all its clones.
     #[must_use]
     pub fn observed_by(self, observer: impl Observer) -> Self {
         self.keeper.observers().add(Arc::new(observer));
         self
     }
 
-    /// Lays a layer over the engine: `client.layer(layers::Traced::over)`. Clones and holds from
-    /// before go on without it.
+    /// Wraps the engine in a layer: `client.layer(layers::Traced::over)`. Existing clones and holds
+    /// continue without it.
     #[must_use]
     pub fn layer<E: Engine>(self, layer: impl FnOnce(SharedEngine) -> E) -> Self {
         Self {
@@ -178,12 +179,12 @@ impl Client {
         }
     }
 
-    /// Asks for tokens that can't go back, because data depends on them. Looks at the engine as
-    /// it is set up now: whatever [`Client::check`] calls a danger is refused.
+    /// Requires tokens that can't decrease, because data depends on them. It examines the engine's
+    /// current configuration: everything that [`Client::check`] reports as a danger is refused.
     ///
     /// # Errors
-    /// [`ErrorKind::NotForCorrectness`] on an engine of class C or without tokens, or one whose settings
-    /// endanger exclusion or tokens, with the reason and what to do; those of the engine.
+    /// [`ErrorKind::NotForCorrectness`] on an engine of class C or without tokens, or on one whose
+    /// settings endanger exclusion or tokens, with the reason and the remedy; those of the engine.
     pub async fn for_correctness(&self) -> Result<Self> {
         let refuse = |message: String| {
             let error = Error::new(ErrorKind::NotForCorrectness, "connect", message);
@@ -213,19 +214,19 @@ impl Client {
         ))
     }
 
-    /// Takes the engine as it is: a lock that saves double work. The default.
+    /// Accepts the engine as it is, for locks that only avoid duplicate work. The default.
     #[must_use]
     pub fn for_efficiency(&self) -> Self {
         self.clone()
     }
 
-    /// A mutual exclusion lock. As with every primitive, the name and the options are checked
-    /// when it is used.
+    /// A mutual exclusion lock. As with every primitive, name and options are checked when it is
+    /// used.
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
         Mutex(self.line(name, Ask::Whole))
     }
 
-    /// A lock that many may read, or one write.
+    /// A lock that many may hold to read, or one to write.
     pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
         RwLock {
             read: self.line(&name, Ask::READ),
@@ -233,8 +234,8 @@ impl Client {
         }
     }
 
-    /// A semaphore of `capacity` permits. All who use the name must agree on the capacity, which
-    /// is 1 to `u32::MAX - 1`.
+    /// A semaphore of `capacity` permits, 1 to `u32::MAX - 1`. All users of the name must agree on
+    /// the capacity.
     pub fn semaphore(&self, name: impl AsRef<str>, capacity: u32) -> Semaphore {
         let weight = 1;
         let mut request = self.line(name, Ask::Part { weight, capacity });
@@ -252,22 +253,22 @@ impl Client {
         }
     }
 
-    /// A lock that its owner may take again while holding it. The owner is the handle that this
-    /// returns, and its clones.
+    /// A lock that its owner may lock again while holding it. The owner is the returned handle and
+    /// its clones.
     pub fn reentrant(&self, name: impl AsRef<str>) -> ReentrantMutex {
         ReentrantMutex::new(self.line(name, Ask::Whole))
     }
 
-    /// Several locks, all or nothing. Names are sorted by the library; there must be at least one.
+    /// Several locks, all or nothing. The library sorts the names; there must be at least one.
     pub fn multi_lock<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
         MultiLock::new(self.wholes(names))
     }
 
-    /// Locks the first of `names` that is free, skipping those that are locked: one task of many.
-    /// With patience it then waits for any of them; `None` when patience ended first.
+    /// Locks the first of `names` that is free and skips locked ones: picks one of many tasks. If
+    /// patience allows, it then waits for any of them; `None` if patience ended first.
     ///
     /// # Cancellation
-    /// Dropped at any await it leaves no place in any line.
+    /// A call that is dropped at any await leaves no place in any line.
     ///
     /// # Errors
     /// Those of [`Request::acquire`].
@@ -284,7 +285,7 @@ impl Client {
         names.map(|name| self.line(name, Ask::Whole)).collect()
     }
 
-    /// A place in a line, by weight: what all primitives are made of.
+    /// A request for a place in a line, by weight: all primitives are built on it.
     pub fn line(&self, name: impl AsRef<str>, ask: Ask) -> Request {
         let (name, refused) = match Name::new(name) {
             Ok(name) => (name, None),
@@ -309,8 +310,8 @@ impl Client {
         .asking(ask)
     }
 
-    /// A work queue: each message to one consumer at a time, and none lost when a consumer dies.
-    /// As with every primitive, name and options are checked when it is used.
+    /// A work queue: each message has one consumer at a time, and none is lost when a consumer
+    /// dies. As with every primitive, name and options are checked when it is used.
     pub fn queue(&self, name: impl AsRef<str>) -> Queue {
         let mine = (self.era, Arc::clone(&self.owner), self.ttl);
         let (keeper, can) = (self.queue_keeper(), self.capability());
@@ -329,7 +330,7 @@ impl Client {
         })
     }
 
-    /// Shows the queues of this namespace.
+    /// Reports the queues of this namespace.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] on an engine without queues; those of the engine.
@@ -337,7 +338,7 @@ impl Client {
         self.queue_keeper()?.store().survey(scope).await
     }
 
-    /// Shows who holds and who waits.
+    /// Reports holders and waiters.
     ///
     /// # Errors
     /// Those of the engine.
@@ -345,10 +346,10 @@ impl Client {
         self.engine().survey(scope).await
     }
 
-    /// The agents of this namespace that wait for each other, as two surveys show alike.
+    /// The agents of this namespace that wait for each other, confirmed by two surveys.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where an engine does not show who waits; those of the engine.
+    /// [`ErrorKind::Unsupported`] where an engine does not show waiters; those of the engine.
     pub async fn deadlocks(&self) -> Result<Vec<Deadlock>> {
         if !self.capability().waiters_visible {
             let message = "this engine does not show who waits, so deadlocks can't be found; see its \
@@ -366,15 +367,15 @@ impl Client {
         Ok(sightings.confirm(again))
     }
 
-    /// The token that users see for what the engine counted, as in a survey.
+    /// The token that users see for an engine's sequence, for example from a survey.
     ///
     /// # Errors
-    /// [`ErrorKind::Unusable`] when the engine's counter has outgrown the token.
+    /// [`ErrorKind::Unusable`] when the engine's counter exceeds the range of a token.
     pub fn token(&self, sequence: u64) -> Result<Token> {
         self.era.stamp(sequence)
     }
 
-    /// Looks at the engine itself: its version, its clock, and unsafe settings.
+    /// Examines the engine itself: its version, its clock, and unsafe settings.
     ///
     /// # Errors
     /// Those of the engine.
@@ -382,15 +383,16 @@ impl Client {
         self.engine().check().await
     }
 
-    /// Gives the permits of a line that is in use another capacity; `false` when there are none.
+    /// Changes the capacity of the permits in a line that is in use; `false` if there are none.
     ///
     /// Holders keep what they hold, even if it is more than fits now; waiters are granted by the
-    /// new capacity at once. Whoever asks from now on must name the new capacity.
+    /// new capacity at once. Later claims must name the new capacity.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] before any I/O when the engine can't do it; [`ErrorKind::InvalidName`];
-    /// [`ErrorKind::InvalidArgument`] for a capacity that a semaphore can't have, or when a claim in
-    /// the line takes more; [`ErrorKind::CapacityMismatch`] for a line of readers.
+    /// [`ErrorKind::Unsupported`] before any I/O when the engine can't do it;
+    /// [`ErrorKind::InvalidName`]; [`ErrorKind::InvalidArgument`] for a capacity that no semaphore
+    /// can have, or when a claim in the line weighs more; [`ErrorKind::CapacityMismatch`] for a
+    /// line of readers.
     pub async fn resize(&self, name: impl AsRef<str>, capacity: u32) -> Result<bool> {
         let name = Name::new(name)?;
         check_capacity(capacity)?;
@@ -400,16 +402,16 @@ impl Client {
         self.engine().resize(name, capacity).await
     }
 
-    /// Takes places away from their owners. Answers `false` when there is nothing to take.
+    /// Evicts claims from a line; `false` if no claim matches.
     ///
-    /// [`Eviction::Mark`] tells the owner first (its hold is lost, its child ended), and the place
-    /// is removed when it has let go, or when its lease has ended. [`Eviction::Remove`] removes it
-    /// at once: another may be granted before the owner knows, and only the token protects the
-    /// data.
+    /// [`Eviction::Mark`] tells the owner first (its hold is lost, its child process ended). The
+    /// place is removed when the owner has released it, or when its lease has ended.
+    /// [`Eviction::Remove`] removes it at once: another claim may be granted before the owner
+    /// knows, and only the token protects the data.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`]; [`ErrorKind::Unsupported`] when a claim of another tool is to be told;
-    /// those of the engine.
+    /// [`ErrorKind::InvalidName`]; [`ErrorKind::Unsupported`] when a claim of another tool is to be
+    /// marked; those of the engine.
     pub async fn evict(
         &self,
         name: impl AsRef<str>,
@@ -455,7 +457,7 @@ impl Client {
         {
             return Ok(());
         }
-        // The mark ends renewal, so the lease as it stands now is the longest it can last.
+        // The mark stops renewal, so the claim lasts at most for the rest of its current lease.
         let mut deadline = None;
         loop {
             let still = self.targets(name, Which::Claim(&target.id)).await?;
@@ -470,14 +472,13 @@ impl Client {
                     .await?;
                 return Ok(());
             }
-            // A change can be missed; a look ten times a second while an operator waits is cheap.
+            // A change can be missed. Ten reads per second are cheap while an operator waits.
             let recheck = deadline.remaining().min(Duration::from_millis(100));
             let _ = tokio::time::timeout(recheck, changes.next()).await;
         }
     }
 
-    /// Waits until every release that was left to the background is done.
-    /// Holds that live on are not touched.
+    /// Waits until every background release is done. Live holds are not affected.
     pub async fn flush(&self) {
         self.keeper.drain().await;
         if let Some(Some(queues)) = self.queues.get() {
@@ -486,10 +487,11 @@ impl Client {
     }
 
     /// Flushes, then closes the connection if nothing else uses it (no clone, hold or primitive);
-    /// otherwise the last of them closes it. For a program that ends: it leaves nothing behind.
+    /// otherwise the last user closes it. Call it before a program ends, to leave nothing behind.
     pub async fn close(self) {
         self.flush().await;
-        // Its messages are on the same connection, which the other one closes.
+        // The messages use the same connection, so their keeper ends first and the other one closes
+        // it.
         let queues = Arc::into_inner(self.queues).and_then(OnceLock::into_inner);
         if let Some(keeper) = queues.flatten().and_then(Arc::into_inner) {
             keeper.end().await;
@@ -500,7 +502,7 @@ impl Client {
     }
 }
 
-/// Whom [`Client::evict`] takes places from.
+/// The claims that [`Client::evict`] evicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Which<'a> {
@@ -510,7 +512,7 @@ pub enum Which<'a> {
     Claim(&'a str),
 }
 
-/// Readers are a line of the greatest capacity; permits stay below it.
+/// `READERS` is the capacity of readers, so permits must stay below it.
 fn check_capacity(capacity: u32) -> Result<()> {
     if (1..READERS).contains(&capacity) {
         return Ok(());

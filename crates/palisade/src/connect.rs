@@ -1,4 +1,4 @@
-//! `connect`: from a URL to a client. The only place that names all engines.
+//! `connect`: from a URL to a client. The only file that names all engines.
 
 #[cfg(any(feature = "baseline", feature = "file", feature = "redis"))]
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::core::url::{IntoUrl, Settings, Url, nearest};
 use crate::fence::FileFence;
 use crate::fence::{Rule, SharedFence};
 
-/// Typed configuration of each engine, for [`connect`]: what a URL can say, in Rust, and a TLS
-/// configuration, a client or the like that a program has already.
+/// Typed configuration of each engine, for [`connect`]: the same options as in a URL, and also a
+/// TLS configuration, a client or the like that the program already has.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
@@ -49,7 +49,7 @@ pub mod config {
     pub use crate::engines::redlock::config::Redlock;
     #[cfg(feature = "zookeeper")]
     pub use crate::engines::zookeeper::ZooKeeper;
-    // The versions whose types the configurations take.
+    // Re-exports of the crate versions whose types the configurations accept.
     #[cfg(feature = "redis")]
     #[doc(no_inline)]
     pub use redis;
@@ -71,8 +71,8 @@ pub mod config {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for a URL, scheme or option that can't be used, with the nearest spelling and
-/// never with the value; [`ErrorKind::Unreachable`] and [`ErrorKind::Unusable`] from the engine.
+/// [`ErrorKind::Config`] for an invalid URL, scheme or option, with the nearest spelling and never
+/// with the value; [`ErrorKind::Unreachable`] and [`ErrorKind::Unusable`] from the engine.
 pub async fn connect(target: impl IntoUrl) -> Result<Client> {
     connect_to(target.into_url()?).await
 }
@@ -83,7 +83,7 @@ async fn connect_to(mut url: Url) -> Result<Client> {
     client(engine, &settings)
 }
 
-/// A client of `engine`. A ttl that the engine can't have is the URL's fault here.
+/// A client of `engine`. Here an invalid ttl is an error in the URL.
 fn client(engine: SharedEngine, settings: &Settings) -> Result<Client> {
     Client::new(engine, settings).map_err(|error| match error.kind() {
         ErrorKind::InvalidArgument => {
@@ -93,8 +93,8 @@ fn client(engine: SharedEngine, settings: &Settings) -> Result<Client> {
     })
 }
 
-/// As [`connect`], but makes nothing: `None` when the URL names an embedded store (`file:`) that
-/// is not there. For whoever only looks.
+/// As [`connect`], but creates nothing: `None` when the URL names an embedded store (`file:`) that
+/// does not exist. For read-only callers.
 ///
 /// # Errors
 /// As [`connect`].
@@ -110,12 +110,12 @@ pub async fn connect_existing(url: &str) -> Result<Option<Client>> {
     connect(url).await.map(Some)
 }
 
-/// Does what must be done before a fork, so that a process forked afterwards (one that guards
-/// the work of this one) keeps the holds of this process alive until both are gone. Call it while
-/// there is no other thread, fork, then [`Prepared::connect`] in one of the two.
+/// Prepares for a fork, so that a process forked afterwards (one that guards this one's work) keeps
+/// the holds of this process alive until both are gone. Call it while there is no other thread,
+/// fork, then call [`Prepared::connect`] in one of the two.
 ///
-/// Only `file:` notices the death of processes, so only there anything is done: it blocks for
-/// `connect_timeout` at the longest. On other engines leases end by their ttl.
+/// Only `file:` notices the death of processes, so only there is anything done: it blocks for at
+/// most `connect_timeout`. On other engines leases end by their ttl.
 ///
 /// # Errors
 /// As [`connect`].
@@ -136,7 +136,7 @@ pub fn prepare(url: &str) -> Result<Prepared> {
     })
 }
 
-/// What [`prepare`] made, to be connected with.
+/// The result of [`prepare`], to connect with.
 pub struct Prepared {
     url: String,
     #[cfg_attr(not(feature = "file"), allow(dead_code))]
@@ -146,7 +146,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Connects; as [`connect`]. A failure leaves what was prepared as it is, to try again.
+    /// Connects; as [`connect`]. After a failure it can be called again.
     ///
     /// # Errors
     /// As [`connect`].
@@ -169,8 +169,8 @@ impl std::fmt::Debug for Prepared {
     }
 }
 
-/// Opens the fenced storage that an engine keeps beside its locks, one for each namespace:
-/// `file:`, `redis:`, `etcd:`, `zookeeper:` and `postgres:` have one.
+/// Opens the fenced store that an engine keeps beside its locks, one for each namespace: `file:`,
+/// `redis:`, `etcd:`, `zookeeper:` and `postgres:` have one.
 ///
 /// ```no_run
 /// use palisade::fence::{self, Verdict};
@@ -184,13 +184,13 @@ impl std::fmt::Debug for Prepared {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] on an engine that has none; [`ErrorKind::Config`] and those of the
-/// server as [`connect`].
+/// [`ErrorKind::Unsupported`] on an engine without a fence; [`ErrorKind::Config`] and the engine's
+/// errors as for [`connect`].
 pub async fn open_fence(url: &str) -> Result<SharedFence> {
     open_fence_by(url, Rule::default()).await
 }
 
-/// As [`open_fence`], taking each token once.
+/// As [`open_fence`], but accepts each token only once.
 ///
 /// # Errors
 /// As [`open_fence`].
@@ -213,7 +213,7 @@ async fn open_fence_by(url: &str, rule: Rule) -> Result<SharedFence> {
     Err(Error::new(ErrorKind::Unsupported, "fence", message).with("engine", url.shown()))
 }
 
-/// How a fence is opened.
+/// Opens a fence.
 type FenceOpener = fn(Url, Settings, Rule) -> BoxFuture<Result<SharedFence>>;
 
 #[cfg(feature = "redis")]
@@ -278,8 +278,8 @@ const FENCES: &[(&[&str], FenceOpener)] = &[
     ),
 ];
 
-/// The engines of this build. Adding one is one line here; of two that do the same, the first is
-/// advised.
+/// The engines of this build. Adding one takes one line here. If two fit equally, the first is
+/// recommended.
 const OFFERS: &[EngineFactory] = &[
     #[cfg(feature = "etcd")]
     crate::engines::etcd::FACTORY,
@@ -309,12 +309,12 @@ const OFFERS: &[EngineFactory] = &[
     crate::engines::http::FACTORY,
 ];
 
-/// What this build can connect to, by name.
+/// The engines of this build.
 pub fn registry() -> Vec<EngineInfo> {
     OFFERS.iter().map(|offer| offer.info).collect()
 }
 
-/// The schemes that this build knows.
+/// The schemes that this build supports.
 pub fn schemes() -> Vec<&'static str> {
     OFFERS
         .iter()
@@ -333,8 +333,7 @@ async fn open(url: Url, settings: &Settings) -> Result<SharedEngine> {
     (offer.open)(url, settings.clone()).await
 }
 
-/// Connects to the raw operations of the engine that the URL's scheme names; `None` when it has
-/// none.
+/// Connects to the raw operations of the engine that the URL's scheme names; `None` if it has none.
 ///
 /// # Errors
 /// As [`connect`].
@@ -348,7 +347,7 @@ pub async fn baseline(url: &str) -> Result<Option<Arc<dyn Baseline>>> {
     }
 }
 
-/// The features that bring engines, with their schemes and the port of their servers.
+/// The features of all engines, with their schemes and the default port of their servers.
 const FEATURES: &[(&str, &[&str], Option<&str>)] = &[
     (
         "redis",
@@ -405,7 +404,7 @@ fn unknown(url: &Url) -> Error {
             "a URL starts with its scheme; did you mean {meant}://{host}:{port}?"
         ));
     }
-    // Someone may have pasted a secret where the URL belongs: show only what could be a scheme.
+    // A secret may have been pasted in place of the URL: show only what could be a scheme.
     let is_word = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
     let shown = if scheme.len() <= 20 && scheme.chars().all(is_word) {
         format!("scheme {scheme:?}")
@@ -434,7 +433,7 @@ mod tests {
         }
     }
 
-    /// Compares all that a typed configuration says with what a URL says.
+    /// Asserts that a typed configuration and a URL have the same content.
     #[cfg(feature = "remote")]
     fn says_the_same(typed: impl IntoUrl, text: &str) {
         let said = |url: Url| {

@@ -1,5 +1,5 @@
-//! What authors of engines and of layers need: the [`Engine`] trait, what it is asked and what it
-//! answers, and the rule of admission for engines that decide by themselves.
+//! What authors of engines and layers need: the [`Engine`] trait with its parameters and results,
+//! and the admission rule for engines that decide themselves.
 //!
 //! `docs/adding-an-engine.md` leads from an empty folder to a green conformance run.
 

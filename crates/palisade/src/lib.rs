@@ -2,13 +2,14 @@
 //! and, by changing one URL, other engines.
 //!
 //! Every exclusive lock carries a fencing [`Token`]; every holder is told that its lease runs out
-//! before anyone else can be granted ([`Hold::lost`]). This page goes from the first lock to the
-//! fence; everything on it runs as it stands.
+//! before anyone else can be granted ([`Hold::lost`]). This page leads from the first lock to the
+//! fence; all its examples run as shown.
 //!
 //! # The first lock
 //!
-//! [`connect()`] takes a URL and gives a [`Client`]. `memory:` is this process, `file:` all
-//! processes of this user on this machine, and needs no server; [`engines`] are the others.
+//! [`connect()`] takes a URL and returns a [`Client`]. `memory:` is for this process. `file:` is
+//! for all processes of this user on this machine, and needs no server. [`engines`] lists the
+//! others.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
@@ -20,10 +21,10 @@
 //! # }
 //! ```
 //!
-//! A name is the lock, and needs no setting up. The [`Hold`] is owned and `Send`:
-//! it can be stored, moved to another task and outlive the client. Its lease is renewed in the
-//! background by a thread of the library's own, so that work may last longer than the ttl.
-//! Dropping a hold releases it in the background; [`Hold::release`] also says how that went.
+//! A lock is identified by its name and needs no setup. The [`Hold`] is owned and `Send`: it can be
+//! stored, moved to another task and outlive the client. A thread of the library renews its lease
+//! in the background, so that work may last longer than the ttl. Dropping a hold releases it in the
+//! background; [`Hold::release`] also reports the result.
 //!
 //! # To wait, or not
 //!
@@ -39,15 +40,15 @@
 //! # }
 //! ```
 //!
-//! Busy is a value and no error. A future that is dropped while it waits leaves no place in the
-//! line. Options (`ttl`, `at_least`, `deadlock_after`) are the same on every primitive and checked when
-//! it is used.
+//! Busy is a value, not an error. A future that is dropped while it waits leaves no place in the
+//! line. Options (`ttl`, `at_least`, `deadlock_after`) are the same on every primitive and are
+//! checked when it is used.
 //!
 //! # When the lock is lost
 //!
-//! A lease can end while the work goes on: the engine is away for longer than the ttl, the machine
-//! sleeps, an operator takes the lock ([`Client::evict`]). [`Hold::run`] drops the work at that
-//! moment, [`Hold::lost`] tells it, [`Hold::is_valid`] answers in nanoseconds.
+//! A lease can end during the work: the engine is unreachable for longer than the ttl, the machine
+//! is suspended, an operator evicts the holder ([`Client::evict`]). [`Hold::run`] drops the work at
+//! that moment, [`Hold::lost`] resolves, [`Hold::is_valid`] answers in nanoseconds.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
@@ -67,9 +68,9 @@
 //!
 //! # The fence
 //!
-//! A process can be paused right after it saw that its lock is good, for longer than any lease. It
-//! wakes up and writes, and no lock of any kind can see that. The storage can: it remembers the
-//! highest token and refuses lower ones, in the same step as the write.
+//! A process can be paused right after it checked that its lock is valid, for longer than any
+//! lease. When it resumes and writes, no lock of any kind can prevent that. The storage can: it
+//! remembers the highest token and refuses lower ones, in the same step as the write.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
@@ -92,9 +93,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`fence`] has this for PostgreSQL, SQLite, Redis, etcd, files and HTTP services. Where two at
-//! once would damage data, say so: [`Client::for_correctness`] refuses engines, and settings of
-//! engines, whose tokens could go back.
+//! [`fence`] offers this for PostgreSQL, SQLite, Redis, etcd, files and HTTP services. Where two
+//! holders at once would damage data, use [`Client::for_correctness`]: it refuses engines, and
+//! settings of engines, whose tokens could decrease.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
@@ -116,24 +117,25 @@
 //! | each message to one consumer at a time | [`Client::queue`] |
 //! | who holds, who waits, who waits for each other | [`Client::survey`], [`Client::deadlocks`] |
 //!
-//! For code without a runtime there is [`blocking`], for metrics and traces [`layers`], for typed
-//! configuration in place of a URL [`config`], for authors of engines [`engine`].
+//! Code without a runtime uses [`blocking`]. Metrics and traces are in [`layers`], typed
+//! configuration in place of a URL in [`config`], and what authors of engines need in [`engine`].
 //!
 //! # Engines and features
 //!
-//! `file`, `memory`, `blocking`, `metrics` and `trace` are on. Each engine behind a server is a
-//! feature: `consul`, `etcd`, `http`, `kubernetes`, `postgres`, `redis`, `zookeeper`. The rest:
-//! `file-queue` (queues of `file:`), `sqlite` and `tower` (fences), `sqlx` (helpers for its
-//! transactions). What an engine can do is data, [`Client::capability`]; what it can't is refused
-//! before anything is sent, as [`ErrorKind::Unsupported`].
+//! `file`, `memory`, `blocking`, `metrics` and `trace` are on by default. Each engine behind a
+//! server is a feature: `consul`, `etcd`, `http`, `kubernetes`, `postgres`, `redis`, `zookeeper`.
+//! The rest: `file-queue` (queues of `file:`), `sqlite` and `tower` (fences), `sqlx` (helpers for
+//! its transactions). What an engine can do is data, [`Client::capability`]. What it can't do is
+//! refused before anything is sent, as [`ErrorKind::Unsupported`].
 //!
 //! # Errors
 //!
 //! An [`Error`] has a [kind](Error::kind), says what to do, and whether the change may have been
-//! applied ([`Error::outcome`]). An engine that can't be reached is asked again while the caller's
-//! patience lasts, with the same claim, so that an answer that was lost takes no second place.
+//! applied ([`Error::outcome`]). While an engine can't be reached, requests are retried as long as
+//! the caller's patience lasts. A retry repeats the same claim, so a lost answer never takes a
+//! second place.
 //!
-//! It runs on Unix systems: processes, signals and the boot-time clock are theirs.
+//! It runs on Unix systems, because it relies on their processes, signals and boot-time clock.
 
 #![warn(missing_debug_implementations)]
 
@@ -165,12 +167,12 @@ pub use primitives::{
     ReentrantMutex, RwHold, RwLock, Semaphore,
 };
 
-/// What happens to claims, told to an [`Observer`](events::Observer).
+/// Events in the life of claims, for an [`Observer`](events::Observer).
 pub mod events {
     pub use crate::core::events::{Ending, Event, Observer, Renewed};
 }
 
-/// Work queues: each message to one consumer at a time; see [`Client::queue`].
+/// Work queues: each message has one consumer at a time; see [`Client::queue`].
 ///
 /// Delivery is at least once. It is exactly once where the effect and
 /// [`done`](queue::Message::done) are one step.
@@ -182,14 +184,14 @@ pub mod queue {
     };
 }
 
-/// What [`Client::survey`], [`Client::deadlocks`] and [`Client::check`] answer.
+/// The results of [`Client::survey`], [`Client::deadlocks`] and [`Client::check`].
 pub mod report {
     pub use crate::core::deadlock::{Deadlock, Sightings, StuckAgent, StuckClaim, find};
     pub use crate::core::owner::{Agent, Ancestor, Group, Owner};
     pub use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 }
 
-/// What the command and the tests need beside the API. No part of it: it may change at any time.
+/// What the command and the tests need beyond the API. Not public: it may change at any time.
 #[doc(hidden)]
 pub mod command {
     #[cfg(feature = "baseline")]

@@ -40,7 +40,7 @@ cases! { pub(super) CASES, "client";
     ],
 }
 
-/// `ask` is refused as unsupported before any request is made.
+/// Asserts that `ask` is refused as unsupported before any request is made.
 pub(super) async fn is_refused(fx: &Fixture, ask: Ask) {
     let (spy, client) = fx.spied_client().await;
     refuses(&client, &spy, ask).await;
@@ -66,7 +66,7 @@ async fn a_ttl_out_of_range_is_refused(fx: Fixture) {
     }
     assert_eq!(spy.total(), 0, "requests made");
     for ttl in [range.min, range.max] {
-        // The shortest may be over before anything can be done with it.
+        // The shortest ttl may be over before anything can be done with it.
         if let Err(error) = client.mutex("ttl").ttl(ttl).try_lock().await {
             assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
         }
@@ -123,7 +123,7 @@ async fn an_unknown_option_is_refused(fx: Fixture) {
     assert!(!shown.contains("hunter2"), "the value is shown");
 }
 
-/// On an engine that lacks nothing, a spy takes it away.
+/// Uses a spy that hides capabilities, since the engine itself may lack none.
 async fn what_the_engine_lacks_is_unsupported(fx: Fixture) {
     let poor = |permits| {
         let mut poor = fx.capability();
@@ -210,7 +210,7 @@ async fn evict_waits_for_the_owner(fx: Fixture) {
 async fn evict_ends_with_the_lease(fx: Fixture) {
     let ttl = fx.fit(fx.short_ttl() * 2);
     let (_owner, hold) = owned(&fx, ttl).await;
-    // The owner keeps it, lost or not, and is not waited for beyond its lease.
+    // The owner keeps its hold, but the eviction does not wait beyond its lease.
     let operator = fx.client();
     let evict = operator.evict(hold.name(), Which::Holders, Eviction::Mark);
     assert!(within(ttl + SOON, "the eviction", evict).await.unwrap());

@@ -1,5 +1,5 @@
-//! What is made of several holds, or of one in another guise: downgrades and upgrades, many locks
-//! at once, any of many, re-entry, a leadership with its work.
+//! What combinations of holds promise: downgrades and upgrades, many locks at once, any of many,
+//! re-entry, and a leadership with its work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -178,7 +178,7 @@ async fn reentry_has_the_same_token(fx: Fixture) {
     drop(free(fx.mutex("again").try_lock().await));
 }
 
-/// Says when the future that owns it is dropped.
+/// Sets its flag when the future that owns it is dropped.
 struct Ended(Arc<AtomicBool>);
 
 impl Drop for Ended {
@@ -233,7 +233,7 @@ async fn at_least_is_kept(fx: Fixture) {
     hold.release().await.unwrap();
     let took = BootTime::now().saturating_since(start);
     assert!(took >= at_least, "released after {took:?}");
-    // Dropped, it is kept in the background.
+    // A dropped hold is kept in the background.
     let start = BootTime::now();
     drop(free(request.acquire(Patience::NoWait).await));
     let other = fx.other_client().await.mutex("kept");

@@ -33,12 +33,12 @@ async fn pair(fx: &Fixture) -> (Election, Election) {
     (fx.client().election("chair"), other.election("chair"))
 }
 
-/// Who leads, which must be somebody.
+/// The leader; fails if there is none.
 async fn leader(election: &Election) -> Leader {
     election.leader().await.unwrap().expect("a leader")
 }
 
-/// What the leader stands for.
+/// The value that the leader announces.
 async fn value(election: &Election) -> String {
     leader(election).await.value.expect("a value")
 }

@@ -124,7 +124,7 @@ async fn same_id_is_the_same_ticket(fx: Fixture) {
     let line = fx.line("again");
     let claim = line.claim(Whole);
     let first = line.enter(claim.clone()).await;
-    // Also for a claim that would not queue: it is in the line already.
+    // This also applies to a claim that would not queue, since it is in the line already.
     for queue in [true, true, true, false] {
         let claim = Claim {
             queue,

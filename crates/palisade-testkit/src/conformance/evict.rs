@@ -41,7 +41,7 @@ async fn marked_place_stays(fx: Fixture) {
     assert_is!(held.renew().await, Renewal::Evicted);
 }
 
-/// A hold of another client, with a ttl so long that only an alarm can tell of its end in time.
+/// A hold of another client, with a ttl so long that only an alarm can report its end in time.
 async fn long_hold(fx: &Fixture, name: &str) -> (Client, Hold) {
     let holder = fx.other_client().await;
     let mutex = holder.mutex(name).ttl(fx.long_ttl());
@@ -67,7 +67,7 @@ async fn marked_hold_leaves_when_dropped(fx: Fixture) {
     let next = line.waiting(Whole).await;
     assert!(line.evict(hold.claim(), Eviction::Mark).await);
     is_told(&hold, LossReason::Evicted).await;
-    // Its owner may still be stopping: the place is kept until it lets go.
+    // Its owner may still be stopping, so the place is kept until it releases.
     assert_eq!(next.now().await, Place::Waiting);
     drop(hold);
     next.granted().await;
@@ -75,7 +75,7 @@ async fn marked_hold_leaves_when_dropped(fx: Fixture) {
 
 async fn a_mark_before_the_answer_is_told_at_once(fx: Fixture) {
     let (spy, holder) = fx.spied_client().await;
-    // Others see the claim in its line before its own client knows that it is there.
+    // Others see the claim in its line before its own client has the answer.
     spy.set_enters(Enters::ReplyDelayed(Duration::from_millis(300)));
     let mutex = holder.mutex("early").ttl(fx.long_ttl());
     let lock = tokio::spawn(async move { mutex.lock().await });
@@ -84,7 +84,7 @@ async fn a_mark_before_the_answer_is_told_at_once(fx: Fixture) {
     assert!(line.evict(id, Eviction::Mark).await);
     match soon("the answer", lock).await.unwrap() {
         Ok(hold) => is_told(&hold, LossReason::Evicted).await,
-        // Told before it became a hold.
+        // It was evicted before it became a hold.
         Err(error) => assert_eq!(error.kind(), ErrorKind::Lost, "{error}"),
     }
 }

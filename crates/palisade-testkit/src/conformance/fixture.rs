@@ -1,8 +1,8 @@
-//! `Fixture`: one case's place on one engine. A fresh random namespace with clients, lines and
-//! claims, times that the engine can keep, and second processes.
+//! `Fixture`: one case on one engine. It has a fresh random namespace with clients, lines and
+//! claims, ttls that the engine accepts, and second processes.
 //!
-//! [`Line`] and [`Seat`] are the verbs of the engine trait for one name and one claim. Every verb
-//! panics when the engine does not answer as it must; a panic is how a case fails.
+//! [`Line`] and [`Seat`] wrap the engine trait for one name and one claim. Every method panics if
+//! the engine answers wrongly; a panic is how a case fails.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -28,11 +28,11 @@ pub(super) use crate::lab::trial::fails;
 use crate::spy::Spy;
 use crate::taker::{Second, Taker, TakerArgs};
 
-/// How long an event may take that is due at once. Far more than it takes on a quiet machine, and
-/// far less than a trial may last.
+/// How long an event may take that is due at once: far more than it takes on an idle machine, and
+/// far less than a trial may take.
 pub const SOON: Duration = Duration::from_secs(5);
 
-/// How long one call of `wait` sleeps at the most; clients look at least this often too.
+/// The longest sleep of one `wait`; clients re-check at least this often too.
 pub(super) const RECHECK: Duration = Duration::from_secs(1);
 
 /// How long a renewal may take.
@@ -41,10 +41,10 @@ const RENEWAL: Duration = Duration::from_secs(2);
 /// Numbers that a case measured.
 pub(crate) type Notes = Arc<Mutex<Vec<(String, f64)>>>;
 
-/// Waits for `future`, and fails by name when it takes longer than `limit`.
+/// Waits for `future`, and panics with the name `what` if it takes longer than `limit`.
 ///
 /// # Panics
-/// When it does.
+/// When it takes longer.
 #[track_caller]
 pub fn within<F: Future>(
     limit: Duration,
@@ -61,7 +61,7 @@ pub fn within<F: Future>(
     }
 }
 
-/// Waits for what is due at once.
+/// Waits for something that is due at once.
 ///
 /// # Panics
 /// When it does not happen.
@@ -70,7 +70,7 @@ pub fn soon<F: Future>(what: &str, future: F) -> impl Future<Output = F::Output>
     within(SOON, what, future)
 }
 
-/// What a task of [`Fixture::queued`] was granted.
+/// The result of a task of [`Fixture::queued`], which must be granted.
 #[track_caller]
 pub(super) fn granted<T: Debug>(
     waiter: JoinHandle<palisade::Result<T>>,
@@ -79,19 +79,19 @@ pub(super) fn granted<T: Debug>(
     async move { grant.await.unwrap().unwrap() }
 }
 
-/// What was to be had, or a failure that says it was busy.
+/// Unwraps a hold, and panics if the lock was busy.
 #[track_caller]
 pub(super) fn free<T>(answer: palisade::Result<Option<T>>) -> T {
     answer.unwrap().expect("a free lock is busy")
 }
 
-/// Fails when there was something to be had: another holds.
+/// Panics if the lock was acquired: another must hold it.
 #[track_caller]
 pub(super) fn taken<T>(answer: palisade::Result<Option<T>>) {
     assert!(answer.unwrap().is_none(), "two holders");
 }
 
-/// Asks again while the engine does not answer in time, as it may not on a busy machine.
+/// Retries while the engine does not answer in time, which may happen on a busy machine.
 pub(super) async fn answered<T>(
     client: &Client,
     ask: impl AsyncFn() -> palisade::Result<T>,
@@ -100,7 +100,7 @@ pub(super) async fn answered<T>(
     loop {
         match soon("an answer", ask()).await {
             Err(error) if error.kind() == ErrorKind::Unreachable && !deadline.has_passed() => {
-                // It may have been applied, and is left in the background.
+                // The request may have been applied; wait until it is left in the background.
                 client.flush().await;
             }
             answer => return answer,
@@ -108,7 +108,7 @@ pub(super) async fn answered<T>(
     }
 }
 
-/// Fails unless the value has this form, and shows what it is.
+/// Panics unless the value matches the pattern, and shows the value.
 macro_rules! assert_is {
     ($value:expr, $pattern:pat) => {
         match $value {
@@ -120,7 +120,7 @@ macro_rules! assert_is {
 }
 pub(super) use assert_is;
 
-/// One case's place on one engine.
+/// One case on one engine.
 #[derive(Clone)]
 pub struct Fixture(Arc<Inner>);
 
@@ -134,7 +134,7 @@ struct Inner {
 }
 
 impl Fixture {
-    /// A fixture with a namespace of its own. `program` is run for second processes.
+    /// A fixture with its own namespace. `program` is run as second processes.
     ///
     /// # Errors
     /// When the engine can't be connected to.
@@ -195,15 +195,15 @@ impl Fixture {
             .await
     }
 
-    /// A client through a spy, which loses or counts calls, around an engine of its own.
+    /// A client through a spy, which loses or counts calls, around a separate engine.
     pub(crate) async fn spied_client(&self) -> (Arc<Spy>, Client) {
-        // Nothing is acquired through the client below, so that its keeper never listens.
+        // Nothing is acquired through this client, so its keeper never subscribes to alarms.
         let engine = Arc::clone(self.other_client().await.engine());
         let capability = engine.capability();
         self.spying(engine, capability)
     }
 
-    /// A client through a spy that claims to be able to do something else.
+    /// A client through a spy that reports another capability.
     pub(crate) fn spying(
         &self,
         engine: SharedEngine,
@@ -214,7 +214,7 @@ impl Fixture {
         (spy, client)
     }
 
-    /// A client behind fault proxies of its own, which trouble no other case.
+    /// A client behind its own fault proxies, which affect no other case.
     pub(crate) async fn proxied_client(&self) -> (Proxies, Client) {
         let proxies = Proxies::before(self.url()).unwrap();
         let client = self.client_of(proxies.url()).await.unwrap();
@@ -249,20 +249,20 @@ impl Fixture {
         self.fit(Duration::from_secs(60))
     }
 
-    /// A ttl whose end a case can wait for, and that a busy machine renews in time; through a
-    /// gateway twice.
+    /// A ttl that a case can wait for and that a busy machine renews in time; doubled behind a
+    /// gateway.
     pub(crate) fn short_ttl(&self) -> Duration {
         let seconds = if self.site().promised { 2 } else { 1 };
         self.fit(Duration::from_secs(seconds))
     }
 
-    /// How long a lease of `ttl` may be granted for.
+    /// The range of lease times that may be granted for a requested `ttl`.
     pub(crate) fn granted(&self, ttl: Duration) -> RangeInclusive<Duration> {
         let least = if self.site().promised { ttl / 3 } else { ttl };
         least..=ttl
     }
 
-    /// The longest name, in bytes: where a namespace is a part of it, it takes room.
+    /// The longest name in bytes; behind a gateway the namespace counts too.
     pub(crate) fn longest_name(&self) -> usize {
         let namespace = self.settings().namespace;
         if self.url().starts_with("http") {
@@ -272,7 +272,7 @@ impl Fixture {
         }
     }
 
-    /// `ttl` moved into the engine's range and up to its step.
+    /// `ttl` clamped to the engine's range and rounded up to its step.
     pub(crate) fn fit(&self, ttl: Duration) -> Duration {
         let range = self.capability().ttl;
         let ttl = ttl.clamp(range.min, range.max);
@@ -284,7 +284,7 @@ impl Fixture {
         self.0.client.mutex(name)
     }
 
-    /// The hold is valid and not lost for `time`.
+    /// Asserts that the hold stays valid and is not lost for `time`.
     pub(crate) async fn keeps(&self, hold: &Hold, time: Duration) {
         let lost = tokio::time::timeout(time, hold.lost()).await;
         assert!(lost.is_err(), "lost: {lost:?}");
@@ -307,8 +307,8 @@ impl Fixture {
         }
     }
 
-    /// Starts `acquire` in a task and waits until its claim is in the line `name`, as one of
-    /// `waiting`, where waiters can be seen.
+    /// Starts `acquire` in a task, and waits until its claim is one of `waiting` in the line
+    /// `name`, if waiters are visible.
     pub(crate) async fn queued<T: Send + 'static>(
         &self,
         name: &str,
@@ -334,7 +334,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// A claim that queues and lasts long.
+    /// A claim that queues and has a long ttl.
     pub(super) fn claim(&self, ask: Ask) -> Claim {
         Claim {
             id: ClaimId::random(),
@@ -349,7 +349,7 @@ impl Line {
         }
     }
 
-    /// The same line for claims that end soon.
+    /// The same line with a short ttl.
     pub(super) fn brief(&self) -> Self {
         Self {
             ttl: self.fixture.short_ttl(),
@@ -357,7 +357,7 @@ impl Line {
         }
     }
 
-    /// Enters, whatever is answered.
+    /// Enters, and returns any answer.
     pub(super) async fn ask(&self, claim: Claim) -> palisade::Result<Entered> {
         self.engine.enter(Arc::new(claim)).await
     }
@@ -418,7 +418,7 @@ impl Line {
         assert_is!(self.ask(claim).await.unwrap(), Entered::Busy);
     }
 
-    /// The line as a survey shows it; empty when it is not shown.
+    /// The line as a survey shows it; empty if it is not shown.
     pub(super) async fn shown(&self) -> LineReport {
         let scope = Scope::Line(self.name.clone());
         let mut lines = self.fixture.engine().survey(scope).await.unwrap();
@@ -427,13 +427,13 @@ impl Line {
         shown.unwrap_or_else(|| LineReport::empty(self.name.as_str()))
     }
 
-    /// How many hold, and how many wait.
+    /// The number of holders, and the number of waiters.
     pub(super) async fn length(&self) -> (usize, usize) {
         let line = self.shown().await;
         (line.holders.len(), line.waiters.len())
     }
 
-    /// The ids of those who hold, and of those who wait.
+    /// The ids of the holders, and those of the waiters.
     pub(super) async fn ids(&self) -> (Vec<String>, Vec<String>) {
         let line = self.shown().await;
         let ids =
@@ -441,7 +441,7 @@ impl Line {
         (ids(line.holders), ids(line.waiters))
     }
 
-    /// Waits until a survey satisfies `test`.
+    /// Waits until a survey passes `test`.
     #[track_caller]
     pub(super) fn until<'a, T: Fn(&LineReport) -> bool>(
         &'a self,
@@ -461,20 +461,20 @@ impl Line {
         })
     }
 
-    /// Waits until so many wait in the line. Needs visible waiters.
+    /// Waits until the line has `count` waiters. Needs visible waiters.
     #[track_caller]
     pub(super) fn until_waiting(&self, count: usize) -> impl Future<Output = LineReport> {
         let what = format!("a line of {count} waiters");
         self.until(&what, move |line| line.waiters.len() == count)
     }
 
-    /// Waits until there is one holder.
+    /// Waits until the line has one holder.
     #[track_caller]
     pub(super) fn until_held(&self) -> impl Future<Output = LineReport> {
         self.until("a holder", |line| line.holders.len() == 1)
     }
 
-    /// Waits until nobody is in the line.
+    /// Waits until the line is empty.
     #[track_caller]
     pub(super) fn until_empty(&self) -> impl Future<Output = LineReport> {
         let empty = |line: &LineReport| line.holders.is_empty() && line.waiters.is_empty();
@@ -519,22 +519,22 @@ impl Seat {
         self.ticket.claim.to_string()
     }
 
-    /// When the engine may end its lease.
+    /// The earliest time at which the engine may end its lease.
     pub(super) fn ends(&self) -> BootTime {
         self.armed.sent + self.armed.ttl
     }
 
-    /// How long to wait for what follows the end of its lease.
+    /// How long to wait for something that follows the end of its lease.
     pub(super) fn after_its_end(&self) -> Duration {
         self.armed.ttl + SOON
     }
 
-    /// What to renew for it.
+    /// The lease to renew it with.
     pub(super) fn lease(&self) -> Lease {
         Lease::in_a_test(&self.ticket)
     }
 
-    /// Ends the case as not applicable when its lease is shared with other tickets.
+    /// Ends the case as not applicable if its lease is shared with other tickets.
     pub(super) fn must_own_lease(&self) {
         if !self.ticket.has_own_lease() {
             NotApplicable::because("tickets share a lease");
@@ -563,13 +563,13 @@ impl Seat {
         self.engine.wait(self.ticket.clone(), until).await
     }
 
-    /// Waits until it holds, and gives the sequence number of its grant.
+    /// Waits until it holds, and returns the sequence of its grant.
     #[track_caller]
     pub(super) fn granted(&self) -> impl Future<Output = u64> {
         self.granted_within(SOON)
     }
 
-    /// The same with another limit.
+    /// As `granted`, with another limit.
     #[track_caller]
     pub(super) fn granted_within(&self, limit: Duration) -> impl Future<Output = u64> {
         within(limit, "the grant", async move {
@@ -596,7 +596,7 @@ impl Seat {
             .unwrap()
     }
 
-    /// Takes another part of the line.
+    /// Changes the part of the line that it takes.
     pub(super) async fn reweigh(&self, ask: Ask) -> Amended {
         self.amend(Amendment::Ask(ask)).await
     }

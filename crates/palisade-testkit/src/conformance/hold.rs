@@ -1,4 +1,4 @@
-//! What a hold promises to the one who has it.
+//! What a hold promises to its owner.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ async fn the_era_sits_above_the_count(fx: Fixture) {
     let sequence = fx.line("era").shown().await.holders[0].sequence;
     assert_eq!(Some(token.0 & ((1 << 56) - 1)), sequence);
     hold.release().await.unwrap();
-    // Who still counts in the old era is below all of the new one.
+    // A token of the old era is below all tokens of the new one.
     let old = fx.mutex("era").lock().await.unwrap();
     assert!(old.token() < token, "an old era above a new one");
 }
@@ -99,7 +99,7 @@ async fn run_is_cancelled_by_a_loss(fx: Fixture) {
     fails(ended, ErrorKind::Lost);
 }
 
-/// A hold of another client, which an operator has taken away.
+/// A hold of another client that an operator has evicted.
 async fn evicted(fx: &Fixture, name: &str) -> (Client, Hold) {
     let client = fx.other_client().await;
     let hold = client.mutex(name).lock().await.unwrap();
@@ -139,7 +139,7 @@ async fn loss_is_remembered(fx: Fixture) {
 
 async fn release_of_a_lost_hold_says_so(fx: Fixture) {
     let (_client, hold) = evicted(&fx, "lost").await;
-    // Also before the loss is known: the place is gone all the same.
+    // This also applies before the loss is known, because the place is gone already.
     fails(hold.release().await, ErrorKind::Lost);
 }
 

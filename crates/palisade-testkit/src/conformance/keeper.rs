@@ -1,5 +1,5 @@
-//! What the keeper promises: renewal, loss in time, and no place left behind. The faults are
-//! played by a spy around the engine.
+//! What the keeper promises: renewal, loss in time, and no place left behind. A spy around the
+//! engine simulates the faults.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ async fn a_hold_outlives_its_ttl(fx: Fixture) {
     hold.release().await.unwrap();
 }
 
-/// Lets the one waiter of `name` wait for `time`, with the same place.
+/// Waits for `time`, and asserts that the one waiter of `name` keeps its place.
 async fn wait_on(fx: &Fixture, name: &str, time: Duration) {
     let before = fx.line(name).ids().await.1;
     tokio::time::sleep(time).await;
@@ -90,7 +90,7 @@ async fn two_unanswered_renewals_are_no_loss(fx: Fixture) {
     hold.release().await.unwrap();
 }
 
-/// Existing connections fall silent, as behind a firewall that forgot them; new ones are fine.
+/// Existing connections go silent, as behind a firewall that dropped their state; new ones work.
 async fn hold_survives_a_dead_connection(fx: Fixture) {
     let (proxies, client) = fx.proxied_client().await;
     let ttl = fx.fit(Duration::from_secs(3));
@@ -99,7 +99,7 @@ async fn hold_survives_a_dead_connection(fx: Fixture) {
         proxies.silence();
         fx.keeps(&hold, ttl * 3 / 2).await;
     }
-    // The connection of this runtime may still be a dead one: the keeper has a living one.
+    // The connection of this runtime may still be dead; the keeper has a live one.
     drop(hold);
     fx.line("dead").until_empty().await;
 }
@@ -107,7 +107,7 @@ async fn hold_survives_a_dead_connection(fx: Fixture) {
 async fn a_blocked_runtime_costs_no_lease(fx: Fixture) {
     let ttl = fx.short_ttl();
     let hold = fx.mutex("kept").ttl(ttl).lock().await.unwrap();
-    // What a user's code does that forgets to await: every thread of this runtime is busy.
+    // Simulates user code that blocks: every thread of this runtime is busy.
     let blocked = (0..8).map(|_| tokio::spawn(async move { std::thread::sleep(ttl * 2) }));
     let blocked: Vec<_> = blocked.collect();
     std::thread::sleep(ttl * 2);
@@ -118,7 +118,8 @@ async fn a_blocked_runtime_costs_no_lease(fx: Fixture) {
     hold.release().await.unwrap();
 }
 
-/// A claim without renewal; where holds live with their process or session it is refused.
+/// A request without renewal; `None` where it is refused because holds live with their process or
+/// session.
 async fn unrenewed(fx: &Fixture, name: &str) -> Option<Request> {
     let line = fx
         .client()
@@ -144,7 +145,7 @@ async fn an_unrenewed_hold_ends_beside_one_that_lives(fx: Fixture) {
     let waiter = tokio::spawn(async move { mutex.lock().await });
     let loss = within(ttl + SOON, "its end", ending.lost()).await;
     assert_eq!(loss.reason, LossReason::Expired);
-    // Also while its owner does not let go: the engine has ended it.
+    // The engine ends it even if its owner does not release it.
     let next = within(ttl + SOON, "the next grant", waiter)
         .await
         .unwrap()
@@ -202,7 +203,7 @@ async fn the_deadline_counts_from_the_last_answer(fx: Fixture) {
     within(ttl + SOON, "the loss", hold.lost()).await;
     let told = BootTime::now();
     let renewals = spy.calls(Verb::Renew);
-    // At the most one more renewal was answered before the rest were lost.
+    // At most one more renewal was answered before the rest were lost.
     let answered = renewals.get(1).unwrap_or(&renewals[0]).at;
     let half = renewals[0].at + *fx.granted(ttl).start() / 2;
     assert!(told >= half, "told long before the lease ends");
@@ -216,7 +217,7 @@ async fn a_grant_that_comes_too_late_is_no_hold(fx: Fixture) {
     let (spy, client) = fx.spied_client().await;
     let ttl = fx.short_ttl();
     let line = client.line("late", Whole).ttl(ttl);
-    // The answer says that it holds, but the lease has ended before the answer comes.
+    // The answer says that it holds, but the lease ends before the answer arrives.
     spy.set_enters(Enters::ReplyDelayed(ttl));
     let late = within(ttl + SOON, "an answer", line.acquire(Patience::NoWait)).await;
     assert!(late.unwrap().is_none(), "a hold whose lease has ended");
@@ -283,7 +284,7 @@ async fn no_wait_says_that_it_may_be_applied(fx: Fixture) {
     let answer = soon("an answer", line.acquire(Patience::NoWait)).await;
     let error = fails(answer, ErrorKind::Unreachable);
     assert_eq!(error.outcome(), Outcome::MaybeApplied, "{error}");
-    // Nobody has the hold, so it must not stay.
+    // Nobody has the hold, so the place must be left.
     fx.line("lost").until_empty().await;
 }
 

@@ -68,8 +68,8 @@ async fn next_in_line_is_granted(fx: Fixture) {
     let held = line.held(Whole).await;
     let next = line.waiting(Whole).await;
     assert_eq!(held.leave().await, Left::Done);
-    // Granted by the leave itself, before anyone asks again; without a line in the engine, to
-    // whoever asks next.
+    // The leave itself grants the next claim, before anyone asks again. An engine without a line
+    // grants to whoever asks next.
     if !fx.capability().waiters_visible {
         next.granted().await;
     }
@@ -129,7 +129,8 @@ async fn others_do_not_notice_what_was_left(fx: Fixture) {
     let id = ClaimId::random();
     line.leave_unentered(id).await;
     line.held(Whole).await;
-    // An id is random, so that the same one elsewhere is no use; it must not break that line.
+    // Ids are random, so the same id in another line never happens in practice; it must not break
+    // that line.
     let same_id = Claim {
         id,
         ..elsewhere.claim(Whole)

@@ -1,9 +1,9 @@
 //! The conformance suite: what every engine promises, as cases that can fail.
 //!
-//! A case is named `group/what_is_true`. The groups named after a verb of the engine trait carry,
-//! word for word, the `# Behavior` line that they test; the others say their own. What an engine
-//! can't do is `n/a` with the reason, and then its refusal is tested instead: `unsupported`,
-//! before any request is made.
+//! A case is named `group/what_is_true`. The groups named after a method of the engine trait
+//! repeat, word for word, the `# Behavior` line that they test; the others have their own text. If
+//! an engine can't do something, the case is `n/a` with the reason, and its refusal is tested
+//! instead: `unsupported`, before any request is made.
 
 #![allow(clippy::unwrap_used)] // A panic is how a case fails.
 
@@ -49,9 +49,9 @@ pub struct Case {
     pub name: &'static str,
     /// The promise that it tests, in a sentence.
     pub behavior: &'static str,
-    /// Whether the engine can be asked for it.
+    /// Whether the case applies to the engine.
     pub needs: fn(&Fixture) -> Need,
-    /// Tries it.
+    /// Runs the case.
     pub run: fn(Fixture) -> LocalBoxFuture<'static, ()>,
 }
 
@@ -71,11 +71,11 @@ impl fmt::Debug for Case {
 /// How a case ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The engine behaves so.
+    /// The engine behaves as promised.
     Ok,
-    /// It does not.
+    /// The engine does not behave as promised.
     Failed(String),
-    /// It can't be asked for it, for this reason, and says so itself.
+    /// The case does not apply, for this reason, and the engine refuses properly.
     NotApplicable(String),
 }
 
@@ -109,7 +109,7 @@ pub fn all() -> Vec<Case> {
     .concat()
 }
 
-/// The verbs whose `# Behavior` lines the cases of the group of that name repeat.
+/// The methods whose `# Behavior` lines are repeated by the cases of the group of the same name.
 pub const VERBS: &[&str] = &[
     "enter", "wait", "renew", "amend", "leave", "survey", "evict", "resize",
 ];
@@ -135,7 +135,7 @@ pub(crate) async fn run(case: &Case, fixture: Fixture) -> Verdict {
     .await
 }
 
-/// What a case panics with that turns out not to apply.
+/// The panic payload of a case that turns out not to apply.
 struct NotApplicable(String);
 
 impl NotApplicable {
@@ -145,13 +145,13 @@ impl NotApplicable {
 }
 
 thread_local! {
-    /// Whether this thread polls a case, whose panic is a verdict.
+    /// Whether this thread is polling a case, so that a panic is a verdict.
     static IN_CASE: Cell<bool> = const { Cell::new(false) };
-    /// What it panicked with, and where.
+    /// The message and location of the panic.
     static WHY: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs a case to its end or to its panic, which is kept instead of printed.
+/// Runs a case to its end or its panic; the panic message is stored instead of printed.
 async fn caught(case: impl Future<Output = ()>) -> Verdict {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

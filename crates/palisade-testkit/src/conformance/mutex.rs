@@ -1,5 +1,5 @@
-//! Exclusion, three times over the same bodies: a mutex, a semaphore with one permit left, and
-//! the write lock.
+//! Exclusion, tested three times with the same cases: by a mutex, by a semaphore with one permit
+//! left, and by the write lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use palisade::{BootTime, Client, Hold, Patience, Request, Result, RwHold};
 use super::fixture::{answered, free, granted, taken};
 use super::{Fixture, SOON, cases, needs, permits, soon, within};
 
-/// What makes holders exclude each other.
+/// The primitive that provides exclusion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Over {
     Mutex,
@@ -22,7 +22,7 @@ enum Over {
 const NAME: &str = "exclusive";
 
 impl Over {
-    /// Takes what must be taken so that one more holder is all there can be.
+    /// Takes enough permits that only one more holder fits.
     async fn prepare(self, fx: &Fixture) -> Vec<Hold> {
         let mut bystanders = Vec::new();
         for _ in 0..self.bystanders() {
@@ -161,7 +161,7 @@ async fn contention_never_overlaps(fx: Fixture, over: Over) {
             for _ in 0..ROUNDS {
                 let hold = over.lock(&client).await.unwrap();
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "others inside");
-                // A read and a write apart: an overlap would lose an update.
+                // The read and the write are separate steps, so an overlap would lose an update.
                 let seen = total.load(Ordering::SeqCst);
                 tokio::task::yield_now().await;
                 total.store(seen + 1, Ordering::SeqCst);

@@ -1,24 +1,25 @@
-//! What a case needs of an engine, as functions that the lists of cases name.
+//! What a case requires of an engine, as functions that the lists of cases refer to.
 
 use palisade::engine::{Ask, Permits, Tokens};
 
 use super::{Fixture, permits};
 
-/// Whether an engine can be asked for a behaviour.
+/// Whether a case applies to an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Need {
-    /// It can.
+    /// It applies.
     Met,
-    /// It can't.
+    /// It does not apply.
     Missing {
-        /// Why.
+        /// The reason.
         reason: String,
-        /// What it must refuse as unsupported, if it is something one can ask for.
+        /// The request that the engine must refuse as unsupported, if there is one.
         refused: Option<Ask>,
     },
 }
 
-/// Writes the functions: whether it is there, why not, and what is refused then; and both of two.
+/// Generates the functions: the condition, the reason, and what must be refused otherwise; and
+/// conjunctions of two.
 macro_rules! needs {
     (
         one($fx:ident) { $($name:ident = $met:expr, $reason:literal $(, $refused:expr)?;)* }

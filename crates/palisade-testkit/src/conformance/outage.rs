@@ -1,5 +1,5 @@
-//! What is promised while an engine can't be reached. The outage is played by a spy around the
-//! engine, so that it can be had on every one.
+//! What is promised while an engine can't be reached. A spy around the engine simulates the outage,
+//! so that it works with every engine.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ async fn a_short_outage_is_no_loss(fx: Fixture) {
     let ttl = fx.fit(fx.short_ttl() * 3);
     let hold = client.mutex("kept").ttl(ttl).lock().await.unwrap();
     spy.set_cut(true);
-    // Lasts until a renewal has failed.
+    // The outage lasts until a renewal has failed.
     within(ttl, "a renewal", spy.called(Verb::Renew, 1)).await;
     spy.set_cut(false);
     fx.keeps(&hold, ttl * 3 / 2).await;
@@ -104,14 +104,14 @@ async fn patience_ends_as_unreachable(fx: Fixture) {
     let lock = client.mutex("cut");
     let answer = soon("an answer", lock.lock_timeout(wait)).await;
     let took = BootTime::now().saturating_since(start);
-    // Not busy: nobody knows whether it is free.
+    // It is not busy, since nobody knows whether it is free.
     fails(answer, ErrorKind::Unreachable);
     assert!(took >= wait, "gave up after {took:?}");
     assert!(took < wait + Duration::from_secs(1), "only after {took:?}");
 }
 
-/// How late an acquire may be: a quarter of a second is promised, the rest is for a busy machine,
-/// and a request's timeout is 2 s.
+/// How late an acquire may be: a quarter of a second is promised, the rest allows for a busy
+/// machine. A request's timeout is 2 s.
 const LATE: Duration = Duration::from_millis(1_200);
 
 async fn patience_is_a_bound_on_a_silent_engine(fx: Fixture) {
@@ -124,7 +124,7 @@ async fn patience_is_a_bound_on_a_silent_engine(fx: Fixture) {
     let took = BootTime::now().saturating_since(start);
     fails(answer, ErrorKind::Unreachable);
     assert!(took < wait + LATE, "only after {took:?}");
-    // It was applied all the same, and is left in the background.
+    // It was applied nevertheless, and is left in the background.
     fx.line("silent").until_empty().await;
 }
 
@@ -139,7 +139,7 @@ async fn patience_is_a_bound_on_a_dead_connection(fx: Fixture) {
     let took = BootTime::now().saturating_since(start);
     assert!(took < wait + LATE, "only after {took:?}");
     match answer {
-        // A new connection was there in time.
+        // A new connection was made in time.
         Ok(hold) => hold.expect("a hold").release().await.unwrap(),
         Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
     }

@@ -1,4 +1,4 @@
-//! What is promised to processes that share an engine, also when one is killed or stopped.
+//! What is promised to processes that share an engine, even if one is killed or stopped.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ async fn another_process_is_excluded(fx: Fixture) {
 const PROCESSES: u32 = 4;
 const TIMES: u32 = 25;
 
-/// Lets processes count, and gives what is in the file at the end.
+/// Lets processes increment a counter in a file, and returns its final value.
 async fn sequence(fx: &Fixture, unlocked: bool) -> u32 {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("counter");
@@ -73,8 +73,8 @@ async fn counting_loses_nothing(fx: Fixture) {
     assert_eq!(sequence(&fx, false).await, PROCESSES * TIMES);
 }
 
-/// The control: if it loses nothing, the case above could not have seen an overlap. On a busy
-/// machine processes may happen to count one after another, so it has several tries.
+/// The control: if it lost nothing, the case above could not detect an overlap. On a busy machine
+/// processes may happen to run one after another, so it has several tries.
 async fn counting_without_the_lock_loses_updates(fx: Fixture) {
     for _ in 0..8 {
         if sequence(&fx, true).await < PROCESSES * TIMES {
@@ -127,7 +127,7 @@ async fn order_of_entry_is_order_of_grants(fx: Fixture) {
     }
 }
 
-/// A second process that waits in the line `name`, as the only one.
+/// A second process that waits in the line `name`, as the only waiter.
 async fn waiter(fx: &Fixture, name: &str, args: TakerArgs) -> Taker {
     let mut taker = fx.taker(name, args);
     taker.until(What::Waiting, SOON).await;
@@ -149,7 +149,7 @@ async fn a_release_is_pushed_to_another_process(fx: Fixture) {
     assert!(took < pushed, "handed over after {took:?}");
 }
 
-/// A ttl for processes, and how long after a death the next may have to wait.
+/// Arguments for a process that will die, and how long the next one may have to wait after that.
 fn after_death(fx: &Fixture) -> (TakerArgs, Duration) {
     let short = fx.short_ttl();
     match fx.site().notices_death {
@@ -161,7 +161,7 @@ fn after_death(fx: &Fixture) -> (TakerArgs, Duration) {
 async fn a_killed_holder_hands_over(fx: Fixture) {
     let (args, bound) = after_death(&fx);
     let mut took = Vec::new();
-    // The median of some, because a busy machine may schedule one of them late.
+    // The median of several, because a busy machine may schedule one of them late.
     for round in 0..5 {
         let name = format!("killed-{round}");
         let mut holder = fx.taker(&name, args);
@@ -190,7 +190,7 @@ async fn a_killed_waiter_is_skipped(fx: Fixture) {
     hold.release().await.unwrap();
     let took = second.until(What::Held, bound + SOON).await.since(start);
     fx.note("handover_ms", took.as_secs_f64() * 1e3);
-    // Once only, so with room for a machine that is busy with other trials.
+    // This is measured only once, so it allows for a machine that is busy with other trials.
     assert!(took <= bound + Duration::from_secs(1), "after {took:?}");
 }
 
@@ -233,7 +233,7 @@ async fn a_stopped_holder_is_replaced_and_knows(fx: Fixture) {
     let mut next = waiter(&fx, "stopped", TakerArgs::ttl(ttl)).await;
     let stopped = BootTime::now();
     holder.stop();
-    // Read by the holder as soon as it goes on.
+    // The holder reads this as soon as it is continued.
     holder.tell("check");
     let event = next.until(What::Held, ttl + SOON).await;
     let took = event.since(stopped);
@@ -251,7 +251,7 @@ async fn a_stopped_holder_is_replaced_and_knows(fx: Fixture) {
         .seen(What::Checked)
         .any(|event| event.valid != Some(false));
     assert!(!valid, "valid again");
-    // It lets go late, and of nothing that is the next one's.
+    // It releases late, which must not affect the next holder.
     holder.tell("release");
     let released = holder.until(What::Released, SOON).await;
     assert!(released.detail.is_some(), "as if nothing had been lost");

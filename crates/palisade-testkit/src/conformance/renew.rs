@@ -129,7 +129,7 @@ async fn late_renewal_leaves_the_next_holder_alone(fx: Fixture) {
     let waiting = line.waiting(Whole).await;
     assert_is!(held.renew().await, Renewal::Lost);
     assert_eq!(line.ids().await.0, [next.id()]);
-    // Nor was the next one's lease extended.
+    // The next one's lease was not extended either.
     waiting.granted_within(next.after_its_end()).await;
 }
 
@@ -178,7 +178,7 @@ async fn dead_connection_costs_one_renewal(fx: Fixture) {
         let renewal = client.engine().renew(vec![held.lease()], WITHIN);
         let mut answers = within(SOON * 2, "an answer", renewal).await;
         let took = BootTime::now().saturating_since(start);
-        // Half of it again is for a busy machine; a request's timeout is 2 s.
+        // Half of it again allows for a busy machine; a request's timeout is 2 s.
         assert!(took < WITHIN * 3 / 2, "answered after {took:?}");
         assert_eq!(answers.len(), 1, "answers");
         answers.remove(0)

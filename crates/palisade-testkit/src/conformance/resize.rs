@@ -66,7 +66,7 @@ async fn greater_capacity_wakes_the_next(fx: Fixture) {
     let next = line.waiting(permits(1, 1)).await;
     let other = fx.other_client().await;
     let waiter = next.clone();
-    // Sleeps so long that only a push can end it in time.
+    // Sleeps so long that only a notification can end it in time.
     let wait = tokio::spawn(async move { waiter.wait(BootTime::now() + SOON * 4).await });
     assert_eq!(next.now().await, Place::Waiting);
     let resized = fx.line_on(&other, "grown").resize(2).await;

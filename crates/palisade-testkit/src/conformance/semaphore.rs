@@ -66,12 +66,12 @@ async fn contention_stays_within_capacity(fx: Fixture) {
                 let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
                 most.send_modify(|most| *most = now.max(*most));
                 assert!(now <= CAPACITY, "{now} of {CAPACITY} permits");
-                // Until two were inside at once: however slow the engine is, unless it gives
-                // permits one at a time.
+                // Waits until two tasks are inside at once, however slow the engine is. This fails
+                // if the engine grants only one permit at a time.
                 let mut most = most.subscribe();
                 let second = soon("a second permit", most.wait_for(|most| *most > 1));
                 second.await.unwrap();
-                // And some time together, for one too many to come in.
+                // Then both stay for a while, so that an excess grant would be noticed.
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 inside.fetch_sub(1, Ordering::SeqCst);
                 hold.release().await.unwrap();

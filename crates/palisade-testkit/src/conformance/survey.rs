@@ -72,7 +72,7 @@ async fn owner_is_shown_as_it_was_given(fx: Fixture) {
     };
     line.enter(claim).await;
     let holder = line.shown().await.holders.remove(0);
-    // What a gateway adds.
+    // A gateway adds this field.
     owner.principal = holder
         .owner
         .as_ref()
@@ -164,7 +164,7 @@ async fn watch_tells_of_changes(fx: Fixture) {
         let change = soon(what, changes.next()).await;
         change.expect("the watch ended").unwrap();
     };
-    // A watch may begin with a hint, so look for each change with as many as it takes.
+    // A watch may start with a hint, so accept any number of hints until each change is seen.
     let enter = async {
         let seat = line.held(Whole).await;
         while line.length().await.0 == 0 {
@@ -179,7 +179,7 @@ async fn watch_tells_of_changes(fx: Fixture) {
 async fn watch_tells_of_changes_by_another_client(fx: Fixture) {
     let other = fx.other_client().await;
     let mut changes = fx.engine().watch(Scope::Prefix("w".into()));
-    // Each round must be told of: hints of one round are drained before the next one begins.
+    // Each round must be reported: the hints of one round are drained before the next one begins.
     for round in 0..3 {
         let name = format!("watched-{round}");
         let mutex = other.mutex(&name);

@@ -10,10 +10,10 @@ use tokio::task::JoinHandle;
 use super::fixture::{Line, RECHECK, Seat, assert_is, fails};
 use super::{Fixture, NotApplicable, cases, needs, soon, within};
 
-/// A push arrives well before the bounded re-check of one second would find the grant.
+/// A notification arrives well before the re-check after one second would find the grant.
 const PUSHED: Duration = Duration::from_millis(700);
 
-/// How late after the end of a lease the next may be granted.
+/// How late after the end of a lease the next claim may be granted.
 const LATE: Duration = Duration::from_millis(1500);
 
 cases! { pub(super) CASES, "wait";
@@ -46,8 +46,8 @@ fn far() -> BootTime {
     BootTime::now() + Duration::from_secs(20)
 }
 
-/// Waits in a task, again when it is woken for nothing (as the core does); answers with the place
-/// and when it came.
+/// Waits in a task, again after spurious wake-ups (as the core does). Returns the place and when it
+/// was reported.
 async fn asleep(seat: &Seat) -> JoinHandle<palisade::Result<(Place, BootTime)>> {
     let seat = seat.clone();
     let waiter = tokio::spawn(async move {
@@ -62,7 +62,8 @@ async fn asleep(seat: &Seat) -> JoinHandle<palisade::Result<(Place, BootTime)>> 
     waiter
 }
 
-/// Wakes the one behind `first`, which left from a client of its own choice.
+/// Leaves with `first`, and asserts that the waiter behind it is notified. `first` may belong to
+/// another client.
 async fn pushed(fx: &Fixture, first: Seat, line: &Line) {
     let next = line.waiting(Whole).await;
     let woken = asleep(&next).await;
@@ -109,7 +110,7 @@ async fn until_is_kept(fx: Fixture) {
     line.held(Whole).await;
     let next = line.waiting(Whole).await;
     let until = BootTime::now() + Duration::from_millis(300);
-    // A wait may return early; the last look is the one at `until`.
+    // A wait may return early; the last read is the one at `until`.
     while !until.has_passed() {
         let place = soon("the last look", next.wait(until)).await.unwrap();
         assert_eq!(place, Place::Waiting, "nothing changed");
@@ -162,7 +163,7 @@ async fn dropping_keeps_the_place(fx: Fixture) {
     let first = line.held(Whole).await;
     let next = line.waiting(Whole).await;
     let mut behind = None;
-    // Where waiters have no order, one behind might be served first.
+    // Without an order of waiters, the one behind might be served first.
     if fx.capability().fair {
         behind = Some(line.waiting(Whole).await);
     }

@@ -1,7 +1,7 @@
 //! The conformance suite of fenced storage: what every [`Fence`] promises, as cases that can fail.
 //!
-//! Each case is called by the `# Behavior` line that it tests, has a resource of its own and opens
-//! the store as often as it likes: what is remembered must outlive the one who wrote it.
+//! Each case is named after the `# Behavior` line that it tests, has its own resource, and may open
+//! the store repeatedly: what is stored must outlive the handle that wrote it.
 
 #![allow(clippy::unwrap_used)] // A panic is how a case fails.
 
@@ -10,10 +10,10 @@ use palisade::engine::{BoxFuture, Era};
 use palisade::fence::{Fence, FenceExt, Presented, ReadToken, Rule, SharedFence, Verdict};
 use palisade::{ErrorKind, Name, Result, Token};
 
-/// How a store is opened, again and again.
+/// Opens a store; may be called repeatedly.
 pub type Open<'a> = &'a dyn Fn(Rule) -> BoxFuture<Result<SharedFence>>;
 
-/// A store, and a resource of it that is fresh.
+/// A store and a fresh resource.
 struct Bed<'a> {
     open: Open<'a>,
     resource: Name,
@@ -71,10 +71,10 @@ cases![
     concurrent_writers_leave_the_data_of_the_highest_token,
 ];
 
-/// Runs every case on a store. `lasts` says whether it remembers when it is opened again.
+/// Runs every case on a store.
 ///
 /// # Panics
-/// By the name of the case that fails.
+/// With the name of a case that fails.
 pub async fn conforms(store: &str, open: Open<'_>) {
     for (name, run) in CASES {
         println!("{store}: {name}");
@@ -123,14 +123,14 @@ async fn a_strict_fence_takes_each_token_once(bed: Bed<'_>) {
     assert_eq!(bed.write(&fence, 4, "four").await, stale(5));
     assert_eq!(bed.write(&fence, 6, "six").await, Verdict::Accepted);
     assert_eq!(bed.kept(&fence).await.unwrap(), (6, "six".to_owned()));
-    // One that writes may read what it wrote.
+    // A writer may read what it wrote.
     let read = fence.check(&bed.resource, ReadToken::from(Token(6))).await;
     assert_eq!(read.unwrap(), Verdict::Accepted);
 }
 
 async fn a_greater_token_is_remembered_with_its_era(bed: Bed<'_>) {
     let fence = bed.fence().await;
-    // Neighbours above what a double tells apart, then a later era that counts from one.
+    // Adjacent numbers beyond the precision of a double, then a later era that starts at one.
     let late = (1 << 56) - 2;
     let next = Era::new(1).unwrap().stamp(1).unwrap().0;
     let last = Era::new(127).unwrap().stamp((1 << 56) - 1).unwrap().0;

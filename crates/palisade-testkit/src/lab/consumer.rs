@@ -1,11 +1,12 @@
-//! A consumer and a producer of a work queue in processes of their own, to be stopped and killed.
+//! A consumer and a producer of a work queue in separate processes, which can be stopped and
+//! killed.
 //!
-//! `palisade-testkit produce URL QUEUE PREFIX COUNT`: pushes messages one after another, and says the
-//! number of each when it is stored.
+//! `palisade-testkit produce URL QUEUE PREFIX COUNT` pushes messages one after another, and prints
+//! the number of each when it is stored.
 //!
-//! `palisade-testkit consume URL QUEUE EFFECT TARGET MILLIS`: takes messages, one after another, until
-//! it is killed. Each has an effect on TARGET (a database, a server, a folder) and some
-//! milliseconds of work. What the effects come to is for the test to see.
+//! `palisade-testkit consume URL QUEUE EFFECT TARGET MILLIS` handles messages, one after another,
+//! until it is killed. Each has an effect on TARGET (a database, a server, a directory) and takes
+//! some milliseconds of work. The test evaluates the effects.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -20,21 +21,21 @@ use palisade::fence::{Fence, FileFence, Verdict};
 use palisade::queue::{Message, Queue};
 use palisade::{BootTime, ErrorKind, Name};
 
-/// What a message does, and how it ends.
+/// What handling a message does, and how it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// Effect and `done` are one step, or the effect is a fenced write under the message's id.
     OneStep,
     /// The effect, then the work, then `done`: the control, in which effects happen twice.
     TwoSteps,
-    /// Notes the beginning and the end of each message, for the order within keys.
+    /// Records the beginning and the end of each message, to check the order within keys.
     Order,
-    /// One message that is held until a line comes on stdin, then done.
+    /// One message, held until a line arrives on stdin, then done.
     Hold,
 }
 
 impl Effect {
-    /// As an argument.
+    /// Its name as an argument.
     pub fn word(self) -> &'static str {
         match self {
             Self::OneStep => "one-step",
@@ -95,7 +96,7 @@ async fn produce(url: &str, queue: &str, prefix: &str, count: &str) -> AnyResult
     Ok(())
 }
 
-/// Where effects go.
+/// Where effects are written.
 enum Target {
     Database(Box<tokio_postgres::Client>),
     Redis(redis::aio::MultiplexedConnection),
@@ -198,7 +199,7 @@ async fn two_steps(message: Message, target: &mut Target, work: Duration) -> Any
     Ok(())
 }
 
-/// Where a server counts effects.
+/// The key where a server counts effects.
 fn effects_key(message: &Message) -> String {
     format!("effects of {}", message.queue())
 }
@@ -223,11 +224,11 @@ async fn order(message: Message, target: &Target, work: Duration) -> AnyResult<(
     Ok(())
 }
 
-/// Holds one message; says on stdout what becomes of it.
+/// Holds one message, and prints what becomes of it.
 async fn hold(queue: &Queue) -> AnyResult<()> {
     let message = queue.next().await?;
     println!("claimed {}", message.token());
-    // Blocking is fine: the keeper has a thread of its own.
+    // Blocking is fine: the keeper has its own thread.
     std::io::stdin().read_line(&mut String::new())?;
     let valid = message.is_valid();
     match message.done().await {
@@ -237,7 +238,7 @@ async fn hold(queue: &Queue) -> AnyResult<()> {
     Ok(())
 }
 
-/// Adds a line with one write, so that lines of several processes do not mix.
+/// Appends a line with one write, so that lines of several processes don't mix.
 fn append(path: &Path, line: &str) -> std::io::Result<()> {
     let mut file = OpenOptions::new().create(true).append(true).open(path)?;
     file.write_all(format!("{line}\n").as_bytes())

@@ -16,7 +16,7 @@ pub const ENGINES: &[EngineUnderTest] = &[
     EngineUnderTest::new("file", file),
     served("etcd", || server("etcd").map(scans_twice_a_second)),
     served("etcd3", || server("etcd3").map(scans_twice_a_second)),
-    // Behind fault proxies, to be cut off from its clients.
+    // Behind fault proxies, so that it can be cut off from its clients.
     served("etcd3-proxied", || {
         proxied("etcd3", Protocol::Grpc).map(scans_twice_a_second)
     }),
@@ -41,7 +41,7 @@ pub const ENGINES: &[EngineUnderTest] = &[
     served("postgres", || server("postgres")),
     served("postgres+advisory", advisory),
     served("postgres-pooled", pooled),
-    // Through a gateway, which is a process of its own.
+    // Through a gateway, which is a separate process.
     gateway("http+unix-memory", || {
         through(Door::Socket, Ok(Site::new("memory:")))
     }),
@@ -58,7 +58,7 @@ const fn gateway(name: &'static str, start: fn() -> Result<Site, String>) -> Eng
     served(name, start)
 }
 
-/// The site of a gateway in front of an engine's.
+/// The site of a gateway in front of an engine.
 fn through(door: Door, engine: Result<Site, String>) -> Result<Site, String> {
     let engine = engine?;
     let gateway = Arc::new(Gateway::start(&engine.url, &[])?);
@@ -86,7 +86,7 @@ fn file() -> Result<Site, String> {
         .map_err(|error| format!("no temporary directory: {error}"))?;
     let site = Site {
         processes: true,
-        // The kernel tells of a death at once; the rest is scheduling on a busy machine.
+        // The kernel reports a death at once; the rest allows for scheduling on a busy machine.
         notices_death: Some(Duration::from_millis(50)),
         ..Site::new(format!("file:{}", dir.path().display()))
     };
@@ -106,7 +106,7 @@ fn proxied(name: &str, protocol: Protocol) -> Result<Site, String> {
     Ok(site(Servers::proxied(start(name)?, protocol)?))
 }
 
-/// A site of servers, which live as long as it.
+/// A site of servers, which live as long as it does.
 fn site(servers: Servers) -> Site {
     Site {
         processes: true,
@@ -120,7 +120,7 @@ fn keeps_twice_the_ttl(site: Site) -> Site {
     Site { lasts: 2, ..site }
 }
 
-/// A session of ZooKeeper is half as long again as the ttl, and ends with a tick of 500 ms.
+/// A ZooKeeper session lasts half as long again as the ttl, and ends at a tick of 500 ms.
 fn keeps_longer(site: Site) -> Site {
     Site {
         lasts: 2,
@@ -129,7 +129,7 @@ fn keeps_longer(site: Site) -> Site {
     }
 }
 
-/// etcd looks for leases that are over twice a second.
+/// etcd scans for expired leases twice a second.
 fn scans_twice_a_second(site: Site) -> Site {
     Site {
         late: Duration::from_millis(500),
@@ -137,7 +137,7 @@ fn scans_twice_a_second(site: Site) -> Site {
     }
 }
 
-/// The cluster of the kubeconfig that [`KUBECONFIG`] names, else a stand-in for its API server.
+/// The cluster of the kubeconfig that [`KUBECONFIG`] names, else a fake API server.
 fn kubernetes() -> Result<Site, String> {
     if let Some(path) = std::env::var_os(KUBECONFIG).filter(|path| !path.is_empty()) {
         let path = path.to_string_lossy().into_owned();
@@ -159,7 +159,7 @@ fn kubernetes() -> Result<Site, String> {
 /// Names a kubeconfig of a real cluster; its context's namespace is used.
 pub const KUBECONFIG: &str = "PALISADE_TEST_KUBECONFIG";
 
-/// Five servers, which have just started and are on a busy machine.
+/// Five servers, without the restart guard and with a timeout for a busy machine.
 fn redlock() -> Result<Site, String> {
     let site = proxied("redis5", Protocol::Resp)?;
     Ok(Site {
@@ -173,13 +173,13 @@ fn advisory() -> Result<Site, String> {
     let site = server("postgres")?;
     Ok(Site {
         url: site.url.replacen("postgres:", "postgres+advisory:", 1),
-        // The kernel closes the connections of a process that dies, and the server lets go.
+        // The kernel closes the connections of a dead process, and the server releases its locks.
         notices_death: Some(Duration::from_millis(300)),
         ..site
     })
 }
 
-/// PostgreSQL behind a pooler in transaction mode; a waiter listens at the server itself.
+/// PostgreSQL behind a pooler in transaction mode; waiters listen on a direct connection.
 fn pooled() -> Result<Site, String> {
     let running = start("pgbouncer")?;
     let server = running.nodes()[1].address();
@@ -191,10 +191,11 @@ fn pooled() -> Result<Site, String> {
     Ok(site.keeping(running))
 }
 
-/// A gateway for one trial alone, which may cut it off: the way to it, not the engine behind it.
+/// A gateway for a single trial, which may cut it off: the gateway itself, not the engine behind
+/// it.
 ///
 /// # Errors
-/// A sentence when it does not start.
+/// A message if it does not start.
 pub fn severable_gateway(door: Door) -> Result<Site, String> {
     let gateway = Arc::new(Gateway::start("memory:", &[])?);
     let site = Site {
@@ -206,10 +207,10 @@ pub fn severable_gateway(door: Door) -> Result<Site, String> {
     Ok(site.keeping(gateway))
 }
 
-/// A server for one trial alone, which may cut it off.
+/// A server for a single trial, which may cut it off.
 ///
 /// # Errors
-/// A sentence when it can't be had or does not start.
+/// A message if it is not available or does not start.
 pub fn severable(name: &str) -> Result<Site, String> {
     let running = Arc::new(start(name)?);
     let site = Site {

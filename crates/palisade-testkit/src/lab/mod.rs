@@ -1,8 +1,8 @@
-//! What only palisade's own engines need: [`launch`] starts real servers, [`outage`] takes them
-//! away, [`engines`] lists those under test, [`proxy`] is a TCP proxy that cuts, delays, loses
-//! and doubles single messages. [`faults`] runs workloads under faults, [`history`] records what
+//! What only palisade's own engines need: [`launch`] starts real servers, [`outage`] causes their
+//! outages, [`engines`] lists those under test, [`proxy`] is a TCP proxy that cuts, delays, loses
+//! and duplicates single messages. [`faults`] runs workloads under faults, [`history`] records what
 //! happens and [`check`] judges it. [`fencing`] stops a writer between its check and its write.
-//! [`trial`] is what the tests of single engines share, [`pages`] what those of the docs do.
+//! [`trial`] is shared by the tests of single engines, [`pages`] by those of the docs.
 
 pub mod check;
 pub mod consumer;

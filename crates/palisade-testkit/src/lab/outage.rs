@@ -1,7 +1,7 @@
 //! `Servers`: a started engine with or without a fault proxy before each node, and its outages.
 //!
-//! Stopping and killing concern the node that leads, where there is one. Cutting and swallowing
-//! need proxies and concern all nodes at once: it is the clients that are cut off.
+//! Stopping and killing affect the node that leads, if there is one. Cutting and black-holing need
+//! proxies and affect all nodes at once: they cut the clients off.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::launch::Running;
 use super::proxy::{Direction, Protocol, Proxy};
 use crate::engine::{Outage, Outages};
 
-/// A started engine, and what stands before it. Clones share it.
+/// A started engine with its proxies. Clones share it.
 #[derive(Clone)]
 pub struct Servers(Arc<Inner>);
 
@@ -24,7 +24,7 @@ struct Inner {
 }
 
 impl Servers {
-    /// Without proxies: clients talk to the nodes.
+    /// Without proxies: clients connect to the nodes.
     pub fn new(running: Running) -> Self {
         Self::behind(running, Vec::new())
     }
@@ -32,7 +32,7 @@ impl Servers {
     /// With a proxy before each node.
     ///
     /// # Errors
-    /// A sentence when one can't be started.
+    /// A message if one can't be started.
     pub fn proxied(running: Running, protocol: Protocol) -> Result<Self, String> {
         let ports = running.nodes().iter().map(|node| node.port());
         let proxies: Result<Vec<Proxy>, _> = ports
@@ -50,7 +50,7 @@ impl Servers {
         }))
     }
 
-    /// Where clients connect to.
+    /// The URL for clients.
     pub fn url(&self) -> String {
         let (url, proxies) = (self.0.running.url(), &self.0.proxies);
         let Some((scheme, _)) = url.split_once("://").filter(|_| !proxies.is_empty()) else {

@@ -1,4 +1,4 @@
-//! `Taker`: drives a second process. It is killed and reaped when dropped.
+//! `Taker`: drives a second process, which is killed and reaped on drop.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, Write};
@@ -18,7 +18,7 @@ use crate::conformance::within;
 pub struct Second {
     /// The testkit's command, or a conformance binary.
     pub program: PathBuf,
-    /// The name of the engine under test whose `connect` the program uses, if it knows it.
+    /// The engine under test whose `connect` the program uses, if it knows that name.
     pub engine: &'static str,
 }
 
@@ -118,10 +118,10 @@ impl Taker {
         })
     }
 
-    /// Waits for the next event of this kind, passing over others.
+    /// Waits for the next event of this kind, ignoring others.
     ///
     /// # Panics
-    /// When it does not come in time, or the process fails or ends without it.
+    /// If it does not come in time, or the process fails or ends without it.
     #[track_caller]
     pub fn until(&mut self, what: What, limit: Duration) -> impl Future<Output = Event> {
         within(
@@ -149,7 +149,7 @@ impl Taker {
     /// Writes a line to its stdin: `release`, `check` or `exit`.
     ///
     /// # Panics
-    /// When it has ended.
+    /// If the process has ended.
     pub fn tell(&mut self, command: &str) {
         let stdin = self.stdin.as_mut().expect("its stdin is a pipe");
         let told = writeln!(stdin, "{command}").and_then(|()| stdin.flush());
@@ -161,7 +161,7 @@ impl Taker {
         self.child.id()
     }
 
-    /// Stops it where it is.
+    /// Stops it with SIGSTOP.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
     }
@@ -171,12 +171,12 @@ impl Taker {
         self.signal(Signal::CONT);
     }
 
-    /// Kills it without a word.
+    /// Kills it with SIGKILL.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
     }
 
-    // The child is reaped only by `drop`, so that its id can't have passed to another process.
+    // Only `drop` reaps the child, so its id can't have been reused.
     fn signal(&self, signal: Signal) {
         let sent = kill_process(Pid::from_child(&self.child), signal);
         sent.expect("a second process that lives");
@@ -185,14 +185,15 @@ impl Taker {
 
 impl Drop for Taker {
     fn drop(&mut self) {
-        // Kills what is stopped, too; both fail only when it has ended.
+        // This also kills a stopped process. Both calls fail only if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Adds one to the number in `file` with a read and a write apart, `pause` between them, so that
-/// two at a time lose an update. Each write replaces the digits in place: a number is always there.
+/// Increments the number in `file` by a separate read and write with `pause` in between, so that
+/// two concurrent calls lose an update. Each write replaces the digits in place, so the file always
+/// contains a number.
 ///
 /// # Errors
 /// Those of the file.

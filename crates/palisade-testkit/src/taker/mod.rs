@@ -1,8 +1,8 @@
-//! A real second process that takes a lock, and that can be stopped and killed.
+//! A real second process that acquires a lock, and that can be stopped and killed.
 //!
-//! [`process`] is what runs in it: it acquires, prints what happens as JSON lines with the boot
-//! clock, which both processes share, and does what its stdin says. [`Taker`] drives it. A test
-//! binary can be its own second process, so that authors of engines need nothing but the library.
+//! [`process`] is the code that runs in it. It acquires, prints events as JSON lines with times of
+//! the boot clock, which both processes share, and obeys its stdin. [`Taker`] drives it. A test
+//! binary can be its own second process, so that authors of engines need only the library.
 
 mod driver;
 pub mod process;
@@ -15,14 +15,14 @@ use palisade::BootTime;
 use palisade::engine::Ask;
 use serde::{Deserialize, Serialize};
 
-/// What a second process is told to do.
+/// The instructions for a second process.
 #[derive(Debug, Clone, Copy)]
 pub struct TakerArgs {
     /// How long its place lasts without renewal.
     pub ttl: Option<Duration>,
     /// How much of the line it takes.
     pub ask: Ask,
-    /// Whether it leaves the lock behind when its stdin says `exit` or ends.
+    /// Whether it exits without releasing the lock when its stdin says `exit` or ends.
     pub no_release: bool,
 }
 
@@ -46,20 +46,20 @@ impl TakerArgs {
     }
 }
 
-/// What happened in a second process.
+/// An event in a second process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// What.
+    /// The kind.
     pub event: What,
-    /// When, in nanoseconds of the boot clock.
+    /// The time, in nanoseconds of the boot clock.
     pub at: u64,
-    /// The token, while there is a hold.
+    /// The token, if there is a hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<u64>,
     /// Whether the hold is valid, read before anything else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub valid: Option<bool>,
-    /// The reason of a loss, or what went wrong.
+    /// The reason of a loss or a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
 }
@@ -75,18 +75,18 @@ impl Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
-    /// It is about to ask.
+    /// It is about to acquire.
     Waiting,
     /// It holds.
     Held,
-    /// It was asked to look at its hold.
+    /// It was told to check its hold.
     Checked,
     /// Its hold is lost.
     Lost,
-    /// It let go.
+    /// It has released.
     Released,
-    /// It counted as often as it was told to.
+    /// It has finished counting.
     Counted,
-    /// It could not go on.
+    /// It has failed.
     Failed,
 }

@@ -1,4 +1,4 @@
-//! What runs in the second process: `taker URL NAME …` and `counter URL NAME FILE TIMES …`.
+//! The code of the second process: `taker URL NAME …` and `counter URL NAME FILE TIMES …`.
 
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -14,8 +14,8 @@ use crate::engine::{CONNECT, Connect, EngineUnderTest, named};
 /// The environment variable that names the engine under test to connect to.
 pub(crate) const ENGINE: &str = "PALISADE_TEST_ENGINE";
 
-/// How a second process connects: as the engine of `table` does that [`ENGINE`] names, else
-/// through `palisade::connect`.
+/// How a second process connects: like the engine of `table` that [`ENGINE`] names, else through
+/// `palisade::connect`.
 pub(crate) fn connect_of(table: &[EngineUnderTest]) -> Connect {
     let name = std::env::var(ENGINE).unwrap_or_default();
     named(table, &name).map_or(CONNECT, |engine| engine.connect)
@@ -58,7 +58,7 @@ fn say(event: What, token: Option<u64>, valid: Option<bool>, detail: Option<Stri
         valid,
         detail,
     };
-    // A driver that has gone away is no reason to fail: the end of stdin says so, too.
+    // If the driver has ended, stdin ends as well, so this failure can be ignored.
     if let Ok(line) = serde_json::to_string(&event) {
         let mut out = std::io::stdout().lock();
         let _ = writeln!(out, "{line}");
@@ -67,7 +67,7 @@ fn say(event: What, token: Option<u64>, valid: Option<bool>, detail: Option<Stri
 }
 
 fn say_of(hold: &Hold, event: What, detail: Option<String>) {
-    // Validity first: it is what a holder would go by.
+    // Read the validity first, as a holder would.
     let valid = hold.is_valid();
     say(event, Some(hold.token().0), Some(valid), detail);
 }
@@ -108,7 +108,7 @@ async fn take(connect: Connect, url: &str, name: &str, args: TakerArgs) -> palis
                     return Ok(());
                 }
                 _ if args.no_release => {
-                    // As a process ends that forgets about its lock.
+                    // Like a process that exits without releasing its lock.
                     std::process::exit(0);
                 }
                 _ => return Ok(()),
@@ -117,7 +117,7 @@ async fn take(connect: Connect, url: &str, name: &str, args: TakerArgs) -> palis
     }
 }
 
-/// Lines of stdin, read by a thread: a blocking read can't hold up the hold.
+/// The lines of stdin, read by a thread, so that a blocking read can't block the runtime.
 fn commands() -> tokio::sync::mpsc::UnboundedReceiver<String> {
     let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
     std::thread::spawn(move || {

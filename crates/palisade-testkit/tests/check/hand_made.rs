@@ -1,4 +1,4 @@
-//! One bad history per way to break an invariant, and the good one next to it.
+//! One bad history for each way to violate an invariant, and a similar good one.
 
 use palisade_testkit::lab::check::Invariant as I;
 use palisade_testkit::lab::history::{Answer, Event, Grip, What};
@@ -26,14 +26,14 @@ fn who_is_stopped_or_invalid_or_dead_believes_nothing() {
     I::BelievedExclusion.accepts([a.to_vec(), b.clone(), invalid.to_vec()]);
     let dead = [ev(110, "a", What::Kill)];
     I::BelievedExclusion.accepts([a.to_vec(), b.clone(), dead.to_vec()]);
-    // The same without an excuse.
+    // The same without the stop.
     let told_late = [ev(140, "a", lost(1, 125))];
     I::BelievedExclusion.refuses([a.to_vec(), b, told_late.to_vec()], [10, 120, 130, 140]);
 }
 
 #[test]
 fn an_overlap_behind_a_long_hold_is_found() {
-    // The first overlaps the third, with a short second in between.
+    // The first overlaps the third, with a short second one in between.
     let events = all(vec![
         turn("a", 1, [0, 10, 100]),
         turn("b", 2, [0, 20, 30]),
@@ -85,7 +85,7 @@ fn a_writer_beside_a_reader_is_refused() {
 fn tokens_that_go_back_or_stand_still_are_refused() {
     let first = turn("a", 5, [0, 10, 20]);
     I::TokenOrder.refuses([first.clone(), turn("b", 4, [30, 40, 50])], [10, 30, 40]);
-    // Asked for before the first was answered: their order is the engine's own.
+    // Requested before the first was answered, so the engine may choose their order.
     I::TokenOrder.accepts([first.clone(), turn("b", 4, [5, 40, 50])]);
     let mut same = turn("b", 5, [30, 40, 50]);
     for event in &mut same {
@@ -162,11 +162,11 @@ fn an_acquire_beyond_its_patience_is_refused() {
     I::Progress.refuses(waits(90), [0, 90]);
     let stopped = vec![ev(10, "a", What::PauseBegin), ev(60, "a", What::PauseEnd)];
     I::Progress.accepts([waits(90), stopped]);
-    // Another was stopped, maybe inside the engine: one request (2 s) more.
+    // Another process was stopped, maybe inside the engine: this allows one more request (2 s).
     let other = vec![ev(10, "b", What::PauseBegin), ev(60, "b", What::PauseEnd)];
     I::Progress.accepts([waits(1500), other.clone()]);
     I::Progress.refuses([waits(2500), other], [0, 2500]);
-    // The harness itself was answered late: twelve times as late at most.
+    // The harness itself was answered late: this allows twelve times that delay.
     let look = |ms: u64, took: u64| {
         let (asked, line) = ((ms - took) * MS, Vec::new());
         vec![ev(ms, "harness", What::Survey { asked, line })]
@@ -206,7 +206,7 @@ fn overtaking_is_refused() {
 
 #[test]
 fn a_later_caller_that_is_served_first_is_refused() {
-    // 3 is seen in line at 10, 2 asks at 15 and is granted first.
+    // A survey shows 3 in line at 10; 2 asks at 15 and is granted first.
     let events = all(vec![
         turn("a", 1, [0, 1, 20]),
         turn("c", 3, [2, 32, 40]),

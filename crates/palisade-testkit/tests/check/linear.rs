@@ -1,5 +1,5 @@
-//! The linearizability checker against one that tries every order, on thousands of small
-//! histories, and on long ones that are true by construction.
+//! The linearizability checker against one that tries every order, on thousands of small histories,
+//! and on long ones that are linearizable by construction.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use rand::{RngExt, SeedableRng};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Tries every order of `left` that keeps real time.
+/// Tries every order of `left` that respects real time.
 fn brute(ops: &[Timed<Op>], left: &[usize], state: &Option<Kept>) -> bool {
     use palisade_testkit::lab::check::Model;
     if left.iter().all(|op| ops[*op].returned.is_none()) {
@@ -85,7 +85,7 @@ proptest! {
     }
 }
 
-/// A long true history: each operation takes effect at a point between its call and its answer.
+/// A long valid history: each operation takes effect at a point between its call and its answer.
 fn long(seed: u64, ops: usize, clients: u64) -> Vec<Timed<Op>> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut points: Vec<(u64, u64, Option<u64>)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Bad histories of losses, late releases and leaks, and the good ones next to them.
+//! Bad histories of losses, late releases and leaks, and similar good ones.
 
 use palisade_testkit::lab::check::Invariant as I;
 use palisade_testkit::lab::history::{Answer, Event, Released, What};
@@ -14,7 +14,7 @@ fn replaced(told: Vec<Event>) -> Vec<Event> {
 fn a_loss_told_after_the_next_grant_is_refused() {
     I::EarlyLoss.accepts(replaced(vec![ev(105, "a", lost(1, 100))]));
     I::EarlyLoss.refuses(replaced(vec![ev(125, "a", lost(1, 124))]), [10, 120, 125]);
-    // A stop is no excuse for being valid: the clock runs on.
+    // A stop does not excuse being valid: the clock runs on.
     let stop = vec![ev(20, "a", What::PauseBegin), ev(140, "a", What::PauseEnd)];
     let valid_again = all(vec![
         stop.clone(),
@@ -103,7 +103,7 @@ fn what_a_dropped_acquire_leaves_behind_is_refused() {
         [20, 1050],
     );
     I::CancelSafety.leaves_open(drops.clone());
-    // One that is under way explains it.
+    // An acquire in progress explains it.
     let again = vec![ev(900, "a", ask(2)), survey(1050, &[(9, "oa")])];
     I::CancelSafety.accepts([drops, again]);
     I::CancelSafety.leaves_open([turn("a", 1, [0, 10, 20]), vec![survey(60, &[])]]);

@@ -1,5 +1,5 @@
-//! The checkers can tell: bad histories are refused with the right events named, good ones pass,
-//! random histories of a correct lock pass, and the same ones tampered with are refused.
+//! The checkers work: bad histories are refused with the right events named, good ones pass, random
+//! histories of a correct lock pass, and the same histories are refused after tampering.
 
 #![allow(clippy::unwrap_used)]
 

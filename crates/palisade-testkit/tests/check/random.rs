@@ -1,4 +1,4 @@
-//! Random true histories pass; the same ones tampered with are refused.
+//! Random valid histories pass; the same histories are refused after tampering.
 
 use palisade_testkit::lab::check::{Index, Invariant as I, Verdict};
 use palisade_testkit::lab::history::{Answer, History, What};
@@ -23,7 +23,7 @@ fn refused(invariant: I, history: &History) -> bool {
     matches!(invariant.check(history, &params()), Verdict::Violated(_))
 }
 
-/// Applies `tamper`, which says whether it found something to tamper with.
+/// Applies `tamper`, which returns whether it found something to change.
 fn tampered(
     history: &History,
     tamper: impl FnOnce(&mut History, &Index<'_>) -> bool,
@@ -65,7 +65,7 @@ proptest! {
         let history = history(seed, clients, 2500);
         for invariant in LOCK {
             let verdict = invariant.check(&history, &params());
-            // A short history may lack the case that a checker is about.
+            // A short history may lack what a checker needs.
             let fine = matches!(verdict, Verdict::Ok | Verdict::Undecided(_));
             prop_assert!(fine, "{invariant}: {verdict}");
         }
@@ -97,7 +97,7 @@ proptest! {
         let history = history(seed, 4, 2000);
         let overlapped = tampered(&history, |copy, index| {
             let pairs: Vec<_> = index.holds.windows(2).filter(|pair| {
-                // Released by one that ran on until the next one had let go.
+                // The owner released and was not stopped until the next one had released.
                 let (Some(release), Some(_)) = (pair[0].release, pair[0].released) else {
                     return false;
                 };
@@ -118,7 +118,7 @@ proptest! {
             let call = pair[0].release.unwrap();
             let owner = pair[0].client;
             let first_release = index.at(call);
-            // All that the first one did from its release on comes later.
+            // Delays everything that the first owner did from its release on.
             let mut shift = 0;
             for (at, event) in copy.events.iter_mut().enumerate() {
                 if event.client == owner && at >= call && event.at >= first_release {
@@ -139,7 +139,7 @@ proptest! {
             let replaced = index.holds.iter().find(|hold| {
                 let next = index.holds.iter().find(|next| next.token > hold.token);
                 match (hold.lost, hold.release, next) {
-                    // Stopped no more, and alone with its belief for longer than the slack.
+                    // It is no longer stopped, and was the only holder for longer than the slack.
                     (Some(lost), Some(release), Some(next)) => {
                         let window = palisade_testkit::lab::check::Window {
                             from: index.at(lost) + 1,
@@ -184,7 +184,7 @@ proptest! {
         let history = history(seed, 4, 1000);
         let hanging = tampered(&history, |copy, index| {
             let last: Vec<_> = index.attempts.iter().filter(|attempt| {
-                // The last thing that a client did, so that nothing else becomes senseless.
+                // Only the last operation of a client, so that the rest stays consistent.
                 let alive = !index.kills.contains_key(attempt.client);
                 let later = index.attempts.iter().any(|o| o.client == attempt.client && o.called > attempt.called);
                 alive && !later && attempt.returned.is_some()

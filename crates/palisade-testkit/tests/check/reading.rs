@@ -1,4 +1,4 @@
-//! Histories survive being written by several processes, and a killed one among them.
+//! Histories can be read back that several processes wrote, one of which was killed.
 
 use palisade::BootTime;
 use palisade_testkit::lab::check::{Invariant, Verdict};

@@ -1,5 +1,5 @@
-//! A correct lock, simulated: clients that ask, hold, are stopped and killed, and a server with a
-//! fair line and leases. Its histories are true, so every checker must accept them.
+//! A simulation of a correct lock: clients that acquire, hold, are stopped and killed, and a server
+//! with a fair line and leases. Its histories are valid, so every checker must accept them.
 
 use palisade_testkit::lab::history::{Event, History, Released, Shown, What};
 use rand::rngs::StdRng;
@@ -11,7 +11,7 @@ use crate::support::{MS, ask, claim, held, lost, release, released, start, valid
 const TTL: u64 = 100;
 const MARGIN: u64 = 10;
 const DEATH: u64 = 5;
-/// How long a holder goes on after it was told.
+/// How long a holder continues after it was told of its loss.
 const LINGER: u64 = 40;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -47,7 +47,7 @@ struct Sim {
     claims: u64,
 }
 
-/// A true history of `ticks` milliseconds with `clients` clients.
+/// A valid history of `ticks` milliseconds with `clients` clients.
 pub(crate) fn history(seed: u64, clients: usize, ticks: u64) -> History {
     let mut sim = Sim {
         rng: StdRng::seed_from_u64(seed),
@@ -70,7 +70,7 @@ pub(crate) fn history(seed: u64, clients: usize, ticks: u64) -> History {
     while sim.now < ticks {
         sim.tick(true);
     }
-    // Everyone comes to an end.
+    // Lets everyone finish.
     while sim
         .clients
         .iter()
@@ -113,7 +113,7 @@ impl Sim {
         }
     }
 
-    /// The server: drops what has expired, grants to the first.
+    /// The server: removes expired claims, and grants the first one.
     fn serve(&mut self) {
         let now = self.now;
         self.line.retain(|seat| seat.expires > now);
@@ -162,7 +162,7 @@ impl Sim {
         if state == State::Dead {
             return;
         }
-        // It runs: its keeper renews, unless the deadline has passed.
+        // While it runs, its keeper renews unless the deadline has passed.
         if matches!(state, State::Waiting | State::Holding { .. }) {
             if now < self.clients[at].deadline {
                 self.clients[at].deadline = now + TTL - MARGIN;
@@ -176,7 +176,7 @@ impl Sim {
                 self.clients[at].state = State::Zombie { token, until };
                 return;
             } else {
-                // Its place is gone or about to go: a new claim.
+                // Its place is gone or about to go, so it makes a new claim.
                 self.line.retain(|seat| seat.client != at);
                 self.enter(at);
             }

@@ -1,4 +1,4 @@
-//! I1 and I5: what the storage took, against what it answered.
+//! I1 and I5: what the storage accepted, compared with its answers.
 
 use palisade_testkit::lab::check::Invariant as I;
 use palisade_testkit::lab::history::{Event, Kept, What, Written};
@@ -46,7 +46,7 @@ fn a_lower_token_after_a_higher_one_is_refused() {
     let high = write("b", 1, 2, [10, 20], Written::Accepted);
     let low = write("a", 1, 1, [30, 40], Written::Accepted);
     I::FencedExclusion.refuses([high.clone(), low], [20, 30, 40]);
-    // Side by side: the storage may have taken the lower one first.
+    // Concurrent writes: the storage may have accepted the lower token first.
     let beside = write("a", 1, 1, [15, 40], Written::Accepted);
     I::FencedExclusion.accepts([high.clone(), beside]);
     let stale = write("a", 1, 1, [30, 40], Written::Stale { highest: 2 });

@@ -1,4 +1,4 @@
-//! Histories by hand: times in milliseconds, one line called `x`, claims named after tokens.
+//! Hand-made histories: times in milliseconds, one line called `x`, claims named after tokens.
 
 use std::time::Duration;
 
@@ -110,7 +110,7 @@ pub(crate) fn start(owner: &str) -> What {
     }
 }
 
-/// A survey that shows (claim's token, owner), asked for just before.
+/// A survey that shows (claim's token, owner), requested just before.
 pub(crate) fn survey(ms: u64, line: &[(u64, &str)]) -> Event {
     let line = line.iter().map(|(token, owner)| Shown {
         claim: claim(*token),
@@ -127,7 +127,7 @@ pub(crate) fn survey(ms: u64, line: &[(u64, &str)]) -> Event {
     )
 }
 
-/// Asked, granted and released without trouble.
+/// A regular acquire, grant and release.
 pub(crate) fn turn(client: &str, token: u64, times: [u64; 3]) -> Vec<Event> {
     vec![
         ev(times[0], client, ask(1)),
@@ -154,7 +154,7 @@ impl<const N: usize> Events for [Vec<Event>; N] {
     }
 }
 
-/// What a checker must say of a history.
+/// What a checker must decide about a history.
 pub(crate) trait Judge: Sized {
     fn judge(self, events: impl Events) -> (History, Verdict);
 
@@ -164,14 +164,14 @@ pub(crate) trait Judge: Sized {
         assert_eq!(self.judge(events).1, Verdict::Ok);
     }
 
-    /// Nothing can be said about the history.
+    /// The checker can't decide.
     #[track_caller]
     fn leaves_open(self, events: impl Events) {
         let (_, verdict) = self.judge(events);
         assert!(matches!(verdict, Verdict::Undecided(_)), "{verdict}");
     }
 
-    /// The history is refused, and the first breach names the events at these times.
+    /// The history is refused, and the first violation names the events at these times.
     #[track_caller]
     fn refuses<const N: usize>(self, events: impl Events, times: [u64; N]) {
         let (history, verdict) = self.judge(events);

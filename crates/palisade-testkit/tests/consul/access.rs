@@ -1,5 +1,5 @@
-//! Tokens, certificates, datacenters and checks on real servers: what works, and that what does
-//! not is said clearly, by kind, with what to do, and without the secret.
+//! Tokens, certificates, datacenters and checks on real servers: what works, and that errors have
+//! the right kind, say what to do, and don't contain the secret.
 
 use std::process::Command;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 
 use crate::util::{connected, get, soon, started, until};
 
-/// The token that may do all.
+/// The token with all permissions.
 const ROOT: &str = "5ec2e700-0000-4000-8000-000000000001";
-/// One that may do nothing, one that may write our keys, and one that may lock.
+/// Tokens that may do nothing, write our keys, and lock.
 const NOTHING: &str = "5ec2e700-0000-4000-8000-000000000002";
 const KEYS: &str = "5ec2e700-0000-4000-8000-000000000003";
 const LOCKS: &str = "5ec2e700-0000-4000-8000-000000000004";
-/// One that nobody made.
+/// A token that does not exist.
 const UNKNOWN: &str = "5ec2e700-0000-4000-8000-00000000000f";
 
-/// Asks the API with the token that may do all.
+/// Calls the API with the token that has all permissions.
 fn put(running: &Running, path: &str, body: &Value) -> u16 {
     let path = format!("{path}?token={ROOT}");
     let (status, _) =
@@ -28,7 +28,7 @@ fn put(running: &Running, path: &str, body: &Value) -> u16 {
     status
 }
 
-/// A server that denies what is not allowed, and its tokens.
+/// A server that denies by default, with its tokens.
 async fn guarded() -> Option<Running> {
     let acl = format!(
         r#"acl = {{ enabled = true, default_policy = "deny", tokens = {{ master = "{ROOT}" }} }}"#
@@ -42,7 +42,7 @@ async fn guarded() -> Option<Running> {
         ("locks", LOCKS, format!("{keys}\n{sessions}")),
     ] {
         let policy = json!({ "Name": name, "Rules": rules });
-        // The servers take a moment until they know their own token.
+        // The servers take a moment to learn their own token.
         until("a policy", async || {
             put(&running, "/v1/acl/policy", &policy) == 200
         })
@@ -53,7 +53,7 @@ async fn guarded() -> Option<Running> {
     Some(running)
 }
 
-/// Connects and takes a lock.
+/// Connects and locks.
 async fn lock(url: &str) -> Result<(), Error> {
     let client = palisade::connect(url).await?;
     let hold = client.mutex("guarded").lock().await?;
@@ -81,7 +81,7 @@ async fn a_token_comes_from_the_url_a_file_or_the_environment() {
         ("CONSUL_HTTP_TOKEN", LOCKS),
         ("CONSUL_HTTP_TOKEN_FILE", &file),
     ] {
-        // The environment of this process is everyone's.
+        // A separate process, because all tests share the environment of this one.
         let status = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "access::locks_with_its_environment", "--ignored"])
             .env("PALISADE_TEST_CONSUL_URL", url)
@@ -93,7 +93,7 @@ async fn a_token_comes_from_the_url_a_file_or_the_environment() {
     }
 }
 
-/// A token that is replaced by another while a client lives.
+/// A token is replaced by another while a client is connected.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_file_is_read_again_when_its_token_is_gone() {
     let running = need!(guarded().await);
@@ -162,7 +162,7 @@ async fn missing_rights_are_named() {
     }
     let left = format!("/v1/kv/palisade/?keys&token={ROOT}");
     let left = get(&running, &left);
-    // Whoever may write keys may have made the one that watches of marks sleep on.
+    // A client that may write keys may have created the key that eviction watches block on.
     assert!(
         left.is_null() || left == json!(["palisade/.evict/last"]),
         "left behind: {left}"
@@ -189,12 +189,12 @@ async fn certificates_of_both_sides_are_checked() {
     );
     let running = need!("consul", "-hcl", &settings);
     let (ca, cert, key) = (at("ca.pem"), at("client.pem"), at("client.key"));
-    // A busy machine takes its time for a handshake.
+    // A handshake may take long on a busy machine.
     let server = format!("consuls://localhost:{port}?tls_ca={ca}&connect_timeout=8s");
     let whole = format!("{server}&tls_cert={cert}&tls_key={key}");
     lock(&whole).await.unwrap();
     let plain_port = running.nodes()[0].port();
-    // The agent's alert is lost now and then, when its close overtakes it; we say the same.
+    // The agent's alert is lost now and then, when its close overtakes it; our message is the same.
     let bare = vec![(server, "tls_cert"); 50];
     for (url, words) in bare.into_iter().chain([
         (format!("consul://127.0.0.1:{port}"), "consuls:"),
@@ -202,7 +202,7 @@ async fn certificates_of_both_sides_are_checked() {
             format!("consuls://127.0.0.1:{plain_port}?tls_ca={ca}"),
             "does not speak TLS",
         ),
-        // Another authority than that of the server, and another name than it has.
+        // Another authority than the server's, and another name than in its certificate.
         (whole.replace("ca.pem", "client.pem"), "tls_ca"),
         (whole.replace("localhost", "127.0.0.1"), "name this host"),
         (whole.replace("ca.pem", "ca.key"), "tls_ca"),
@@ -225,7 +225,7 @@ async fn another_datacenter_or_edition_is_refused_by_name() {
         let error = palisade::connect(&format!("{url}?{option}")).await;
         says(&error.err().unwrap(), ErrorKind::Config, words);
     }
-    // Nobody there at all, in our own words.
+    // If nobody listens, the message is our own.
     let gone = launch::free_port();
     let error = palisade::connect(&format!("consul://127.0.0.1:{gone}")).await;
     let error = error.err().unwrap();
@@ -251,7 +251,7 @@ async fn a_node_check_that_fails_ends_the_session() {
     let check = json!({ "ID": "mine", "Name": "mine", "TTL": "1h", "Status": "passing" });
     assert_eq!(put(&running, "/v1/agent/check/register", &check), 200);
     let client = soon("a check that is known", async {
-        // The agent tells the servers in its own time.
+        // The agent registers its check with the servers in its own time.
         loop {
             match lock(&with("serfHealth,mine")).await {
                 Ok(()) => break palisade::connect(&with("serfHealth,mine")).await.unwrap(),
@@ -272,7 +272,7 @@ async fn a_node_check_that_fails_ends_the_session() {
         soon("the loss", hold.lost()).await.reason,
         palisade::LossReason::Taken
     );
-    // And a check that fails gives no session.
+    // A failing check gives no session.
     let again = palisade::connect(&with("mine")).await.unwrap();
     let error = again.mutex("other").try_lock().await.unwrap_err();
     says(&error, ErrorKind::Unreachable, "node_checks");

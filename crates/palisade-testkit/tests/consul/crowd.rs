@@ -1,5 +1,5 @@
-//! Many on one line: a writer that waits is not overtaken, and whatever becomes of it, the gate
-//! opens again; permits of one process don't refuse each other.
+//! Many clients on one line: a waiting writer is not overtaken, and whatever happens to it, the
+//! gate opens again; permits of one process don't refuse each other.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -27,7 +27,7 @@ async fn readers_that_come_later_do_not_overtake_a_writer() {
     let mut writer = tokio::spawn(async move { writer.write().await });
     until("the closed gate", async || is_closed(&running, "door")).await;
     assert!(lock.try_read().await.unwrap().is_none(), "overtaken");
-    // Inside they are undisturbed, and shown as the holders.
+    // Readers inside keep their holds, and are shown as the holders.
     let shown = readers
         .survey(palisade::report::Scope::Line(first.name().clone()))
         .await
@@ -59,7 +59,7 @@ async fn a_writer_that_gives_up_opens_the_gate() {
     let (readers, writers) = (connected(&running).await, connected(&running).await);
     let lock = readers.rwlock("door");
     let inside = lock.read().await.unwrap();
-    // Out of patience, dropped, and ended with its client.
+    // The writer runs out of patience, is dropped, or ends with its client.
     for end in 0..3 {
         let line = writers.line("door", Ask::Whole);
         let waits = Duration::from_secs(if end == 0 { 3 } else { 60 });
@@ -95,7 +95,7 @@ async fn a_writer_whose_answer_is_lost_closes_nothing_for_long() {
     let readers = connected(&running).await;
     let lock = readers.rwlock("door");
     let inside = lock.read().await.unwrap();
-    // The first try finds the gate, the second closes it, and its answer never comes.
+    // The first try reads the gate, the second closes it, and its answer is lost.
     let rule = to_engine().label_contains("/v1/txn").nth(2).cut_after();
     let cut = proxy.inject(rule);
     let line = writers.line("door", Ask::Whole);
@@ -121,7 +121,7 @@ async fn a_writer_among_many_readers_is_served() {
         let (client, stop) = (connected(&running).await, Arc::clone(&stop));
         readers.spawn(async move {
             let lock = client.rwlock("busy");
-            // Two at a time, so that the line is never without a reader.
+            // Two at a time, so that the line always has a reader.
             let mut held = lock.read().await.unwrap();
             while !stop.load(Ordering::SeqCst) {
                 let next = lock.read_timeout(Duration::from_millis(200)).await;
@@ -198,7 +198,7 @@ async fn locks_that_come_and_go_wake_no_keeper() {
     for _ in 0..100 {
         mutex.lock().await.unwrap().release().await.unwrap();
     }
-    // It looks at its own locks when it renews, and when an operator has marked something.
+    // A holder reads its own locks when it renews, and when an operator has marked something.
     let asked = transactions() - before;
     assert!(
         asked < 20,

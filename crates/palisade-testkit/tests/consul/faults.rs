@@ -1,4 +1,5 @@
-//! Servers are hurt while clients work: no two believe at once, tokens rise, everyone is served.
+//! Faults of servers while clients work: no two believe to hold at once, tokens rise, everyone is
+//! served.
 
 use std::time::Duration;
 
@@ -11,10 +12,10 @@ use crate::util::{connected, fails};
 
 const TTL: Duration = Duration::from_secs(4);
 
-/// Longer than an election, a lease twice over, and a busy machine.
+/// Longer than an election, two leases, and delays of a busy machine.
 const PATIENCE: Duration = Duration::from_secs(21);
 
-/// Clients at work on one lock.
+/// Clients that use one lock.
 async fn crew(running: &Running) -> Crew {
     Crew::start(running.url(), 4, TTL, PATIENCE).await
 }
@@ -53,8 +54,8 @@ async fn the_one_server_is_restarted() {
     assert!(next.token() > token);
 }
 
-/// The first write of a claim that does not wait takes the line for free. However long that write
-/// takes, the line is read before the claim is told that it is busy.
+/// The first write of a claim that does not queue assumes a free line. However long that write
+/// takes, the line is read before the claim is answered busy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_server_hides_no_mismatch() {
     let running = need!("consul");
@@ -65,7 +66,7 @@ async fn a_slow_server_hides_no_mismatch() {
     let client = connected(&running).await;
     let _readers = client.rwlock("mixed").read().await.unwrap();
     let _permit = client.semaphore("pool", 3).acquire().await.unwrap();
-    // Longer than such a claim tries again.
+    // Longer than such a claim retries.
     let delay = Duration::from_millis(400);
     let _slow = proxy.inject(to_engine().containing("/v1/txn").delay(delay));
     assert!(slow.mutex("mixed").try_lock().await.unwrap().is_none());

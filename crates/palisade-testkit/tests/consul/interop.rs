@@ -91,7 +91,7 @@ async fn permits_are_shared_with_consul_lock() {
     assert_eq!((shown.len(), shown[0].holders.len()), (1, 3), "{shown:?}");
     assert_eq!(shown[0].capacity, Some(3));
 
-    // One of ours leaves: one of theirs comes in.
+    // One of ours leaves: one of theirs is granted.
     let waits = consul_lock(
         &running,
         &[
@@ -103,14 +103,14 @@ async fn permits_are_shared_with_consul_lock() {
     );
     one.release().await.unwrap();
     assert_eq!(tokio::task::block_in_place(|| waits.line()), "held");
-    // One of theirs leaves: one of ours comes in.
+    // One of theirs leaves: one of ours is granted.
     let waiting = tokio::spawn(async move { semaphore.acquire().await });
     tokio::task::block_in_place(|| theirs.interrupt());
     let three = soon("the grant", waiting).await.unwrap().unwrap();
     three.release().await.unwrap();
     two.release().await.unwrap();
     tokio::task::block_in_place(|| waits.interrupt());
-    // Another capacity on a name in use, and the lock below it, are refused.
+    // Another capacity on a name in use is refused, and so is the lock below it.
     let hold = client.semaphore("pool", 2).acquire().await.unwrap();
     fails(
         client.semaphore("pool", 3).try_acquire().await,
@@ -127,7 +127,7 @@ async fn permits_are_shared_with_consul_lock() {
     hold.release().await.unwrap();
 }
 
-/// How many hold, as Consul's own layout says.
+/// The number of holders in Consul's own layout.
 fn holders(running: &Running) -> usize {
     let pair = get(running, "/v1/kv/pool/.lock?raw&consistent");
     assert_eq!(pair["Limit"], 3);

@@ -1,4 +1,4 @@
-//! Consul for real: beside its own tools, and hurt in its own ways.
+//! Consul on real servers: with its own tools, and under its own kinds of faults.
 
 #![allow(clippy::unwrap_used)]
 

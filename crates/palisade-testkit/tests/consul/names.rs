@@ -1,4 +1,4 @@
-//! Names that are hard to write down.
+//! Names with unusual characters.
 
 use palisade::ErrorKind;
 use palisade::report::Scope;
@@ -12,7 +12,7 @@ async fn every_name_locks_shows_and_goes() {
     every_nasty_name(&connected(&running).await).await;
 }
 
-/// As keys of Consul they work, or are refused before anything is asked.
+/// As keys of Consul they work, or are refused before any request.
 #[tokio::test(flavor = "multi_thread")]
 async fn beside_other_tools_a_name_works_or_is_refused() {
     let running = need!("consul");

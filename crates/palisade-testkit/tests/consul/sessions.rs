@@ -1,4 +1,4 @@
-//! Sessions: shared, spoilt by an unknown outcome, ended by hand, and delayed.
+//! Sessions: shared, unusable after an unknown outcome, ended by hand, and delayed.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -63,7 +63,7 @@ async fn every_reader_that_comes_moves_the_gate() {
     let first = lock.read().await.unwrap();
     let mut last = index();
     for _ in 0..3 {
-        // A writer that has looked before must not get in now.
+        // The index must change, so that a writer that has read before is not granted now.
         let reader = lock.read().await.unwrap();
         assert!(index() > last, "a reader came unseen");
         last = index();
@@ -86,7 +86,7 @@ async fn every_permit_that_is_taken_moves_the_list_of_holders() {
     let first = pool.acquire().await.unwrap();
     let mut last = 0;
     for _ in 0..4 {
-        // The same session each time, listed still when it comes again.
+        // The same session each time, still listed when it returns.
         let permit = pool.acquire().await.unwrap();
         assert!(index() > last, "a permit was taken unseen");
         last = index();
@@ -101,7 +101,7 @@ async fn every_permit_that_is_taken_moves_the_list_of_holders() {
 async fn readers_and_writers_of_many_clients_never_overlap() {
     use std::sync::atomic::{AtomicI64, Ordering};
     let running = need!("consul");
-    // Readers count up, a writer takes a million.
+    // A reader adds one, a writer adds a million.
     let inside = std::sync::Arc::new(AtomicI64::new(0));
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..6 {
@@ -154,7 +154,7 @@ async fn a_session_destroyed_by_hand_is_told_and_replaced() {
         next.is_valid(),
         "the release of a lost lock took the next one's"
     );
-    // A dead session is not used again, and nobody sees an error.
+    // A dead session is not reused, and nobody sees an error.
     let hold = client.mutex("free").ttl(ttl).try_lock().await.unwrap();
     assert!(hold.is_some());
 }
@@ -214,7 +214,7 @@ async fn a_lost_reply_is_one_grant() {
     let (proxy, url) = behind(&running);
     let client = palisade::connect(&url).await.unwrap();
     cycle(&client.mutex("warm")).await;
-    // The request arrives, its answer never comes.
+    // The request arrives, but its answer is lost.
     let rule = to_engine().label_contains("/v1/txn").once().cut_after();
     let guard = proxy.inject(rule);
     let mutex = client.mutex("once");
@@ -229,7 +229,7 @@ async fn a_lost_reply_is_one_grant() {
     assert_eq!(line[0].holders[0].sequence, Some(hold.token().0));
     hold.release().await.unwrap();
 
-    // The same without a second try: the lock does not stay.
+    // The same without a retry: the lock is not left behind.
     let guard = proxy.inject(to_engine().label_contains("/v1/txn").once().cut_after());
     let line = client.line("orphan", Ask::Whole);
     let error = line.acquire(Patience::NoWait).await.unwrap_err();
@@ -268,7 +268,7 @@ async fn a_blackholed_agent_is_noticed_before_the_session_can_end() {
     assert!(next.token() > hold.token());
     let bound = ttl * 2 + Duration::from_secs(1);
     assert!(granted.saturating_since(dark) < bound, "taken over late");
-    // Back again: the client that was lost goes on.
+    // After the outage the client that lost its hold works again.
     proxy.heal();
     drop(hold);
     next.release().await.unwrap();
@@ -291,7 +291,7 @@ async fn a_ttl_below_the_minimum_is_refused_by_name() {
     fails(short.try_lock().await, ErrorKind::InvalidArgument);
 }
 
-/// Holders that wait for nothing sleep, however much is written beside them.
+/// Holders without waiters sleep, however much is written elsewhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_holders_ask_nothing_while_others_write() {
     let running = need!("consul");
@@ -307,7 +307,7 @@ async fn idle_holders_ask_nothing_while_others_write() {
         let labels = seen.filter_map(|message| message.label);
         labels.filter(|label| label.contains("/.evict/")).count()
     };
-    // Each has begun to watch, with a look and a key to sleep on.
+    // Each has started to watch, with a read and a key to block on.
     until("the watches", async || watches() >= 15).await;
     let busy = connected(&running).await;
     let (before, from) = (watches(), BootTime::now());
@@ -317,7 +317,7 @@ async fn idle_holders_ask_nothing_while_others_write() {
         mutex.lock().await.unwrap().release().await.unwrap();
         writes += 1;
     }
-    // A nap each ten seconds, and a renewal's audit each tenth.
+    // One blocking query every ten seconds, and the audit of a renewal every ten seconds.
     let tens = BootTime::now().saturating_since(from).as_secs() as usize / 10 + 1;
     let asked = watches() - before;
     assert!(
@@ -327,8 +327,8 @@ async fn idle_holders_ask_nothing_while_others_write() {
     drop(holds);
 }
 
-/// A snapshot is restored from before a lock was released, while the client lives on: nobody
-/// but this client can give the lock back that its session has again.
+/// A snapshot from before a release is restored while the client is connected. Only this client can
+/// release the lock that its session holds again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_a_restored_snapshot_brings_back_is_released() {
     let running = need!("consul");
@@ -344,7 +344,7 @@ async fn a_lock_that_a_restored_snapshot_brings_back_is_released() {
     undone.release().await.unwrap();
     read.release().await.unwrap();
     permit.release().await.unwrap();
-    // The client is still at work when it happens.
+    // The client is still active when that happens.
     let until_then = client.mutex("other");
     until_then.lock().await.unwrap().release().await.unwrap();
     consul(&running, &["snapshot", "restore", &file]);
@@ -360,7 +360,7 @@ async fn a_lock_that_a_restored_snapshot_brings_back_is_released() {
     assert_eq!(holder(&running, "palisade/kept"), Some(session(&kept)));
 }
 
-/// What a holder that died leaves behind goes when somebody looks.
+/// The remains of a dead holder are removed when somebody reads the line.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_dead_leave_is_swept_away() {
     let running = need!("consul");
@@ -383,7 +383,7 @@ async fn what_the_dead_leave_is_swept_away() {
     drop((whole, read, permit, leader));
 }
 
-/// Existing connections say nothing any more, new ones are served: a hold lives on.
+/// Existing connections go silent, new ones are served: a hold survives.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_connection_costs_no_hold() {
     let running = need!("consul");
@@ -391,7 +391,7 @@ async fn a_dead_connection_costs_no_hold() {
     survives_dead_connections(&url, &proxy).await;
 }
 
-/// The session of a hold, as Consul writes it.
+/// The id of a hold's session, as Consul writes it.
 fn session(hold: &palisade::Hold) -> String {
     uuid(hold.ticket().lease.0)
 }

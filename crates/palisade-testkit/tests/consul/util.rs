@@ -1,4 +1,4 @@
-//! What the tests share: Consul's HTTP API, and `consul lock`.
+//! Shared by the tests: Consul's HTTP API, and `consul lock`.
 
 use std::process::{Command, Stdio};
 
@@ -19,13 +19,13 @@ pub(crate) fn get(running: &Running, path: &str) -> Value {
     }
 }
 
-/// The session that has a key locked.
+/// The session that holds a key.
 pub(crate) fn holder(running: &Running, key: &str) -> Option<String> {
     let pair = get(running, &format!("/v1/kv/{key}?consistent"));
     Some(pair[0]["Session"].as_str()?.to_owned())
 }
 
-/// The keys of locks: all of the namespace but the one that watches of marks sleep on.
+/// The keys of locks: all of the namespace except the one that eviction watches block on.
 pub(crate) fn keys(running: &Running) -> Vec<String> {
     let all = get(running, "/v1/kv/palisade/?keys");
     let keys = all.as_array().into_iter().flatten();
@@ -40,7 +40,7 @@ pub(crate) fn destroy(running: &Running, session: &str) {
     assert_eq!(status, 200, "{path}");
 }
 
-/// Runs a command of Consul's own to its end.
+/// Runs one of Consul's own commands to its end.
 pub(crate) fn consul(running: &Running, arguments: &[&str]) {
     let program = table::recipe_of("consul").unwrap().installed().unwrap();
     let ended = Command::new(program)
@@ -51,7 +51,7 @@ pub(crate) fn consul(running: &Running, arguments: &[&str]) {
     assert!(ended.unwrap().success(), "consul {arguments:?}");
 }
 
-/// A call of `consul lock` that is under way.
+/// A running `consul lock`.
 pub(crate) fn consul_lock(running: &Running, arguments: &[&str]) -> Tool {
     let program = table::recipe_of("consul").unwrap().installed().unwrap();
     let agent = format!("-http-addr=http://{}", running.nodes()[0].address());
@@ -60,7 +60,7 @@ pub(crate) fn consul_lock(running: &Running, arguments: &[&str]) -> Tool {
     Tool::start(command.stderr(Stdio::null()))
 }
 
-/// Holds `prefix` until it is told to end; returns when it does.
+/// Holds `prefix` until it is told to end; returns once it holds.
 pub(crate) fn consul_holds(running: &Running, arguments: &[&str], prefix: &str) -> Tool {
     let command = ["-child-exit-code", prefix, "echo held; exec sleep 600"];
     let lock = consul_lock(running, &[arguments, &command].concat());

@@ -1,5 +1,5 @@
-//! Engines through their trait against lines of the model: random verbs on a few names, and after
-//! every step the survey equals the model and counts have only risen.
+//! Engines against the model of lines: random operations on a few names. After every step the
+//! survey must equal the model, and sequences must only have risen.
 
 #![allow(clippy::unwrap_used)]
 

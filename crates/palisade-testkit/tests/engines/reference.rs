@@ -1,4 +1,4 @@
-//! The reference: a few lines of the model, and the verbs on them.
+//! The reference: a few lines of the model, and the operations on them.
 
 use palisade::engine::{Amended, Ask};
 use palisade_testkit::model::{Bench, Entry};
@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest_state_machine::ReferenceStateMachine;
 
-/// Names that are easy to mix up.
+/// Names that are easy to confuse.
 pub(crate) const NAMES: [&str; 3] = ["a", "a/b", "A"];
 
-/// A verb. `usize` is the name's index, `u32` the claim.
+/// An operation. `usize` is the index of the name, `u32` the claim.
 #[derive(Debug, Clone)]
 pub(crate) enum Verb {
     Enter { name: usize, ask: Ask, queue: bool },
@@ -26,21 +26,21 @@ pub(crate) enum Verb {
     Resize { name: usize, capacity: u32 },
 }
 
-/// What the engine must answer to the last verb.
+/// The expected answer to the last operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     Entered(Entry),
-    /// Whether there was something.
+    /// Whether the claim was found.
     Found(bool),
     Amended(Amended),
     Renewed,
     Evicted,
     Lost,
-    /// Whether there were permits; nothing when it is refused.
+    /// Whether there were permits; `None` if it is refused.
     Resized(Option<bool>),
 }
 
-/// A claim that has entered, with the line that it entered.
+/// A claim that has entered, with its line.
 #[derive(Debug, Clone)]
 pub(crate) struct Known {
     pub(crate) name: usize,
@@ -51,7 +51,7 @@ pub(crate) struct Known {
 #[derive(Debug, Clone)]
 pub(crate) struct State {
     pub(crate) lines: [Bench; 3],
-    /// All claims that ever asked, by their id.
+    /// All claims so far, by their id.
     pub(crate) claims: Vec<Known>,
     pub(crate) answer: Option<Answer>,
 }
@@ -74,7 +74,7 @@ impl State {
     }
 }
 
-/// `RESIZE`: whether the engine can.
+/// `RESIZE`: whether the engine supports it.
 pub(crate) struct Lines<const RESIZE: bool>;
 
 fn ask() -> impl Strategy<Value = Ask> {
@@ -107,7 +107,7 @@ impl<const RESIZE: bool> ReferenceStateMachine for Lines<RESIZE> {
         let Some(last) = state.claims.len().checked_sub(1) else {
             return enter.boxed();
         };
-        // Of all claims, but more often of the later ones, which are more likely still there.
+        // Any claim, but more often a recent one, which is more likely to be still in its line.
         let claim = any::<Index>().prop_map(move |index| {
             let recent = last.saturating_sub(8);
             (recent + index.index(last - recent + 1)) as u32
@@ -135,11 +135,11 @@ impl<const RESIZE: bool> ReferenceStateMachine for Lines<RESIZE> {
         match verb {
             Verb::Enter { .. } | Verb::LeaveUnknown { .. } => true,
             Verb::Resize { .. } => RESIZE,
-            // Asking again for a claim that is gone is a new claim with an old id: nobody does.
+            // Entering a claim again after it left would reuse its id, which nobody does.
             Verb::EnterAgain(id) => known(id) && state.is_in(*id),
-            // Only a count that is known can be another one.
+            // Only a known sequence can differ from another.
             Verb::LeaveAnother(id) | Verb::RenewAnother(id) => known(id) && state.is_held(*id),
-            // What a waiting claim weighs is not changed.
+            // The weight of a waiting claim is never changed.
             Verb::Reweigh(id, _) => known(id) && (state.is_held(*id) || !state.is_in(*id)),
             Verb::Leave(id)
             | Verb::Renew(id)

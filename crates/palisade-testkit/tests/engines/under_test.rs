@@ -1,4 +1,4 @@
-//! The engine beside the reference: applies each verb, compares the answer, then the survey.
+//! The engine under test: applies each operation, compares the answer, then the survey.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use super::reference::{Answer, Lines, NAMES, State, Verb};
 pub(crate) struct Memory;
 pub(crate) struct File;
 
-/// One engine, with what is known of its claims and counts.
+/// One engine, with what is known of its claims and sequences.
 pub(crate) struct UnderTest {
     runtime: Runtime,
     client: Client,
-    /// Ids of this run are above this.
+    /// The ids of this run are above this.
     base: u128,
     tickets: HashMap<u32, Ticket>,
     greatest: [u64; 3],
@@ -68,7 +68,7 @@ impl UnderTest {
         })
     }
 
-    /// The ticket as its client would know it; for a claim that never got one, without a count.
+    /// The ticket as its client would know it; without a sequence for a claim that never got one.
     fn ticket(&self, state: &State, id: u32) -> Ticket {
         let name = Name::new(NAMES[state.claims[id as usize].name]).unwrap();
         let own = Ticket::own(name, self.id(id));
@@ -149,8 +149,8 @@ impl UnderTest {
         }
     }
 
-    /// The survey equals the model; held claims keep their counts, and new ones are greater than
-    /// every count before on that name.
+    /// The survey equals the model; held claims keep their sequences, and new ones are greater than
+    /// all earlier ones of that name.
     fn compare(&mut self, state: &State, lines: &[LineReport]) {
         let shown = lines.iter().map(|line| line.name.as_str());
         let mut expected: Vec<&str> = Vec::new();

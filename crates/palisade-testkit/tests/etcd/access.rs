@@ -1,4 +1,4 @@
-//! Logins, TLS, and what `check` finds.
+//! Logins, TLS, and the findings of `check`.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -20,7 +20,7 @@ const WORKER: [&str; 4] = [
     "user grant-role worker locks",
 ];
 
-/// The right to the engine's own records.
+/// The permission for the engine's own records.
 const OWN_PREFIX: &str = "role grant-permission --prefix locks readwrite .palisade/";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,7 +51,7 @@ async fn a_login_is_asked_for_and_outlives_a_restart() {
         .unwrap();
     let mutex = client.mutex("mine");
     let hold = mutex.ttl(Duration::from_secs(20)).lock().await.unwrap();
-    // The member forgets all logins, and is logged in to again.
+    // The member forgets all logins, so the client logs in again.
     tokio::task::block_in_place(|| running.nodes()[0].restart()).unwrap();
     cycle(&client.mutex("after")).await;
     assert!(hold.is_valid());
@@ -65,7 +65,7 @@ async fn a_user_needs_the_namespace_and_no_more() {
     let file = password.path().display();
     let url = format!("etcd://{host}?user=worker&password_file={file}");
     let client = palisade::connect(&url).await.unwrap();
-    // Every verb: a wait and its watch, a renewal and its audit, a survey, an eviction.
+    // Every operation: a wait and its watch, a renewal and its audit, a survey, an eviction.
     let ttl = Duration::from_secs(3);
     let mutex = client.mutex("shared").ttl(ttl);
     let hold = mutex.lock().await.unwrap();
@@ -84,7 +84,7 @@ async fn a_user_needs_the_namespace_and_no_more() {
     let loss = soon("the loss", next.lost()).await;
     assert_eq!(loss.reason, LossReason::Evicted);
     drop(next);
-    // Elsewhere it may do nothing, and is told what it needs.
+    // In another namespace it may do nothing, and the error says what it needs.
     let elsewhere = palisade::connect(&format!("{url}&namespace=elsewhere"))
         .await
         .unwrap();
@@ -92,7 +92,8 @@ async fn a_user_needs_the_namespace_and_no_more() {
     assert!(error.to_string().contains("readwrite"), "{error}");
 }
 
-/// A role that lacks the engine's own prefix could lock, and neither renew nor release.
+/// With a role that lacks the engine's own prefix, a client could lock but neither renew nor
+/// release.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_without_the_engines_own_prefix_is_refused_at_once() {
     let (running, host) = need!(guarded(&WORKER));
@@ -101,7 +102,7 @@ async fn a_user_without_the_engines_own_prefix_is_refused_at_once() {
     let refused = client.mutex("x").lock().await.err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Denied, "{refused:?}");
     assert!(refused.message().contains(".palisade/"), "{refused}");
-    // Nothing is left in anyone's way, and with the right it works at once.
+    // Nothing is left behind, and with the permission it works at once.
     let grant = format!("--user=root:top-secret {OWN_PREFIX}");
     let grant: Vec<&str> = grant.split(' ').collect();
     run_ctl(&running, &grant).unwrap();
@@ -109,7 +110,7 @@ async fn a_user_without_the_engines_own_prefix_is_refused_at_once() {
     hold.expect("free").release().await.unwrap();
 }
 
-/// A password that is rotated while a client lives.
+/// A password is rotated while a client is connected.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_password_file_is_read_at_each_connect() {
     let (running, host) = need!(guarded(&[]));
@@ -127,14 +128,14 @@ async fn a_password_file_is_read_at_each_connect() {
     drop(said);
     assert!(passwd.wait().unwrap().success(), "etcdctl user passwd");
     std::fs::write(password.path(), "new-secret\n").unwrap();
-    // Every connection is a new one, and every login too.
+    // Every connection is new, and so is every login.
     tokio::task::block_in_place(|| running.nodes()[0].restart()).unwrap();
     let first = hold.deadline();
     until("a renewal", || async { hold.deadline() > first }).await;
     drop(hold);
 }
 
-/// An etcd with TLS and certificates of clients; ends when it is dropped.
+/// An etcd with TLS and client certificates; ends when it is dropped.
 struct Secured(Child);
 
 impl Drop for Secured {
@@ -187,13 +188,14 @@ async fn certificates_of_both_sides_are_checked() {
     .await;
     let client = palisade::connect(&whole).await.unwrap();
     cycle(&client.mutex("x")).await;
-    // No certificate of ours; no TLS at all; an authority that did not sign theirs, and one that
-    // is not there.
+    // No client certificate; no TLS at all; an authority that did not sign the server's
+    // certificate; and a file that does not exist.
     let plain = format!("etcd://127.0.0.1:{client_port}");
     let stranger = whole.replace(&ca, &at("other.pem"));
     let nowhere = whole.replace("tls_ca=", "tls_ca=/nowhere");
     let other_name = whole.replace("127.0.0.1", "127.0.0.2");
-    // The member's alert is lost now and then, when its close overtakes it; we say the same.
+    // The member's alert is lost now and then, when its close overtakes it; our message is the
+    // same.
     let bare = vec![(url.clone(), ErrorKind::Config, "tls_cert"); 50];
     for (url, kind, words) in bare.into_iter().chain([
         (plain, ErrorKind::Unreachable, "etcds:"),
@@ -208,7 +210,7 @@ async fn certificates_of_both_sides_are_checked() {
         assert_eq!(error.kind(), kind, "{error:?}");
         assert!(error.to_string().contains(words), "{url}: {error}");
     }
-    // A login beside the certificate.
+    // A login in addition to the certificate.
     let etcdctl = need!(launch::need_tool("etcdctl"));
     for call in [
         "user add root:top-secret",
@@ -259,7 +261,7 @@ async fn what_is_wrong_with_a_cluster_is_found() {
     );
     assert!(codes(&check).contains(&"ttl_floor"), "{check:?}");
     assert!(!codes(&check).contains(&"quota_alarm"), "{check:?}");
-    // A shorter ttl is granted longer, and believed as granted.
+    // The server grants a longer ttl than requested, and that one counts.
     let mutex = client.mutex("short").ttl(Duration::from_secs(2));
     let hold = mutex.lock().await.unwrap();
     assert!(

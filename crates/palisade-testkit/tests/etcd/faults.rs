@@ -1,5 +1,5 @@
-//! Three members are hurt while eight clients work: no two believe at once, tokens rise, every
-//! waiter is served in time, and an expiry is told before the next grant.
+//! Faults of three members while eight clients work: no two believe to hold at once, tokens rise,
+//! every waiter is served in time, and an expiry is reported before the next grant.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::util::{call, run_ctl, soon, until};
 
 const TTL: Duration = Duration::from_secs(4);
 
-/// Eight clients at work on one lock; each is served within two ttls and a second.
+/// Eight clients that use one lock; each is served within two ttls and a second.
 async fn crew(running: &Running) -> Crew {
     Crew::start(running.url(), 8, TTL, TTL * 2 + Duration::from_secs(1)).await
 }
@@ -86,7 +86,7 @@ async fn a_client_is_cut_off_for_longer_than_the_ttl() {
     let (proxies, url) = proxied(&running);
     let lonely = palisade::connect(&url).await.unwrap();
     let mutex = lonely.mutex("shared").ttl(TTL);
-    // Swallowed packets, and then connections that are refused.
+    // First swallowed packets, then refused connections.
     for silent in [true, false] {
         let hold = soon("the lock", mutex.lock()).await.unwrap();
         let crew = crew(&running).await;
@@ -108,7 +108,7 @@ async fn a_client_is_cut_off_for_longer_than_the_ttl() {
         assert!(hold.token().0 < next.token, "tokens");
         drop(hold);
         proxies.iter().for_each(Proxy::heal);
-        // It comes back by itself, and gets its turn.
+        // It reconnects by itself, and gets its turn.
         let again = soon("a second lock", mutex.lock()).await.unwrap();
         assert!(again.token().0 > next.token, "tokens");
         again.release().await.unwrap();
@@ -124,7 +124,7 @@ async fn a_renewal_that_hangs_is_a_loss_by_the_local_deadline() {
     let ttl = Duration::from_secs(3);
     let mutex = client.mutex("hangs").ttl(ttl);
     let hold = mutex.lock().await.unwrap();
-    // Only the keepalive stream: everything else is answered.
+    // Only the keepalive stream is lost: everything else is answered.
     let rule = palisade_testkit::lab::proxy::both_ways()
         .label_contains("LeaseKeepAlive")
         .black_hole(palisade_testkit::lab::proxy::Extent::Stream);
@@ -138,15 +138,15 @@ async fn a_renewal_that_hangs_is_a_loss_by_the_local_deadline() {
     );
 }
 
-/// A leader that was stopped and goes on renews leases which its successor has begun to count
-/// down. So an answer from before a change of leaders is not believed.
+/// A leader that was stopped and is continued renews leases that its successor has begun to count
+/// down. So an answer from before a change of leaders is not trusted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewal_of_an_earlier_term_is_not_believed() {
     let running = need!("etcd3");
     let (proxies, _) = proxied(&running);
     let leader = running.leader_where(|_| true).unwrap();
     let follower = &proxies[(leader + 1) % proxies.len()];
-    // No renewal of the keeper's comes within the test.
+    // The keeper does not renew within the test.
     let url = format!("etcd://{}?timeout=30s&ttl=10m", follower.addr());
     let client = palisade::connect(&url).await.unwrap();
     let hold = client.mutex("term").lock().await.unwrap();
@@ -171,7 +171,7 @@ async fn a_renewal_of_an_earlier_term_is_not_believed() {
     held_up.release();
     let late = soon("the renewal", late).await.unwrap();
     assert!(matches!(late[..], [Renewal::Unknown(_)]), "{late:?}");
-    // The next one is of one term again.
+    // The next one is within one term again.
     until("a renewal", || async {
         matches!(renew().await[..], [Renewal::Held(_)])
     })
@@ -193,7 +193,7 @@ async fn a_lease_is_revoked_by_hand() {
         json!({ "ID": lease.to_string() }),
     );
     let revoked = BootTime::now();
-    // Nobody can be told before: it is told by the next look after the lease.
+    // No earlier signal is possible: the next check after the end of the lease reports it.
     crew.grants(1).await;
     let loss = soon("the loss", hold.lost()).await;
     assert_eq!(loss.reason, LossReason::Taken);
@@ -206,7 +206,7 @@ async fn a_lease_is_revoked_by_hand() {
     assert!(hold.token().0 < next.token, "tokens");
     let late = hold.release().await.err().unwrap();
     assert_eq!(late.kind(), palisade::ErrorKind::Lost);
-    // The same client goes on with another lease.
+    // The same client continues with another lease.
     let again = soon("a second lock", mutex.lock()).await.unwrap();
     assert!(again.token().0 > next.token, "tokens");
     again.release().await.unwrap();
@@ -227,7 +227,7 @@ async fn history_is_compacted_while_clients_wait() {
     crew.end().await;
 }
 
-/// Existing connections say nothing any more, new ones are served: a hold lives on.
+/// Existing connections go silent, new ones are served: a hold survives.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_connection_costs_no_hold() {
     let running = need!("etcd");
@@ -235,8 +235,8 @@ async fn a_dead_connection_costs_no_hold() {
     survives_dead_connections(&url, &proxies[0]).await;
 }
 
-/// A snapshot is restored, with another id of the cluster as etcd advises, or with the same one:
-/// holders are told, and why.
+/// A snapshot is restored, with another cluster id as etcd advises, or with the same one: holders
+/// are told, and why.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restored_cluster_ends_holds() {
     for token in ["another", "etcd-cluster"] {

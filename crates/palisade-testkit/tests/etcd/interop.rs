@@ -25,7 +25,7 @@ async fn etcdctl_lock_excludes_palisade() {
     );
     let gently = client.evict(&name, Which::Holders, Eviction::Mark).await;
     assert_eq!(gently.err().unwrap().kind(), ErrorKind::Unsupported);
-    // It waits behind the other tool, as a reader too, and is woken by its release.
+    // It waits behind the other tool, also as a reader, and is woken by the tool's release.
     let reader = client.rwlock("/jobs/nightly");
     assert!(
         reader.try_read().await.unwrap().is_none(),
@@ -41,7 +41,7 @@ async fn etcdctl_lock_excludes_palisade() {
 #[tokio::test(flavor = "multi_thread")]
 async fn etcdctl_lock_is_excluded_by_palisade() {
     let (running, client) = need!(beside_others().await);
-    // A reader excludes it as well as a lock does.
+    // A reader excludes the tool just as a lock does.
     let read = client.rwlock("jobs").read().await.unwrap();
     let ctl = need!(start_ctl(&running, &["lock", "jobs"]));
     until_one_waits(&client, "jobs").await;
@@ -50,7 +50,7 @@ async fn etcdctl_lock_is_excluded_by_palisade() {
     assert!(ctl.line().starts_with("jobs/"));
     let write = client.mutex("jobs");
     assert!(write.try_lock().await.unwrap().is_none(), "two holders");
-    // By force a foreign ticket goes, and its key with it.
+    // A forced eviction removes a foreign ticket and its key.
     let taken = client.evict("jobs", Which::Holders, Eviction::Remove);
     assert!(taken.await.unwrap());
     cycle(&write).await;
@@ -91,7 +91,7 @@ async fn etcdctl_elect_and_palisade_elect_one_leader() {
     assert!(!campaign.is_finished(), "two leaders");
     ctl.interrupt();
     let led = soon("the election", campaign).await.unwrap().unwrap();
-    // Their observers see our value, and what we proclaim.
+    // The tool's observers see our value, and what we proclaim.
     let listener = start_ctl(&running, &["elect", "-l", "boss"]).unwrap();
     assert!(listener.line().starts_with("boss/"));
     assert_eq!(listener.line(), "ours");

@@ -1,4 +1,4 @@
-//! One lease per client and ttl: shared, audited, and given back.
+//! One lease per client and ttl: shared, audited, and revoked at the end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ async fn all_holds_of_a_ttl_share_one_lease_which_is_given_back() {
     }
     assert_eq!(leases(&running), 1);
     let ttl = Duration::from_secs(60);
-    // The lock itself must not live on: it keeps the client.
+    // The mutex itself must be dropped, because it keeps the client alive.
     let long = {
         let mutex = client.mutex("long").ttl(ttl);
         mutex.lock().await.unwrap()
@@ -53,13 +53,13 @@ async fn a_hold_without_renewal_has_a_lease_of_its_own_which_is_given_back() {
     let hold = hold.expect("a free line is held");
     assert_eq!(leases(&running), 2);
     assert!(hold.ticket().has_own_lease() && !kept.ticket().has_own_lease());
-    // Busy, and nothing is left of it.
+    // It is busy, and leaves nothing behind.
     let busy = line("kept").acquire(Patience::NoWait).await.unwrap();
     assert!(busy.is_none());
     assert_eq!(leases(&running), 2, "the lease of a claim without a place");
     hold.release().await.unwrap();
     assert_eq!(leases(&running), 1, "the lease of a hold that was released");
-    // Dropped before it was answered: its place and its lease go.
+    // Dropped before the answer: its place and its lease are removed.
     spy.set_enters(Enters::Hang);
     let dropped = line("own");
     let lock = tokio::spawn(async move { dropped.acquire(Patience::Forever).await });
@@ -67,7 +67,7 @@ async fn a_hold_without_renewal_has_a_lease_of_its_own_which_is_given_back() {
     assert_eq!(leases(&running), 2);
     lock.abort();
     until("the end of its lease", || async { leases(&running) == 1 }).await;
-    // Taken away by force: told, and its lease goes when it is let go of.
+    // Evicted by force: the holder is told, and its lease ends when the hold is dropped.
     spy.set_enters(Enters::Answered);
     let hold = line("own").acquire(Patience::Forever).await.unwrap();
     let hold = hold.expect("a free line is held");
@@ -120,7 +120,7 @@ async fn an_own_lease_is_kept_alive_only_with_its_place() {
     assert!(matches!(engine.leave(ticket).await.unwrap(), Left::Absent));
 }
 
-/// A client whose requests can be held up.
+/// A client whose requests can be delayed.
 async fn spied() -> Option<(Running, Arc<Spy>, Client)> {
     let (running, plain) = served().await?;
     let spy = Arc::new(Spy::new(Arc::clone(plain.engine())));
@@ -133,7 +133,7 @@ async fn spied() -> Option<(Running, Arc<Spy>, Client)> {
 async fn an_enter_that_arrives_after_its_leave_is_removed_by_the_audit() {
     let (running, spy, client) = need!(spied().await);
     let ttl = Duration::from_secs(9);
-    // The lease is under care, and the audit goes with every renewal of it.
+    // The lease is registered, and every renewal of it also audits it.
     let kept = client.mutex("kept").ttl(ttl).lock().await.unwrap();
     spy.set_enters(Enters::Late);
     let mutex = client.mutex("late").ttl(ttl);
@@ -145,7 +145,7 @@ async fn an_enter_that_arrives_after_its_leave_is_removed_by_the_audit() {
     spy.deliver();
     soon("the late enter", spy.applied(2)).await;
     let observer = palisade::connect(running.url()).await.unwrap();
-    // Its lease lives on, so that only the audit can remove it, if it has not done so already.
+    // Its lease stays alive, so only the audit can remove it, if it has not done so already.
     until("an empty line", || is_empty(&observer, "late")).await;
     assert!(kept.is_valid(), "the audit took more than it should");
     kept.release().await.unwrap();
@@ -154,7 +154,7 @@ async fn an_enter_that_arrives_after_its_leave_is_removed_by_the_audit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_enter_on_a_key_that_was_used_before_is_left_when_it_is_dropped() {
     let (running, spy, client) = need!(spied().await);
-    // No audit comes within the test.
+    // No audit happens within the test.
     let ttl = Duration::from_secs(300);
     let mutex = client.mutex("dropped").ttl(ttl);
     mutex.lock().await.unwrap().release().await.unwrap();
@@ -192,7 +192,7 @@ async fn keys_are_used_again_and_marks_do_not_stay_on_them() {
     let mutex = client.mutex("again");
     let first = mutex.lock().await.unwrap();
     let key = first.ticket().native.clone();
-    // Marked and let go before anyone noticed.
+    // Marked and released before anyone noticed.
     let id = first.claim().to_string();
     let name = first.name().clone();
     let marked = client.engine().evict(name, id, Eviction::Mark);
@@ -210,7 +210,7 @@ async fn keys_are_used_again_and_marks_do_not_stay_on_them() {
         assert!(!shown.evicted, "marked by an earlier claim");
         hold.release().await.unwrap();
     }
-    // Two at once are two.
+    // Two concurrent holds have different keys.
     let (one, two) = (client.semaphore("two", 2), client.semaphore("two", 2));
     let (one, two) = (one.acquire().await.unwrap(), two.acquire().await.unwrap());
     assert_ne!(one.ticket().native, two.ticket().native);

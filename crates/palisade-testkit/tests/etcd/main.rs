@@ -1,5 +1,5 @@
-//! The etcd engine on real clusters: beside etcdctl and v3lock, under faults of three members,
-//! and what only it promises. Skipped, with the reason, where etcd can't be had.
+//! The etcd engine on real clusters: with etcdctl and v3lock, under faults of three members, and
+//! what only it promises. Skipped, with the reason, where etcd is not available.
 
 #![allow(clippy::unwrap_used)]
 

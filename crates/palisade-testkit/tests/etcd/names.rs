@@ -1,4 +1,4 @@
-//! Names that are hard to write down.
+//! Names with unusual characters.
 
 use palisade_testkit::lab::trial::every_nasty_name;
 

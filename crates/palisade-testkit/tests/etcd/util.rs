@@ -1,4 +1,4 @@
-//! What the tests share: servers, clients, etcd's JSON gateway, and etcdctl.
+//! Shared by the tests: servers, clients, etcd's JSON gateway, and etcdctl.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ pub(crate) use palisade_testkit::lab::trial::{cycle, fails, soon, until};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
-/// A server, and a client of it; `None`, with the reason, where there is no server to be had.
+/// A server and its client; `None`, with the reason reported, if there is no server.
 pub(crate) async fn served() -> Option<(Running, Client)> {
     let running = launch::need("etcd")?;
     let client = palisade::connect(running.url()).await.unwrap();
     Some((running, client))
 }
 
-/// A server that asks for a login, after these calls of etcdctl; `root` has `top-secret`.
+/// A server that requires a login, after these calls of etcdctl; `root` has `top-secret`.
 pub(crate) fn guarded(calls: &[&str]) -> Option<(Running, String)> {
     let running = launch::need("etcd")?;
     let root = ["user add root:top-secret", "user grant-role root root"];
@@ -39,7 +39,7 @@ pub(crate) fn password(word: &str) -> NamedTempFile {
     file
 }
 
-/// Waits until somebody waits in the line.
+/// Waits until the line has a waiter.
 pub(crate) async fn until_one_waits(client: &Client, name: &str) {
     let name = Name::new(name).unwrap();
     until("a waiter", || async {
@@ -49,13 +49,13 @@ pub(crate) async fn until_one_waits(client: &Client, name: &str) {
     .await;
 }
 
-/// Whether nobody is in the line, as another client sees it.
+/// Whether the line is empty, as another client sees it.
 pub(crate) async fn is_empty(client: &Client, name: &str) -> bool {
     let name = Name::new(name).unwrap();
     client.survey(Scope::Line(name)).await.unwrap().is_empty()
 }
 
-/// A claim to the whole line, for engines that are asked directly.
+/// A claim of the whole line, for direct calls to an engine.
 pub(crate) fn claim(name: &str, renewed: bool) -> Arc<Claim> {
     let claim = trial::claim(name, Duration::from_secs(60));
     Arc::new(Claim { renewed, ..claim })
@@ -107,7 +107,7 @@ pub(crate) fn base64(bytes: &[u8]) -> String {
     text
 }
 
-/// A call of etcdctl; `None` when it can't be had here.
+/// A call of etcdctl; `None` if it is not available here.
 pub(crate) fn etcdctl(running: &Running, arguments: &[&str]) -> Option<Command> {
     let mut command = Command::new(launch::need_tool("etcdctl")?);
     command
@@ -117,7 +117,7 @@ pub(crate) fn etcdctl(running: &Running, arguments: &[&str]) -> Option<Command> 
     Some(command)
 }
 
-/// A call of etcdctl that is under way.
+/// A running call of etcdctl.
 pub(crate) fn start_ctl(running: &Running, arguments: &[&str]) -> Option<Tool> {
     etcdctl(running, arguments).map(|mut command| Tool::start(&mut command))
 }

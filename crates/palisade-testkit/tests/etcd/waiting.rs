@@ -1,4 +1,5 @@
-//! Waiting: no hundred milliseconds of etcd's sync loop, and no grant for whoever lost its lease.
+//! Waiting: a hand-over is not delayed by etcd's 100 ms sync loop, and a claim whose lease has
+//! ended is not granted.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +12,8 @@ use crate::util::{call, claim, served, soon};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hand_over_does_not_wait_for_the_sync_loop() {
     let running = need!("etcd");
-    // A watch that begins in the past is served ten times a second: two contenders would get
-    // about twenty grants a second, and with the bounded look alone two.
+    // A watch that starts in the past is served ten times a second: two contenders would get about
+    // twenty grants a second, and with the re-check alone two.
     const GRANTS: u32 = 60;
     let start = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();
@@ -38,7 +39,7 @@ async fn a_hand_over_does_not_wait_for_the_sync_loop() {
 async fn a_waiter_whose_lease_died_is_never_granted() {
     let (running, client) = need!(served().await);
     let hold = client.mutex("line").lock().await.unwrap();
-    // Nobody keeps this one's lease alive: it has another ttl than the hold's.
+    // Nobody renews this one's lease: it has another ttl than the hold's.
     let other = palisade::connect(running.url()).await.unwrap();
     let entered = other.engine().enter(claim("line", true)).await;
     let Entered::In { ticket, place, .. } = entered.unwrap() else {

@@ -1,4 +1,4 @@
-//! A hold as a condition of the user's own transaction, and locks inside one.
+//! A hold as a condition of the user's own transaction, and locks inside a transaction.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn table(url: &str) -> tokio_postgres::Client {
     client
 }
 
-/// Writes under a guard; `between` comes after the write and before the commit. Whether it
+/// Writes under a guard; `between` runs after the write and before the commit. Returns whether it
 /// was committed.
 async fn guarded(
     client: &mut tokio_postgres::Client,
@@ -62,7 +62,7 @@ async fn a_transaction_commits_only_while_its_lock_is_held() {
     assert!(guarded(&mut db, &hold, async || {}).await);
     assert_eq!(count(&db).await, 2);
 
-    // Taken away, and taken away and granted to another.
+    // The lock is taken away, and then taken away and granted to another.
     assert!(!guarded(&mut db, &hold, async || take_away(&other).await).await);
     drop(hold);
     let hold = mutex.lock().await.unwrap();
@@ -80,7 +80,7 @@ async fn a_transaction_commits_only_while_its_lock_is_held() {
     assert!(!guarded(&mut db, &hold, stolen).await);
     drop(hold);
 
-    // Marked by an operator.
+    // The hold is marked for eviction.
     let hold = mutex.lock().await.unwrap();
     let mark = async || {
         let marking = other.clone();
@@ -99,7 +99,7 @@ async fn a_transaction_commits_only_while_its_lock_is_held() {
     assert!(rows.is_empty(), "guards are left behind");
 }
 
-/// The lease itself is looked at by the server's clock.
+/// The lease itself is checked by the server's clock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_ran_out_guards_nothing() {
     let Some(server) = server("postgres") else {
@@ -137,7 +137,7 @@ async fn a_paused_transaction_is_in_nobodys_way() {
         .await
         .unwrap();
     let paused = async || {
-        // Renewed meanwhile, again and again.
+        // Renewed repeatedly meanwhile.
         let first = hold.deadline();
         until("it is renewed", async || hold.deadline() > first).await;
         take_away(&other).await;
@@ -147,7 +147,8 @@ async fn a_paused_transaction_is_in_nobodys_way() {
     assert!(!guarded(&mut db, &hold, paused).await);
 }
 
-/// Several guards of one transaction, and of transactions that cross: no deadlock.
+/// Several guards of one transaction, and of concurrent transactions in opposite order: no
+/// deadlock.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_guards_in_any_order() {
     let Some(server) = server("postgres") else {
@@ -206,7 +207,7 @@ async fn only_exclusive_holds_of_the_table_can_guard() {
     }
 }
 
-/// Another era, namespace and schema are another matter of the same hold.
+/// A guard works for any era, namespace and schema.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guard_finds_its_line_whatever_the_url_says() {
     let Some(server) = server("postgres") else {
@@ -245,7 +246,7 @@ async fn sqlx_can_be_guarded_too() {
     assert_eq!(count(&db).await, 1);
 }
 
-/// A lock of the transaction excludes, and is excluded by, holds of `postgres+advisory:`.
+/// A lock inside a transaction excludes, and is excluded by, holds of `postgres+advisory:`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_inside_a_transaction_ends_with_it() {
     let Some(server) = server("postgres") else {

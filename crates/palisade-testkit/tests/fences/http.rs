@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 
 use super::paused::stopped_writer_is_refused;
 
-/// What the service keeps, and how a test holds a handler up.
+/// The state of the service, and how a test delays a handler.
 #[derive(Clone, Default)]
 struct Shop {
     kept: Arc<Mutex<HashMap<String, String>>>,
@@ -46,7 +46,7 @@ async fn show(State(shop): State<Shop>, Path(name): Path<String>) -> String {
     shop.kept.lock().get(&name).cloned().unwrap_or_default()
 }
 
-/// Serves, with the layer if there is a fence; the address.
+/// Serves, with the layer if there is a fence; returns the address.
 async fn serve(shop: &Shop, fence: Option<SharedFence>) -> String {
     let mut router = Router::new()
         .route("/{name}", get(show).put(put))
@@ -86,15 +86,15 @@ async fn a_stale_token_is_409_and_a_missing_one_428() {
     assert_eq!(status, 428);
     assert!(body.contains("token_missing"), "{body}");
     assert_eq!(ask(&address, "PUT", Some(0), "zero").await.0, 400);
-    // The handler had the tokens that passed, and no others.
+    // The handler received only the tokens that were accepted.
     assert_eq!(*shop.seen.lock(), [5, 5, 7]);
-    // Readers are compared, and not remembered.
+    // A reader's token is compared, and not recorded.
     assert_eq!(ask(&address, "GET", None, "").await, (200, "seven".into()));
     assert_eq!(ask(&address, "GET", Some(9), "").await.0, 200);
     assert_eq!(ask(&address, "GET", Some(6), "").await.0, 409);
     let name = Name::new("/stock").unwrap();
     assert_eq!(fence.highest(&name).await.unwrap().unwrap().0, 7);
-    // What can't be a name does not pass unfenced.
+    // A request whose path is no valid name does not pass unfenced.
     let long = Name::new("x".repeat(255)).unwrap();
     let (status, body) = ledger::http(&address, "PUT", &long, None, "x")
         .await
@@ -103,7 +103,7 @@ async fn a_stale_token_is_409_and_a_missing_one_428() {
     assert!(body.contains("invalid_resource"), "{body}");
 }
 
-/// A newer request waits until an older one's handler has ended.
+/// A newer request waits until the handler of an older one has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_request_per_resource_writes_at_a_time() {
     let shop = Shop::default();
@@ -112,7 +112,7 @@ async fn one_request_per_resource_writes_at_a_time() {
     let slow = tokio::spawn(async move { ask(&slow, "PUT", Some(5), "slow").await });
     until("the handler runs", async || shop.seen.lock().len() == 1).await;
     let mut fast = tokio::spawn(async move { ask(&fast, "PUT", Some(6), "fast").await });
-    // Time enough to overtake, if it could.
+    // Enough time to overtake, if that were possible.
     let early = tokio::time::timeout(Duration::from_millis(100), &mut fast).await;
     assert!(early.is_err(), "it overtook: {early:?}");
     assert_eq!(shop.seen.lock().len(), 1);
@@ -139,7 +139,7 @@ async fn the_client_adds_the_header_of_its_hold() {
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
     let get = axum::http::Request::get("/stock").body(()).unwrap();
     assert!(get.fenced_by(&reader).is_ok());
-    // A reader that was upgraded writes, and one that was downgraded no more.
+    // A reader that was upgraded may write, and one that was downgraded no longer.
     assert!(reader.try_upgrade().await.unwrap());
     assert!(put().fenced_by(&reader).is_ok());
     reader.downgrade().await.unwrap();

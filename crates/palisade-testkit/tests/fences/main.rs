@@ -1,6 +1,6 @@
-//! Fenced storage on real servers: every store passes one suite, and on every store a writer that
-//! was stopped between its check and its write is refused, while the same without the fence loses
-//! what the second one wrote.
+//! Fenced storage on real servers: every store passes one suite. On every store a writer that was
+//! stopped between its check and its write is refused, while without the fence the second writer's
+//! data is lost.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ mod stores;
 
 use palisade_testkit::lab::launch::{self, Running};
 
-/// A server, or `None` when it can't be had here, which is told.
+/// A server; `None`, with the reason reported, if it is not available here.
 fn server(engine: &'static str) -> Option<Running> {
     launch::need(engine)
 }

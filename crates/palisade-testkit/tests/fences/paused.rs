@@ -1,4 +1,4 @@
-//! A writer stopped between its check and its write, on every store: 200 of 200 with
+//! A writer that is stopped between its check and its write, on every store: 200 of 200 with
 //! `PALISADE_TEST_FULL=1`.
 
 use std::path::Path;
@@ -7,8 +7,8 @@ use palisade_testkit::lab::fencing::{Kind, Score, Spec, rounds};
 
 use super::server;
 
-/// With the fence every late write is refused and nothing is lost; without, the same workload
-/// loses what the second one wrote.
+/// With the fence every late write is refused and nothing is lost; without it, the second writer's
+/// data is lost.
 pub(super) async fn stopped_writer_is_refused(url: &str, kind: Kind, store: [&str; 2]) {
     let (count, control) = match std::env::var_os("PALISADE_TEST_FULL") {
         Some(_) => (200, 20),

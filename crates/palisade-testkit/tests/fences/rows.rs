@@ -1,5 +1,5 @@
-//! Rows of the user's own tables: the triggers refuse what is stale and what forgets its token, in
-//! every kind of statement.
+//! Rows of the user's own tables: the triggers refuse stale and missing tokens, in every kind of
+//! statement.
 
 use palisade::Token;
 use palisade::engines::postgres::{self as pg};
@@ -9,7 +9,7 @@ use palisade::fence::{Verdict, WriteToken};
 
 use super::{postgres, server};
 
-/// What became of a statement.
+/// The result of a statement.
 #[derive(Debug, PartialEq, Eq)]
 enum Did {
     Write,
@@ -18,7 +18,7 @@ enum Did {
     Other(String),
 }
 
-/// The same statements for both databases: each with the token that it presents by itself (in the
+/// The same statements for both databases: each with the token that it presents itself (in the
 /// column) or before it (for DELETE and TRUNCATE).
 const STATEMENTS: &[(&str, Option<u64>, Did)] = &[
     (
@@ -36,7 +36,7 @@ const STATEMENTS: &[(&str, Option<u64>, Did)] = &[
         None,
         Did::Missing,
     ),
-    // A plain update by code that forgets.
+    // A plain update by code that omits the token.
     ("UPDATE stock SET n = 9 WHERE id = 1", None, Did::Missing),
     (
         "UPDATE stock SET n = 9, fence = NULL WHERE id = 1",
@@ -73,7 +73,7 @@ const STATEMENTS: &[(&str, Option<u64>, Did)] = &[
         None,
         Did::Missing,
     ),
-    // An upsert, of a row that is there.
+    // An upsert of an existing row.
     (
         "INSERT INTO stock (id, n, fence) VALUES (1, 6, 6) \
          ON CONFLICT (id) DO UPDATE SET n = excluded.n, fence = 6",
@@ -95,7 +95,7 @@ const STATEMENTS: &[(&str, Option<u64>, Did)] = &[
     ("DELETE FROM stock WHERE id = 1", None, Did::Missing),
     ("DELETE FROM stock WHERE id = 1", Some(7), Did::Stale),
     ("DELETE FROM stock WHERE id = 1", Some(9), Did::Write),
-    // The mark outlives the row.
+    // The token outlives the row.
     (
         "INSERT INTO stock (id, n, fence) VALUES (1, 1, 8)",
         None,
@@ -150,7 +150,7 @@ async fn postgres_refuses_every_stale_or_forgetful_statement() {
         assert_eq!(try_postgres(&mut client, sql, *token).await, *did, "{sql}");
     }
     for (sql, token, did) in [
-        // Presented for a transaction, it counts for every statement.
+        // A token that is presented for a transaction counts for every statement.
         ("UPDATE stock SET n = 2", Some(8), Did::Stale),
         ("UPDATE stock SET n = 2", Some(10), Did::Write),
         (
@@ -176,7 +176,7 @@ async fn postgres_refuses_every_stale_or_forgetful_statement() {
             Some(12),
             Did::Write,
         ),
-        // Forgotten explicitly.
+        // The token is removed explicitly.
         ("DELETE FROM stock WHERE id = 5", Some(20), Did::Write),
         (
             "DELETE FROM stock_fence WHERE resource = '5'",
@@ -196,7 +196,7 @@ async fn postgres_refuses_every_stale_or_forgetful_statement() {
         matches!(&moved, Did::Other(why) if why.contains("PFT03")),
         "{moved:?}"
     );
-    // At rest nothing is presented, also when the transaction is over.
+    // After the transaction no token is presented any more.
     let row = client.query_one("SELECT fence, fence_token FROM stock", &[]);
     let row = row.await.unwrap();
     assert_eq!(
@@ -207,7 +207,7 @@ async fn postgres_refuses_every_stale_or_forgetful_statement() {
         try_postgres(&mut client, "UPDATE stock SET n = 0", None).await,
         Did::Missing
     );
-    // The refusal says what stands against it.
+    // The refusal names the highest token.
     let transaction = client.transaction().await.unwrap();
     pg::present(&transaction, 2.into()).await.unwrap();
     let error = transaction
@@ -254,7 +254,7 @@ async fn strict_tables_and_wide_keys() {
     }
 }
 
-/// A stale insert can't slip past a delete that has not committed yet.
+/// A stale insert can't bypass a delete that has not committed yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_insert_waits_for_the_delete_of_its_key() {
     let Some(server) = server("postgres") else {
@@ -274,7 +274,7 @@ async fn an_insert_waits_for_the_delete_of_its_key() {
             try_postgres(&mut two, &sql, None).await
         };
         let commit = async {
-            // The other waits by then, or has not begun: both must end the same.
+            // The other statement waits by then, or has not begun: the result must be the same.
             tokio::time::sleep(std::time::Duration::from_millis(30)).await;
             delete.commit().await.unwrap();
         };
@@ -347,7 +347,7 @@ fn sqlite_refuses_every_stale_or_forgetful_statement() {
             assert_eq!(try_sqlite(&mut connection, sql, *token), *did, "{sql}");
         }
         for (sql, did) in [
-            // Text is greater than every number.
+            // In SQLite text is greater than every number.
             ("UPDATE stock SET fence = 'zz' WHERE id = 1", Did::Missing),
             ("UPDATE stock SET fence = 9.5 WHERE id = 1", Did::Missing),
             (
@@ -362,7 +362,7 @@ fn sqlite_refuses_every_stale_or_forgetful_statement() {
                 "UPDATE OR IGNORE stock SET n = 0 WHERE id = 1",
                 Did::Missing,
             ),
-            // A key that the database chooses.
+            // A key that the database assigns.
             ("INSERT INTO stock (n, fence) VALUES (5, 3)", Did::Write),
             ("UPDATE stock SET n = 6, fence = 2 WHERE id = 2", Did::Stale),
         ] {

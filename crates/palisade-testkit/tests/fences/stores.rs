@@ -10,7 +10,7 @@ use palisade_testkit::fences::conforms;
 
 use super::server;
 
-/// The storage beside an engine's locks.
+/// The fenced store beside an engine's locks.
 async fn of_engine(engine: &'static str) {
     let Some(server) = server(engine) else { return };
     of_url(engine, server.url()).await;
@@ -31,7 +31,7 @@ async fn of_url(store: &str, url: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn memory() {
-    // What is opened again is another store: the suite gets clones of two.
+    // Opening it again would create another store, so the suite gets clones of two.
     let (plain, strict) = (MemoryFence::default(), MemoryFence::strict());
     let open = |rule| -> palisade::engine::BoxFuture<palisade::Result<SharedFence>> {
         let fence = if rule == Rule::Strict {
@@ -107,7 +107,7 @@ async fn zookeeper() {
     of_engine("zookeeper").await;
 }
 
-/// Each client at a server of its own: what one reads may lag behind what the other wrote.
+/// Each client is at another server: its reads may lag behind the other's writes.
 #[tokio::test(flavor = "multi_thread")]
 async fn zookeeper_of_three() {
     of_engine("zookeeper3").await;
@@ -125,7 +125,7 @@ async fn postgres_advisory() {
     };
     let url = server.url().replacen("postgres:", "postgres+advisory:", 1);
     of_url("postgres+advisory", &format!("{url}?key=hashtext")).await;
-    // One database, one storage, whichever way its locks are kept.
+    // One database has one fenced store, whichever way its locks are kept.
     let (name, one) = (Name::new("x").unwrap(), fence::open(&url).await.unwrap());
     one.accept(&name, 5.into()).await.unwrap();
     let other = fence::open(server.url()).await.unwrap();
@@ -162,7 +162,7 @@ async fn a_hash_of_redis_keeps_its_other_fields() {
         ("b".to_owned(), b"3".to_vec()),
     ];
     assert_eq!((token.0, fields), (6, expected.to_vec()));
-    // A hash is no string: nothing is written, and no token remembered.
+    // A hash is no string: nothing is written, and no token recorded.
     assert_eq!(
         write(7, &[]).await.unwrap_err().kind(),
         ErrorKind::InvalidArgument
@@ -178,7 +178,7 @@ async fn a_hash_of_redis_keeps_its_other_fields() {
     assert_eq!(fence.highest(&text).await.unwrap().unwrap().0, 5);
 }
 
-/// A mark that can't be read is never free, and names are as other programs know them.
+/// An unreadable token is never treated as free, and keys are those that other programs use.
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_marks_are_an_error_and_plain_keys_stay_plain() {
     use palisade_testkit::lab::launch::wire;

@@ -1,4 +1,4 @@
-//! Clients that are gone, and a gateway that is stopped for longer than a ttl.
+//! Clients that disappear, and a gateway that is stopped for longer than a ttl.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::support::*;
 
 const TTL: Duration = Duration::from_secs(2);
 
-/// What a busy machine may take beside; on an idle one all is released within a ttl and a second.
+/// An allowance for a busy machine; on an idle one all is released within a ttl and a second.
 fn slack() -> Duration {
     Duration::from_secs(if full() { 1 } else { 15 })
 }
@@ -29,7 +29,7 @@ async fn a_client_that_is_gone_loses_all_by_its_ttl() {
         session.claim(&name, &name, "0s").await.unwrap().is(200);
     }
     session.claim("waits", "w", "0s").await.unwrap().is(202);
-    // Its last sign of life.
+    // Its last request.
     let last = session.keep_alive(&["x0", "w"]).await.unwrap().is(200);
     let promised = believed(last.sent, &last.json["claims"][0]);
     for at in 0..20 {
@@ -39,7 +39,7 @@ async fn a_client_that_is_gone_loses_all_by_its_ttl() {
     let took = BootTime::now().saturating_since(last.sent);
     assert!(promised.has_passed());
     assert!(took <= TTL + slack(), "released after {took:?}");
-    // To whoever looks at the gateway these were lost.
+    // The gateway's metrics count these as lost.
     assert_eq!(lost(gateway.addr).await, 20);
     blocked.release().await.unwrap();
 }
@@ -55,7 +55,7 @@ async fn a_gateway_stopped_past_the_ttl_gives_nothing_back() {
         let session = Session::open(gateway.addr, TTL).await;
         let held = session.claim("x", "h", "0s").await.unwrap().is(200);
         gateway.signal(Signal::STOP);
-        // Asked of a gateway that does not run, answered when it does again.
+        // Sent to a gateway that is stopped, and answered when it is continued.
         let asked = {
             let session = session.clone();
             tokio::spawn(async move { session.keep_alive(&["h"]).await })
@@ -80,7 +80,7 @@ async fn a_gateway_stopped_past_the_ttl_gives_nothing_back() {
     }
 }
 
-/// How many holds were lost, as the gateway counts it.
+/// The number of lost holds in the gateway's metrics.
 async fn lost(addr: SocketAddr) -> u64 {
     let text = text_of(addr, "/metrics").await;
     let counts = text.lines().filter_map(|line| {

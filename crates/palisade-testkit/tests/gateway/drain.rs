@@ -12,7 +12,7 @@ use crate::support::*;
 const MANY: usize = 100;
 const TTL: Duration = Duration::from_secs(20);
 
-/// Holders and waiters, each with a session of its own, a pair for each name.
+/// Holders and waiters, each with its own session, a pair for each name.
 async fn pairs(gateway: &Process, ttl: Duration) -> Vec<[Session; 2]> {
     let mut pairs = Vec::new();
     for at in 0..MANY {
@@ -61,7 +61,7 @@ async fn everyone_finishes_and_nobody_new_comes_in() {
     assert!(refused.head.contains("retry-after:"));
     let ready = ask(addr, "GET", "/readyz", None, &Value::Null).await;
     assert_eq!(ready.unwrap().status, 503);
-    // Who holds may take a nested lock, who holds nothing may not.
+    // A holder may take a nested lock; a client without holds may not.
     pairs[0][0]
         .claim("nested", "n", "0s")
         .await
@@ -77,7 +77,7 @@ async fn everyone_finishes_and_nobody_new_comes_in() {
         let body = json!({"id": "w", "wait": "6s"});
         let granted = waiter.post("/v1/claims/wait", &body).await.unwrap().is(200);
         assert!(granted.believed() > let_go);
-        // The last ones end the gateway, which answers them all the same.
+        // The last ones end the gateway, which still answers them all.
         waiter.release("w").await.unwrap().is(200);
     });
     futures_util::future::join_all(turns).await;
@@ -97,7 +97,7 @@ async fn who_does_not_let_go_keeps_the_last_promise_and_no_more() {
         let outsider = outsider.clone();
         async move {
             let mut promise = BootTime::PAST;
-            // Kept alive to the end, which comes all the same.
+            // It is kept alive to the end, but the drain ends nevertheless.
             while let Ok(kept) = holder.keep_alive(&["h"]).await {
                 if kept.status != 200 {
                     break;

@@ -1,5 +1,6 @@
 //! Gateways killed with `kill -9`, alone and with their whole process group, with holds, and with
-//! waiters that are granted at that moment: a client believes no longer than the engine's lease.
+//! waiters that are granted at that moment: a client relies on a hold no longer than the engine's
+//! lease lasts.
 
 use std::time::Duration;
 
@@ -12,12 +13,12 @@ use crate::support::*;
 /// Longer than the shortest lease of every engine here.
 const TTL: Duration = Duration::from_secs(3);
 
-/// What a round does before the kill.
+/// The situation at the kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Moment {
-    /// One holds, another waits behind it.
+    /// One client holds, another waits behind it.
     Holding,
-    /// The holder lets go and the waiter is granted while the gateway is being killed.
+    /// The holder releases and the waiter is granted while the gateway is being killed.
     Granting,
 }
 
@@ -58,7 +59,7 @@ async fn one(site: &Site, round: u64, moment: Moment, group: bool) {
         waiter.keep_alive(&["w"]).await.unwrap().is(200);
         gateway.kill(group);
     } else {
-        // It believes nothing from when it lets go.
+        // The holder no longer relies on its hold once it releases.
         beliefs.clear();
         let asks = {
             let waiter = waiter.clone();
@@ -68,11 +69,11 @@ async fn one(site: &Site, round: u64, moment: Moment, group: bool) {
             })
         };
         let lets_go = tokio::spawn(async move { holder.release("h").await });
-        // Somewhere between before the release and after the answer to the waiter.
+        // At a random time between before the release and after the answer to the waiter.
         let pause = rand::random_range(0..6_000);
         tokio::time::sleep(Duration::from_micros(pause)).await;
         gateway.kill(group);
-        // The gateway is gone: both have an answer, or none will come.
+        // The gateway is gone: each has its answer, or will never get one.
         if let Ok(granted) = asks.await.unwrap() {
             beliefs.push(("waiter", granted.believed()));
         }

@@ -1,4 +1,4 @@
-//! An engine that is away and comes back.
+//! An engine that becomes unreachable and returns.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ async fn away_and_back(site: Option<Site>) {
     let mut longest = held.believed();
     let away = BootTime::now();
     node.stop().unwrap();
-    // Kept alive, and yet its promise runs out with the lease that nobody can renew.
+    // It is kept alive, but its promise ends with the lease that can't be renewed.
     loop {
         let kept = session.keep_alive(&["h"]).await.unwrap().is(200);
         let claim = &kept.json["claims"][0];
@@ -35,7 +35,7 @@ async fn away_and_back(site: Option<Site>) {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert!(longest <= away + TTL, "believed beyond the lease");
-    // What is new is refused for the time being.
+    // New claims are refused meanwhile.
     let refused = session.claim("y", "y", "0s").await.unwrap();
     assert_eq!(
         (refused.status, refused.code()),
@@ -45,7 +45,7 @@ async fn away_and_back(site: Option<Site>) {
     assert!(refused.head.contains("retry-after:"), "{}", refused.head);
     assert_eq!(readiness(&gateway).await, 503);
     node.cont().unwrap();
-    // The same ask goes on, and is granted once.
+    // The same claim is repeated, and granted once.
     let until = BootTime::now() + LIMIT;
     loop {
         let again = session.claim("y", "y", "0s").await.unwrap();
@@ -62,7 +62,7 @@ async fn away_and_back(site: Option<Site>) {
     session.release("y").await.unwrap().is(200);
     until_line(&outsider, "y", (0, 0)).await;
     until_line(&outsider, "x", (0, 0)).await;
-    // What was seen a moment ago is told for a second.
+    // Readiness is cached for a second.
     while readiness(&gateway).await != 200 {
         assert!(!until.has_passed(), "it is not ready");
         tokio::time::sleep(Duration::from_millis(50)).await;

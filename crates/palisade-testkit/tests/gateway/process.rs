@@ -1,5 +1,5 @@
-//! The gateway itself: this test binary, started again. Whatever a test does to it, no token, no
-//! session's secret and no password is in what it has written at its end.
+//! The gateway itself: this test binary, started again. Whatever a test does to it, its output at
+//! the end contains no token, no session secret and no password.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
@@ -19,10 +19,10 @@ const DRAIN: &str = "PALISADE_GATEWAY_TEST_DRAIN_MS";
 /// A gateway that ends with its test.
 pub(crate) struct Process {
     child: Child,
-    /// Reads what it writes: the audit, and whatever else it has to say.
+    /// Collects its stderr: the audit and everything else that it logs.
     log: Option<JoinHandle<String>>,
     pub(crate) addr: SocketAddr,
-    /// Open to its end: it may have more to say.
+    /// Kept open to the end, because it may write more.
     _said: BufReader<ChildStdout>,
 }
 
@@ -31,13 +31,13 @@ impl Process {
         Self::with(url, Duration::from_secs(60))
     }
 
-    /// One that drains for so long.
+    /// A gateway with this drain time.
     pub(crate) fn with(url: &str, drain: Duration) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "process::a_gateway", "--ignored", "--nocapture"])
             .env(URL, url)
             .env(DRAIN, drain.as_millis().to_string())
-            // A group of its own, as a service has, to be killed as a whole.
+            // Its own process group, as a service has, so that it can be killed as a whole.
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -86,7 +86,7 @@ impl Process {
         self.child.wait().unwrap();
     }
 
-    /// How it ended by itself; `None` while it has not.
+    /// The exit status if it has ended by itself.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
@@ -108,7 +108,7 @@ impl Drop for Process {
     }
 }
 
-/// Not a test: what [`Process::start`] starts.
+/// Not a test: [`Process::start`] starts this.
 #[test]
 #[ignore = "the gateway that other tests start"]
 fn a_gateway() {

@@ -1,4 +1,5 @@
-//! A network between client and gateway that eats answers, cuts, and leads to another replica.
+//! A network between client and gateway that loses answers, cuts connections, and leads to another
+//! replica.
 
 use std::time::Duration;
 
@@ -10,10 +11,10 @@ use crate::process::Process;
 use crate::support::*;
 
 const TTL: Duration = Duration::from_secs(20);
-/// When a client asks again.
+/// When a client retries.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-/// A client that asks again, by new connections, until it has an answer.
+/// A client that retries, on new connections, until it has an answer.
 struct Stubborn<'a> {
     proxy: &'a Proxy,
     wire: Wire,
@@ -34,7 +35,7 @@ impl Stubborn<'_> {
         }
     }
 
-    /// Asks; the first answer is eaten.
+    /// Sends a request whose first answer is lost.
     async fn ask_twice(&self, method: &str, path: &str, body: &Value) -> Reply {
         let eaten = self.proxy.inject(to_client().once().eat());
         let reply = self.ask(method, path, body).await;
@@ -67,7 +68,7 @@ async fn eaten_answers_asked_again_are_no_second_claim_and_no_orphan() {
         assert_eq!(first.json["token"], again.json["token"]);
         let kept = post("/v1/sessions/keepalive", json!({"claims": ["one"]})).await;
         assert_eq!(kept.is(200).json["claims"][0]["state"], "held");
-        // Another behind it, whose grant is eaten.
+        // Another claim behind it, whose grant is lost.
         let second = json!({"name": name, "id": "two", "queue": true});
         post("/v1/claims", second).await.is(202);
         assert_eq!(line(&outsider, &name).await, (1, 1));
@@ -77,7 +78,7 @@ async fn eaten_answers_asked_again_are_no_second_claim_and_no_orphan() {
         let wait = json!({"id": "two", "wait": "300ms"});
         let granted = post("/v1/claims/wait", wait).await.is(200);
         assert_eq!(granted.json["state"], "held");
-        // Copies that were on their way for long.
+        // Copies that were delayed for long.
         let late = client.ask("POST", "/v1/claims", &claim).await;
         assert_eq!((late.status, late.code()), (410, "released"));
         assert_eq!(line(&outsider, &name).await, (1, 0));
@@ -129,7 +130,7 @@ async fn a_cut_wait_keeps_its_place_and_is_asked_again() {
     behind.await.unwrap().release().await.unwrap();
 }
 
-/// Waits until so many requests to wait have gone through.
+/// Waits until `count` wait requests have passed.
 async fn until_waiting(proxy: &Proxy, count: usize) {
     let until = BootTime::now() + LIMIT;
     while proxy.passed(Direction::ToEngine, "POST /v1/claims/wait") < count {
@@ -170,8 +171,8 @@ async fn another_replica_knows_nothing_and_the_session_says_where_to_ask() {
     session.keep_alive(&["h"]).await.unwrap().is(200);
 }
 
-/// The engine has let go, and its answer is on its way: who is kept alive at that moment is told
-/// nothing that is not so.
+/// The engine has released, and its answer is in flight: a keep-alive at that moment must not
+/// promise anything wrong.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_promised_while_it_is_being_released() {
     let Some(site) = Site::served("redis") else {
@@ -191,7 +192,7 @@ async fn nothing_is_promised_while_it_is_being_released() {
         tokio::spawn(async move { outsider.mutex("a").lock().await.unwrap() })
     };
     let mut slow = None;
-    // The session lives, and one of its claims is not named any more.
+    // The session stays alive, but one of its claims is no longer named.
     while !next.is_finished() {
         session.keep_alive(&["two"]).await.unwrap().is(200);
         if (asked + ttl / 2).has_passed() {

@@ -1,4 +1,5 @@
-//! Engines to put a gateway in front of, and a client that knows what it may believe.
+//! Engines to put a gateway in front of, and a client that computes how long it may rely on a
+//! claim.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,23 +13,23 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Far more than anything here takes; a test that needs it has failed.
+/// Far more than anything here takes; only a failing test reaches it.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) const TOKEN: &str = "a-token-of-the-tests-0123456789abcdef";
 
-/// What must not be in any log.
+/// The secrets that must not be in any log.
 pub(crate) static SECRETS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 pub(crate) fn full() -> bool {
     std::env::var_os("PALISADE_TEST_FULL").is_some()
 }
 
-/// An engine, and where a gateway and others find it.
+/// An engine, and its URLs for a gateway and for others.
 pub(crate) struct Site {
-    /// For a gateway.
+    /// The URL for the gateway.
     pub(crate) url: String,
-    /// For whoever uses it directly.
+    /// The URL for direct clients.
     pub(crate) direct: String,
     pub(crate) running: Option<Running>,
     _dir: Option<TempDir>,
@@ -46,7 +47,7 @@ impl Site {
         }
     }
 
-    /// A server of the test's own; `None` where it can't be had.
+    /// The test's own server; `None` if it is not available.
     pub(crate) fn served(name: &str) -> Option<Self> {
         let running = launch::need(name)?;
         Some(Self {
@@ -57,7 +58,7 @@ impl Site {
         })
     }
 
-    /// A Redis that wants a password, which is in the URL.
+    /// A Redis that requires a password, which is in the URL.
     pub(crate) fn guarded() -> Option<Self> {
         let password = format!("{:032x}", rand::random::<u128>());
         let running = launch::need("redis")?;
@@ -75,13 +76,13 @@ impl Site {
         })
     }
 
-    /// A client beside the gateway.
+    /// A client that does not use the gateway.
     pub(crate) async fn outsider(&self) -> Client {
         palisade::connect(&self.direct).await.unwrap()
     }
 }
 
-/// How many hold and wait, as the engine shows it.
+/// The number of holders and waiters that the engine shows.
 pub(crate) async fn line(client: &Client, name: &str) -> (usize, usize) {
     let scope = Scope::Line(Name::new(name).unwrap());
     let lines = client.survey(scope).await.unwrap();
@@ -90,7 +91,7 @@ pub(crate) async fn line(client: &Client, name: &str) -> (usize, usize) {
         .map_or((0, 0), |line| (line.holders.len(), line.waiters.len()))
 }
 
-/// Waits until the line has so many holders and waiters.
+/// Waits until the line has this many holders and waiters.
 pub(crate) async fn until_line(client: &Client, name: &str, wanted: (usize, usize)) {
     let until = BootTime::now() + LIMIT;
     loop {
@@ -103,13 +104,13 @@ pub(crate) async fn until_line(client: &Client, name: &str, wanted: (usize, usiz
     }
 }
 
-/// What came back.
+/// A reply.
 #[derive(Debug, Clone)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) json: Value,
-    /// Before the request was sent.
+    /// The time before the request was sent.
     pub(crate) sent: BootTime,
 }
 
@@ -124,13 +125,13 @@ impl Reply {
         self.json["code"].as_str().unwrap_or_default()
     }
 
-    /// Until when a claim may be believed in, by what an answer about it says.
+    /// Until when the client may rely on a claim, according to an answer about it.
     pub(crate) fn believed(&self) -> BootTime {
         believed(self.sent, &self.json)
     }
 }
 
-/// Until when the claim of `answer` may be believed in, to a request that was sent at `sent`.
+/// Until when the client may rely on the claim in `answer`, to a request that was sent at `sent`.
 pub(crate) fn believed(sent: BootTime, answer: &Value) -> BootTime {
     match (answer["state"].as_str(), answer["valid_ms"].as_u64()) {
         (Some("held"), Some(valid)) => sent + Duration::from_millis(valid),
@@ -138,7 +139,7 @@ pub(crate) fn believed(sent: BootTime, answer: &Value) -> BootTime {
     }
 }
 
-/// How a gateway is reached: where to connect to, and what it is called.
+/// How a gateway is reached: the address to connect to, and its `Host`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wire {
     to: SocketAddr,
@@ -146,7 +147,7 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// Through something in between, which is no name of the gateway's.
+    /// Through a proxy, whose address is not the gateway's.
     pub(crate) fn through(proxy: SocketAddr, host: SocketAddr) -> Self {
         Self { to: proxy, host }
     }
@@ -161,7 +162,7 @@ impl From<SocketAddr> for Wire {
     }
 }
 
-/// A session of a client.
+/// A client's session.
 #[derive(Debug, Clone)]
 pub(crate) struct Session {
     pub(crate) wire: Wire,
@@ -183,7 +184,7 @@ impl Session {
         ask(self.wire, "POST", path, Some(&self.secret), body).await
     }
 
-    /// Claims, in line if need be.
+    /// Claims, and queues if necessary.
     pub(crate) async fn claim(&self, name: &str, id: &str, wait: &str) -> std::io::Result<Reply> {
         let body = json!({"name": name, "id": id, "wait": wait, "queue": true});
         self.post("/v1/claims", &body).await
@@ -209,7 +210,7 @@ pub(crate) async fn ask(
     ask_within(LIMIT, wire.into(), method, path, secret, body).await
 }
 
-/// Asks; an error when there is no whole answer within `limit`.
+/// Sends a request; an error if there is no complete answer within `limit`.
 pub(crate) async fn ask_within(
     limit: Duration,
     wire: Wire,
@@ -232,7 +233,7 @@ pub(crate) async fn ask_within(
     parse(sent, &answer).ok_or_else(|| std::io::ErrorKind::UnexpectedEof.into())
 }
 
-/// The whole answer to a GET, as text.
+/// The complete answer to a GET, as text.
 pub(crate) async fn text_of(addr: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(addr).await.unwrap();
     let bytes = request(addr, "GET", path, None, &Value::Null);

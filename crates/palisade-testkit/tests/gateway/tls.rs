@@ -1,4 +1,5 @@
-//! TLS: who has the authority's certificate is served, who hasn't and who speaks plain HTTP is not.
+//! TLS: a client with the authority's certificate is served; one without it, or with plain HTTP, is
+//! not.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -53,7 +54,7 @@ async fn only_tls_is_spoken_and_the_certificate_counts() {
         metrics: Metrics::default(),
         tracer: None,
     };
-    // A key of another certificate is found out at the start.
+    // A key that does not match the certificate is detected at the start.
     Gateway::bind(client.clone(), config("client.key"))
         .await
         .unwrap_err();
@@ -69,14 +70,14 @@ async fn only_tls_is_spoken_and_the_certificate_counts() {
     let mut stream = trusting.connect(name.clone(), stream).await.unwrap();
     stream.write_all(&bytes).await.unwrap();
     let mut answer = Vec::new();
-    // The server may close without a goodbye of TLS after all is said.
+    // The server may close without a TLS close_notify.
     let _ = stream.read_to_end(&mut answer).await;
     let held = parse(BootTime::now(), &answer).unwrap().is(200);
     assert_eq!(held.json["url"], format!("https://{addr}"));
     let stream = TcpStream::connect(addr).await.unwrap();
     let wary = connector(&file("other.pem"));
     wary.connect(name, stream).await.unwrap_err();
-    // Plain HTTP gets no answer of HTTP, and a handshake that never comes ends by itself.
+    // Plain HTTP gets no HTTP answer, and a missing handshake times out.
     let mut plain = TcpStream::connect(addr).await.unwrap();
     plain.write_all(&bytes).await.unwrap();
     let mut answer = Vec::new();

@@ -1,4 +1,4 @@
-//! Who may come in, what is said to who may not, and that no secret is said.
+//! Access control: what is answered to clients without access, and that no secret is logged.
 
 use palisade::ErrorKind;
 use palisade_testkit::lab::launch::gateway::Door;
@@ -6,7 +6,7 @@ use palisade_testkit::lab::trial::{cycle, every_nasty_name, fails, says_no_secre
 
 use crate::{House, with};
 
-/// Of the token of the principal below.
+/// The SHA-256 of the token of the principal below.
 const SHA256: &str = "ecfeb2b6eb403840c2f97361b634f51ed581a5b17c03ba20b8b0484266b9e7df";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -31,7 +31,7 @@ async fn a_token_is_needed_and_its_lack_is_explained() {
     let refused = palisade::connect(without).await;
     let said = fails(refused, ErrorKind::Denied).to_string();
     assert!(said.contains("PALISADE_GATEWAY_TOKEN"), "{said}");
-    // The socket is this user's.
+    // The socket belongs to this user.
     let client = palisade::connect(&gateway.url(Door::Socket)).await.unwrap();
     cycle(&client.mutex("x")).await;
 }
@@ -42,7 +42,7 @@ async fn a_token_that_was_replaced_is_read_again() {
     let gateway = house.gateway(&[]);
     let client = palisade::connect(&gateway.url(Door::Port)).await.unwrap();
     cycle(&client.mutex("x")).await;
-    // It makes another one at each start.
+    // The gateway creates a new token at each start.
     tokio::task::block_in_place(|| gateway.node().restart()).unwrap();
     cycle(&client.mutex("x")).await;
 }

@@ -1,5 +1,5 @@
-//! A gateway that dies, stands still or loses answers: nobody believes in what another has, and
-//! what is asked again is one place.
+//! A gateway that dies, is stopped or loses answers: nobody relies on a lock that another has, and
+//! a repeated request takes one place.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -32,7 +32,7 @@ async fn a_killed_gateway_leaves_nobody_believing_too_long() {
         (BootTime::now(), next)
     });
     tokio::task::block_in_place(|| gateway.node().kill()).unwrap();
-    // Nothing is known yet, so it is held.
+    // The loss is not known yet, so it still counts as held.
     assert!(hold.is_valid(), "lost with the gateway");
     let loss = soon("the loss", hold.lost()).await;
     let told = BootTime::now();
@@ -40,7 +40,7 @@ async fn a_killed_gateway_leaves_nobody_believing_too_long() {
     let (granted, next) = soon("the next", next).await.unwrap();
     assert!(told < granted, "told after the next was granted");
     assert!(next.token() > hold.token());
-    // Back again it knows nothing of the session, and takes another.
+    // After its restart it does not know the session, and the client creates another.
     tokio::task::block_in_place(|| gateway.node().restart()).unwrap();
     cycle(&client.mutex("y")).await;
 }
@@ -53,14 +53,14 @@ async fn a_gateway_that_knows_no_session_is_no_loss_before_the_deadline() {
     let client = palisade::connect(&url).await.unwrap();
     let hold = client.mutex("x").lock().await.unwrap();
     let deadline = hold.deadline();
-    // Quicker than a renewal is due: what comes back answers `no_session`.
+    // Faster than a renewal is due: the restarted gateway answers `no_session`.
     tokio::task::block_in_place(|| gateway.node().restart()).unwrap();
     let loss = soon("the loss", hold.lost()).await;
     assert_eq!(loss.reason, LossReason::Expired, "{loss}");
     assert!(deadline.has_passed(), "lost before its deadline");
 }
 
-/// The cases of the suite that need an engine which can be cut off.
+/// The conformance cases that need an engine which can be cut off.
 #[test]
 fn a_stopped_gateway_is_unreachable_and_a_renewal_unknown() {
     for (door, case) in [
@@ -73,7 +73,7 @@ fn a_stopped_gateway_is_unreachable_and_a_renewal_unknown() {
     }
 }
 
-/// A gateway whose clients come through a proxy, which it is called by.
+/// A gateway whose clients connect through a proxy, by the proxy's address.
 fn proxied(house: &House, ttl: &str) -> (Gateway, Proxy, String) {
     let port = free_port();
     let at = SocketAddr::from(([127, 0, 0, 1], port));
@@ -89,7 +89,7 @@ fn proxied(house: &House, ttl: &str) -> (Gateway, Proxy, String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_is_eaten_is_asked_for_again_and_is_one_place() {
     let house = House::new();
-    // Longer than the test waits: a place that was left behind would be in the way.
+    // Longer than the test waits, so that a place that was left behind would be noticed.
     let (_gateway, proxy, url) = proxied(&house, "60s");
     let client = palisade::connect(&with(&url, "timeout=1s")).await.unwrap();
     cycle(&client.mutex("warm")).await;
@@ -104,7 +104,7 @@ async fn an_answer_that_is_eaten_is_asked_for_again_and_is_one_place() {
         assert_eq!(line.holders[0].id, hold.claim().to_string());
         hold.release().await.unwrap();
     }
-    // One that does not wait says so, and what it took is given back.
+    // A claim that does not wait reports this, and its place is left.
     let eaten = proxy.inject(to_client().containing("valid_ms").once().eat());
     let tried = soon("an answer", client.mutex("four").try_lock()).await;
     let error = tried.unwrap_err();
@@ -124,7 +124,7 @@ async fn a_connection_that_falls_silent_costs_no_lock() {
     let client = palisade::connect(&url).await.unwrap();
     let hold = client.mutex("kept").lock().await.unwrap();
     for _ in 0..2 {
-        // Those that are there pass nothing any more; new ones do.
+        // Existing connections pass nothing any more; new ones do.
         proxy.silence();
         let lost = tokio::time::timeout(TTL * 3 / 2, hold.lost()).await;
         assert!(lost.is_err(), "{lost:?}");

@@ -1,5 +1,5 @@
-//! The engine that asks a gateway: gateways that are killed, stopped, drained and behind proxies
-//! that lose answers, and who may come in.
+//! The engine that uses a gateway: gateways that are killed, stopped, drained and behind proxies
+//! that lose answers, and access control.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,7 @@ mod several;
 use palisade::Client;
 use palisade_testkit::lab::launch::gateway::Gateway;
 
-/// Locks in a folder, which end by their leases alone, and the gateways in front of them.
+/// Locks in a directory, which end only with their leases, and the gateways in front of them.
 struct House {
     folder: tempfile::TempDir,
 }
@@ -33,7 +33,7 @@ impl House {
         Gateway::start_at(port, &self.url(), arguments).unwrap()
     }
 
-    /// Past any gateway.
+    /// A client that bypasses the gateways.
     async fn outsider(&self) -> Client {
         palisade::connect(&self.url()).await.unwrap()
     }

@@ -1,4 +1,4 @@
-//! Several gateways in front of one engine: what is new goes to one that lives.
+//! Several gateways in front of one engine: new requests go to one that is alive.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ async fn two_gateways_exclude_each_other() {
     let (first, second) = (client(&one).await, client(&two).await);
     let hold = first.mutex("x").lock().await.unwrap();
     assert!(second.mutex("x").try_lock().await.unwrap().is_none());
-    // An operator at one takes away what was claimed at the other.
+    // An operator at one gateway evicts a claim of the other.
     let name = hold.name().clone();
     let evict = second.evict(&name, palisade::Which::Holders, palisade::Eviction::Mark);
     let (evicted, loss) = tokio::join!(soon("the eviction", evict), async {
@@ -65,7 +65,7 @@ async fn claims_go_to_the_gateway_that_lives() {
         lines.iter().any(|line| line.waiters.len() == 1)
     })
     .await;
-    // Whichever it is at, one after the other.
+    // Whichever gateway it uses, one after the other.
     for gateway in [&one, &two] {
         tokio::task::block_in_place(|| gateway.node().kill()).unwrap();
         cycle(&client.mutex("new")).await;
@@ -73,7 +73,7 @@ async fn claims_go_to_the_gateway_that_lives() {
     }
     assert!(!waits.is_finished(), "a waiter gave up");
     blocked.release().await.unwrap();
-    // What it waited with may have ended with its gateway, and then it asked again.
+    // Its claim may have ended with its gateway; then it has retried.
     let hold = tokio::time::timeout(Duration::from_secs(30), waits).await;
     let hold = hold.expect("the lock").unwrap().unwrap();
     assert!(hold.is_valid());
@@ -93,12 +93,12 @@ async fn a_gateway_that_drains_keeps_what_is_held_and_takes_nothing_new() {
         .pid()
         .and_then(|pid| Pid::from_raw(pid.cast_signed()));
     kill_process(pid.unwrap(), Signal::TERM).unwrap();
-    // The first renewal says that it drains.
+    // The first renewal learns that the gateway drains.
     let lost = tokio::time::timeout(Duration::from_secs(3), hold.lost()).await;
     assert!(lost.is_err(), "lost with the drain: {lost:?}");
     let new = client.mutex("new").lock().await.unwrap();
     hold.release().await.unwrap();
-    // It has nothing more, and ends; what is new is at the other one.
+    // The gateway has no claims left, and ends; the new one is at the other gateway.
     until("it has ended", async || one.node().state() == State::Dead).await;
     let lost = tokio::time::timeout(Duration::from_secs(6), new.lost()).await;
     assert!(lost.is_err(), "it was at the one that has ended: {lost:?}");

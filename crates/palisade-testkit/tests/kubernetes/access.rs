@@ -1,4 +1,4 @@
-//! Who asks: tokens that are rotated, plugins, certificates, pods; and what is said of rights.
+//! Credentials: rotated tokens, plugins, certificates, pods; and messages about permissions.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ async fn what_is_missing_is_said() {
     let looks = with(&format!("{{token: {OTHER}}}"));
     let error = lock(&looks).await.unwrap_err();
     says(&error, ErrorKind::Denied, "Role");
-    // `check` names the verbs that are missing.
+    // `check` names the missing verbs.
     let client = palisade::connect(&looks).await.unwrap();
     let check = client.check().await.unwrap();
     assert_eq!(check.version.as_deref(), Some("v1.36.4-standin"));
@@ -79,7 +79,7 @@ async fn nothing_that_is_logged_has_a_secret() {
     says_no_secret(&right, &wrong, &["5ec2e7"]).await;
 }
 
-/// The Role of the manifest is what palisade needs, and all that it asks for.
+/// The Role of the manifest has all permissions that palisade needs, and no others.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_manifests_role_is_enough() {
     let manifest = include_str!("../../../../deploy/kubernetes/elect.yaml");
@@ -128,7 +128,7 @@ async fn a_token_that_is_rotated_costs_no_hold() {
     hold.release().await.unwrap();
 }
 
-/// A plugin that counts how often it is run.
+/// A plugin that counts its runs.
 fn plugin(folder: &Path, body: &str) -> PathBuf {
     let path = folder.join("plugin");
     let script = format!("#!/bin/sh\necho run >> \"$(dirname \"$0\")/runs\"\n{body}\n");
@@ -148,7 +148,7 @@ async fn a_plugin_gives_tokens_and_is_run_again_when_they_are_refused() {
     server.grant(vec![Grant::all(SECRET)]);
     let folder = server.folder();
     std::fs::write(folder.join("current"), SECRET).unwrap();
-    // It is told what it is run for, and gives what is in a file.
+    // It checks its environment and arguments, and returns the content of a file.
     plugin(
         folder,
         "case $KUBERNETES_EXEC_INFO in *ExecCredential*) ;; *) exit 3;; esac\n\
@@ -173,7 +173,7 @@ async fn a_plugin_is_run_again_before_its_token_expires() {
     let server = server();
     server.grant(vec![Grant::all(SECRET)]);
     let folder = server.folder();
-    // Expires within the minute in which it is replaced early.
+    // It expires within the minute in which it is renewed early.
     plugin(
         folder,
         &format!(
@@ -208,7 +208,7 @@ async fn a_plugin_that_fails_says_what_to_do() {
     says(&error, ErrorKind::Config, "can't be run");
 }
 
-/// A server with certificates of our own; `None` where openssl is missing.
+/// A server with our own certificates; `None` if openssl is missing.
 fn secure() -> Option<(tempfile::TempDir, ApiServer)> {
     let folder = tempfile::tempdir().unwrap();
     if let Err(why) = certificates(folder.path(), "DNS:cluster.internal,IP:127.0.0.1") {
@@ -246,7 +246,7 @@ async fn certificates_identify_both_sides() {
         ErrorKind::Config,
         "certificate-authority",
     );
-    // A name in place of the address, as behind a tunnel.
+    // A server name in place of the address, as behind a tunnel.
     let named = format!("https://127.0.0.1:{}", server.address().port());
     let tunnel = format!("{named}\n    tls-server-name: cluster.internal");
     let error = lock(&with("tunnel", &named, &tunnel)).await.unwrap_err();
@@ -267,7 +267,7 @@ async fn a_pod_uses_its_service_account() {
     std::fs::copy(folder.path().join("ca.pem"), account.join("ca.crt")).unwrap();
     std::fs::write(account.join("token"), SECRET).unwrap();
     std::fs::write(account.join("namespace"), "default").unwrap();
-    // The environment of this process is everyone's.
+    // A separate process, because all tests share the environment of this one.
     let url = format!("kubernetes://?service_account={}", account.display());
     let run = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "access::locks_with_its_environment", "--ignored"])
@@ -283,7 +283,7 @@ async fn a_pod_uses_its_service_account() {
     let out = String::from_utf8_lossy(&run.stdout);
     assert!(out.contains("1 passed"), "{out}");
     assert_eq!(server.leases(), ["palisade.guarded"]);
-    // Outside, KUBECONFIG names the file.
+    // Outside of a pod, KUBECONFIG names the file.
     let plain = crate::util::server();
     let run = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "access::locks_with_its_environment", "--ignored"])
@@ -299,7 +299,7 @@ async fn a_pod_uses_its_service_account() {
     assert_eq!(plain.leases(), ["palisade.guarded"]);
 }
 
-/// Run by the test above, in a process of its own.
+/// Run by the test above, in a separate process.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs the environment of its caller"]
 async fn locks_with_its_environment() {

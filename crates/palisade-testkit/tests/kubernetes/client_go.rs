@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use palisade_testkit::lab::launch::apiserver::{ApiServer, NAMESPACE};
 use serde_json::{Value, json};
 
-/// The record that `resourcelock` makes of a Lease.
+/// The record that `resourcelock` derives from a Lease.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Record {
     holder: String,
@@ -32,17 +32,17 @@ impl Record {
     }
 }
 
-/// See the module's text.
+/// See the module documentation.
 pub(crate) struct Elector<'a> {
     server: &'a ApiServer,
     name: String,
     identity: String,
     duration: i64,
-    /// The object as it was last got or written.
+    /// The object as it was last read or written.
     lease: Option<Value>,
     observed: Record,
     observed_at: Instant,
-    /// How far its clock is off.
+    /// How far its clock is ahead.
     clock_ahead: i64,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Elector<'a> {
         format!("/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases")
     }
 
-    /// metav1.MicroTime of now.
+    /// The current time as metav1.MicroTime.
     fn now(&self) -> String {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         let seconds = since.as_secs() as i64 + self.clock_ahead;
@@ -115,7 +115,7 @@ impl<'a> Elector<'a> {
         })
     }
 
-    /// Sends back the whole object with another spec.
+    /// Writes back the whole object with another spec.
     fn update(&mut self, spec: Value) -> bool {
         let mut lease = self.lease.clone().unwrap();
         lease["spec"] = spec;

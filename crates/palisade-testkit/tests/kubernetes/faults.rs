@@ -1,4 +1,4 @@
-//! The server is hurt as real ones are: answers that are lost, conflicts, silence, throttling.
+//! Faults of real servers: lost answers, conflicts, silence, throttling.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use palisade_testkit::lab::trial::Crew;
 
 use crate::util::{client, cycle, holder, lease, seconds, server, shown, soon, until};
 
-/// The acquiring write is applied or not, and its answer is lost, in every way there is.
+/// The acquiring write is applied or not, and its answer is lost, in every possible way.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_update_whose_answer_is_lost_is_found_by_a_read() {
     let server = server();
@@ -92,7 +92,7 @@ async fn renewals_and_releases_survive_lost_answers() {
     }
 }
 
-/// A write that etcd takes up after everyone has given up on it, and its claim was left: it is
+/// etcd commits a write after everyone has given up on it and its claim was left. The write is
 /// refused, because the leave has written since.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_comes_true_late_takes_nothing() {
@@ -131,7 +131,7 @@ async fn a_dropped_acquire_leaves_nothing() {
     }
 }
 
-/// Eight at once, again and again: one each time.
+/// Eight concurrent attempts, repeatedly: one succeeds each time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_storm_of_conflicts_has_one_winner() {
     let server = server();
@@ -160,7 +160,7 @@ async fn a_storm_of_conflicts_has_one_winner() {
         last = hold.token().0;
         hold.release().await.unwrap();
     }
-    // And as permits: none is lost and none is too many.
+    // The same with permits: none is lost and none exceeds the capacity.
     let pool: Vec<_> = clients
         .iter()
         .map(|client| {
@@ -230,7 +230,7 @@ async fn a_silent_server_ends_the_hold_before_another_is_granted() {
     assert!(granted > lost && next.unwrap().token() > hold.token());
 }
 
-/// 503 for longer than the lease, as while all API servers restart.
+/// 503 for longer than the lease, as when all API servers restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn refusals_longer_than_the_lease_end_the_hold_in_time() {
     let server = server();
@@ -253,7 +253,7 @@ async fn refusals_longer_than_the_lease_end_the_hold_in_time() {
     assert!(granted > lost && next.unwrap().token() > hold.token());
 }
 
-/// A refusal of a renewal (a role that is edited, a token that is rotated) is no loss yet.
+/// A refused renewal (a role that is edited, a token that is rotated) is no loss yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_short_refusal_of_renewals_is_no_loss() {
     let server = server();
@@ -273,7 +273,7 @@ async fn a_short_refusal_of_renewals_is_no_loss() {
     hold.release().await.unwrap();
 }
 
-/// Throttled, nothing was executed: it is asked again when the server says so.
+/// A throttled request was not executed: it is repeated when the server says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn throttling_is_waited_for() {
     let server = server();
@@ -283,7 +283,7 @@ async fn throttling_is_waited_for() {
     let hold = client.mutex("a").try_lock().await.unwrap().expect("free");
     assert!(start.elapsed() >= seconds(1), "asked again at once");
     hold.release().await.unwrap();
-    // Longer than a request may take is unreachable, and not applied.
+    // A delay longer than a request may take is reported as unreachable, and not applied.
     server.inject(Rule::always(Fault::TooMany { retry_after: 30 }));
     let error = client.mutex("b").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable);

@@ -1,4 +1,4 @@
-//! A contender that writes as client-go does and palisade exclude each other, both ways.
+//! A contender that behaves like client-go and palisade exclude each other, both ways.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ async fn palisade_waits_for_client_go() {
     assert!(theirs.try_acquire_or_renew(), "their renewal");
     assert!(theirs.release());
     let hold = soon("the grant", waiting).await.unwrap().unwrap();
-    // What they count is right for them.
+    // The number of transitions is right for client-go.
     let lease = server.lease("controller").unwrap();
     assert_eq!(lease["spec"]["leaseTransitions"], 1);
     assert!(!theirs.try_acquire_or_renew(), "two leaders");
@@ -39,7 +39,7 @@ async fn client_go_waits_for_palisade() {
         .unwrap();
     let mut theirs = Elector::new(&server, "controller", "pod-a_1f2e", 15);
     let start = Instant::now();
-    // Longer than the ttl: renewals are seen as such.
+    // Longer than the ttl, so that renewals are seen as such.
     while start.elapsed() < Duration::from_secs(4) {
         assert!(!theirs.try_acquire_or_renew(), "two leaders");
         assert!(hold.is_valid());
@@ -59,7 +59,7 @@ async fn client_go_waits_for_palisade() {
     );
 }
 
-/// Who dies is replaced after the duration that it wrote, not after that of who comes next.
+/// A dead holder is replaced after the duration in its own record, not after that of the next one.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_records_duration_counts() {
     let server = server();
@@ -77,7 +77,7 @@ async fn the_records_duration_counts() {
     assert!(took >= seconds(3), "taken over after {took:?}");
     drop(hold);
 
-    // The other way: a palisade process that is gone, as its Lease shows it.
+    // The other way: a palisade process that is gone, as seen by its Lease.
     let gone = beside_others(&server).await;
     let kept = gone.mutex("other").ttl(seconds(3)).unrenewed();
     let kept = kept.lock().await.unwrap();
@@ -90,14 +90,14 @@ async fn the_records_duration_counts() {
     let took = start.elapsed();
     assert!(took >= seconds(2), "taken over after {took:?}");
     assert!(!kept.is_valid(), "two leaders");
-    // Our annotation stays in what they wrote, and means nothing.
+    // Our annotation stays in the object that they wrote, but has no meaning any more.
     let lease = server.lease("other").unwrap();
     assert!(lease["metadata"]["annotations"]["palisade/holders"].is_string());
     let line = shown(&client, "other").await.unwrap();
     assert_eq!(line.holders[0].id, "pod-b_77");
 }
 
-/// Clocks are never compared: theirs is an hour off, and nothing changes.
+/// Clocks are never compared: an hour's difference changes nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_is_an_hour_off_changes_nothing() {
     for ahead in [3600, -3600] {
@@ -114,7 +114,7 @@ async fn a_clock_that_is_an_hour_off_changes_nothing() {
             assert!(!waiting.is_finished(), "two leaders, {ahead}");
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        // They die: their record is waited for, no longer and no shorter.
+        // The other one dies: its record is waited for exactly as long as it says.
         let start = Instant::now();
         let hold = soon("the grant", waiting).await.unwrap().unwrap();
         let took = start.elapsed();

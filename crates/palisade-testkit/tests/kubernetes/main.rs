@@ -1,5 +1,5 @@
-//! Leases: the stand-in API server behaves as a real one, and palisade on it beside client-go
-//! and when it is hurt.
+//! Leases: the fake API server behaves as a real one, and palisade works on it with client-go and
+//! under faults.
 
 #![allow(clippy::unwrap_used)]
 

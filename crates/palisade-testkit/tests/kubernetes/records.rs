@@ -1,4 +1,4 @@
-//! What is in a Lease, and what palisade makes of what others wrote there.
+//! The content of a Lease, and how palisade treats what others wrote there.
 
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ async fn a_lock_is_a_lease_by_client_gos_rules() {
     assert_eq!(taken["spec"]["leaseDurationSeconds"], 20);
     assert_eq!(transitions(&taken), 1);
     assert_eq!(taken["spec"]["acquireTime"], taken["spec"]["renewTime"]);
-    // The version that the taking write was conditioned on: that of the Lease as it was created.
+    // The version that the acquiring write was conditioned on: that of the newly created Lease.
     let version: u64 = taken["metadata"]["resourceVersion"]
         .as_str()
         .unwrap()
@@ -48,7 +48,7 @@ async fn a_lock_is_a_lease_by_client_gos_rules() {
         ("", &json!(1))
     );
     assert_eq!(transitions(&free), 1, "kept for others");
-    // Warm, it costs two writes and no read.
+    // A warm cycle costs two writes and no read.
     let (reads, writes) = (server.requests("GET"), server.requests("PUT"));
     cycle(&client.mutex("a")).await;
     assert_eq!(server.requests("PUT") - writes, 2);
@@ -69,7 +69,7 @@ async fn tokens_rise_over_delete_and_create() {
     }
 }
 
-/// The control is in `status.rs`: a write with the version alone brings a deleted Lease back.
+/// The control is in `status.rs`: a write with only the version re-creates a deleted Lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_was_deleted_while_held_is_lost_and_not_brought_back() {
     let server = server();
@@ -85,7 +85,7 @@ async fn a_lease_that_was_deleted_while_held_is_lost_and_not_brought_back() {
     );
     let next = two.mutex("a").lock().await.unwrap();
     assert!(next.token() > hold.token());
-    // Its release comes late, and changes nothing.
+    // Its release is late, and changes nothing.
     let before = lease(&server, "a");
     assert!(hold.release().await.is_err());
     one.flush().await;
@@ -112,7 +112,7 @@ async fn a_lease_that_is_being_deleted_is_not_taken() {
     drop(soon("the grant", waiting).await.unwrap().unwrap());
 }
 
-/// All spec fields are optional, and what others keep in an object stays.
+/// All spec fields are optional, and data of others in an object is preserved.
 #[tokio::test(flavor = "multi_thread")]
 async fn leases_of_others_are_taken_as_they_are() {
     let server = server();
@@ -130,27 +130,27 @@ async fn leases_of_others_are_taken_as_they_are() {
     let held = json!({ "metadata": { "name": "held" }, "spec": { "holderIdentity": "x" } });
     assert_eq!(server.ask("POST", path, &held).0, 201);
     assert!(client.mutex("held").try_lock().await.unwrap().is_none());
-    // An annotation that is no record of ours counts for nothing.
+    // An annotation that is not our record is ignored.
     server.edit("held", |lease| {
         lease["metadata"]["annotations"] = json!({ "palisade/holders": "{\"id\":\"x\"" });
     });
     assert_eq!(shown(&client, "held").await.unwrap().holders[0].id, "x");
     let error = client.mutex("Not/a.name").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidName);
-    // Leases that carry nothing of palisade's are not listed.
+    // Leases without any data of palisade are not listed.
     let all = client.survey(Scope::Prefix(String::new())).await.unwrap();
     assert!(all.is_empty(), "{all:?}");
 }
 
-/// A holder that died is found by a process that never waits and has never seen it: its record
-/// is watched for its time, and no shorter.
+/// A process that never waits and has never seen the holder detects its death: it watches the
+/// record for exactly the record's duration.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_wait_watches_a_record_that_is_overdue() {
     let server = server();
     let dead = client(&server).await;
     let mutex = dead.mutex("cron").ttl(seconds(2)).unrenewed();
     let hold = mutex.lock().await.unwrap();
-    // Not dropped: nobody leaves for it.
+    // Not dropped, so that nobody leaves for it.
     let fresh = client(&server).await;
     let start = Instant::now();
     assert!(fresh.mutex("cron").try_lock().await.unwrap().is_none());
@@ -169,7 +169,7 @@ async fn no_wait_watches_a_record_that_is_overdue() {
     assert!(next.unwrap().token() > hold.token());
 }
 
-/// One that lives is not taken, though its clock or ours says that it should be gone.
+/// A live holder is not replaced, even if its clock or ours says that it should be gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_clock_that_is_an_hour_off_changes_nothing() {
     for ahead in [3600, -3600] {
@@ -215,7 +215,7 @@ async fn leases_that_were_free_for_a_day_are_deleted() {
     };
     server.edit("palisade.old", past);
     server.edit("palisade.held", past);
-    // One like ours that somebody else made.
+    // A Lease like ours that somebody else created.
     let path = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
     let theirs = json!({ "metadata": { "name": "palisade.theirs" }, "spec": {
         "renewTime": "2020-01-02T03:04:05.000000Z",
@@ -225,7 +225,7 @@ async fn leases_that_were_free_for_a_day_are_deleted() {
     let left = server.leases();
     assert_eq!(left, ["palisade.held", "palisade.theirs", "palisade.young"]);
     drop(hold);
-    // A name whose Lease was deleted is locked as before.
+    // A name whose Lease was deleted can be locked as before.
     let again = client.mutex("old").lock().await.unwrap();
     again.release().await.unwrap();
 }
@@ -256,7 +256,7 @@ async fn an_election_has_a_value_that_is_observed() {
     assert!(next().await.is_none());
 }
 
-/// What `palisade bench --baseline` compares with: a Lease taken and freed, and a hand-over.
+/// What `palisade bench --baseline` compares with: a Lease acquired and released, and a hand-over.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_raw_operations_work() {
     let server = server();

@@ -1,5 +1,5 @@
-//! The stand-in answers as kube-apiserver does: a test for every row of the table of what was
-//! measured on v1.36.4 (the main rows on v1.20.2 too).
+//! The fake API server answers as kube-apiserver does: a test for every row of the table that was
+//! measured on v1.36.4 (the main rows also on v1.20.2).
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ fn path(name: &str) -> String {
     format!("/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases{slash}{name}")
 }
 
-/// A request's status and reason.
+/// Sends a request: returns status, reason and body.
 fn ask(server: &ApiServer, method: &str, name: &str, body: &Value) -> (u16, String, Value) {
     let (code, _, body) = server.ask(method, &path(name), body);
     let reason = body["reason"].as_str().unwrap_or("").to_owned();
@@ -176,7 +176,7 @@ fn put_of_the_same_content_changes_nothing() {
     let answer = put(&server, &lease);
     is(&answer, 200, "");
     assert_eq!(version(&answer.2), version(&lease));
-    // Also without what the server fills in.
+    // This also applies without the fields that the server fills in.
     let answer = put(&server, &without(&lease, "managedFields"));
     assert_eq!(version(&answer.2), version(&lease));
 }
@@ -278,12 +278,12 @@ fn delete_with_finalizers_leaves_the_object() {
     let (code, _, body) = ask(&server, "DELETE", "x", &json!({}));
     assert_eq!((code, &body["kind"]), (200, &json!("Lease")));
     assert!(body["metadata"]["deletionTimestamp"].is_string());
-    // Renewals still work, creation does not.
+    // Renewals still work, but creation does not.
     is(&put(&server, &held_by(&get(&server, "x"), "b")), 200, "");
     is(&post(&server, &fresh("x")), 409, "AlreadyExists");
 }
 
-/// Four at once, sixty times: how often each pair of code and reason was answered.
+/// Four concurrent requests, sixty times: how often each pair of code and reason was answered.
 fn race(
     request: impl Fn(&ApiServer, &str) -> (u16, String, Value) + Sync,
 ) -> Vec<BTreeMap<(u16, String), usize>> {
@@ -388,7 +388,7 @@ fn numbers_names_and_annotations_have_bounds() {
     let mut lease = fresh("annotated");
     lease["metadata"]["annotations"] = json!({ "a": "x".repeat(256 * 1024) });
     assert_eq!(post(&server, &lease).0, 422);
-    // What a Lease does not have is dropped, and another version is refused.
+    // Unknown fields of a Lease are dropped, and another API version is refused.
     let mut lease = fresh("odd");
     lease["spec"]["strategy"] = "OldestEmulationVersion".into();
     lease["apiVersion"] = "coordination.k8s.io/v1".into();
@@ -456,10 +456,10 @@ fn tokens_and_roles_are_asked_for() {
     };
     let none = Value::Null;
     assert_eq!(ask(Some("unknown"), "GET", "x", &none), 401);
-    // Nobody in particular may do nothing.
+    // An anonymous request may do nothing.
     assert_eq!(ask(None, "GET", "x", &none), 403);
     assert_eq!(ask(Some("root"), "GET", "x", &none), 404);
-    // A role for a name can't POST, but PUT creates by name, with both rights.
+    // A role for a single name can't POST, but PUT creates by name, with both permissions.
     assert_eq!(ask(Some("one"), "POST", "", &fresh("x")), 403);
     assert_eq!(ask(Some("updates"), "PUT", "x", &fresh("x")), 403);
     assert_eq!(ask(Some("one"), "PUT", "x", &fresh("x")), 201);

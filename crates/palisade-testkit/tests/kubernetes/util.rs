@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Shared by the tests.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use palisade_testkit::lab::launch::apiserver::ApiServer;
 pub(crate) use palisade_testkit::lab::trial::{cycle, soon, until};
 use serde_json::Value;
 
-/// A server of the test's own.
+/// The test's own server.
 pub(crate) fn server() -> ApiServer {
     ApiServer::start().unwrap()
 }
@@ -24,7 +24,7 @@ pub(crate) async fn beside_others(server: &ApiServer) -> Client {
         .unwrap()
 }
 
-/// The Lease of a lock of ours.
+/// The Lease of one of our locks.
 pub(crate) fn lease(server: &ApiServer, name: &str) -> Value {
     server.lease(&format!("palisade.{name}")).expect("a Lease")
 }

@@ -1,5 +1,4 @@
-//! The stand-in's watches behave as a real server's, and palisade takes them for the hints that
-//! they are.
+//! The watches of the fake API server behave as a real server's, and palisade treats them as hints.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -80,7 +79,7 @@ fn without_a_version_what_is_there_comes_first() {
     server.delete("a");
     let (kind, deleted) = events.next().unwrap();
     assert_eq!(kind, "DELETED");
-    // The old content under a new version.
+    // The old content with a new version.
     assert_eq!(deleted["spec"]["holderIdentity"], "x");
     assert!(version(&deleted) > version(&changed));
     assert!(events.next().is_none(), "it ends with its time");
@@ -101,7 +100,7 @@ fn with_a_version_only_later_changes_come() {
 fn a_version_that_is_too_old_is_told_as_an_event() {
     let server = server();
     let lease = create(&server, "a");
-    // After a restart, even the object's own version is.
+    // After a restart, even the object's own version is too old.
     server.forget_history();
     let query = format!("resourceVersion={}&timeoutSeconds=5", version(&lease));
     let mut events = watch(&server, &query);
@@ -143,7 +142,7 @@ fn labels_select_and_what_loses_its_label_is_deleted() {
     assert_eq!(events.next().unwrap().0, "DELETED");
 }
 
-/// Watches end, history is forgotten, and still a release is noticed at once.
+/// Watches end, history is forgotten, and a release is still noticed at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_outlives_its_watches() {
     let server = server();
@@ -159,7 +158,7 @@ async fn a_waiter_outlives_its_watches() {
     drop(soon("the grant", waiting).await.unwrap().unwrap());
 }
 
-/// Without the right to watch, waiters look by themselves.
+/// Without permission to watch, waiters poll.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_without_the_right_to_watch_is_granted_too() {
     let server = server();
@@ -176,7 +175,7 @@ async fn a_waiter_without_the_right_to_watch_is_granted_too() {
     assert!(start.elapsed() < seconds(5));
 }
 
-/// Waiters of one process share their looks.
+/// Waiters of one process share their reads.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crowd_of_one_process_asks_little() {
     let server = server();
@@ -191,7 +190,7 @@ async fn a_crowd_of_one_process_asks_little() {
     let before = server.requests("GET");
     tokio::time::sleep(seconds(2)).await;
     let asked = server.requests("GET") - before;
-    // Each would ask once a second.
+    // Alone, each would read once a second.
     assert!(asked < 60, "{asked} reads by 50 waiters in 2 s");
     for waiter in waiters {
         assert!(waiter.await.unwrap().unwrap().is_none());

@@ -1,5 +1,5 @@
 //! The launcher on real engines: each starts, answers over its own protocol and leaves nothing
-//! behind, however it ends. `verbs` shows that the cruel verbs do what they say.
+//! behind, however it ends. `verbs` tests stopping, killing and wiping.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ use palisade_testkit::lab::launch::{self, Running, until, wire};
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// Asks one node for something that only the real engine answers.
+/// Sends a request to one node that only the real engine answers.
 fn ask(engine: &Running, port: u16) {
     let get = |path| wire::http(port, "GET", path, "").unwrap();
     let scheme = engine.url().split("://").next().unwrap();
@@ -67,7 +67,7 @@ fn ask(engine: &Running, port: u16) {
     }
 }
 
-/// What an engine has while it runs, to look for afterwards.
+/// What a running engine has, to check afterwards that it is gone.
 struct Traces {
     pids: Vec<u32>,
     ports: Vec<u16>,
@@ -104,7 +104,7 @@ impl Traces {
     }
 }
 
-/// How many segments of shared memory there are that one of these processes has made.
+/// The number of shared memory segments that one of these processes created.
 fn segments(of: &[u32]) -> usize {
     let list = std::fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
     let maker = |line: &str| line.split_whitespace().nth(4)?.parse().ok();
@@ -132,7 +132,7 @@ fn round(name: &str) -> (Duration, Duration) {
 /// Every engine, twice in a row.
 #[test]
 fn every_engine_starts_answers_and_leaves_nothing() {
-    // What must be installed is not what is measured; what can't be is told once.
+    // The installation is not measured; what can't be installed is reported once.
     let had = |recipe: &&Recipe| recipe.fetch().is_ok() || launch::need(recipe.name).is_some();
     let engines: Vec<&Recipe> = ENGINES.iter().filter(had).collect();
     for pass in 1..=2 {
@@ -144,7 +144,7 @@ fn every_engine_starts_answers_and_leaves_nothing() {
                 println!("{name:<15} ready after {started:>8.1?}, gone after {whole:>8.1?}");
             }
         };
-        // Two at a time: most of a start is waiting.
+        // Two at a time: a start mostly waits.
         std::thread::scope(|scope| {
             let threads = [(); 2].map(|()| scope.spawn(work));
             for thread in threads {
@@ -155,7 +155,7 @@ fn every_engine_starts_answers_and_leaves_nothing() {
     }
 }
 
-/// Starts an engine through the command and kills that with KILL.
+/// Starts an engine through the command and kills the command with KILL.
 #[test]
 fn a_starter_that_is_killed_leaves_nothing() {
     for (name, stop_a_node) in [("redis5", false), ("postgres", true)] {
@@ -198,7 +198,7 @@ fn a_starter_that_is_killed_leaves_nothing() {
         );
         assert_eq!(segments(&traces.pids), usize::from(name == "postgres"));
         if stop_a_node {
-            // The main process stands still and can't end the others.
+            // The main process is stopped and can't end the others.
             let pid = traces.pids[0].to_string();
             assert!(
                 Command::new("kill")
@@ -262,7 +262,7 @@ fn an_unknown_engine_is_refused_by_name() {
     );
 }
 
-/// Without root and packages tests are skipped, with the reason where it is looked for.
+/// Without root and packages tests are skipped, with a reason in the expected place.
 #[test]
 fn what_cannot_be_had_is_skipped_or_fails() {
     let folder = tempfile::tempdir().unwrap();

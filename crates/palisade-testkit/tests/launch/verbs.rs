@@ -1,4 +1,4 @@
-//! The cruel verbs, on real engines.
+//! Stopping, killing and wiping, on real engines.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ fn a_node_is_stopped_continued_killed_restarted_and_wiped() {
 
     node.stop().unwrap();
     assert_eq!(node.state(), State::Stopped);
-    // The kernel still takes connections for it.
+    // The kernel still accepts connections for it.
     assert!(wire::connect(port).is_ok() && get().is_err());
     node.cont().unwrap();
     assert_eq!(
@@ -81,7 +81,7 @@ fn postgres_stands_still_with_all_its_processes_and_keeps_its_rows() {
     assert!(query("SELECT n FROM t").is_err());
 }
 
-/// Kills the leader, sees another, and the first comes back as a follower.
+/// Kills the leader, waits for another, and the first comes back as a follower.
 fn leader_changes(name: &str) {
     let engine = need!(launch::need(name));
     let first = engine.kill_leader().unwrap();
@@ -118,7 +118,7 @@ fn sentinels_have_another_master_after_a_kill() {
     leader_changes("redis-sentinel");
 }
 
-/// Wipes one node that does not lead; the others keep what was written, and take it in again.
+/// Wipes one node that does not lead; the others keep the data, and accept it again.
 fn wiped_member_joins_again(name: &str) {
     let engine = need!(launch::need(name));
     let other = engine.leader().map_or(1, |leader| (leader + 1) % 3);

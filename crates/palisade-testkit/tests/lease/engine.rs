@@ -8,22 +8,22 @@ use palisade::engine::{Ask, ClaimId, Line, Place, Seat};
 
 use crate::protocol::{TTL, Variant};
 
-/// The engine, and what of note it has done.
+/// The engine, and flags for what has happened.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Engine {
     pub(crate) line: Line<()>,
     /// Claims that were left before they arrived.
     tombstones: BTreeSet<ClaimId>,
     counter: u64,
-    /// The highest count ever granted.
+    /// The highest sequence ever granted.
     highest: u64,
-    /// A grant counted less than one before it.
+    /// A grant had a lower sequence than an earlier one.
     pub(crate) fell_back: bool,
     /// A leave or a renewal changed another incarnation than its own.
     pub(crate) touched_another: bool,
-    /// A lease that was held was renewed.
+    /// A held lease was renewed.
     pub(crate) renewed: bool,
-    /// A late leave found its place taken by another, and left it alone.
+    /// A late leave found its place taken by another claim, and did not change it.
     pub(crate) spared_another: bool,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Engine {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Store {
     highest: u64,
-    /// A write of an earlier grant was taken after one of a later grant.
+    /// A write of an earlier grant was accepted after one of a later grant.
     pub(crate) went_back: bool,
     /// A write was refused.
     pub(crate) refused: bool,
@@ -53,7 +53,8 @@ impl Engine {
         }
     }
 
-    /// What is left of the lease, and the count if it is held; `None` for a claim that was left.
+    /// The remaining time of the lease, and the sequence if it is held; `None` for a claim that was
+    /// left.
     pub(crate) fn enter(
         &mut self,
         me: ClaimId,
@@ -73,7 +74,7 @@ impl Engine {
                 evicted: false,
                 extra: (),
             };
-            // A line of whole claims has no capacity to mismatch.
+            // A line of whole claims has no capacity that could mismatch.
             let _ = self.line.push(seat);
             self.settle(now, variant);
         }
@@ -119,8 +120,8 @@ impl Engine {
     }
 }
 
-/// Whether a seat is another incarnation than a message is about. A place that a claim of the
-/// same id waits for is not: it can only come from a late copy of its own enter.
+/// Whether a seat is another incarnation than the one a message concerns. A waiting place with the
+/// same id is not: it can only come from a late copy of the claim's own enter.
 fn is_another(seat: &Seat<()>, me: ClaimId, sequence: u64) -> bool {
     seat.id != me || (sequence != 0 && seat.sequence != 0 && seat.sequence != sequence)
 }

@@ -1,9 +1,9 @@
 //! The lease protocol, explored exhaustively within small bounds: every order of every step, with
-//! messages late, lost and doubled and clients paused anywhere.
+//! messages delayed, lost and duplicated and clients paused anywhere.
 //!
-//! The protocol as it is keeps its promises; each variant with one mistake must be found unsafe,
-//! which proves that the search sees. The model is in `protocol.rs` (clients and network)
-//! and `engine.rs` (engine and store).
+//! The protocol as it is keeps its promises. Each variant with one mistake must be found unsafe,
+//! which proves that the search detects mistakes. The model is in `protocol.rs` (clients and
+//! network) and `engine.rs` (engine and store).
 #![allow(clippy::unwrap_used)]
 
 mod engine;
@@ -48,7 +48,7 @@ impl Model for Lease {
                 all.all(|client| !world.believes(client) || world.holds(client))
             }),
             Property::always(OWN_ONLY, |_, world: &World| !world.engine.touched_another),
-            // The search goes where it must: no promise is kept for want of trouble.
+            // These states must be reached, so that no promise holds only because nothing happened.
             Property::sometimes(RENEWED, |_, world: &World| world.engine.renewed),
             Property::sometimes(SPARED, |_, world: &World| world.engine.spared_another),
             Property::sometimes(FENCED_OFF, |_, world: &World| world.store.refused),
@@ -76,7 +76,7 @@ const SPARED: &str = "a late leave spares the next holder";
 const FENCED_OFF: &str = "a write is fenced off";
 const TOLD: &str = "one holder is told and another is granted";
 
-/// Two clients, one claim each; more of one thing at a time keeps the search small.
+/// Two clients with one claim each; raising one bound at a time keeps the search small.
 const SMALL: Bounds = Bounds {
     clients: 2,
     ticks: 4,
@@ -87,7 +87,7 @@ const SMALL: Bounds = Bounds {
     doubles: 0,
 };
 
-/// Explores everything within `bounds`; every promise must be kept, and `seen` must happen.
+/// Explores everything within `bounds`; every promise must hold, and `seen` must happen.
 fn keeps_its_promises(bounds: Bounds, seen: &[&'static str]) {
     let start = std::time::Instant::now();
     let variant = Variant::AsItIs;
@@ -164,7 +164,7 @@ fn with_three_clients() {
     keeps_its_promises(bounds, &[SPARED, TOLD]);
 }
 
-/// Takes minutes: with `PALISADE_TEST_FULL=1` only.
+/// Takes minutes, so it runs only with `PALISADE_TEST_FULL=1`.
 #[test]
 fn with_everything_at_once() {
     if std::env::var_os("PALISADE_TEST_FULL").is_some() {
@@ -180,7 +180,7 @@ fn with_everything_at_once() {
     }
 }
 
-/// A mistake in the protocol must be found to break this promise. Prints a way.
+/// A mistake in the protocol must be found to break this promise. Prints an example.
 fn is_found_unsafe(variant: Variant, bounds: Bounds, promise: &'static str) {
     let checker = Lease { variant, bounds }
         .checker()
@@ -194,7 +194,7 @@ fn is_found_unsafe(variant: Variant, bounds: Bounds, promise: &'static str) {
     }
 }
 
-/// Paused between `is_valid()` and the write: only the fence helps.
+/// A pause between `is_valid()` and the write: only the fence helps.
 #[test]
 fn without_a_fence_a_paused_holder_overwrites_the_next() {
     let bounds = Bounds { writes: 1, ..SMALL };

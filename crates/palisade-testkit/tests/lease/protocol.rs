@@ -1,9 +1,9 @@
-//! The lease protocol as a model: clients that ask, hold, renew, write and leave; an engine that
-//! grants and expires; a network that delays, reorders and doubles; a store that checks tokens.
+//! The lease protocol as a model: clients that enter, hold, renew, write and leave; an engine that
+//! grants and expires; a network that delays, reorders and duplicates; a store that checks tokens.
 //!
 //! The engine's line and the deadline are the library's own `Line` and [`LeaseStart`]. Time is a
-//! clock of ticks that only the action [`Action::Tick`] moves. **A pause needs no action of its
-//! own**: a client that takes no step while time goes on is paused, and the search lets every
+//! clock of ticks that only the action [`Action::Tick`] advances. **A pause needs no action of its
+//! own**: a client that takes no step while time advances is paused, and the search lets every
 //! client take no step at every point, also between the check and the write. A message that is
 //! never delivered is lost.
 
@@ -15,35 +15,35 @@ use palisade::engine::{ClaimId, LeaseStart};
 
 use crate::engine::{Engine, Store};
 
-/// Long enough for the library's margin of 50 ms to lie within a tick.
+/// Long enough that the library's margin of 50 ms is within a tick.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
-/// The shortest that a renewal can come back in.
+/// The shortest ttl within which a renewal can be answered.
 pub(crate) const TTL: Duration = Duration::from_millis(200);
 
-/// When time begins: not at the deadline that has always passed.
+/// The start of time, which is not `BootTime::PAST`.
 pub(crate) const START: BootTime = BootTime::from_nanos(1_000_000_000);
 
-/// What is modelled: the protocol as it is, or with one mistake in it.
+/// The protocol as it is, or with one mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Variant {
     AsItIs,
-    /// The store takes every write.
+    /// The store accepts every write.
     Unfenced,
     /// The deadline counts from the answer.
     DeadlineFromReply,
-    /// The answer to an ask that was given up is taken for the answer to the one after it.
+    /// The answer to an abandoned request is taken for the answer to the next one.
     StaleAnswer,
-    /// A grant is taken without a look at our own lease.
+    /// A grant is accepted without checking the claim's own lease.
     GrantUnchecked,
-    /// A leave removes whoever holds the name.
+    /// A leave removes any holder of the name.
     LeaveByName,
-    /// A renewal renews whoever holds the name.
+    /// A renewal extends any holder of the name.
     RenewByName,
-    /// The counter is kept with the line and dies with it.
+    /// The counter is kept with the line and lost with it.
     CounterDiesWithLine,
 }
 
-/// How far the search goes.
+/// The limits of the search.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     pub(crate) clients: u8,
@@ -51,11 +51,11 @@ pub(crate) struct Bounds {
     pub(crate) ticks: u32,
     /// How many claims one client makes.
     pub(crate) claims: u8,
-    /// How often one claim is asked for, renewed, and written under.
+    /// How often one claim enters, is renewed, and is used for a write.
     pub(crate) asks: u8,
     pub(crate) renewals: u8,
     pub(crate) writes: u8,
-    /// How many requests in all the network may deliver twice.
+    /// How many requests in total the network may deliver twice.
     pub(crate) doubles: u8,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct World {
     pub(crate) clients: Vec<Client>,
     pub(crate) engine: Engine,
     pub(crate) store: Store,
-    /// What is under way, in no order.
+    /// The messages in flight, in no order.
     pub(crate) network: BTreeSet<Message>,
     pub(crate) doubles: u8,
 }
@@ -73,12 +73,12 @@ pub(crate) struct World {
 /// One client, which has one claim at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Client {
-    /// The number of its present claim.
+    /// The number of its current claim.
     pub(crate) claim: u8,
     pub(crate) phase: Phase,
-    /// Until when its lease is good.
+    /// The end of its lease's validity.
     pub(crate) deadline: BootTime,
-    /// It saw itself valid, and is about to write.
+    /// It was valid at its last check, and is about to write.
     pub(crate) checked: bool,
     asks: u8,
     renewals: u8,
@@ -88,7 +88,7 @@ pub(crate) struct Client {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
     Idle,
-    /// Asked, without an answer yet.
+    /// Entered, without an answer yet.
     Asking,
     Waiting,
     Holding {
@@ -105,10 +105,10 @@ pub(crate) struct Message {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum What {
-    /// Asks for a place, or where it stands: the same claim again is the same place.
+    /// Enters, or asks for its place: the same claim has the same place.
     Enter {
         sent: BootTime,
-        /// The how many-eth ask of this claim.
+        /// The number of this enter of the claim.
         ask: u8,
     },
     Renew {
@@ -121,7 +121,7 @@ pub(crate) enum What {
     Write {
         sequence: u64,
     },
-    /// The answers, which say what they answer.
+    /// The answers, which identify their request.
     Entered {
         sent: BootTime,
         ask: u8,
@@ -145,13 +145,13 @@ pub(crate) enum Action {
     Tick,
     Ask(u8),
     Renew(u8),
-    /// `is_valid()` said yes.
+    /// `is_valid()` returned `true`.
     Check(u8),
     Write(u8),
     /// Releases, gives up waiting, is cancelled, or was told of a loss.
     Leave(u8),
     Deliver(Message),
-    /// Delivers it, and it will come once more.
+    /// Delivers it, and keeps it for a second delivery.
     DeliverTwice(Message),
 }
 
@@ -181,13 +181,13 @@ impl World {
         }
     }
 
-    /// Whether a client believes that it holds: what its `is_valid()` says.
+    /// Whether a client believes that it holds, as its `is_valid()` would return.
     pub(crate) fn believes(&self, client: usize) -> bool {
         let client = &self.clients[client];
         matches!(client.phase, Phase::Holding { .. }) && self.now < client.deadline
     }
 
-    /// Whether the engine agrees that this client's present claim holds.
+    /// Whether the engine agrees that this client's current claim holds.
     pub(crate) fn holds(&self, client: usize) -> bool {
         let Client { claim, phase, .. } = self.clients[client];
         let seat = self.engine.line.seat(id(client as u8, claim));
@@ -213,7 +213,7 @@ impl World {
                             && !matches!(client.phase, Phase::Holding { .. }),
                         Action::Ask(c),
                     ),
-                    // The keeper renews what waits too, and nothing that is over.
+                    // The keeper also renews waiting claims, but none that has ended.
                     may(
                         placed && self.now < client.deadline && client.renewals < bounds.renewals,
                         Action::Renew(c),
@@ -244,7 +244,7 @@ impl World {
         match action {
             Action::Tick => {
                 self.now = self.now + TICK;
-                // At once, which is the worst that can happen to a holder that believes on.
+                // At once, which is the worst case for a holder that still believes.
                 self.engine.settle(self.now, variant);
             }
             Action::Ask(c) => {
@@ -281,7 +281,7 @@ impl World {
                 self.deliver(message, variant);
             }
         }
-        // Who has given up a request does not hear its answer.
+        // A client that abandoned a request ignores its answer.
         let Self {
             network, clients, ..
         } = self;
@@ -301,7 +301,7 @@ impl World {
         });
     }
 
-    /// Stops renewing, then leaves; what comes next is a new claim.
+    /// Stops renewing, then leaves; the next one is a new claim.
     fn leave(&mut self, c: u8) {
         let sequence = self.client(c).sequence();
         self.send(c, What::Leave { sequence });
@@ -369,10 +369,10 @@ impl World {
                     None => {}
                     Some(sequence) if now < client.deadline || unchecked => {
                         client.phase = Phase::Holding { sequence };
-                        // Whoever does not look believes at least for a moment.
+                        // A client that does not check believes at least for a moment.
                         client.deadline = client.deadline.max(now + TICK / 4);
                     }
-                    // Our own lease has ended meanwhile: leave, and start over.
+                    // Its own lease has ended meanwhile: leave, and start over.
                     Some(_) => self.leave(c),
                 }
             }
@@ -382,7 +382,7 @@ impl World {
                     ttl: TTL,
                 };
                 let client = self.client(c);
-                // What was over once stays over.
+                // A lease that has ended stays ended.
                 if !held {
                     client.deadline = BootTime::PAST;
                 } else if now < client.deadline {
@@ -393,7 +393,7 @@ impl World {
     }
 }
 
-/// What a lease counts from.
+/// The time that a lease counts from.
 fn counts_from(sent: BootTime, now: BootTime, variant: Variant) -> BootTime {
     match variant {
         Variant::DeadlineFromReply => now,
@@ -402,7 +402,7 @@ fn counts_from(sent: BootTime, now: BootTime, variant: Variant) -> BootTime {
 }
 
 impl Client {
-    /// Whether a message can still reach it, or is not for it.
+    /// Whether a message can still be processed, or is not for this client.
     fn hears(&self, message: &Message, variant: Variant) -> bool {
         let holding = matches!(self.phase, Phase::Holding { .. });
         match message.what {

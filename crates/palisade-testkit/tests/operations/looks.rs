@@ -1,5 +1,5 @@
-//! How the dashboard looks: light, dark, on a phone, with enough contrast; and the pictures for
-//! the docs.
+//! The appearance of the dashboard: light, dark, on a phone, with enough contrast; and the pictures
+//! for the docs.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::serving::{Run, Served};
 use crate::webdriver::{Browser, LIMIT};
 
-/// Locks of a shop at night: jobs, readers, permits, a line, and two who wait for each other.
+/// Example locks of a shop: jobs, readers, permits, a line, and two that wait for each other.
 struct Shop {
     served: Served,
     runs: Vec<Run>,
@@ -74,7 +74,7 @@ impl Shop {
     }
 }
 
-/// The pages, and what each shows when it is there.
+/// The pages, and what each shows when it is loaded.
 const PAGES: &[(&str, &str, &str)] = &[
     (
         "locks",
@@ -98,7 +98,7 @@ const PAGES: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Texts whose contrast to what is behind them is below 4.5, or 3 for large ones.
+/// Finds texts whose contrast to their background is below 4.5, or 3 for large ones.
 const FAINT: &str = r#"
 const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
 const rgb = (colour) => {
@@ -161,7 +161,7 @@ fn it_is_legible_in_light_and_dark_and_on_a_phone() {
         }
     }
     assert_ne!(grounds[0], grounds[1]);
-    // By hand, against the system's choice.
+    // Chosen by hand, against the system's preference.
     browser.js("location.hash = '#/locks'; document.activeElement.blur()");
     browser.press("t");
     browser.until("getComputedStyle(document.body).backgroundColor !== getComputedStyle(document.documentElement).getPropertyValue('x')");
@@ -169,7 +169,7 @@ fn it_is_legible_in_light_and_dark_and_on_a_phone() {
     assert_eq!(chosen, grounds[0]);
 }
 
-/// Claims and releases through the gateway, as clients would, for as long as the plots need.
+/// Claims and releases through the gateway, like clients, for as long as the plots need.
 fn trade(shop: &Shop, time: Duration) {
     let open = |principal: &str, name: &str, ttl: &str| {
         let (status, opened) = shop.served.ask(

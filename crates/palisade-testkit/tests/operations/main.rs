@@ -1,5 +1,5 @@
-//! What those who run gateways look at: the dashboard in a real browser, Prometheus, and
-//! a collector of traces.
+//! What operators of gateways use: the dashboard in a real browser, Prometheus, and a collector of
+//! traces.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! What a person does with the dashboard, and what it shows.
+//! How a person uses the dashboard, and what it shows.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ const DOWN: &str = "\u{e015}";
 const ENTER: &str = "\u{e007}";
 const ESCAPE: &str = "\u{e00c}";
 
-/// The row of a lock, as an expression of the page.
+/// The row of a lock, as a JavaScript expression.
 fn row(name: &str) -> String {
     format!(
         "[...document.querySelectorAll('.list-space .row:not([hidden])')]\
@@ -43,7 +43,7 @@ fn the_token_is_taken_from_the_address_or_asked_for_once_and_kept_for_the_tab() 
         browser.js("return document.querySelector('dialog')"),
         Value::Null
     );
-    // Another tab's worth of nothing: only the session's storage has it.
+    // The token is only in the session's storage, which another tab does not have.
     browser.js("sessionStorage.clear(); location.reload()");
     browser.until("document.querySelector('dialog.token[open]')");
     let kept = browser.js("return JSON.stringify(localStorage) + document.cookie");
@@ -82,7 +82,7 @@ fn a_lock_appears_within_a_second_and_its_release_removes_it() {
     }
     assert_eq!(hold.end(), Some(0));
     browser.until(&format!("!({})", row("billing/card-4711")));
-    // All of that may have come by the clock, which stands still from the next look on.
+    // All of that may have come from polling, which is disabled after the next poll.
     browser.js("const real = window.setTimeout; \
          window.setTimeout = (call, ms) => real(call, [1000, 5000].includes(ms) ? 1e9 : ms)");
     let _looked = served.hold("looked", "nightly", &[]);
@@ -129,7 +129,7 @@ fn a_name_stays_text_whatever_it_is() {
     browser.until("document.querySelector('.graph svg')");
     browser.until_said("<img src=x onerror=alert(1)>");
     browser.until(markup);
-    // And what would make markup of text is forbidden to the page itself.
+    // The page itself forbids turning text into markup.
     let refused = "try { document.querySelector('main').innerHTML = '<b>x</b>'; return false } \
                    catch { return true }";
     assert_eq!(browser.js(refused), true);
@@ -148,7 +148,7 @@ fn evicting_ends_the_holder_and_is_audited() {
     let mut hold = served.hold("billing/card-4711", "job", &["--ttl", "3s"]);
     browser.open(&served.entry("operator"));
     browser.until(&row("billing/card-4711"));
-    // Only now: it must not be the first.
+    // Started only now, because it must not be the first.
     let _wait = served.hold("billing/card-4711", "job", &[]);
     browser.js("location.hash = '#/lock/billing%2Fcard-4711'");
     browser.until("document.querySelectorAll('.claim').length === 2");
@@ -157,7 +157,7 @@ fn evicting_ends_the_holder_and_is_audited() {
     browser.click("dialog.evict input[value=force]");
     browser.until_said("Only storage that checks fencing tokens");
     browser.click("dialog.evict input[value=ask]");
-    // Without a reason nothing is asked for: it would be under way, refused, or done.
+    // Without a reason nothing is sent: otherwise it would be in progress, refused, or done.
     browser.click("dialog.evict button[type=submit]");
     let untouched = "const dialog = document.querySelector('dialog.evict'); \
                      return dialog.querySelector('.failed').textContent === '' \
@@ -201,7 +201,7 @@ fn a_principal_without_operate_has_no_button_and_is_refused() {
     browser.until("document.querySelectorAll('main button.danger').length === 1");
     open("billing", "billing%2Fcard-4711");
     browser.until("document.querySelectorAll('main button.danger').length === 1");
-    // It sees its own prefix, and nothing else.
+    // It sees only its own prefix.
     browser.js("location.hash = '#/locks'");
     browser.until(&row("billing/card-4711"));
     assert_eq!(
@@ -219,7 +219,7 @@ fn a_planted_circle_turns_red() {
     browser.open(&served.entry("operator"));
     browser.js("location.hash = '#/waits'");
     browser.until_said("Nobody waits for a lock.");
-    // Neither gives way: they are not told to.
+    // Neither gives way, since they are not configured to.
     let (_one, _other) = (served.cross("a", "b"), served.cross("b", "a"));
     browser.until_said("wait for each other");
     browser.until("document.querySelectorAll('.graph .node.lock.bad').length === 2");
@@ -250,7 +250,7 @@ fn a_stopped_or_killed_gateway_is_shown_and_heals() {
     served.serve();
     browser.until("document.getElementById('state').textContent === 'live'");
     browser.until(&row("second"));
-    // The stream of hints is back too: a change is seen before the next look by the clock.
+    // The stream of hints works again too: a change is seen before the next poll.
     let _third = served.hold("third", "job", &[]);
     browser.until(&row("third"));
 }

@@ -1,4 +1,4 @@
-//! Debian's Prometheus in front of a real gateway, with the rules and the queries of `deploy/`.
+//! Debian's Prometheus with a real gateway, and with the rules and the queries of `deploy/`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ impl Prometheus {
                 "static_configs": [{"targets": [format!("127.0.0.1:{}", served.port)]}],
             }],
         });
-        // JSON is YAML.
+        // JSON is valid YAML.
         let file = served.path("prometheus.yml");
         std::fs::write(&file, config.to_string()).unwrap();
         let child = Command::new(program)
@@ -75,7 +75,7 @@ impl Prometheus {
         Ok(found["result"].as_array().cloned().unwrap_or_default())
     }
 
-    /// Waits until the first value of a query is as wanted.
+    /// Waits until the first value of a query satisfies `wanted`.
     #[track_caller]
     fn until(&self, expression: &str, wanted: impl Fn(&str) -> bool) {
         let look = || {
@@ -89,7 +89,7 @@ impl Prometheus {
         launch::until(LIMIT, look).unwrap();
     }
 
-    /// The alerts that fire, as name and reason.
+    /// The firing alerts, as name and reason.
     fn firing(&self) -> Result<Vec<(String, String)>, String> {
         let alerts = self.get("/api/v1/alerts")?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -135,7 +135,7 @@ fn prometheus_scrapes_a_gateway_and_an_alert_fires_when_a_lock_is_lost() {
         let (status, said) = served.ask("operator", "POST", "/v1/evictions", "", &body);
         assert_eq!(status, 200, "{said}");
     };
-    // One that is released, and one that lets go when it is asked to: nobody is woken for these.
+    // One that is released, and one that releases when it is evicted: neither raises an alert.
     let session = claim("released", "30s");
     let body = json!({"id": "one"}).to_string();
     served.ask("operator", "POST", "/v1/claims/release", &session, &body);
@@ -148,7 +148,7 @@ fn prometheus_scrapes_a_gateway_and_an_alert_fires_when_a_lock_is_lost() {
         it == "1"
     });
     assert_eq!(prometheus.firing().unwrap(), []);
-    // It is taken from its holder at once, as an engine does that has lost its data.
+    // It is removed at once, as by an engine that has lost its data.
     claim("lost", "30s");
     evict("lost", "force");
     let look = || match prometheus.firing()? {
@@ -169,7 +169,7 @@ fn prometheus_scrapes_a_gateway_and_an_alert_fires_when_a_lock_is_lost() {
     panels_can_be_asked_for(&prometheus);
 }
 
-/// What a gateway really shows is on the page.
+/// All metrics of a real gateway are documented.
 fn names_are_documented(prometheus: &Prometheus) {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/observability.md");
     let page = std::fs::read_to_string(page).unwrap();
@@ -195,7 +195,7 @@ fn names_are_documented(prometheus: &Prometheus) {
     }
 }
 
-/// Prometheus takes every query of Grafana's dashboard, and most of them have an answer.
+/// Prometheus accepts every query of Grafana's dashboard, and most of them have a result.
 fn panels_can_be_asked_for(prometheus: &Prometheus) {
     let dashboard = std::fs::read_to_string(deploy("grafana-dashboard.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&dashboard).unwrap();

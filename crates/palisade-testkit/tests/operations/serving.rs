@@ -1,4 +1,4 @@
-//! `palisade serve` and `palisade run` as processes of a test, on a store of its own.
+//! `palisade serve` and `palisade run` as processes of a test, on the test's own store.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The built command: `PALISADE_COMMAND`, or the one beside this test.
+/// The built command: `PALISADE_COMMAND`, or the one that was built with this test.
 fn command() -> Command {
     let beside = || {
         let own = std::env::current_exe().unwrap();
@@ -30,14 +30,14 @@ fn command() -> Command {
             command.env_remove(name);
         }
     }
-    // Whoever runs the tests may have one.
+    // The user who runs the tests may have a configuration.
     command
         .env("PALISADE_CONFIG", "/dev/null")
         .stdin(Stdio::null());
     command
 }
 
-/// Who is in the access file, each with a token made for this test.
+/// The principals of the access file, each with a token generated for this test.
 pub(crate) const PRINCIPALS: &[(&str, &str)] = &[
     ("operator", "use = [\"\"]\nsee = [\"\"]\noperate = [\"\"]"),
     ("viewer", "see = [\"\"]"),
@@ -50,7 +50,7 @@ pub(crate) struct Served {
     pub(crate) port: u16,
     gateway: Option<Child>,
     tokens: Vec<String>,
-    /// Of the gateway's environment.
+    /// Variables of the gateway's environment.
     variables: Vec<(String, String)>,
 }
 
@@ -59,7 +59,7 @@ impl Served {
         Self::start_with(&[])
     }
 
-    /// One with these variables in its environment.
+    /// A gateway with these variables in its environment.
     pub(crate) fn start_with(variables: &[(&str, &str)]) -> Self {
         let variables = variables
             .iter()
@@ -97,7 +97,7 @@ impl Served {
         self.dir.path().join(name)
     }
 
-    /// Of the engine directly.
+    /// The URL of the engine itself.
     pub(crate) fn url(&self) -> String {
         format!("file:{}", self.path("store").display())
     }
@@ -110,17 +110,17 @@ impl Served {
         &self.tokens[at]
     }
 
-    /// The dashboard, at a page, without a token.
+    /// The URL of a page of the dashboard, without a token.
     pub(crate) fn page(&self, page: &str) -> String {
         format!("http://127.0.0.1:{}/#/{page}", self.port)
     }
 
-    /// The dashboard with the token of a principal, as `serve` shows it.
+    /// The URL of the dashboard with the token of a principal, as `serve` prints it.
     pub(crate) fn entry(&self, principal: &str) -> String {
         format!("http://127.0.0.1:{}/#{}", self.port, self.token(principal))
     }
 
-    /// Starts the gateway, at the same port each time.
+    /// Starts the gateway, on the same port each time.
     pub(crate) fn serve(&mut self) {
         let mut serve = command();
         serve
@@ -154,7 +154,7 @@ impl Served {
         child.wait().unwrap();
     }
 
-    /// Waits for the gateway to end by itself; the code.
+    /// Waits for the gateway to end by itself; returns its exit code.
     pub(crate) fn ended(&mut self) -> Option<i32> {
         ended(self.gateway.as_mut().unwrap())
     }
@@ -164,12 +164,12 @@ impl Served {
         kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
     }
 
-    /// What the audit wrote.
+    /// The audit log.
     pub(crate) fn audit(&self) -> String {
         std::fs::read_to_string(self.path("audit.jsonl")).unwrap_or_default()
     }
 
-    /// Asks the gateway as a principal; the status and the body.
+    /// Sends a request to the gateway as a principal; returns the status and the body.
     pub(crate) fn ask(
         &self,
         principal: &str,
@@ -201,7 +201,7 @@ impl Served {
         (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
     }
 
-    /// `palisade run NAME ARGS… -- sh -c SCRIPT` under a label, on the engine directly.
+    /// `palisade run NAME ARGS… -- sh -c SCRIPT` with a label, on the engine itself.
     pub(crate) fn run(&self, name: &str, label: &str, args: &[&str], script: &str) -> Run {
         let encoded: String = label.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let mut run = command();
@@ -213,7 +213,7 @@ impl Served {
         ])
         .args(args)
         .args(["--", "sh", "-c", script]);
-        // A script finds the same command, and the same locks.
+        // The script uses the same command, and the same locks.
         let path = std::env::var("PATH").unwrap_or_default();
         let own = Path::new(run.get_program()).parent().unwrap().display();
         run.env("PATH", format!("{own}:{path}"));
@@ -226,12 +226,12 @@ impl Served {
         Run { child, stdin }
     }
 
-    /// Holds `name` until the answer is told to end, or dropped.
+    /// Holds `name` until the result is told to end, or dropped.
     pub(crate) fn hold(&self, name: &str, label: &str, args: &[&str]) -> Run {
         self.run(name, label, args, "cat >/dev/null")
     }
 
-    /// Holds `one`, and waits for `other` inside of it once somebody holds that.
+    /// Holds `one`, and waits for `other` inside it once that is held.
     pub(crate) fn cross(&self, one: &str, other: &str) -> Run {
         let mark = |name: &str| self.path(&name.replace('/', "-")).display().to_string();
         let script = format!(
@@ -259,13 +259,13 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Lets the script end; the code.
+    /// Lets the script end; returns its exit code.
     pub(crate) fn end(mut self) -> Option<i32> {
         self.stdin = None;
         self.child.wait().unwrap().code()
     }
 
-    /// Waits for it to end by itself; the code.
+    /// Waits for it to end by itself; returns its exit code.
     pub(crate) fn ended(&mut self) -> Option<i32> {
         ended(&mut self.child)
     }

@@ -1,4 +1,4 @@
-//! Spans that a gateway sends to a collector, which is a real one as far as the protocol goes.
+//! Spans that a gateway sends to a collector, which implements the real protocol.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::serving::Served;
 use crate::webdriver::LIMIT;
 
-/// Takes what is sent to `/v1/traces`.
+/// Collects what is sent to `/v1/traces`.
 struct Collector {
     url: String,
     got: Arc<Mutex<Vec<Batch>>>,
@@ -49,7 +49,7 @@ impl Collector {
         scopes.flat_map(|scope| scope.spans.clone()).collect()
     }
 
-    /// The span of this name whose attribute is so.
+    /// The span with this name and attribute.
     #[track_caller]
     fn span(&self, name: &str, (key, value): (&str, &str)) -> Span {
         let look = || {
@@ -91,7 +91,7 @@ fn take(mut stream: TcpStream) -> Batch {
     }
 }
 
-/// An attribute as text; empty where there is none.
+/// An attribute as text; empty if there is none.
 fn text(span: &Span, key: &str) -> String {
     let mut attributes = span.attributes.iter();
     let found = attributes.find(|attribute| attribute.key == key);
@@ -119,7 +119,7 @@ fn claim(served: &Served, name: &str, trace: &str) -> Value {
     serde_json::from_str(&said).unwrap()
 }
 
-/// Ends the session of a claim, so that nothing is left to be drained.
+/// Ends the session of a claim, so that there is nothing to drain.
 fn end(served: &Served, claim: &Value) {
     let secret = claim["session"]["secret"].as_str().unwrap();
     let head = format!("palisade-session: {secret}\r\n");
@@ -149,7 +149,7 @@ fn a_request_is_a_span_of_the_trace_that_it_came_in() {
     assert_eq!(text(&acquire, "palisade.outcome"), "held");
     assert_eq!(text(&acquire, "palisade.token"), held["token"]);
 
-    // What names no trace begins one.
+    // A request without a valid trace starts a new one.
     for (name, trace) in [("none", ""), ("false", "00-0-0-01")] {
         claim(&served, name, trace);
         let acquire = collector.span("acquire", ("palisade.lock", name));
@@ -158,7 +158,7 @@ fn a_request_is_a_span_of_the_trace_that_it_came_in() {
         let request = spans.iter().find(|it| it.span_id == acquire.parent_span_id);
         assert!(request.is_none_or(|it| it.parent_span_id.is_empty()));
     }
-    // One that is not sampled is not sent, and health is nobody's trace.
+    // A request that is not sampled is not sent, and health checks are not traced.
     claim(&served, "unsampled", &format!("00-{TRACE}-{PARENT}-00"));
     served.ask("operator", "GET", "/healthz", "", "");
     let missing = "/v1/lines?name=a&prefix=b";

@@ -1,8 +1,8 @@
-//! A real browser: Debian's Chromium without a window, driven by the W3C's WebDriver protocol,
-//! which is JSON over HTTP.
+//! A real browser: Debian's Chromium in headless mode, driven by the W3C WebDriver protocol, which
+//! is JSON over HTTP.
 //!
-//! One chromedriver for each browser: both end with the test. What a person does (keys, clicks) is
-//! done as the browser would see it from a person; what is looked at is asked by a script.
+//! Each browser has its own chromedriver; both end with the test. User input (keys, clicks) is sent
+//! as input events; the state of the page is read by scripts.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -15,10 +15,10 @@ use palisade_testkit::lab::launch;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Far more than anything here takes; a test that needs it has failed.
+/// Far more than anything here takes; only a failing test reaches it.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// What the protocol calls an element.
+/// The protocol's key for an element.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
 pub(crate) struct Browser {
@@ -29,7 +29,7 @@ pub(crate) struct Browser {
 }
 
 impl Browser {
-    /// A browser, or `None` where there is none to be had.
+    /// A browser, or `None` if none is available.
     pub(crate) fn start() -> Option<Self> {
         let chromium = launch::need_tool("chromium")?;
         let program = launch::need_tool("chromedriver")?;
@@ -52,7 +52,7 @@ impl Browser {
         let ready = launch::until(LIMIT, || browser.ask("GET", "/status", None).map(drop));
         ready.unwrap();
         let profile = browser._folder.path().join("profile");
-        // As root it has no sandbox, and it asks nobody outside for anything.
+        // As root it has no sandbox, and it must not contact any external service.
         let arguments = json!([
             "--headless=new",
             "--no-sandbox",
@@ -77,7 +77,7 @@ impl Browser {
         Some(browser)
     }
 
-    /// One command of the protocol.
+    /// Sends one command of the protocol.
     fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, String> {
         let failed = |error: std::io::Error| format!("chromedriver: {error}");
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).map_err(failed)?;
@@ -115,18 +115,18 @@ impl Browser {
         self.ask("POST", &format!("{}{path}", self.session), Some(&body))
     }
 
-    /// Goes to an address.
+    /// Opens an address.
     pub(crate) fn open(&self, url: &str) {
         self.post("/url", json!({"url": url})).unwrap();
     }
 
-    /// The address that it shows.
+    /// The current address.
     pub(crate) fn address(&self) -> String {
         let address = self.ask("GET", &format!("{}/url", self.session), None);
         address.unwrap().as_str().unwrap().to_owned()
     }
 
-    /// What a script returns; a promise is waited for.
+    /// The result of a script; a promise is awaited.
     pub(crate) fn js(&self, script: &str) -> Value {
         self.try_js(script).unwrap()
     }
@@ -157,7 +157,7 @@ impl Browser {
         }
     }
 
-    /// Waits until the page says this.
+    /// Waits until the page contains this text.
     #[track_caller]
     pub(crate) fn until_said(&self, text: &str) {
         self.until(&format!(
@@ -173,7 +173,7 @@ impl Browser {
         found.unwrap()[ELEMENT].as_str().unwrap().to_owned()
     }
 
-    /// Clicks as a person: what is covered or out of sight can't be.
+    /// Clicks like a user: fails if the element is covered or out of view.
     #[track_caller]
     pub(crate) fn click(&self, css: &str) {
         let element = self.element(css);
@@ -189,7 +189,7 @@ impl Browser {
             .unwrap();
     }
 
-    /// Presses keys where the focus is.
+    /// Presses keys in the focused element.
     pub(crate) fn press(&self, keys: &str) {
         let actions: Vec<Value> = keys
             .chars()
@@ -210,13 +210,13 @@ impl Browser {
         self.post("/goog/cdp/execute", body).unwrap();
     }
 
-    /// `light` or `dark`, as the system would have it.
+    /// Sets the system's preference: `light` or `dark`.
     pub(crate) fn scheme(&self, scheme: &str) {
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         self.cdp("Emulation.setEmulatedMedia", json!({"features": features}));
     }
 
-    /// The size of the page; a phone has touch and more dots.
+    /// Sets the size of the page; a phone has touch and a higher resolution.
     pub(crate) fn size(&self, width: u32, height: u32, phone: bool) {
         let scale = if phone { 2 } else { 1 };
         self.cdp(
@@ -225,7 +225,7 @@ impl Browser {
         );
     }
 
-    /// Writes what is to be seen as a PNG.
+    /// Saves a screenshot as PNG.
     pub(crate) fn screenshot(&self, path: &Path) {
         let shot = self
             .ask("GET", &format!("{}/screenshot", self.session), None)
@@ -234,7 +234,7 @@ impl Browser {
         std::fs::write(path, png).unwrap();
     }
 
-    /// What the browser complained of since the last time.
+    /// The browser's log messages since the last call.
     pub(crate) fn log(&self) -> Vec<String> {
         let entries = self
             .post("/se/log", json!({"type": "browser"}))

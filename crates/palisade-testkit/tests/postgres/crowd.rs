@@ -1,4 +1,4 @@
-//! Many who wait for one name, and rows that others keep locked.
+//! Many waiters for one name, and rows that others keep locked.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,12 +12,12 @@ use super::{Psql, SOON, connect, server, soon, sql, throughout};
 
 const SEATS: &str = "SELECT cardinality(seats) FROM palisade.line WHERE name = 'crowd'";
 
-/// A crowd in one process costs neither the holder nor an unrelated lock anything, and is served.
+/// Many waiters in one process delay neither the holder nor an unrelated lock, and are all served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_waiters_cost_nobody_a_lock() {
     const CROWD: u32 = 2000;
     let server = need!(server());
-    // The timeout is for a busy machine; a renewal gives up after a sixth of the ttl.
+    // The timeout allows for a busy machine; a renewal gives up after a sixth of the ttl.
     let client = connect(&format!("{}?ttl=6s&timeout=20s", server.url())).await;
     let lock = client.mutex("crowd");
     let hold = lock.lock().await.unwrap();
@@ -53,7 +53,7 @@ async fn two_thousand_waiters_cost_nobody_a_lock() {
     assert!(other.is_valid(), "the crowd took an unrelated lock away");
 }
 
-/// Dropped while it waits, also before it is in the server's line, a claim leaves nothing.
+/// A claim that is dropped while it waits, even before it is in the server's line, leaves nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crowd_that_goes_leaves_nothing() {
     let server = need!(server());
@@ -73,7 +73,7 @@ async fn a_crowd_that_goes_leaves_nothing() {
     assert!(next.unwrap().is_valid());
 }
 
-/// However many claims a line has, a renewal of all of them writes its row once.
+/// However many claims a line has, renewing all of them writes its row once.
 #[tokio::test]
 async fn a_renewal_writes_each_row_once() {
     let server = need!(server());
@@ -99,7 +99,7 @@ async fn a_renewal_writes_each_row_once() {
     assert_eq!(rows, ["400", "1"]);
 }
 
-/// Only the lease whose row is locked is unknown, and ends; the others live on.
+/// Only the lease whose row is locked has an unknown renewal, and ends; the others survive.
 #[tokio::test]
 async fn a_row_that_another_locks_costs_its_own_lease_only() {
     let server = need!(server());

@@ -1,5 +1,5 @@
-//! A holder on another machine whose packets vanish: in a network namespace of its own, because
-//! a proxy's kernel would go on answering for it.
+//! A holder on another machine whose packets are dropped: in its own network namespace, because
+//! with a proxy the kernel would still answer for it.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -10,7 +10,7 @@ use palisade_testkit::taker::{Second, TakerArgs, What};
 
 use super::{connect, server_with, sql};
 
-/// A namespace with one link to us; gone when it is dropped.
+/// A network namespace with one link to us, removed on drop.
 struct Far {
     name: String,
     octet: u8,
@@ -42,8 +42,8 @@ impl Far {
         Ok(far)
     }
 
-    /// From here on no packet passes, either way, and nobody is told: dropped by iptables. Where
-    /// that can't be had, the link is taken down.
+    /// Drops all packets in both directions silently, by iptables. Without iptables, the link is
+    /// taken down.
     fn cut(&self) -> Result<(), String> {
         let Some(iptables) = launch::need_tool("iptables") else {
             return ip(&format!("-n {} link set far down", self.name));

@@ -1,4 +1,4 @@
-//! What is done to the server and its sessions.
+//! Faults of the server and its sessions.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ async fn a_crash_keeps_the_table_s_holds_and_tokens_and_ends_session_locks() {
     assert!(again.token() > token, "a token went back");
 }
 
-/// Old versions of rows are removed by whoever comes next, not by a vacuum that never comes.
+/// Old row versions are removed by later statements, without waiting for a vacuum.
 #[tokio::test]
 async fn dead_rows_do_not_pile_up() {
     let server = need!(server());
@@ -83,7 +83,7 @@ async fn dead_rows_do_not_pile_up() {
     );
 }
 
-/// A message of the past, or one without a token, is no grant.
+/// A notification from the past, or one without a token, is no grant.
 #[tokio::test]
 async fn only_the_message_of_its_grant_is_a_grant() {
     let server = need!(server());
@@ -114,7 +114,7 @@ async fn only_the_message_of_its_grant_is_a_grant() {
     assert!(next.unwrap().unwrap().token() > token);
 }
 
-/// Whoever leaves grants to the first whose lease lasts, in the same statement.
+/// A leave grants the first waiter whose lease is valid, in the same statement.
 #[tokio::test]
 async fn a_waiter_whose_lease_has_ended_is_passed_over() {
     let server = need!(server());
@@ -139,7 +139,7 @@ async fn a_waiter_whose_lease_has_ended_is_passed_over() {
     waiters.into_iter().for_each(|waiter| waiter.abort());
 }
 
-/// A dropped future's request is applied all the same, and leaves nothing.
+/// The request of a dropped future is applied nevertheless, but leaves nothing behind.
 #[tokio::test]
 async fn dropped_futures_leave_no_claim() {
     let server = need!(server());
@@ -163,17 +163,17 @@ async fn dropped_futures_leave_no_claim() {
     }
 }
 
-/// 40P01: the server ends a deadlock at our cost, and the statement is asked again.
+/// 40P01: the server resolves a deadlock by aborting our statement, which is then retried.
 #[tokio::test]
 async fn a_deadlock_at_our_cost_is_asked_again() {
-    // Time to close the circle before the server looks for one.
+    // Time to close the circle before the server checks for a deadlock.
     let server = need!(server_with(&["-c", "deadlock_timeout=4s"]));
     let mut other = need!(Psql::open(&server));
     let client = connect(&format!("{}?timeout=30s", server.url())).await;
     let lock = client.mutex("x");
     lock.lock().await.unwrap().release().await.unwrap();
-    // Whoever enters now locks the line's row, and then looks for claims that were left before
-    // they arrived; the other one goes the other way.
+    // An enter now locks the line's row, and then looks for claims that were left before they
+    // arrived; the other session locks in the opposite order.
     sql(
         &server,
         "UPDATE palisade.line SET doubt = clock_timestamp() + interval '1 hour'",
@@ -200,7 +200,7 @@ async fn a_deadlock_at_our_cost_is_asked_again() {
     .expect("there was no deadlock");
 }
 
-/// The server counts a session's idle time from the grant on, whenever its news arrives.
+/// The server counts a session's idle time from the grant on, whenever its notification arrives.
 #[tokio::test]
 async fn a_grant_whose_news_come_late_lasts_no_longer_for_it() {
     const TTL: Duration = Duration::from_secs(6);
@@ -221,12 +221,13 @@ async fn a_grant_whose_news_come_late_lasts_no_longer_for_it() {
     let token = first.token();
     first.release().await.unwrap();
     let granted = BootTime::now();
-    // Long enough for the keeper to think of it twice.
+    // Long enough for two renewals to be due.
     tokio::time::sleep(TTL / 2 + TTL / 12).await;
     drop(silence);
     let late = tokio::time::timeout(SOON * 4, waiter).await;
     let late = late.unwrap().unwrap().unwrap();
-    // The next token was in the late news; another one is a later grant, of another claim.
+    // The next token was in the late notification; any other token belongs to a later grant of
+    // another claim.
     if late.token().0 == token.0 + 1 {
         let deadline = late.deadline();
         assert!(

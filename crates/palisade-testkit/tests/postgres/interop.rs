@@ -1,5 +1,5 @@
-//! Others who use the same locks: `pg_advisory_lock` from psql with the keys that are documented,
-//! sqlx's `PgAdvisoryLock`, and ShedLock's table.
+//! Other users of the same locks: `pg_advisory_lock` from psql with the documented keys, sqlx's
+//! `PgAdvisoryLock`, and ShedLock's table.
 
 use palisade::engine::Ask;
 use palisade::report::Scope;
@@ -28,7 +28,7 @@ async fn sqlx_s_advisory_lock_and_ours_exclude_each_other() {
             matches!(sqlx.try_acquire(&mut theirs).await, Ok(Either::Right(_))),
             "sqlx locks beside palisade"
         );
-        // Its waiter is woken by our release.
+        // Our release wakes its waiter.
         let (guard, ()) = tokio::join!(
             async { tokio::time::timeout(SOON, sqlx.acquire(&mut theirs)).await },
             async {
@@ -41,7 +41,7 @@ async fn sqlx_s_advisory_lock_and_ours_exclude_each_other() {
             ours.try_lock().await.unwrap().is_none(),
             "palisade locks beside sqlx"
         );
-        // Ours is woken by its release.
+        // Its release wakes our waiter.
         let waiter = tokio::spawn(async move { ours.lock().await });
         waits_for_a_lock(&server).await;
         guard.release_now().await.unwrap();
@@ -81,7 +81,7 @@ async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
         );
         assert!(lock.try_lock().await.unwrap().is_none(), "{key}");
 
-        // A foreign holder is shown, and whoever waits for it is woken by its unlock.
+        // A foreign holder is shown, and its unlock wakes our waiter.
         let name = Name::new(name).unwrap();
         let line = client
             .survey(Scope::Line(name.clone()))
@@ -108,8 +108,8 @@ async fn advisory_locks_of_psql_exclude_ours_and_ours_exclude_them() {
     }
 }
 
-/// One session serves many claims, one after the other, and is called after each only as long as
-/// it has it.
+/// One session serves many claims, one after the other, and is named after each only while it
+/// serves it.
 #[tokio::test]
 async fn a_session_is_called_after_the_claim_that_it_has() {
     let server = need!(server());
@@ -175,7 +175,7 @@ async fn a_shedlock_job_and_palisade_exclude_each_other() {
         sql(&server, theirs).is_empty(),
         "a job runs beside palisade"
     );
-    // It is kept past its ttl by renewals.
+    // Renewals keep it past its ttl.
     throughout(std::time::Duration::from_millis(1500), || {
         assert!(first.is_valid());
         assert!(
@@ -199,7 +199,7 @@ async fn a_shedlock_job_and_palisade_exclude_each_other() {
         .unwrap()
         .remove(0);
     assert_eq!(line.holders[0].id, "job-host");
-    // As ShedLock unlocks.
+    // The statement with which ShedLock unlocks.
     sql(
         &server,
         "UPDATE shedlock SET lock_until = timezone('utc', CURRENT_TIMESTAMP) \
@@ -231,7 +231,8 @@ async fn a_shedlock_job_and_palisade_exclude_each_other() {
     );
 }
 
-/// A job that ran once in its time does not run again when its host dies: the row says so.
+/// A job that has run does not run again within its minimum time if its host dies: the row ensures
+/// that.
 #[tokio::test]
 async fn a_minimum_hold_is_written_into_shedlocks_row() {
     let server = need!(server());
@@ -250,7 +251,7 @@ async fn a_minimum_hold_is_written_into_shedlocks_row() {
         sql == ["t"]
     };
     assert!(lasts(), "when it was taken");
-    // Renewals leave it as it is.
+    // Renewals don't change it.
     throughout(std::time::Duration::from_millis(1500), || {
         assert!(hold.is_valid() && lasts(), "when it was renewed");
     })

@@ -1,4 +1,4 @@
-//! Who may connect, what is said to those who may not, and secrets that change.
+//! Who may connect, messages for those who may not, and rotated secrets.
 
 use palisade::ErrorKind;
 use palisade_testkit::lab::launch::{self, Running};
@@ -8,7 +8,7 @@ use super::{SOON, connect, refusal, server, soon, sql};
 
 const SCHEMES: [&str; 2] = ["postgres", "postgres+advisory"];
 
-/// Asks everyone but the owner for a password.
+/// Requires a password from everyone except the owner.
 fn with_passwords() -> Option<Running> {
     let server = server()?;
     let hba = server.nodes()[0].folder().join("data/pg_hba.conf");
@@ -117,7 +117,7 @@ async fn each_refusal_says_what_to_do() {
             "tls=disable",
         ),
     ];
-    // The server takes a moment to read its rules.
+    // The server takes a moment to reload its rules.
     let url = format!("postgres://app:wrong@{address}/postgres");
     tokio::time::timeout(SOON, async {
         while refusal(&url).await.kind() != ErrorKind::Denied {

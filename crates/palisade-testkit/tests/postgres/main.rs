@@ -1,5 +1,5 @@
-//! What only PostgreSQL can show: others who use the same locks, its poolers, its users and its
-//! ways to fail. Each test starts the server that it needs.
+//! What is specific to PostgreSQL: other users of the same locks, poolers, users and its kinds of
+//! failures. Each test starts the server that it needs.
 
 #![allow(clippy::unwrap_used)]
 
@@ -39,7 +39,7 @@ async fn connect(url: impl AsRef<str>) -> Client {
     palisade::connect(url.as_ref()).await.unwrap()
 }
 
-/// Why no lock can be had by a URL.
+/// Why no lock can be acquired by a URL.
 async fn refusal(url: &str) -> palisade::Error {
     match palisade::connect(url).await {
         Err(error) => error,
@@ -52,7 +52,7 @@ async fn soon<T>(what: impl Future<Output = T>) -> T {
     done.expect("it takes too long")
 }
 
-/// Checks again and again.
+/// Checks repeatedly for `time`.
 async fn throughout(time: Duration, check: impl Fn()) {
     let end = BootTime::now() + time;
     while !end.has_passed() {
@@ -75,13 +75,13 @@ fn advisory(server: &Running) -> String {
     server.url().replacen("postgres:", "postgres+advisory:", 1)
 }
 
-/// One statement, by the owner, on the server itself.
+/// Runs one statement as the owner, on the server itself.
 fn sql(server: &Running, sql: &str) -> Vec<String> {
     let port = server.nodes().last().unwrap().port();
     wire::postgres(port, "palisade", sql).unwrap()
 }
 
-/// A session of the real `psql`, which others use.
+/// A session of the real `psql`.
 struct Psql {
     child: Child,
     input: ChildStdin,
@@ -89,7 +89,7 @@ struct Psql {
 }
 
 impl Psql {
-    /// `None`, with the reason told, when there is no psql.
+    /// `None`, with the reason reported, if there is no psql.
     fn open(server: &Running) -> Option<Self> {
         let url = server.url();
         let started = Command::new("psql")
@@ -119,7 +119,7 @@ impl Psql {
         self.input.flush().unwrap();
     }
 
-    /// Sends statements; the rows of their answers.
+    /// Sends statements; returns the rows of their answers.
     fn ask(&mut self, sql: &str) -> Vec<String> {
         self.send(sql);
         self.send("\\echo that-is-all");

@@ -57,14 +57,14 @@ async fn a_pooler_is_found_out_and_waiters_are_served_without_a_push() {
     assert!(next.token() > token);
 }
 
-/// Drops the startup packet's options, as poolers are told to do for some drivers.
+/// Ignores the startup packet's options, as poolers are configured to do for some drivers.
 const LENIENT: &str = "pooler.ignore_startup_parameters = extra_float_digits,options";
 
 fn pooler_with(settings: &[&str]) -> Option<Running> {
     started("pgbouncer", settings)
 }
 
-/// Other clients of a pooler, so that its server connections change hands all the time.
+/// Other clients of a pooler, so that its server connections are constantly reassigned.
 struct Traffic {
     over: Arc<AtomicBool>,
     clients: Vec<JoinHandle<()>>,
@@ -92,20 +92,20 @@ impl Drop for Traffic {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         for client in self.clients.drain(..) {
-            // One that panicked has said so; a panic here would hide it.
+            // A client that panicked has reported it; a panic here would hide it.
             let _ = client.join();
         }
     }
 }
 
-/// What no session of a pooler may have from us: one row per server connection, and which. The
-/// pooler itself sets what it tracks for its clients.
+/// State that we must not leave in a pooler's session: one row per server connection. The pooler
+/// itself sets the parameters that it tracks for its clients.
 const LEFT: &str = "SELECT concat_ws(',', current_setting('palisade.session', true), \
     (SELECT string_agg(name, ',') FROM pg_settings WHERE source = 'session' AND name NOT IN \
     ('application_name', 'client_encoding', 'DateStyle', 'TimeZone', \
     'standard_conforming_strings')), (SELECT string_agg(c, ',') FROM pg_listening_channels() c));";
 
-/// Looks at `count` server connections at once, each kept busy until all were seen.
+/// Inspects `count` server connections at once, each kept busy until all were seen.
 fn left(pooler: &Running, count: usize) -> Option<Vec<String>> {
     let mut sessions = Vec::new();
     for _ in 0..count {
@@ -144,7 +144,7 @@ async fn session_locks_are_refused_beside_other_traffic() {
             "something was left in a session"
         );
     }
-    // One that is told everything refuses by itself, and we say what it means.
+    // A pooler that checks all options refuses by itself, and our message explains it.
     let strict = need!(pooler_with(&[]));
     for options in ["", "?pooler=transaction"] {
         let refused = refusal(&format!("{}{options}", advisory(&strict))).await;
@@ -179,17 +179,17 @@ async fn a_pooler_in_session_mode_is_believed_only_when_it_is_said_so() {
     hold.release().await.unwrap();
 }
 
-/// If a pooler gets past the proof, a statement that arrives in another session does nothing there.
+/// If a pooler passes the check, a statement that arrives in another session does nothing there.
 #[tokio::test]
 async fn a_statement_in_another_session_takes_no_lock() {
     let two = ["pooler.default_pool_size = 2", LENIENT];
     let pooler = need!(pooler_with(&two));
-    // A lie, which makes the client believe in the first session that it sees.
+    // This is wrong on purpose, and makes the client trust the first session that it sees.
     let url = format!("{}?pooler=session", advisory(&pooler));
     let client = connect(&url).await;
     let first = client.mutex("first");
     first.lock().await.unwrap().release().await.unwrap();
-    // The pooler gives this one the session that was used last.
+    // The pooler assigns this one the session that was used last.
     let mut psql = need!(Psql::open(&pooler));
     psql.ask("BEGIN;");
     let readers = client.rwlock("second");
@@ -199,7 +199,7 @@ async fn a_statement_in_another_session_takes_no_lock() {
     assert_eq!(sql(&pooler, locks), ["0"], "a session lock was left");
 }
 
-/// Where we can't choose the isolation, statements are rolled back (40001) and asked again.
+/// Where we can't set the isolation level, statements are rolled back (40001) and retried.
 #[tokio::test(flavor = "multi_thread")]
 async fn stricter_isolation_costs_nobody_a_lock() {
     let strict = ["-c", "default_transaction_isolation=repeatable read"];

@@ -1,4 +1,4 @@
-//! Connections that go silent, and servers that send without end.
+//! Connections that go silent, and servers that send endlessly.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -11,7 +11,7 @@ use palisade_testkit::lab::proxy::Proxies;
 
 use super::{SOON, connect, server, throughout};
 
-/// The connections that there are go silent, new ones are fine: holds live on, waiters are served.
+/// Existing connections go silent, new ones work: holds survive, waiters are served.
 #[tokio::test]
 async fn a_silent_connection_costs_no_lock() {
     let server = need!(server());
@@ -34,7 +34,7 @@ async fn a_silent_connection_costs_no_lock() {
     assert!(next.unwrap().unwrap().is_valid());
 }
 
-/// What calls itself a server and sends without end is given up before it fills the memory.
+/// A fake server that sends endlessly is disconnected before it fills the memory.
 #[tokio::test]
 async fn a_server_that_floods_is_given_up() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

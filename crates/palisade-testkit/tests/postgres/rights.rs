@@ -1,4 +1,4 @@
-//! Users with few rights, the schema's version, and connections that run out.
+//! Users with few permissions, the schema's version, and exhausted connections.
 
 use palisade::engines::postgres::Schema;
 use palisade::{ErrorKind, Patience};
@@ -24,7 +24,7 @@ async fn a_lesser_user_needs_the_grants_that_are_printed_and_no_more() {
         );
     }
     let schema = Schema::default();
-    // Twice: it can be run again.
+    // Twice, because it can be run again.
     for _ in 0..2 {
         psql.ask(&schema.sql());
         psql.ask(&schema.grants("app"));
@@ -52,7 +52,7 @@ async fn another_schema_is_another_set_of_locks() {
     );
 }
 
-/// 53300: patience waits for a free connection, impatience is told.
+/// 53300: a patient acquire waits for a free connection, an impatient one fails.
 #[tokio::test]
 async fn no_connection_left_is_unreachable_and_passes() {
     let few = [

@@ -1,4 +1,4 @@
-//! The schema's versions, its tokens, and what it costs to look at.
+//! The schema's versions, its tokens, and the cost of reading it.
 
 use palisade::ErrorKind;
 use palisade::engines::postgres::Schema;
@@ -11,13 +11,13 @@ use super::{Psql, connect, server, server_with, sql};
 /// The schema of an earlier palisade, whose clients call its functions as [`earlier`] does.
 const SCHEMA_3: &str = include_str!("schema_3.sql");
 
-/// One call, as a client of the earlier schema sends it.
+/// Sends one call as a client of the earlier schema does.
 fn earlier(server: &Running, call: &str) -> String {
     let id = "'00000000-0000-0000-0000-000000000001'::text::uuid";
     sql(server, &format!("SELECT palisade.{call}").replace("ID", id)).remove(0)
 }
 
-/// All functions that are there.
+/// A digest of all functions.
 const FUNCTIONS: &str = "SELECT md5(string_agg(proname || prosrc, '' ORDER BY proname, prosrc)) \
     FROM pg_proc WHERE pronamespace = 'palisade'::regnamespace";
 
@@ -98,13 +98,14 @@ async fn a_deleted_row_sends_no_token_back() {
     let first = token().await;
     sql(&server, "DELETE FROM palisade.line");
     assert!(token().await > first, "a token went back");
-    // Nor does one of a row that is ahead of the clock.
+    // The same for the token of a row that is ahead of the clock.
     let ahead = "UPDATE palisade.line SET token = token + 3600000000 RETURNING token";
     let ahead: u64 = sql(&server, ahead)[0].parse().unwrap();
     assert_eq!(token().await.0, ahead + 1);
 }
 
-/// The server answers before its disk has the change, unless it is told otherwise: a grant tells.
+/// With `synchronous_commit=off` the server answers before the change is on disk; a grant overrides
+/// that.
 #[tokio::test]
 async fn a_grant_survives_a_crash_of_a_server_that_commits_later() {
     let later = [
@@ -182,7 +183,7 @@ async fn departed_claims_are_swept() {
     }
 }
 
-/// A look at one line or at a prefix reads what it needs, whatever the database's collation is.
+/// Reading one line or a prefix reads only what it needs, whatever the database's collation is.
 #[tokio::test]
 async fn looks_don_t_scan_the_table() {
     let server = need!(server());
@@ -220,16 +221,16 @@ async fn looks_don_t_scan_the_table() {
                 .unwrap();
         }
     }
-    // The server counts when a session has been idle for a moment.
+    // The server updates its statistics when a session has been idle for a moment.
     hold.release().await.unwrap();
     client.close().await;
     until("counts", async || count("idx_scan") >= reads + 80).await;
-    // Making the tables may be counted by now.
+    // Creating the tables may be counted by now.
     let more = count("seq_scan") - scans;
     assert!(more < 10, "the whole table was read {more} times");
 }
 
-/// Whoever makes it again locks tables that the others use by then.
+/// Creating it again would lock tables that the others already use.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_who_start_at_once_one_makes_the_schema() {
     let server = need!(server());

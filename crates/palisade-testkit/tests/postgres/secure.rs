@@ -1,4 +1,4 @@
-//! TLS to a server with a certificate of our own making, and what is refused.
+//! TLS to a server with our own certificate, and what is refused.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
@@ -15,7 +15,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
     if let Err(why) = certificates(&data, "IP:127.0.0.1") {
         return launch::skip("openssl", &why);
     }
-    // The server is another user than we, and wants its key to be its own.
+    // The server runs as another user, and requires that it owns its key.
     let owner = std::fs::metadata(&data).unwrap();
     let (user, group) = (owner.uid(), owner.gid());
     std::os::unix::fs::chown(data.join("server.key"), Some(user), Some(group)).unwrap();
@@ -28,7 +28,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
     let schemes = ["postgres", "postgres+advisory"];
     let ca = |name: &str| format!("tls_ca={}", data.join(format!("{name}.pem")).display());
 
-    // It does not speak TLS yet.
+    // The server has no TLS yet.
     for scheme in schemes {
         let rest = format!("127.0.0.1:PORT/postgres?{}", ca("ca"));
         let client = connect(&url(scheme, &rest)).await;
@@ -50,7 +50,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
         let rest = format!("127.0.0.1:PORT/postgres?{}", ca("ca"));
         let client = connect(&url(scheme, &rest)).await;
         let lock = client.mutex("x");
-        // The server takes a moment to read its settings.
+        // The server takes a moment to reload its settings.
         let hold = tokio::time::timeout(super::SOON * 2, async {
             loop {
                 match lock.try_lock().await {
@@ -62,13 +62,13 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
         });
         let hold = hold.await.expect("TLS can't be agreed on");
         assert_ne!(sql(&server, spoken), ["0"], "{scheme} is not encrypted");
-        // A waiter's statement is cancelled over TLS too.
+        // A waiter's statement is also cancelled over TLS.
         let waits = client.line("x", palisade::engine::Ask::Whole);
         let patience = palisade::Patience::For(std::time::Duration::from_millis(200));
         assert!(waits.acquire(patience).await.unwrap().is_none());
         hold.release().await.unwrap();
 
-        // Another authority, and another name than the certificate's.
+        // Another authority, and another name than in the certificate.
         for (rest, text) in [
             (format!("127.0.0.1:PORT/postgres?{}", ca("other")), "tls_ca"),
             (
@@ -82,7 +82,7 @@ async fn a_server_s_certificate_is_checked_by_both_engines() {
             assert!(refused.to_string().contains(text), "{refused}");
         }
     }
-    // A certificate that is too old, read by the server and, as the authority, by us: at each
+    // An expired certificate, which the server and, as the authority, the client read at each
     // connect.
     let client = data.join("renewed.pem");
     std::fs::copy(data.join("other.pem"), &client).unwrap();

@@ -1,4 +1,4 @@
-//! The connections of session locks: how many there are, how they are looked after, and what the
+//! The connections of session locks: how many there are, how they are maintained, and what the
 //! owner is told when one dies.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::{Psql, SOON, advisory, connect, fails, server, soon, sql, waits_for_a
 const SESSIONS: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'palisade%'";
 
-/// Takes a place past the keeper.
+/// Enters without the keeper.
 async fn enter(client: &Client, name: &str) -> (Ticket, Place) {
     let claim = Claim {
         id: ClaimId::random(),
@@ -47,19 +47,19 @@ async fn connections_have_a_ceiling() {
     let refused = lock("d").try_lock().await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unreachable);
     assert!(refused.to_string().contains("max_connections"), "{refused}");
-    // Questions have their own connection.
+    // Surveys have their own connection.
     client
         .survey(palisade::report::Scope::Prefix(String::new()))
         .await
         .unwrap();
-    // Whoever waits gets the first one that is given back.
+    // A waiter gets the first connection that is returned.
     let waiting = lock("d");
     let waiter = tokio::spawn(async move { waiting.lock().await });
     holds.pop().unwrap().release().await.unwrap();
     let next = tokio::time::timeout(SOON, waiter).await;
     holds.push(next.expect("no connection").unwrap().unwrap());
     drop(holds);
-    // Many more than there are connections, all served.
+    // Many more locks than connections: all are served.
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..30 {
         let lock = lock(&format!("many-{task}"));
@@ -68,7 +68,7 @@ async fn connections_have_a_ceiling() {
     let all = tokio::time::timeout(SOON * 3, tasks.join_all()).await;
     assert!(all.is_ok(), "not all were served");
     let sessions: usize = sql(&server, SESSIONS)[0].parse().unwrap();
-    // One for questions in each of two runtimes.
+    // One for surveys in each of two runtimes.
     assert!(sessions <= 3 + 2, "{sessions} sessions");
     for bad in ["0", "x", "100000"] {
         let url = format!("{}?max_connections={bad}", advisory(&server));
@@ -77,7 +77,7 @@ async fn connections_have_a_ceiling() {
     }
 }
 
-/// Of many who wait for one lock in one client only the first has a connection.
+/// Among many waiters for one lock in one client, only the first has a connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crowd_costs_one_connection_and_leaves_others_alone() {
     const CROWD: usize = 300;
@@ -97,7 +97,7 @@ async fn a_crowd_costs_one_connection_and_leaves_others_alone() {
             hold.release().await.unwrap();
         });
     }
-    // One of the crowd gives up, and one of another client is among them.
+    // One waiter gives up, and there is one of another client.
     let impatient = client.line("x", Ask::Whole);
     let patience = palisade::Patience::For(Duration::from_millis(300));
     assert!(impatient.acquire(patience).await.unwrap().is_none());
@@ -114,7 +114,7 @@ async fn a_crowd_costs_one_connection_and_leaves_others_alone() {
     foreign.expect("not served").unwrap().unwrap();
 }
 
-/// The connection of a lock that ends gives its place to the next, whoever ends it.
+/// When the connection of a lock ends, its place goes to the next, whoever ends it.
 #[tokio::test]
 async fn a_dead_connection_gives_its_place_back() {
     let server = need!(server());
@@ -155,7 +155,7 @@ async fn a_frozen_server_keeps_waiters_no_longer_than_one() {
     }
     let took = BootTime::now().saturating_since(start);
     server.nodes()[0].cont().unwrap();
-    // One after the other they would take a second each at the least, and more to connect.
+    // One after the other they would take at least a second each, and more to connect.
     assert!(took < Duration::from_secs(8), "they took {took:?}");
 }
 
@@ -179,8 +179,8 @@ async fn a_renewal_gives_a_silent_connection_up_in_time_and_the_owner_is_told() 
     let took = BootTime::now().saturating_since(start);
     assert!(matches!(renewed[..], [Renewal::Unknown(_)]), "{renewed:?}");
     assert!(took < WITHIN * 2, "answered after {took:?}");
-    // The session can't be had by another connection: the hold ends by its deadline, before the
-    // server lets go, and new locks are taken by new connections.
+    // Another connection can't take over the session: the hold ends by its deadline, before the
+    // server releases it, and new locks use new connections.
     let loss = soon(hold.lost()).await;
     assert_eq!(loss.reason, LossReason::Expired);
     let again = client.mutex("y");
@@ -206,7 +206,7 @@ async fn the_key_is_the_number_that_the_server_locks() {
     }
 }
 
-/// Commits that are not waited for could lose a token in a crash.
+/// With asynchronous commits a crash could lose a token.
 #[tokio::test]
 async fn a_token_is_on_the_disk_before_it_is_told() {
     let server = need!(server());

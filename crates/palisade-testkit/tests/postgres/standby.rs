@@ -1,4 +1,4 @@
-//! A primary and its standby: only the primary is locked on, and what a failover does.
+//! A primary and its standby: locks are only taken on the primary, and what a failover does.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn until(node: &Node, sql: &str, wanted: &str) {
     reached.unwrap_or_else(|_| panic!("not {wanted}: {sql}"));
 }
 
-/// Waits until the standby has all that the primary has.
+/// Waits until the standby has caught up with the primary.
 async fn caught_up(pair: &Running) {
     let lsn = ask(&pair.nodes()[0], "SELECT pg_current_wal_lsn()").remove(0);
     let replayed = format!("SELECT pg_last_wal_replay_lsn() >= '{lsn}'::pg_lsn");
@@ -39,7 +39,7 @@ async fn caught_up(pair: &Running) {
 async fn a_standby_is_refused_and_the_primary_among_several_is_found() {
     let pair = need!("postgres-pair");
     let [primary, standby] = [0, 1].map(|at| pair.nodes()[at].address());
-    // First without palisade's tables there, then with them.
+    // First without palisade's tables, then with them.
     for tables in [false, true] {
         for scheme in SCHEMES {
             let client = connect(&url(scheme, std::slice::from_ref(&standby))).await;
@@ -52,7 +52,7 @@ async fn a_standby_is_refused_and_the_primary_among_several_is_found() {
         hold.unwrap().release().await.unwrap();
         caught_up(&pair).await;
     }
-    // Nobody listens at the first; the second takes no writes.
+    // Nobody listens at the first address; the second accepts no writes.
     let hosts = ["127.0.0.1:1".to_owned(), standby.clone(), primary];
     for scheme in SCHEMES {
         let client = connect(&url(scheme, &hosts)).await;
@@ -70,8 +70,8 @@ async fn a_standby_is_refused_and_the_primary_among_several_is_found() {
     );
 }
 
-/// The server that has the lock dies, and its standby is promoted: a session lock is lost and
-/// told, a row lives on; no token goes back.
+/// The server with the lock dies, and its standby is promoted: a session lock is lost and reported,
+/// a row survives, and no token decreases.
 #[tokio::test]
 async fn a_failover_ends_session_locks_and_keeps_rows() {
     let pair = need!("postgres-pair");
@@ -94,7 +94,7 @@ async fn a_failover_ends_session_locks_and_keeps_rows() {
     });
     let next = next.await.expect("no lock on the new primary");
     assert!(next.token() > session.token(), "a token went back");
-    // Renewed on the new primary, and still in nobody else's way but its own.
+    // It is renewed on the new primary, and stays valid.
     throughout(Duration::from_secs(10), || {
         assert!(row.is_valid(), "lost though the new primary has it");
     })
@@ -107,8 +107,8 @@ async fn a_failover_ends_session_locks_and_keeps_rows() {
     assert!(again.token() > token, "a token went back");
 }
 
-/// A primary that takes no writes any more, without ending its connections: the hold moves to the
-/// host that does.
+/// A primary that no longer accepts writes but keeps its connections: the hold moves to the host
+/// that accepts them.
 #[tokio::test]
 async fn a_demoted_primary_is_left_for_the_one_that_takes_writes() {
     let pair = need!("postgres-pair");

@@ -1,4 +1,4 @@
-//! What happens to a message.
+//! The actions on a message.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;

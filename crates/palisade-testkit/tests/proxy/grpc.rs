@@ -1,7 +1,7 @@
-//! gRPC streams through the proxy: one is lost while the others of the connection go on.
+//! gRPC streams through the proxy: one is lost while the others of the connection continue.
 //!
-//! Client and server here compress their headers against a table, as real ones do: a proxy that
-//! loses a header block without care breaks all later streams.
+//! Client and server here compress their headers with a table, as real ones do: a proxy that
+//! carelessly loses a header block breaks all later streams.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -78,7 +78,7 @@ impl Peer {
         })
     }
 
-    /// A block that can't be read ends the connection, as it does in real peers.
+    /// A block that can't be decoded ends the connection, as in real peers.
     fn decode(&mut self, frame: &Frame) -> io::Result<Fields> {
         self.decoder
             .decode(&frame.payload)
@@ -86,7 +86,7 @@ impl Peer {
     }
 }
 
-/// Answers every DATA frame with one that names the path and repeats the payload; keep-alive
+/// Answers every DATA frame with one that names the path and repeats the payload. Keep-alive
 /// streams stay open, others end with trailers.
 fn server() -> SocketAddr {
     serve(|mut stream| {
@@ -158,8 +158,8 @@ impl Client {
     pub(super) fn open(&mut self, path: &str) -> u32 {
         let id = self.next;
         self.next += 2;
-        // A name of its own goes into the table, on top of the field that all streams share:
-        // a peer that misses it looks for the shared field below the end of its table.
+        // A unique name goes into the table, on top of the field that all streams share: a peer
+        // that misses it looks for the shared field below the end of its table.
         let own = format!("x-{id}");
         let fields = [
             (":method", "POST"),
@@ -178,7 +178,7 @@ impl Client {
         self.peer.send(DATA, 0, id, text.as_bytes()).unwrap();
     }
 
-    /// A request of one gRPC message, and the end of the client's side.
+    /// Sends a request of one gRPC message, and ends the client's side.
     pub(super) fn request(&mut self, path: &str, message: &[u8]) -> u32 {
         let id = self.open(path);
         let length = (message.len() as u32).to_be_bytes();
@@ -187,7 +187,7 @@ impl Client {
         id
     }
 
-    /// The next DATA frame; headers are read and checked on the way.
+    /// The next DATA frame; headers before it are decoded and checked.
     pub(super) fn data(&mut self) -> (u32, String) {
         let (id, payload) = self.payload();
         (id, String::from_utf8(payload).unwrap())
@@ -228,7 +228,7 @@ impl Client {
     }
 }
 
-/// A server behind a proxy, and a client of it.
+/// A server behind a proxy, and its client.
 fn proxied() -> (Proxy, Client) {
     let proxy = Proxy::start(server(), Protocol::Grpc).unwrap();
     let client = Client::new(proxy.addr());
@@ -249,7 +249,7 @@ fn one_stream_is_swallowed_while_another_goes_on() {
     assert_eq!(hole.hits(), 1);
     assert_eq!(proxy.passed(Direction::ToEngine, ALIVE), 0);
     drop(hole);
-    // The engine never learnt of that stream: it stays lost. A new one is served.
+    // The engine never saw that stream, so it stays lost. A new one is served.
     client.say(lost, "b");
     let fresh = client.open(ALIVE);
     client.say(fresh, "c");

@@ -1,4 +1,4 @@
-//! The fault proxy against small servers that speak each protocol's framing.
+//! The fault proxy against small servers that implement each protocol's framing.
 
 #![allow(clippy::unwrap_used)]
 

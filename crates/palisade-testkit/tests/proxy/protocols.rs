@@ -1,4 +1,4 @@
-//! What each protocol's messages are good for in a rule.
+//! Rules on the messages of each protocol.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -115,7 +115,7 @@ pub(super) fn read_packet(stream: &mut TcpStream) -> Option<Vec<u8>> {
 
 #[test]
 fn a_zookeeper_watch_is_lost_and_a_create_cut_off() {
-    // Answers with the xid and a count; before each reply comes a watch event.
+    // Answers with the xid and a count; a watch event precedes each reply.
     let addr = serve(|mut stream| {
         let hello = read_packet(&mut stream).unwrap();
         stream.write_all(&packet(&[&hello])).unwrap();

@@ -1,6 +1,7 @@
-//! The proxy in front of real engines, where they are installed.
+//! The proxy in front of real engines, if they are installed.
 //!
-//! The servers of the other files frame as this crate reads; real ones show that it reads right.
+//! The servers of the other files frame as this crate parses; real ones show that it parses
+//! correctly.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};
@@ -14,7 +15,7 @@ use super::grpc::Client;
 use super::protocols::{packet, read_packet};
 use super::util::{Asker, LIMIT, connect, quiet, until};
 
-/// The engine with a proxy in front, when its programs are there. Nothing is installed.
+/// The engine with a proxy in front, if its programs are installed. Installs nothing.
 fn behind(name: &str, protocol: Protocol) -> Option<(Running, Proxy)> {
     if let Err(why) = table::recipe_of(name).unwrap().installed() {
         launch::skip(name, &why);
@@ -121,7 +122,7 @@ fn etcd_loses_a_reply_and_has_applied_the_request() {
     let range = client.request(RANGE, A);
     let (id, reply) = client.payload();
     assert_eq!(id, range, "nothing of the first reply has come");
-    // Key "a", created in the second revision of the store: by that very request.
+    // Key "a", created in the second revision of the store, which is that request.
     let created = b"\x0a\x01a\x10\x02\x18";
     assert!(reply.windows(6).any(|six| six == created), "{reply:?}");
     put(&mut client);
@@ -153,7 +154,7 @@ fn postgres_loses_a_row() {
     assert!(all_understood(&proxy));
 }
 
-/// A request of ZooKeeper about the node `/a`.
+/// A ZooKeeper request about the node `/a`.
 fn about_a(xid: i32, opcode: i32, rest: &[u8]) -> Vec<u8> {
     let path = b"\0\0\0\x02/a";
     packet(&[&xid.to_be_bytes(), &opcode.to_be_bytes(), path, rest])

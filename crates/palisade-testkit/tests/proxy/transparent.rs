@@ -1,4 +1,4 @@
-//! Without a fault, what comes out is what went in, over real sockets, for every protocol.
+//! Without a fault, the output equals the input, over real sockets, for every protocol.
 
 use std::io::{Read, Write};
 
@@ -31,7 +31,7 @@ fn check(protocol: Protocol) {
     let outcome = TestRunner::new(config).run(&input, |(opening, writes)| {
         let mut stream = connect(proxy.addr());
         let mut sent = opening.to_vec();
-        // A write that comes alone is a read that comes alone, most of the time.
+        // A separate write is usually received by a separate read.
         for part in opening.chunks(7) {
             stream.write_all(part).unwrap();
         }
@@ -66,7 +66,7 @@ fn every_protocol_passes_unchanged() {
 
 #[test]
 fn what_waits_for_the_rest_of_a_message_goes_on_when_the_connection_is_raw() {
-    // The client's bytes look like the start of a long message; the engine's are no ZooKeeper.
+    // The client's bytes look like the start of a long message; the engine's are not ZooKeeper's.
     let addr = super::util::serve(|mut stream| {
         stream.write_all(b"\xff\xff\xff\xff").unwrap();
         let mut byte = [0];

@@ -1,4 +1,4 @@
-//! Servers and clients as small as the tests allow, without a runtime.
+//! Minimal servers and clients, without a runtime.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use palisade_testkit::lab::proxy::{Protocol, Proxy};
 use parking_lot::Mutex;
 
-/// Longer than anything takes on a busy machine; only a failing test waits so long.
+/// Longer than anything takes on a busy machine; only a failing test waits this long.
 pub const LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a test waits to see that nothing comes. Nothing waits for this to be enough:
-/// what must not come would make a later assertion fail as well.
+/// How long a test waits to see that nothing comes. No test depends on this being enough: something
+/// that must not come would also make a later assertion fail.
 pub const QUIET: Duration = Duration::from_millis(150);
 
 /// A server with a thread for each connection, until the test's process ends.
@@ -29,7 +29,7 @@ pub fn serve(handler: impl Fn(TcpStream) + Send + Sync + 'static) -> SocketAddr 
     addr
 }
 
-/// Sends everything back.
+/// Echoes everything.
 pub fn echo() -> SocketAddr {
     serve(|mut stream| {
         let mut bytes = [0; 4096];
@@ -48,7 +48,7 @@ pub fn connect(addr: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Waits until `done` says so.
+/// Waits until `done` returns `true`.
 pub fn until(what: &str, done: impl Fn() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !done() {
@@ -70,7 +70,7 @@ pub fn quiet(stream: &TcpStream) -> bool {
     nothing
 }
 
-/// A server that speaks RESP: it numbers the requests of all connections, remembers their first
+/// A server that speaks RESP: it numbers the requests of all connections, records their first
 /// words, and answers `+NUMBER WORD`. `NOISE` makes it push a message before the reply.
 pub struct Redis {
     pub addr: SocketAddr,
@@ -103,14 +103,14 @@ impl Redis {
         Redis { addr, requests }
     }
 
-    /// A server with a proxy before it.
+    /// A server behind a proxy.
     pub fn proxied() -> (Redis, Proxy) {
         let redis = Redis::start();
         let proxy = Proxy::start(redis.addr, Protocol::Resp).unwrap();
         (redis, proxy)
     }
 
-    /// The same, and a client of it.
+    /// The same, with a client.
     pub fn asked() -> (Redis, Proxy, Asker) {
         let (redis, proxy) = Redis::proxied();
         let asker = Asker::new(proxy.addr());

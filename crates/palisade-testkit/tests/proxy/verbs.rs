@@ -1,4 +1,4 @@
-//! What is done to the whole proxy, and what is left of it.
+//! Operations on the whole proxy, and their effects.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! What a queue promises while nobody dies.
+//! What a queue promises while no consumer dies.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -161,7 +161,7 @@ async fn a_dropped_message_is_ready_again_and_the_try_counts(fx: Fixture) {
         assert_eq!(message.attempt(), attempt);
         drop(message);
     }
-    // Whoever looks next finds that it was tried often enough.
+    // The next claim finds that it was tried often enough.
     until("a dead letter", async || {
         assert!(queue.claim(1).await.unwrap().is_empty());
         queue.report().await.unwrap().unwrap().dead == 1
@@ -190,7 +190,7 @@ async fn a_delayed_message_is_kept_back(fx: Fixture) {
     message.done().await.unwrap();
     let message = soon("the delayed one", queue.next()).await.unwrap();
     assert_eq!(message.body(), b"late");
-    // The store's clock and ours may differ in speed by a little.
+    // The store's clock and ours may run at slightly different speeds.
     assert!(pushed.elapsed() > delay - Duration::from_millis(50));
     message.done().await.unwrap();
 }
@@ -240,7 +240,7 @@ async fn a_wait_ends_when_patience_does(fx: Fixture) {
     let patience = Patience::For(Duration::from_millis(300));
     match queue.next_within(patience).await {
         Ok(message) => assert!(message.is_none()),
-        // A machine that does much else may be too slow for a last look.
+        // A busy machine may be too slow for a last read.
         Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable),
     }
     assert!(began.elapsed() >= Duration::from_millis(300));
@@ -248,7 +248,7 @@ async fn a_wait_ends_when_patience_does(fx: Fixture) {
 }
 
 async fn a_dropped_wait_leaves_nothing_claimed(fx: Fixture) {
-    // Longer than a busy machine needs to give them back.
+    // Longer than a busy machine needs to return them.
     let queue = fx.queue().await.ttl(LONG / 2).retries(quick(1000));
     for number in 0..20 {
         queue.push(format!("{number}")).await.unwrap();

@@ -1,5 +1,5 @@
-//! `palisade queue` on every store: what a script does with it, and workers that are killed,
-//! stopped and drained. What is the same on all stores is tested with the command itself.
+//! `palisade queue` on every store: its use in scripts, and workers that are killed, stopped and
+//! drained. What is the same on all stores is tested with the command itself.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -32,7 +32,7 @@ fn palisade(fx: &Fixture, args: &[&str]) -> Command {
     command
 }
 
-/// Runs it to its end: its exit code, and what it wrote to stdout and stderr.
+/// Runs it to its end: returns its exit code, stdout and stderr.
 fn ran(fx: &Fixture, args: &[&str], stdin: &str) -> (Option<i32>, String, String) {
     let mut command = palisade(fx, args);
     let (out, err) = (Stdio::piped(), Stdio::piped());
@@ -79,12 +79,12 @@ impl Worker {
         Self { child, out, err }
     }
 
-    /// The next line that a command writes.
+    /// The next line that a command prints.
     fn line(&mut self) -> String {
         line(&mut self.out)
     }
 
-    /// Waits until palisade says this.
+    /// Waits until palisade prints this text.
     fn says(&mut self, text: &str) {
         loop {
             let line = line(&mut self.err);
@@ -99,7 +99,7 @@ impl Worker {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for its end, and answers with its code.
+    /// Waits for its end, and returns its exit code.
     fn code(mut self) -> Option<i32> {
         let _ = self.out.read_to_string(&mut String::new());
         self.child.wait().unwrap().code()
@@ -113,8 +113,8 @@ impl Drop for Worker {
     }
 }
 
-/// Kills a process that has not ended by itself after far more time than any test takes, so that
-/// who reads from it sees an end.
+/// Kills a process that has not ended after far more time than any test takes, so that a reader of
+/// its output sees an end.
 fn end_at_last(child: &Child) {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).unwrap();
     std::thread::spawn(move || {
@@ -220,12 +220,12 @@ async fn a_dead_letter_is_listed_retried_and_dropped(fx: Fixture) {
     assert_eq!(ran(&fx, &["drop", "work", "--all"], "").0, Some(1));
 }
 
-/// Neither ends when it is asked to, nor a child of it in a session of its own.
+/// Ignores requests to end, and so does its child in a separate session.
 const STUBBORN: &str = "trap '' TERM HUP; setsid sh -c \"trap '' TERM HUP; while :; do sleep 0.05; done\" & \
      echo $$ $!; while :; do sleep 0.05; done";
 
-/// Says which of these processes can still do something: one that is killed has an entry until its
-/// parent has heard of it.
+/// Prints which of these processes are still alive: a killed one has an entry until its parent
+/// reaps it.
 fn left(pids: &[String]) -> String {
     let pids = pids.join(" ");
     format!(
@@ -309,7 +309,7 @@ async fn commands_run_side_by_side_but_never_two_of_a_key(fx: Fixture) {
     }
     let folder = fx.path("at-once");
     std::fs::create_dir(&folder).unwrap();
-    // Whoever is alone waits for the two others of its round.
+    // Each message waits for the two others of its round.
     let script = format!(
         "cd {}; n=$(cat); mkdir busy-$PALISADE_MESSAGE_KEY || echo two of a key; \
          : >$n-$PALISADE_MESSAGE_KEY; \

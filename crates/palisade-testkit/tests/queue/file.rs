@@ -1,5 +1,5 @@
-//! What only the embedded store can show: processes that start on nothing, are killed in the middle
-//! of a push, reboot, find a full disk or a damaged file.
+//! What is specific to the embedded store: processes that start without a store, are killed during
+//! a push, reboot, or find a full disk or a damaged file.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -32,7 +32,7 @@ fn producer(url: &str, prefix: &str, count: u64) -> Command {
     command
 }
 
-/// All that is in the queue, once each.
+/// The bodies of all messages in the queue, which must be distinct.
 async fn drained(queue: &Queue) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     loop {
@@ -107,11 +107,11 @@ async fn messages_survive_a_reboot(fx: Fixture) {
         .unwrap();
     let claimed = queue.next().await.unwrap();
     let token = claimed.token();
-    // As a power cut would: nobody leaves.
+    // As after a power failure: nobody leaves.
     std::mem::forget(claimed);
     drop(queue);
     client.close().await;
-    // A copy, because this process still has the store open, for the message that was forgotten.
+    // A copy, because this process still has the store open, for the forgotten message.
     let copy = fx.path("copy");
     let copied = Command::new("cp")
         .arg("-r")
@@ -122,7 +122,7 @@ async fn messages_survive_a_reboot(fx: Fixture) {
     reboot(&copy);
     let url = format!("file:{}", copy.display());
     let queue = palisade::connect(&*url).await.unwrap().queue("work");
-    // The lease was for an hour; whoever had it is gone with the boot.
+    // The lease was for an hour, but its consumer is gone with the boot.
     for body in ["claimed", "ready", "late"] {
         let message = soon("a message", queue.next()).await.unwrap();
         assert_eq!(message.body(), body.as_bytes());
@@ -131,7 +131,7 @@ async fn messages_survive_a_reboot(fx: Fixture) {
     }
 }
 
-/// Leaves in a store what a reboot leaves.
+/// Brings a store into the state after a reboot.
 fn reboot(store: &Path) {
     let text = std::fs::read_to_string(store.join("boot")).unwrap();
     let mut lines: Vec<_> = text.lines().collect();
@@ -140,13 +140,13 @@ fn reboot(store: &Path) {
     for left in ["procs", "leases", "lines"] {
         std::fs::remove_dir_all(store.join(left)).unwrap();
     }
-    // The memory that processes share is gone, too.
+    // The memory that processes share is gone as well.
     let shared = store.join("queues/palisade,work.db-shm");
     std::fs::remove_file(shared).unwrap();
 }
 
-/// The store is on a file system in a file, and what that file holds when a push has returned is what
-/// the disk would hold after a power cut: what was not synced is in memory only.
+/// The store is on a file system in a file. The content of that file when a push has returned is
+/// what a disk would have after a power failure: unsynced data is only in memory.
 async fn a_push_survives_a_power_cut(fx: Fixture) {
     let disk = fx.path("disk");
     let made = Command::new("mkfs.ext4")
@@ -207,7 +207,7 @@ async fn a_dead_consumer_is_noticed_at_once(fx: Fixture) {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.next().unwrap().unwrap().starts_with("claimed"));
-    // Its message is wanted already, by somebody who sleeps for longer than its lease would last.
+    // A consumer already waits for its message, for longer than its lease would last.
     let waits = tokio::spawn({
         let queue = queue.clone();
         async move {
@@ -229,7 +229,7 @@ async fn a_dead_consumer_is_noticed_at_once(fx: Fixture) {
 /// How a small disk in memory is mounted.
 const SMALL: [&str; 4] = ["-t", "tmpfs", "-o", "size=2m,mode=0700"];
 
-/// A small file system of its own, gone with this.
+/// A separate small file system, unmounted on drop.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -269,7 +269,7 @@ async fn a_full_disk_loses_nothing(fx: Fixture) {
     assert_eq!(error.kind(), ErrorKind::Unusable, "{error:?}");
     assert!(error.to_string().contains("full"), "{error}");
     assert!(stored.len() > 10);
-    // With room again all of it is there, and nothing else.
+    // With more space all stored messages are there, and nothing else.
     let resized = Command::new("mount")
         .args(["-o", "remount,size=16m"])
         .arg(&disk.0)
@@ -304,7 +304,7 @@ async fn a_damaged_file_is_told_and_left(fx: Fixture) {
             queue.claim(1).await.unwrap_err().kind(),
             ErrorKind::Unusable
         );
-        // What is beside it goes on.
+        // Other queues and locks still work.
         client.queue("other").push("x").await.unwrap();
         client
             .mutex("work")

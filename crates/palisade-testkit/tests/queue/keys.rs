@@ -82,7 +82,7 @@ async fn a_delayed_message_blocks_its_key(fx: Fixture) {
         assert_eq!(message.body(), body.as_bytes());
         message.done().await.unwrap();
     }
-    // A delay of one behind counts from its push.
+    // The delay of a message that is not first counts from its push.
     let third = keyed("4", "k").delay(Duration::from_secs(2));
     queue.push_all([keyed("3", "k"), third]).await.unwrap();
     queue.next().await.unwrap().done().await.unwrap();
@@ -131,7 +131,7 @@ async fn a_dropped_first_lets_the_next_come(fx: Fixture) {
 
 async fn other_keys_go_on(fx: Fixture) {
     let queue = fx.queue().await;
-    // What is blocked stands before the others.
+    // The blocked messages precede the others.
     for number in 0..50 {
         queue
             .push(keyed(&format!("{number}"), "blocked"))
@@ -159,7 +159,7 @@ async fn a_key_can_begin_again(fx: Fixture) {
         let pushes = (queue.push(keyed(&body, "k")), queue.push(keyed(&body, "k")));
         let (one, two) = tokio::join!(pushes.0, pushes.1);
         one.and(two).unwrap();
-        // One is pushed while the last one is being done.
+        // One is pushed while the last one is being completed.
         for left in [2, 1] {
             let message = soon("the next", queue.next()).await.unwrap();
             assert_eq!(queue.report().await.unwrap().unwrap().blocked, left - 1);
@@ -196,7 +196,7 @@ async fn many_keys_keep_their_orders(fx: Fixture) {
         min: Duration::ZERO,
         max: Duration::from_millis(1),
     });
-    // Per key: what was done last, and whether somebody is at it.
+    // Per key: the number of the last message done, and whether one is in progress.
     type Seen = HashMap<String, (usize, bool)>;
     let seen: Arc<Mutex<Seen>> = Arc::default();
     let pusher = tokio::spawn({
@@ -215,7 +215,7 @@ async fn many_keys_keep_their_orders(fx: Fixture) {
         let (queue, seen) = (queue.clone(), Arc::clone(&seen));
         consumers.push(tokio::spawn(async move {
             while seen.lock().values().map(|(done, _)| done).sum::<usize>() < KEYS * EACH {
-                // Without patience for an answer a slow machine would be an error.
+                // With a patience, a slow machine would be an error.
                 let Some(message) = queue.next_within(Patience::NoWait).await.unwrap() else {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                     continue;

@@ -1,8 +1,8 @@
 //! Consumers that die, or are stopped past their leases: real processes.
 //!
-//! Eight consumers take messages while two of them are killed each second: none is lost, and with
-//! effect and `done` as one step each effect happens once. In the control, in which they are two
-//! steps, effects happen twice: the trial can see.
+//! Eight consumers handle messages while two of them are killed each second: none is lost, and with
+//! effect and `done` as one step each effect happens once. In the control, with two steps, effects
+//! happen twice, which proves that the trial can detect it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, BufReader, Write};
@@ -51,7 +51,7 @@ impl Consumer {
         Pid::from_child(&self.0)
     }
 
-    /// Kills it; answers when it was not dead yet.
+    /// Kills it; returns a time when it was still alive.
     fn kill(mut self) -> BootTime {
         assert!(
             self.0.try_wait().unwrap().is_none(),
@@ -66,7 +66,7 @@ impl Consumer {
     fn line(&mut self) -> String {
         let mut line = String::new();
         let stdout = self.0.stdout.as_mut().unwrap();
-        // One line at a time comes, so that nothing is read ahead.
+        // Only one line at a time is sent, so nothing is read ahead.
         BufReader::with_capacity(1, stdout)
             .read_line(&mut line)
             .unwrap();
@@ -81,7 +81,7 @@ impl Drop for Consumer {
     }
 }
 
-/// Where effects go.
+/// Where effects are written.
 async fn target(fx: &Fixture) -> String {
     match fx.store {
         "postgres" => {
@@ -89,7 +89,7 @@ async fn target(fx: &Fixture) -> String {
             let url = url.split('?').next().unwrap().to_owned();
             let client = database(&url).await;
             let table = "CREATE TABLE IF NOT EXISTS effect (queue text, id text)";
-            // Two that make it at once may both find that it is not there.
+            // Two processes that create it concurrently may both find that it does not exist.
             let _ = client.batch_execute(table).await;
             url
         }
@@ -161,12 +161,12 @@ async fn effects(
     count
 }
 
-/// How many messages, and how long the work takes, so that consumers are killed in the middle of it.
+/// How many messages, and how long the work takes, so that consumers are killed during it.
 fn messages(fx: &Fixture, effect: Effect) -> (usize, u64) {
     match (is_full(), effect) {
         (false, _) => (300, 60),
         (true, Effect::TwoSteps) => (2_000, 20),
-        // A fenced file is synced for each.
+        // A fenced file is synced for each message.
         (true, _) if fx.store == "file" => (100_000, 0),
         (true, _) => (100_000, 1),
     }
@@ -176,9 +176,9 @@ fn ids(count: usize) -> impl Iterator<Item = String> {
     (0..count).map(|number| format!("m{number}"))
 }
 
-/// Lets consumers take messages while they are killed, until nothing is left.
+/// Lets consumers handle messages while they are killed, until nothing is left.
 async fn under_kills(fx: &Fixture, effect: Effect) -> BTreeMap<String, usize> {
-    // A queue of its own, whose effects are told apart by its name.
+    // A separate queue, whose name identifies its effects.
     let queue = fx.client().await.queue(format!("work {}", effect.word()));
     let target = target(fx).await;
     let (count, millis) = messages(fx, effect);
@@ -225,7 +225,7 @@ async fn killed_consumers_lose_nothing_and_one_step_happens_once(fx: Fixture) {
     assert!(twice.is_empty(), "more than once: {twice:?}");
 }
 
-/// The control: if nothing happens twice here, the case above could not have seen it.
+/// The control: if no effect happened twice here, the case above could not detect it.
 async fn killed_consumers_repeat_effects_without_one_step(fx: Fixture) {
     let effects = under_kills(&fx, Effect::TwoSteps).await;
     assert!(
@@ -261,7 +261,7 @@ async fn one_of_a_key_at_a_time_also_across_a_kill(fx: Fixture) {
     }
 }
 
-/// Does `each_time` every half second until the queue is empty.
+/// Calls `each_time` every half second until the queue is empty.
 async fn until_empty(queue: &Queue, mut each_time: impl AsyncFnMut()) {
     let work = async {
         loop {
@@ -281,7 +281,7 @@ async fn until_empty(queue: &Queue, mut each_time: impl AsyncFnMut()) {
 
 /// Each message of a key begins after the one before it has ended, and no two are handled at once.
 fn check_order(notes: &str, key: &str, each: usize, killed: &HashMap<i32, BootTime>) {
-    // Who is at which message of the key, since when, in the order of the clock.
+    // Which process handles which message of the key, in the order of the clock.
     let mut events: Vec<(BootTime, &str, usize, i32)> = Vec::new();
     for line in notes.lines() {
         let words: Vec<&str> = line.split(' ').collect();
@@ -311,7 +311,7 @@ fn check_order(notes: &str, key: &str, each: usize, killed: &HashMap<i32, BootTi
                 "{key}: {pid} began {number} while {holder} was at {other}"
             );
         }
-        // Again, if its consumer died before its `done`.
+        // A message is repeated if its consumer died before its `done`.
         assert!(
             number == ended || number + 1 == ended,
             "{key}: {number} begins when {ended} have ended"

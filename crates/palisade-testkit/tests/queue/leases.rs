@@ -1,5 +1,5 @@
-//! Claims whose consumers don't renew, lose replies, or come too late. They are made at the store
-//! itself, which no keeper renews.
+//! Claims whose consumers don't renew, lose replies, or come too late. They are made directly at
+//! the store, so that no keeper renews them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -170,7 +170,7 @@ async fn a_claim_asked_again_is_the_same_claim(fx: Fixture) {
     let ask = bare.ask(3);
     let first = bare.store.take(ask.clone()).await.unwrap().messages;
     assert_eq!(first.len(), 3);
-    // As after a lost reply, and late: it has its lease anew.
+    // As after a lost reply, and late: the lease is renewed.
     tokio::time::sleep(TTL * 2 / 3).await;
     let again = Take { again: true, ..ask };
     let second = bare.store.take(again.clone()).await.unwrap().messages;
@@ -187,7 +187,7 @@ async fn a_claim_asked_again_is_the_same_claim(fx: Fixture) {
     for delivery in &second {
         assert!(matches!(bare.renew(delivery).await, Renewal::Held(_)));
     }
-    // The first copy was not applied: it claims now.
+    // The first copy was not applied, so it claims now.
     let fresh = Take {
         batch: ClaimId::random(),
         ..again
@@ -214,7 +214,7 @@ async fn a_claim_that_was_given_up_is_left_untried(fx: Fixture) {
 }
 
 async fn a_claim_that_comes_after_it_was_left_takes_nothing(fx: Fixture) {
-    // Where the requests of a process go one after another none can come later.
+    // Where the requests of a process are processed in order, none can arrive later.
     if fx.store == "file" {
         return;
     }

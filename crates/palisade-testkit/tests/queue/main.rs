@@ -1,7 +1,7 @@
 //! Work queues on every store that has them: one list of behaviours × stores, real consumers that
-//! are killed and stopped, and what only one store can show. One server of each kind serves all
-//! trials. `PALISADE_TEST_ENGINES` (a comma list) chooses stores, `PALISADE_TEST_FULL=1` runs
-//! 100,000 messages.
+//! are killed and stopped, and what is specific to one store. One server of each kind serves all
+//! trials. `PALISADE_TEST_ENGINES` (a comma-separated list) selects stores, `PALISADE_TEST_FULL=1`
+//! runs 100,000 messages.
 
 #![allow(clippy::unwrap_used)]
 
@@ -31,13 +31,13 @@ use parking_lot::Mutex;
 /// The stores.
 const STORES: &[&str] = &["file", "postgres", "redis"];
 
-/// Longer than anything takes on a machine that does much else.
+/// Longer than anything takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A case: what it is called, and what it does on a store.
+/// A case: its name, and its code.
 type Case = (&'static str, fn(Fixture) -> LocalBoxFuture<'static, ()>);
 
-/// Makes a list of cases of functions.
+/// Builds a list of cases from functions.
 macro_rules! cases {
     ($($case:ident),* $(,)?) => {
         pub(crate) const CASES: &[crate::Case] = &[
@@ -47,7 +47,7 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
-/// A store of a case's own: a folder, or a namespace of a server that all share.
+/// The store of a case: a directory, or a namespace of a shared server.
 pub(crate) struct Fixture {
     pub(crate) store: &'static str,
     pub(crate) url: String,
@@ -56,11 +56,11 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    /// `None` when the server can't be had here.
+    /// `None` if the server is not available here.
     fn new(store: &'static str) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let url = match store {
-            // A machine that does much else is slow, and that is no error here.
+            // A busy machine is slow, which is no error here.
             "file" => format!("file:{}/store?timeout=20s", folder.path().display()),
             server => {
                 let server = running(server)?;
@@ -83,7 +83,7 @@ impl Fixture {
         palisade::connect(&*self.url).await.unwrap()
     }
 
-    /// The queue of the case, on a connection of its own, with leases of two seconds.
+    /// The queue of the case, on its own connection, with leases of two seconds.
     pub(crate) async fn queue(&self) -> Queue {
         let ttl = Duration::from_secs(2);
         self.client().await.queue("work").ttl(ttl)
@@ -117,7 +117,7 @@ pub(crate) async fn soon<T>(name: &str, what: impl Future<Output = T>) -> T {
     done.unwrap_or_else(|_| panic!("{name} did not happen within {LONG:?}"))
 }
 
-/// Looks again and again until `test` says yes.
+/// Polls until `test` returns `true`.
 pub(crate) async fn until(name: &str, mut test: impl AsyncFnMut() -> bool) {
     soon(name, async {
         while !test().await {

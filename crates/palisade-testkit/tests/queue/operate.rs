@@ -112,7 +112,7 @@ async fn queues_are_surveyed_by_prefix(fx: Fixture) {
     assert!(other.survey_queues(all).await.unwrap().is_empty());
 }
 
-/// Of two options of one name the connection is refused.
+/// A connection with two options of the same name is refused, so this removes one.
 fn without_namespace(url: &str) -> String {
     url.split("&namespace=").next().unwrap_or(url).to_owned()
 }

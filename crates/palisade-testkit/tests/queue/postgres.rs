@@ -1,5 +1,5 @@
-//! What only PostgreSQL can show: steps of the user's own transaction, and that nobody waits for
-//! a queue as a whole.
+//! What is specific to PostgreSQL: steps in the user's own transaction, and that nothing locks a
+//! queue as a whole.
 
 use std::time::Duration;
 
@@ -94,7 +94,7 @@ async fn nobody_else_has_the_message_while_its_transaction_is_open(fx: Fixture) 
     let message = queue.next().await.unwrap();
     let transaction = client.transaction().await.unwrap();
     message.done_in(&transaction).await.unwrap();
-    // Past the lease: what the transaction has locked is nobody else's.
+    // Past the lease: a message that the transaction has locked goes to nobody else.
     let end = tokio::time::Instant::now() + message.ttl() + Duration::from_secs(1);
     while tokio::time::Instant::now() < end {
         assert!(queue.claim(5).await.unwrap().is_empty());
@@ -133,8 +133,8 @@ async fn a_push_is_there_when_its_transaction_commits(fx: Fixture) {
     assert_eq!(refused.kind(), ErrorKind::Unsupported);
 }
 
-/// Neither sees what the other has not committed: without the lock of the key nobody would let the
-/// second message come first.
+/// Neither transaction sees what the other has not committed: without the lock of the key, neither
+/// would make the second message the first.
 async fn a_push_and_the_end_of_its_key_go_one_after_the_other(fx: Fixture) {
     let (queue, mut client, other) = (fx.queue().await, database().await, database().await);
     queue.push(Draft::new("1").key("k")).await.unwrap();
@@ -179,7 +179,7 @@ async fn keys_need_read_committed(fx: Fixture) {
     assert_eq!(queue.report().await.unwrap().unwrap().total(), 0);
 }
 
-/// A client that is paused in a transaction is in the way of its own message, key and id alone.
+/// A client that is paused in a transaction blocks only its own message, key and id.
 async fn an_open_transaction_holds_up_nobody_else(fx: Fixture) {
     let (queue, mut client) = (fx.queue().await, database().await);
     queue.push(Draft::new("1").key("k")).await.unwrap();

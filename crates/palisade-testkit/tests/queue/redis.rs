@@ -1,4 +1,4 @@
-//! What only Redis can show: an effect of the user's as one step with `done`.
+//! What is specific to Redis: a user's effect as one step with `done`.
 
 use palisade::ErrorKind;
 use palisade::config::redis;
@@ -12,7 +12,7 @@ cases! {
     the_effect_of_a_lost_message_does_not_happen,
 }
 
-/// Counts in a key of this case.
+/// Increments a counter of this case.
 fn count(fx: &Fixture) -> Effect {
     Effect::new("return redis.call('INCR', KEYS[1])").key(key(fx))
 }
@@ -38,7 +38,7 @@ async fn an_effect_and_done_are_one_step(fx: Fixture) {
         assert_eq!(answer, redis::Value::Int(times));
     }
     assert_eq!(queue.report().await.unwrap().unwrap().total(), 0);
-    // An effect that fails ends nothing.
+    // An effect that fails does not end the claim.
     queue.push("z").await.unwrap();
     let message = queue.next().await.unwrap();
     message

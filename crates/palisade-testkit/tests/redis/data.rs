@@ -1,4 +1,4 @@
-//! What is left of locks when the server's data or its clock are not what they were.
+//! What happens to locks when the server's data or clock has changed.
 
 use std::time::Duration;
 
@@ -33,8 +33,8 @@ async fn flushed_and_deleted_locks_are_lost_and_tokens_rise() {
     }
 }
 
-/// The server dies and comes back with nothing, while one holds and another waits: the holder is
-/// told, the waiter starts over and is granted, and the token is greater.
+/// The server dies and comes back without data, while one client holds and another waits: the
+/// holder is told, the waiter starts over and is granted, and its token is greater.
 #[tokio::test]
 async fn a_server_that_comes_back_empty_has_lost_the_locks_and_no_token_falls() {
     let server = need!(Server::with(&["--appendonly", "no"]));
@@ -42,7 +42,7 @@ async fn a_server_that_comes_back_empty_has_lost_the_locks_and_no_token_falls() 
         server.direct_client("").await,
         server.direct_client("").await,
     );
-    // Long enough that the hold outlives the restart, so that it is the renewal that tells.
+    // Long enough that the hold outlives the restart, so that the renewal reports the loss.
     let ttl = Duration::from_secs(6);
     let hold = mutex(&one, "forgotten", ttl).lock().await.unwrap();
     let next = mutex(&two, "forgotten", ttl);
@@ -65,7 +65,7 @@ async fn a_server_that_comes_back_empty_has_lost_the_locks_and_no_token_falls() 
     );
     assert!(!hold.is_valid());
     assert!(next.token() > hold.token(), "{next:?} after {hold:?}");
-    // The old holder's release is late, and leaves the new one alone.
+    // The old holder's release is late, and does not affect the new one.
     assert!(hold.release().await.is_err());
     assert_eq!(
         server.ask(&["GET", "palisade:forgotten"]),
@@ -74,8 +74,8 @@ async fn a_server_that_comes_back_empty_has_lost_the_locks_and_no_token_falls() 
     next.release().await.unwrap();
 }
 
-/// The last token is ahead of the clock, as after a clock that was set back: tokens go on from
-/// there, for those who find the line idle and for those who waited.
+/// The last token is ahead of the clock, as after a clock was set back: tokens continue from there,
+/// both on an idle line and for waiters.
 #[tokio::test]
 async fn tokens_rise_when_the_clock_was_set_back() {
     let server = need!(Server::start());
@@ -103,7 +103,7 @@ async fn tokens_rise_when_the_clock_was_set_back() {
     }
 }
 
-/// Whoever leaves grants to the first whose lease lasts, in the same step.
+/// A leave grants the first waiter whose lease is valid, in the same step.
 #[tokio::test]
 async fn a_waiter_whose_lease_has_ended_is_passed_over() {
     let server = need!(Server::start());
@@ -133,7 +133,7 @@ async fn a_waiter_whose_lease_has_ended_is_passed_over() {
 
 const DAYS: std::ops::RangeInclusive<i64> = 6 * 86_400_000..=7 * 86_400_000;
 
-/// Nothing but the user's key and what belongs to it is kept, and that for days, not for ever.
+/// Only the user's key and its records are kept, and for days, not for ever.
 #[tokio::test]
 async fn what_is_kept_beside_a_key_is_forgotten_after_days() {
     let server = need!(Server::start());
@@ -142,7 +142,7 @@ async fn what_is_kept_beside_a_key_is_forgotten_after_days() {
     let state = "{palisade:idle}:palisade";
     let hold = mutex(&client, "idle", TTL).lock().await.unwrap();
     assert!(DAYS.contains(&lasts(state)), "{}", lasts(state));
-    // As after days of holding: a renewal puts the end off.
+    // As after days of holding: a renewal extends the expiry.
     server.ask(&["PEXPIRE", state, "5000"]);
     until("a renewal", async || DAYS.contains(&lasts(state))).await;
     hold.release().await.unwrap();
@@ -173,8 +173,8 @@ async fn what_is_kept_beside_a_key_is_forgotten_after_days() {
     assert!(read.is_valid());
 }
 
-/// What earlier releases wrote, without a version, is read: a lock that is held so is not free, and
-/// tokens go on from there.
+/// Records of earlier releases, which have no version, are understood: a lock that is held in them
+/// is not free, and tokens continue from there.
 #[tokio::test]
 async fn state_without_a_version_is_read() {
     let server = need!(Server::start());
@@ -192,21 +192,21 @@ async fn state_without_a_version_is_read() {
     let shown = line(&client, "old").await.unwrap();
     assert_eq!(shown.holders[0].id, holder);
     assert_eq!(shown.holders[0].sequence, Some(token));
-    // Its key is the truth: without it nobody holds.
+    // The key decides: without it nobody holds.
     server.ask(&["DEL", "palisade:old"]);
     let hold = lock.lock().await.unwrap();
     assert_eq!(hold.token().0, token + 1);
     hold.release().await.unwrap();
     assert_eq!(server.ask(&["GET", state]), format!("v2 {}", token + 1));
-    // Idle, as it was written.
+    // An idle record of an earlier release.
     server.ask(&["SET", state, &token.to_string()]);
     let hold = lock.lock().await.unwrap();
     assert_eq!(hold.token().0, token + 1);
     hold.release().await.unwrap();
 }
 
-/// A newer palisade's records are used if they say that they can be, and else refused with what to
-/// do; the lock is not taken.
+/// Records of a newer palisade are used if they declare themselves compatible. Otherwise they are
+/// refused with advice, and the lock is not acquired.
 #[tokio::test]
 async fn state_of_a_newer_version_is_read_or_refused() {
     let server = need!(Server::start());

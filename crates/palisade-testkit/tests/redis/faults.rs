@@ -1,4 +1,4 @@
-//! What is lost on the way: replies, messages, connections, the server itself.
+//! Losses: of replies, notifications, connections, and the server itself.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use super::support::{Server, line, mutex, soon, until};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
-/// The reply to an enter never comes, a thousand times: asked again with the same id, there is
-/// one grant, the one that is held; what is left behind goes with its ttl.
+/// The reply to an enter is lost, a thousand times. Repeated with the same id, there is one grant,
+/// the one that is held; anything left behind ends with its ttl.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_reply_to_enter_is_no_second_grant() {
     const LOST: u64 = 1000;
@@ -51,7 +51,7 @@ async fn a_lost_reply_to_enter_is_no_second_grant() {
                     continue;
                 };
                 let shown = line(&judge, &name).await;
-                // A hold that is still good is the one in the line.
+                // A valid hold is the one in the line.
                 if hold.is_valid() {
                     let holders = shown.unwrap().holders;
                     assert_eq!(holders.len(), 1, "holders of {name}");
@@ -60,7 +60,7 @@ async fn a_lost_reply_to_enter_is_no_second_grant() {
                 }
                 assert!(tokens.insert(hold.token()), "a token twice");
                 assert_eq!(tokens.last(), Some(&hold.token()), "a token went back");
-                // Its reply may be lost too: the keeper sees to it.
+                // Its reply may also be lost: the keeper then repeats it.
                 let _ = hold.release().await;
             }
             (judge, name)
@@ -78,7 +78,7 @@ async fn a_lost_reply_to_enter_is_no_second_grant() {
     assert_eq!(eaten.hits(), LOST);
 }
 
-/// The reply to a leave never comes, and another has the lock when it is asked again.
+/// The reply to a leave is lost, and another client has the lock when the leave is repeated.
 #[tokio::test]
 async fn a_leave_asked_again_leaves_the_next_holder_alone() {
     let server = need!(Server::start());
@@ -105,7 +105,7 @@ async fn a_leave_asked_again_leaves_the_next_holder_alone() {
     assert!(released.is_err(), "the reply was lost");
     let next = soon("the next grant", waiter).await.unwrap().unwrap();
     assert_eq!(lost.hits(), 1);
-    // The keeper asks again, and hears that it was not there.
+    // The keeper repeats the leave, and learns that the claim is gone.
     until("the second leave", async || {
         server
             .proxy
@@ -133,14 +133,14 @@ fn client_left_twice(server: &Server) -> bool {
         .filter_map(|seen| seen.label.clone())
         .filter(|label| label.starts_with("EVALSHA"))
         .collect();
-    // The enter, the leave whose reply is lost, and the leave again on the keeper's connection;
+    // The enter, the leave whose reply is lost, and the repeated leave on the keeper's connection;
     // renewals have another label.
     labels
         .iter()
         .any(|label| labels.iter().filter(|other| *other == label).count() == 2)
 }
 
-/// Every message is lost: the next in line looks by itself, within a second.
+/// Every notification is lost: the next in line re-checks by itself, within a second.
 #[tokio::test]
 async fn without_messages_the_lock_is_handed_over_within_a_second() {
     let server = need!(Server::start());
@@ -173,8 +173,8 @@ async fn without_messages_the_lock_is_handed_over_within_a_second() {
     assert!(lost.hits() >= 6, "{} messages were lost", lost.hits());
 }
 
-/// Existing connections fall silent, and new ones are served: one renewal is lost, and the next,
-/// on another connection, keeps a short lease alive.
+/// Existing connections go silent, and new ones are served: one renewal is lost, and the next, on
+/// another connection, keeps a short lease alive.
 #[tokio::test]
 async fn silent_connections_cost_no_hold() {
     let server = need!(Server::start());
@@ -189,7 +189,7 @@ async fn silent_connections_cost_no_hold() {
         let lost = async {
             tokio::join!(holds[0].lost(), holds[1].lost());
         };
-        // Longer than the leases last by themselves.
+        // Longer than the leases last without renewal.
         let lost = tokio::time::timeout(MS(4500), lost).await;
         assert!(
             lost.is_err(),
@@ -200,7 +200,7 @@ async fn silent_connections_cost_no_hold() {
     }
 }
 
-/// When the key of `name` ends, by the server's word.
+/// When the key of `name` expires, according to the server.
 fn key_ends(server: &Server, name: &str) -> Instant {
     let before = Instant::now();
     let left: u64 = server
@@ -241,7 +241,7 @@ async fn a_frozen_server_is_a_loss_before_the_key_ends() {
     assert!(!hold.is_valid());
 }
 
-/// A short cut costs neither the hold nor the waiter's place, and messages are heard again.
+/// A short disconnect costs neither the hold nor the waiter's place, and notifications work again.
 #[tokio::test]
 async fn after_a_reconnect_the_hold_lives_and_messages_are_heard() {
     let server = need!(Server::start());
@@ -271,15 +271,15 @@ async fn after_a_reconnect_the_hold_lives_and_messages_are_heard() {
     next.release().await.unwrap();
 }
 
-/// A message of the past, or one without a token, makes the waiter look and no more; that of its
-/// grant saves it the look.
+/// A notification from the past, or one without a token, only makes the waiter read; that of its
+/// grant saves the read.
 #[tokio::test]
 async fn only_the_message_of_its_grant_is_a_grant() {
     let server = need!(Server::start());
     let client = server.direct_client("").await;
     let judge = server.direct_client("").await;
     let mut requests = Vec::new();
-    // The first in line looks twice a second by itself, also in the middle of a hand-over.
+    // The first in line re-checks twice a second, perhaps also during a hand-over.
     for _ in 0..10 {
         let hold = mutex(&client, "told", MS(30_000)).lock().await.unwrap();
         let next = mutex(&client, "told", MS(30_000));
@@ -315,7 +315,7 @@ fn channel_of(server: &Server, name: &str, id: &str) -> String {
     record.split(' ').nth(5).unwrap().to_owned()
 }
 
-/// The cases that need an engine which can be cut off, on a server of their own.
+/// The conformance cases for an engine that is cut off, on their own server.
 #[test]
 fn the_cases_of_an_outage_hold() {
     if let Err(why) = table::recipe_of("redis").unwrap().installed() {
@@ -331,7 +331,8 @@ fn the_cases_of_an_outage_hold() {
     }
 }
 
-/// A thousand waiters: per hand-over one enter, one leave and at most one look, re-checks apart.
+/// A thousand waiters: each hand-over costs one enter, one leave and at most one read, apart from
+/// re-checks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_waiters_are_no_herd() {
     const WAITERS: u64 = 1000;

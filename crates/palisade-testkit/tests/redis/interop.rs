@@ -1,5 +1,6 @@
 //! Other tools' locks on the same key: redis-py's `Lock`, node-redlock and rslock, both ways, also
-//! while readers hold. A tool of another language is a small program that obeys lines on its input.
+//! while readers hold. A tool in another language is a small program that reads commands from its
+//! stdin.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -146,7 +147,8 @@ async fn exclude_each_other(name: &str, install: Install) {
         "{name} finds it free after our release"
     );
 
-    // Theirs first: nobody of ours gets in, the holder is shown, and waiting ends with theirs.
+    // Theirs first: none of ours is granted, the holder is shown, and our wait ends with their
+    // lock.
     assert!(client.mutex("job").try_lock().await.unwrap().is_none());
     assert!(client.rwlock("job").try_read().await.unwrap().is_none());
     let shown = line(&client, "job").await.unwrap();
@@ -174,7 +176,7 @@ async fn exclude_each_other(name: &str, install: Install) {
     );
     hold.release().await.unwrap();
 
-    // While readers hold, and as long as the last of them does.
+    // While readers hold, until the last one releases.
     let lock = client.rwlock("shared");
     let (one, two) = (lock.read().await.unwrap(), lock.read().await.unwrap());
     assert!(
@@ -191,7 +193,7 @@ async fn exclude_each_other(name: &str, install: Install) {
         tool.ask("lock", "shared", 1000).await,
         "{name} finds it free after the last reader"
     );
-    // Theirs ends by its own ttl, without a word.
+    // Their lock expires by its own ttl, without a notification.
     let read = soon("our turn", lock.read()).await.unwrap();
     read.release().await.unwrap();
 }

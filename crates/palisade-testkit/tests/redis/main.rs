@@ -1,4 +1,4 @@
-//! The Redis engine on real servers: faults on the way, states of the server, other tools.
+//! The Redis engine on real servers: network faults, states of the server, other tools.
 
 #![allow(clippy::unwrap_used)]
 

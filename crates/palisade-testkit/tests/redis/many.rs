@@ -20,8 +20,8 @@ async fn take(client: &palisade::Client, count: usize, ttl: Duration) -> Vec<Hol
     soon("all locks", tasks.join_all()).await
 }
 
-/// Requests of many tasks share a connection, and everyone has their own answer: also who meets a
-/// key of another type, or asks for a name that is in use.
+/// Requests of many tasks share a connection, and each gets its own answer, even if some meet a key
+/// of another type, or a name that is in use.
 #[tokio::test]
 async fn requests_at_once_have_their_own_answers() {
     const COUNT: usize = 200;
@@ -59,8 +59,8 @@ async fn requests_at_once_have_their_own_answers() {
     );
 }
 
-/// The server is far away: an answer takes more than half of what a request may. Free locks don't
-/// wait for each other all the same.
+/// The server is distant: an answer takes more than half of a request's timeout. Free locks don't
+/// wait for each other nevertheless.
 #[tokio::test]
 async fn free_locks_of_a_far_server_do_not_wait_for_each_other() {
     let server = need!(Server::start());
@@ -82,8 +82,8 @@ async fn free_locks_of_a_far_server_do_not_wait_for_each_other() {
     assert!(holds.iter().all(Hold::is_valid));
 }
 
-/// Locks that come and go, now few and now many at a time: whoever sees to a call may find others
-/// in it than itself, and everyone gets what they asked for.
+/// Locks that come and go, sometimes few and sometimes many at a time: a task that sends a batch
+/// may carry requests of others, and each gets its own answer.
 #[tokio::test]
 async fn locks_that_come_and_go_have_their_own_answers() {
     let server = need!(Server::start());
@@ -98,7 +98,7 @@ async fn locks_that_come_and_go_have_their_own_answers() {
                 assert!(last < Some(hold.token()), "{last:?} {:?}", hold.token());
                 last = Some(hold.token());
                 hold.release().await.unwrap();
-                // Apart for a moment, so that some come alone.
+                // Separated for a moment, so that some requests are sent alone.
                 if (round + at) % 7 == 0 {
                     tokio::time::sleep(Duration::from_millis(round as u64 % 5)).await;
                 }
@@ -110,7 +110,7 @@ async fn locks_that_come_and_go_have_their_own_answers() {
         .expect("all rounds");
 }
 
-/// A name that the user may not use fails, and nobody's lock but its own.
+/// A name without permission fails, and affects no other lock.
 #[tokio::test]
 async fn a_name_without_rights_fails_alone() {
     let server = need!(Server::start());
@@ -142,7 +142,7 @@ async fn a_name_without_rights_fails_alone() {
     }
 }
 
-/// A caller that is dropped while its request is under way takes nobody else's with it and leaves
+/// A caller that is dropped while its request is in flight affects no other request and leaves
 /// nothing behind.
 #[tokio::test]
 async fn a_dropped_caller_costs_the_others_nothing() {
@@ -178,7 +178,7 @@ async fn a_dropped_caller_costs_the_others_nothing() {
     }
 }
 
-/// Renewals go together: those that are due at the same time are sent as one.
+/// Renewals are batched: those that are due at the same time are sent together.
 #[tokio::test]
 async fn many_holds_are_renewed_in_few_round_trips() {
     const COUNT: u64 = 2000;
@@ -187,7 +187,7 @@ async fn many_holds_are_renewed_in_few_round_trips() {
     let client = server.direct_client("timeout=10s").await;
     let holds = take(&client, COUNT as usize, ttl).await;
     server.ask(&["CONFIG", "RESETSTAT"]);
-    // Of each lease that is renewed the key and what is beside it last longer.
+    // Each renewal extends the key and its record.
     until("two renewals of all", async || {
         server.calls("pexpire") >= 2 * 2 * COUNT
     })
@@ -198,7 +198,7 @@ async fn many_holds_are_renewed_in_few_round_trips() {
         .lines()
         .find_map(|line| line.strip_prefix("total_reads_processed:"));
     let reads: u64 = reads.unwrap().trim().parse().unwrap();
-    // Our own questions take a read or two each, and the end of their connection one more.
+    // Our own queries take one or two reads each, and the end of their connection one more.
     let reads = reads.saturating_sub(3 * server.calls("info"));
     assert!(reads < renewed / 4, "{reads} reads for {renewed} leases");
     assert!(holds.iter().all(Hold::is_valid));
@@ -225,7 +225,7 @@ fn ended_runtimes_leave_no_descriptors_behind() {
             before = descriptors();
         }
     }
-    // Other tests of this process open and close some too.
+    // Other tests of this process also open and close descriptors.
     let more = descriptors().saturating_sub(before);
     assert!(more < 40, "{more} descriptors more");
 }

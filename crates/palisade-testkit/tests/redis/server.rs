@@ -1,4 +1,4 @@
-//! States of the server: forgotten scripts, other types, no memory, no rights.
+//! States of the server: flushed scripts, keys of other types, no memory, no permissions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,8 @@ fn lease(hold: &Hold) -> Lease {
     Lease::in_a_test(&ticket)
 }
 
-/// After another tool has taken the key our renewals are lost, and the foreign lock is not touched.
+/// After another tool has taken the key, our renewals are lost, and the foreign lock is not
+/// changed.
 #[tokio::test]
 async fn a_foreign_value_is_never_renewed_or_released() {
     let server = need!(Server::start());
@@ -68,7 +69,7 @@ async fn a_foreign_value_is_never_renewed_or_released() {
         .lock()
         .await
         .unwrap();
-    // In one step: in between a renewal of the keeper's would find the key gone.
+    // In one step, because a renewal of the keeper could find the key gone in between.
     server.ask(&["SET", "palisade:stolen", "theirs", "PX", "5000"]);
     let renewals = client
         .engine()
@@ -82,7 +83,7 @@ async fn a_foreign_value_is_never_renewed_or_released() {
     let shown = line(&client, "stolen").await.unwrap();
     assert_eq!(shown.holders[0].id, "theirs");
     assert_eq!(shown.holders[0].owner, None);
-    // And when the release is the first to find it out.
+    // The same if the release is the first to notice.
     let hold = mutex(&client, "robbed", Duration::from_secs(60))
         .lock()
         .await
@@ -204,7 +205,7 @@ async fn logins_are_checked_and_a_user_without_channels_still_waits() {
     assert!(codes.contains(&"no_channels"), "{codes:?}");
 }
 
-/// What replicas must have, and none has, is not granted and not left behind.
+/// A grant that must be on replicas, but is on none, fails and is not left behind.
 #[tokio::test]
 async fn a_grant_that_no_replica_has_is_given_back() {
     let server = need!(Server::start());
@@ -269,14 +270,14 @@ async fn unsafe_settings_are_found() {
     .await;
 }
 
-/// A node of a cluster of its own, with all slots or none.
+/// A node of its own cluster, with all slots or none.
 fn cluster_node() -> Option<Server> {
     let bus = launch::free_port().to_string();
     Server::with(&["--cluster-enabled", "yes", "--cluster-port", &bus])
 }
 
-/// In cluster mode no call may touch two slots: locks of one client are taken, wait, are renewed
-/// and released all the same.
+/// In cluster mode no call may touch two slots: locks of one client still work, wait, are renewed
+/// and released.
 #[tokio::test]
 async fn one_node_in_cluster_mode_is_a_server_like_any_other() {
     let server = need!(cluster_node());
@@ -321,7 +322,7 @@ async fn a_node_of_a_larger_cluster_is_refused() {
     assert!(error.message().contains("Cluster"), "{error}");
 }
 
-/// What the URL says is what is asked for: the user, also without a password, and the database.
+/// The URL's user, also without a password, and its database are used.
 #[tokio::test]
 async fn who_asks_and_what_for_is_told_apart() {
     let server = need!(Server::start());
@@ -372,7 +373,7 @@ async fn who_asks_and_what_for_is_told_apart() {
             "nowhere.invalid:6379",
         ),
     ] {
-        // Passwords of the default user are only asked for if it has one.
+        // The default user's password is only required if it has one.
         let password = if word == "default user" {
             ">right"
         } else {
@@ -397,7 +398,7 @@ async fn who_asks_and_what_for_is_told_apart() {
     assert_eq!(texts.len(), 7, "{texts:#?}");
 }
 
-/// Commands on a connection of the test's own, after logging in as the default user.
+/// Sends commands on the test's own connection, after logging in as the default user.
 fn wire_login(port: u16, password: &str) -> impl FnMut(&[&str]) -> String + use<> {
     use std::io::{BufRead, BufReader, Write};
     let stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -412,7 +413,7 @@ fn wire_login(port: u16, password: &str) -> impl FnMut(&[&str]) -> String + use<
     ask
 }
 
-/// Passwords are rotated: a new connection reads the file anew.
+/// Passwords are rotated: a new connection reads the file again.
 #[tokio::test]
 async fn a_new_password_is_read_at_the_next_connect() {
     let server = need!(Server::start());
@@ -509,7 +510,7 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
     let url = format!("rediss://127.0.0.1:{port}?tls_ca={}", file("ca.pem"));
     let client = palisade::connect(&url).await.unwrap();
     cycle(&mutex(&client, "tls", TTL)).await;
-    // The program's own TLS: the same authority, without a file that is named.
+    // The program's own TLS configuration: the same authority, without a file.
     let mut roots = rustls::RootCertStore::empty();
     let pem = std::fs::read(file("ca.pem")).unwrap();
     roots
@@ -530,8 +531,8 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
         .tls_config(own);
     let refused = palisade::connect(both).await.err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Config, "{refused}");
-    // Another authority than the server's, the system's, another name than it has, a port without
-    // TLS, and TLS that is not spoken to.
+    // Another authority than the server's, the system's, another name than in its certificate, a
+    // port without TLS, and a TLS port without TLS.
     let plain = server.port();
     for (url, words) in [
         (url.replace("ca.pem", "other.pem"), "tls_ca"),
@@ -551,7 +552,7 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
     let error = fails(error, ErrorKind::Unreachable);
     assert!(error.to_string().contains("rediss:"), "{error}");
 
-    // The server asks for a certificate of ours: we have none, a good one, a stranger's.
+    // The server requires a client certificate: we have none, a valid one, a foreign one.
     server.ask(&["CONFIG", "SET", "tls-ca-cert-file", &file("ca.pem")]);
     server.ask(&["CONFIG", "SET", "tls-auth-clients", "yes"]);
     let known = format!(
@@ -568,7 +569,7 @@ async fn locks_go_through_tls_and_strangers_are_not_trusted() {
         assert!(error.to_string().contains("tls_cert"), "{url}: {error}");
     }
 
-    // The certificate of the server ends.
+    // The server's certificate expires.
     server.ask(&["CONFIG", "SET", "tls-auth-clients", "no"]);
     let days = "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days -1 -extfile names -out expired.pem";
     let made = std::process::Command::new("openssl")

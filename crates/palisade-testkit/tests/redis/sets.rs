@@ -1,5 +1,5 @@
-//! Servers that know each other: failovers that lose a lock, one that keeps it, a slot of a Cluster
-//! that moves while its locks are held, and TLS to all of them.
+//! Replicated servers: failovers that lose a lock, one that keeps it, a slot of a Cluster that
+//! moves while its locks are held, and TLS to all of them.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use palisade_testkit::lab::trial::{certificates, started};
 
 use super::support::{cycle, fails, soon, until};
 
-/// Sentinels notice a death after a second, agree and promote; on a busy machine that takes a while.
+/// Sentinels notice a death after a second, agree and promote; on a busy machine that takes a
+/// while.
 const FAILOVER: Duration = Duration::from_secs(17);
 
 async fn in_time<F: Future>(what: &str, future: F) -> F::Output {
@@ -34,7 +35,7 @@ async fn a_lock_that_a_failover_loses_is_told_and_the_next_token_is_greater() {
         return;
     };
     let client = connect(&set).await;
-    // The replica hears nothing more, and keeps what it has.
+    // The replica receives nothing more, and keeps its data.
     let nowhere = launch::free_port().to_string();
     assert_eq!(ask(&set, 1, &["REPLICAOF", "127.0.0.1", &nowhere]), "OK");
     let mutex = client.mutex("job").ttl(Duration::from_secs(20));
@@ -48,7 +49,7 @@ async fn a_lock_that_a_failover_loses_is_told_and_the_next_token_is_greater() {
     fenced_off(&next, &hold).await;
 }
 
-/// The token of the next holder is greater, so that a fence refuses the one before.
+/// The token of the next holder is greater, so a fence refuses the previous one.
 async fn fenced_off(next: &Hold, before: &Hold) {
     let (storage, data) = (MemoryFence::default(), Name::new("data").unwrap());
     for (hold, accepted) in [(next, true), (before, false)] {
@@ -77,7 +78,7 @@ async fn a_lock_that_a_failover_of_a_cluster_loses_is_told() {
     let name = names.find(is_of_first).unwrap();
     let replica = 3;
     let link = || ask(&cluster, replica, &["INFO", "replication"]);
-    // A password that the master does not ask for: the replica hears nothing more.
+    // With a wrong password for the master, the replica receives nothing more.
     for command in [
         &["CONFIG", "SET", "masterauth", "wrong"][..],
         &["CLIENT", "KILL", "TYPE", "master"],
@@ -95,7 +96,7 @@ async fn a_lock_that_a_failover_of_a_cluster_loses_is_told() {
     assert!(!hold.is_valid());
     let next = in_time("the next grant", async {
         loop {
-            // Meanwhile there is no master to ask.
+            // Meanwhile there is no master.
             if let Ok(next) = mutex.lock().await {
                 return next;
             }
@@ -107,7 +108,7 @@ async fn a_lock_that_a_failover_of_a_cluster_loses_is_told() {
     fenced_off(&next, &hold).await;
 }
 
-/// Every server is spoken to by TLS, also those that another one names: none has another port.
+/// TLS is used for every server, including those that another one names: no other port is open.
 #[tokio::test(flavor = "multi_thread")]
 async fn sets_speak_tls_all_the_way() {
     let folder = tempfile::tempdir().unwrap();
@@ -168,7 +169,7 @@ async fn a_lock_that_was_replicated_survives_and_the_old_master_does_not_count()
     .await;
     set.nodes()[0].stop().unwrap();
     set.leader_where(|leader| leader == 1).unwrap();
-    // It takes itself for the master for some seconds more.
+    // It still considers itself the master for some seconds.
     set.nodes()[0].cont().unwrap();
     let other = in_time("another lock", async {
         loop {
@@ -184,7 +185,7 @@ async fn a_lock_that_was_replicated_survives_and_the_old_master_does_not_count()
     assert_eq!(ask(&set, 1, &["EXISTS", "job"]), "0");
 }
 
-/// What the old master was asked before the switch and answers after it does not count.
+/// An answer of the old master after the switch, to a request from before it, does not count.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_answer_of_the_old_master_grants_nothing() {
     let Some(set) = launch::need("redis-sentinel") else {
@@ -197,7 +198,7 @@ async fn a_late_answer_of_the_old_master_grants_nothing() {
     set.nodes()[0].stop().unwrap();
     let late = tokio::spawn(async move { mutex.lock().await.unwrap() });
     set.leader_where(|leader| leader == 1).unwrap();
-    // Who asks the new master has heard of the switch.
+    // A client that reaches the new master knows of the switch.
     in_time("the new master", async {
         let look = || client.survey(Scope::Line(Name::new("late").unwrap()));
         let brief = Duration::from_millis(300);
@@ -244,17 +245,17 @@ async fn a_slot_that_moves_takes_its_locks_along() {
     set(to, &["IMPORTING", &from_id]);
     set(from, &["MIGRATING", &to_id]);
 
-    // A line that neither server knows is made when the move is over.
+    // A line that neither server has is created when the move is over.
     let new = lock("{x}new");
     let new = tokio::spawn(async move { new.lock().await });
-    // A line of which only a part has moved is waited for (TRYAGAIN).
+    // A line that has moved only in part is waited for (TRYAGAIN).
     migrate("{x}torn");
     let release = tokio::spawn(torn.release());
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(!release.is_finished(), "half of a line");
     migrate("{x}torn:palisade");
     soon("the release", release).await.unwrap().unwrap();
-    // Renewed on either side of the move, and on the way (ASK).
+    // Renewed before, during (ASK) and after the move.
     tokio::time::sleep(Duration::from_secs(2)).await;
     loop {
         let keys = ask(&cluster, from, &["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
@@ -274,7 +275,7 @@ async fn a_slot_that_moves_takes_its_locks_along() {
         "locks move with their slot"
     );
 
-    // A client that knows nothing of the move is sent on (MOVED).
+    // A client that does not know of the move is redirected (MOVED).
     let again = soon("a grant", late.mutex("{x}late").lock()).await.unwrap();
     assert!(again.token() > last);
     assert!(late.mutex("{x}held").try_lock().await.unwrap().is_none());

@@ -1,4 +1,4 @@
-//! A server of the test's own, with or without the proxy, and commands to it beside palisade.
+//! The test's own server, with or without the proxy, and direct commands to it.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use palisade_testkit::lab::trial::started;
 pub(crate) use palisade_testkit::lab::trial::{cycle, fails, soon, until};
 
 pub(crate) struct Server {
-    // Before the server: connections end first.
+    // Declared before the server, so that connections end first.
     pub(crate) proxy: Proxy,
     pub(crate) running: Running,
 }
 
 impl Server {
-    /// A server, or `None` when it can't be had here.
+    /// A server, or `None` if it is not available here.
     pub(crate) fn start() -> Option<Self> {
         launch::need("redis").map(Self::behind_a_proxy)
     }
@@ -37,12 +37,12 @@ impl Server {
         self.running.nodes()[0].port()
     }
 
-    /// One command, past the proxy.
+    /// Sends one command, bypassing the proxy.
     pub(crate) fn ask(&self, command: &[&str]) -> String {
         wire::redis(self.port(), command).unwrap_or_else(|why| why)
     }
 
-    /// How often it has run a command, since the statistics were reset.
+    /// How often the server has run a command since its statistics were reset.
     pub(crate) fn calls(&self, command: &str) -> u64 {
         let stats = self.ask(&["INFO", "commandstats"]);
         let row = stats
@@ -52,7 +52,7 @@ impl Server {
         calls.unwrap_or(0)
     }
 
-    /// The URL past the proxy.
+    /// The URL that bypasses the proxy.
     pub(crate) fn direct(&self, options: &str) -> String {
         format!("{}?{options}", self.running.url())
     }

@@ -24,7 +24,7 @@ async fn rslock_and_palisade_exclude_each_other_on_five_servers() {
         "it takes what we hold"
     );
     hold.release().await.unwrap();
-    // Our release may still be on its way to the last servers.
+    // Our release may still be in flight to the last servers.
     let mut theirs = other.lock("job", ttl).await;
     for _ in 0..50 {
         if theirs.is_ok() {

@@ -8,8 +8,8 @@ use palisade_testkit::lab::proxy::to_client;
 
 use super::support::{FRESH, Five, soon, until};
 
-/// A clock that jumps on one server: the lock is on A, B and C, C lets it go early, and a second
-/// client gets C, D and E. Two clients believe; their storage does not.
+/// A clock that jumps on one server: the lock is on A, B and C, C expires it early, and a second
+/// client gets C, D and E. Both clients believe to hold; the store accepts only one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_jumps_makes_a_second_grant_which_the_fence_survives() {
     let Some(five) = Five::start() else { return };
@@ -28,8 +28,8 @@ async fn a_clock_that_jumps_makes_a_second_grant_which_the_fence_survives() {
     let second = two.mutex("job").try_lock().await.unwrap();
     let second = second.expect("C, D and E are a majority");
     assert!(second.token() > first.token(), "the fence needs it");
-    // The first holder may know by now, when its client has just begun to listen to a server and
-    // looked after what it has there. The storage must not depend on that.
+    // The first holder may know by now, if its client has just connected to a server and checked
+    // its lease there. The store must not depend on that.
 
     assert_eq!(
         write(second.token().into(), "two").await.unwrap(),
@@ -40,18 +40,18 @@ async fn a_clock_that_jumps_makes_a_second_grant_which_the_fence_survives() {
     assert_eq!(storage.read(&data).await.unwrap().unwrap().data, b"two");
 }
 
-/// A client that stops while the answers are on their way to it, and goes on when its lease is over:
-/// it must not believe them.
+/// A client is stopped while the answers are in flight, and continued when its lease is over: it
+/// must not accept them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_is_read_too_late_is_refused() {
     let Some(five) = Five::start() else { return };
     let ttl = Duration::from_millis(800);
-    // Servers are waited for far longer than the lease lasts, as by one that is stopped.
+    // Servers are waited for far longer than the lease lasts, as by a stopped client.
     let stopped = five
         .proxied(&format!("{FRESH}&node_timeout=20s&timeout=20s"))
         .await;
     let other = five.client(FRESH).await;
-    // Connected, scripts known.
+    // Connected, with scripts loaded.
     let warm = stopped.mutex("warm").lock().await.unwrap();
     warm.release().await.unwrap();
     let replies: Vec<_> = five

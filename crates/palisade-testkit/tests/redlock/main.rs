@@ -1,4 +1,4 @@
-//! The Redlock engine: its token as a model, and five real servers that are hurt.
+//! The Redlock engine: a model of its token, and five real servers under faults.
 
 #![allow(clippy::unwrap_used)]
 

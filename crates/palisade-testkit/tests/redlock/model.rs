@@ -1,11 +1,11 @@
-//! The token of `redlock:`, explored exhaustively: three servers, two clients with clocks of their
-//! own, servers that crash and come back with their data, requests in any order.
+//! The token of `redlock:`, explored exhaustively: three servers, two clients with their own
+//! clocks, servers that crash and come back with their data, requests in any order.
 //!
-//! What is modelled is the rule: a server counts `max(last + 1, proposal)`; a count that a majority
-//! agrees on is the token, and otherwise the greatest, after it was written back to a majority that
-//! still has the claim. Leases do not end while their claim lives: that is the class of the engine,
-//! not the token's. Without the write-back, or with one to fewer, tokens go back, and the search must
-//! find that.
+//! The model covers this rule: a server counts `max(last + 1, proposal)`. A count that a majority
+//! agrees on is the token; otherwise it is the greatest count, after it was written back to a
+//! majority that still has the claim. Leases do not end while their claim lives: that concerns the
+//! engine's class, not the token. Without the write-back, or with one to fewer servers, tokens
+//! decrease, and the search must find that.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
@@ -15,9 +15,9 @@ const QUORUM: usize = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
     Right,
-    /// The greatest count is the token at once.
+    /// The greatest count becomes the token at once.
     NoWriteBack,
-    /// One server is told of it.
+    /// It is written back to only one server.
     WriteBackToOne,
 }
 
@@ -31,12 +31,12 @@ struct Node {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Phase {
     Idle,
-    /// Asked, and what each server has answered.
+    /// Requested, with the answer of each server.
     Voting {
         proposal: u8,
         answers: [Option<Answer>; NODES],
     },
-    /// Writes a token back; which servers have it and still had the claim.
+    /// Writes a token back; `seen` are the servers that have it and still had the claim.
     Raising {
         token: u8,
         seen: [bool; NODES],
@@ -44,7 +44,7 @@ enum Phase {
     Holding {
         token: u8,
     },
-    /// Gives its votes back.
+    /// Withdraws its votes.
     Leaving,
 }
 
@@ -69,7 +69,7 @@ struct World {
     clients: [Client; 2],
     crashes: u8,
     losses: u8,
-    /// The greatest token that was granted, and whether a later one was not greater.
+    /// The greatest token granted, and whether a later one was not greater.
     granted: u8,
     went_back: bool,
     written_back: bool,
@@ -84,7 +84,7 @@ enum Action {
     GiveUp(usize),
     Raise(usize, usize),
     Release(usize),
-    /// One vote is given back, or ends by its ttl.
+    /// One vote is withdrawn, or expires.
     Free(usize, usize),
     Left(usize),
     Crash(usize),
@@ -98,12 +98,12 @@ struct Tokens {
     crashes: u8,
     /// How many answers are lost.
     losses: u8,
-    /// Clocks are anything up to this.
+    /// The maximum value of a clock.
     clock: u8,
 }
 
 impl World {
-    /// A server votes; what it counts.
+    /// A server votes; returns its count.
     fn vote(&mut self, client: usize, node: usize, proposal: u8) -> Answer {
         let node = &mut self.nodes[node];
         if node.holder.is_some_and(|holder| holder != client) {
@@ -288,7 +288,7 @@ impl Model for Tokens {
                 let holds = |client: &&Client| matches!(client.phase, Phase::Holding { .. });
                 world.clients.iter().filter(holds).count() <= 1
             }),
-            // The search goes where it must.
+            // These states must be reached.
             Property::sometimes(BACK, |_, world: &World| world.written_back),
             Property::sometimes(DOWN, |_, world: &World| {
                 let holds = |client: &Client| matches!(client.phase, Phase::Holding { .. });

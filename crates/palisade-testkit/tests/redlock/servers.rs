@@ -1,4 +1,4 @@
-//! The servers themselves: which of them may vote, and what they have forgotten.
+//! The servers themselves: which of them may vote, and what they have lost.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use palisade::ErrorKind;
 
 use super::support::{FRESH, Five, until};
 
-/// A lock on A, B and C; C restarts empty. Whoever lets C vote grants the lock again.
+/// A lock is on A, B and C, and C restarts empty. If C may vote, the lock is granted again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_restarted_does_not_vote() {
     for guarded in [true, false] {
         let Some(five) = Five::start() else { return };
         let holder = five.client(FRESH).await;
         let _hold = five.lock_on_three(&holder, "job").await;
-        // All have run for longer than the longest ttl, before C restarts.
+        // All have run for longer than the longest ttl before C restarts.
         let max_ttl = Duration::from_secs(3);
         tokio::time::sleep(max_ttl + Duration::from_secs(1)).await;
         let guard = if guarded { "on" } else { "off" };
@@ -23,7 +23,7 @@ async fn a_server_that_restarted_does_not_vote() {
         five.running.nodes()[2].wipe().unwrap();
         let second = async || {
             let second = other.mutex("job").try_lock().await;
-            // Its first request may find the connection gone.
+            // Its first request may find the connection closed.
             match second {
                 Ok(second) => second.is_some(),
                 Err(error) => {
@@ -39,7 +39,7 @@ async fn a_server_that_restarted_does_not_vote() {
             }
             until("C votes again", second).await;
         } else {
-            // The test can see.
+            // The control: the test can detect a second grant.
             until("a second grant", second).await;
         }
     }

@@ -1,4 +1,4 @@
-//! Five servers of the test's own, each behind a proxy, and commands to each beside palisade.
+//! The test's own five servers, each behind a proxy, and direct commands to each.
 
 use std::net::Ipv4Addr;
 
@@ -8,16 +8,16 @@ use palisade_testkit::lab::proxy::{Protocol, Proxy};
 pub(crate) use palisade_testkit::lab::trial::{soon, until};
 
 pub(crate) struct Five {
-    // Before the servers: connections end first.
+    // Declared before the servers, so that connections end first.
     pub(crate) proxies: Vec<Proxy>,
     pub(crate) running: Running,
 }
 
-/// For servers that have just started.
+/// Options for servers that have just started.
 pub(crate) const FRESH: &str = "restart_guard=off&namespace=";
 
 impl Five {
-    /// Five servers, or `None` when they can't be had here.
+    /// Five servers, or `None` if they are not available here.
     pub(crate) fn start() -> Option<Self> {
         let running = launch::need("redis5")?;
         let proxy = |port| Proxy::start((Ipv4Addr::LOCALHOST, port).into(), Protocol::Resp);
@@ -30,7 +30,7 @@ impl Five {
         format!("{}?{options}", self.running.url())
     }
 
-    /// A client past the proxies.
+    /// A client that bypasses the proxies.
     pub(crate) async fn client(&self, options: &str) -> Client {
         palisade::connect(&self.url(options)).await.unwrap()
     }
@@ -42,13 +42,13 @@ impl Five {
         palisade::connect(&url).await.unwrap()
     }
 
-    /// One command to one server.
+    /// Sends one command to one server.
     pub(crate) fn ask(&self, node: usize, command: &[&str]) -> String {
         let port = self.running.nodes()[node].port();
         wire::redis(port, command).unwrap_or_else(|why| why)
     }
 
-    /// The servers on which `key` is there.
+    /// The servers that have `key`.
     pub(crate) fn having(&self, key: &str) -> Vec<usize> {
         let nodes = 0..self.running.nodes().len();
         nodes
@@ -66,14 +66,14 @@ impl Five {
         calls.unwrap_or(0)
     }
 
-    /// A lock that the first three servers have voted for, and the other two not: another tool had
-    /// it there.
+    /// A lock that only the first three servers voted for, because another tool had it on the other
+    /// two.
     pub(crate) async fn lock_on_three(&self, client: &Client, name: &str) -> Hold {
         let others = [3, 4];
         self.occupy(name, &others);
         let before = others.map(|node| self.scripts_run(node));
         let hold = client.mutex(name).lock().await.unwrap();
-        // Three votes are enough for it: what is on its way to the others must not find them free.
+        // Three votes are enough: requests in flight to the others must not find them free.
         until("the votes of the others", async || {
             let now = others.map(|node| self.scripts_run(node));
             now.iter().zip(&before).all(|(now, before)| now > before)
@@ -84,7 +84,7 @@ impl Five {
         hold
     }
 
-    /// Another tool's lock on some of the servers.
+    /// Takes another tool's lock on some of the servers.
     pub(crate) fn occupy(&self, key: &str, nodes: &[usize]) {
         for node in nodes {
             assert_eq!(

@@ -1,4 +1,4 @@
-//! Votes: who is granted with servers down, slow or taken by others, and what is left behind.
+//! Votes: who is granted if servers are down, slow or taken by others, and what is left behind.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use palisade_testkit::lab::trial::Crew;
 
 use super::support::{FRESH, Five, soon, until};
 
-/// A busy machine may take this much longer than the machine that a bound is for.
+/// How much longer than the bound a busy machine may take.
 const BUSY: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -27,7 +27,7 @@ async fn two_of_five_may_stop_and_three_are_refused_in_time() {
     soon("the release", hold.release()).await.unwrap();
 
     five.running.nodes()[2].stop().unwrap();
-    // With the default ttl of 30 s a server is given 300 ms.
+    // With the default ttl of 30 s a server has 300 ms to answer.
     let start = Instant::now();
     let refused = client.mutex("job").try_lock().await.unwrap_err();
     let took = start.elapsed();
@@ -64,7 +64,7 @@ async fn a_slow_server_does_not_slow_the_grant() {
     times.sort_unstable();
     println!("lock and release beside a slow server: {times:?}");
     assert!(times[2] < slow / 2, "{times:?}");
-    // Nor does it keep a vote when it has caught up.
+    // Nor does it keep a vote once it has caught up.
     until("no vote left", async || five.having("job").is_empty()).await;
 }
 
@@ -139,7 +139,7 @@ async fn permits_are_the_same_on_a_majority() {
         let permits = clients[at % 2].semaphore("pool", 3);
         holds.push(permits.try_acquire().await.unwrap().unwrap());
     }
-    // Any five servers with a majority each could give more when they only count.
+    // Five servers that only count, each majority for itself, could grant more.
     for client in &clients {
         assert!(
             client
@@ -156,7 +156,7 @@ async fn permits_are_the_same_on_a_majority() {
     holds.push(again.unwrap());
 }
 
-/// How many scripts one server runs while tasks of one client have `ask` granted so often.
+/// How many scripts one server runs while `crowd` tasks of one client are granted `ask`.
 async fn scripts_for(five: &Five, crowd: u64, ask: Ask) -> u64 {
     let client = five.client(FRESH).await;
     let mut tasks = tokio::task::JoinSet::new();
@@ -171,13 +171,13 @@ async fn scripts_for(five: &Five, crowd: u64, ask: Ask) -> u64 {
     five.scripts_run(0)
 }
 
-/// Each grant costs the servers about as much, however many tasks of one client wait.
+/// The cost of each grant is about the same, however many tasks of one client wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crowd_of_one_client_takes_turns() {
     const CROWD: u64 = 300;
     let Some(five) = Five::start() else { return };
-    // A vote and its return for each, and some that came too early. Where everyone tries it is half
-    // as much again on a machine that does nothing else, and no end of it on a busy one.
+    // A vote and its withdrawal for each, and some that came too early. If all tasks tried by
+    // themselves, it would be half as much again on an idle machine, and far more on a busy one.
     let scripts = scripts_for(&five, CROWD, Ask::Whole).await;
     assert!(
         scripts < 8 * CROWD / 3,
@@ -185,7 +185,7 @@ async fn a_crowd_of_one_client_takes_turns() {
     );
 }
 
-/// Permits as well: who finds none left has looked for all of its client.
+/// The same for permits: a task that finds none left has checked for all of its client.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crowd_of_one_client_takes_turns_for_permits() {
     const CROWD: u64 = 300;

@@ -1,5 +1,5 @@
-//! The shell in the pages, run: every `sh` block of README and docs, with the real command, in a
-//! folder of its own. URLs lead to real servers, which all blocks share.
+//! Runs the shell examples in the pages: every `sh` block of README and docs, with the real
+//! command, each in its own directory. URLs lead to real servers, which all blocks share.
 //!
 //! | in a page | means |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! | `<!-- run: SHELL -->` | the block, whatever its language, is what this reads |
 //! | `<!-- test: NAME -->` | `tests/cli/scripts.rs` of the command tries it, with competitors |
 //!
-//! In what is shown `…` stands for anything, and numbers for other numbers. A `./program` that is not
-//! there is made, and must have been called.
+//! In expected output `…` stands for anything, and a number for any number. A `./program` that does
+//! not exist is created, and must have been called.
 
 #![allow(clippy::unwrap_used)]
 
@@ -29,7 +29,7 @@ use palisade_testkit::lab::pages::{self, Block, Servers};
 
 use sandbox::Sandbox;
 
-/// What a block may be. Without a language rustdoc would take it for Rust.
+/// The allowed languages. Without a language rustdoc would treat a block as Rust.
 const LANGUAGES: &[&str] = &[
     "dockerfile",
     "hcl",
@@ -44,7 +44,7 @@ const LANGUAGES: &[&str] = &[
     "yaml",
 ];
 
-/// Programs of others that a block may need.
+/// Other programs that a block may need.
 const TOOLS: &[&str] = &["curl", "man", "openssl", "psql", "sqlite3"];
 
 fn main() -> ExitCode {
@@ -108,7 +108,7 @@ fn languages() -> Result<(), Failed> {
     }
 }
 
-/// A block with a test of its own has it.
+/// Checks that a block with a `test` note has that test.
 fn has_a_test(name: &str) -> Result<(), Failed> {
     let tests = pages::root().join("crates/palisade-cli/tests/cli/scripts.rs");
     let there = std::fs::read_to_string(tests)?.contains(&format!("example(\"{name}\")"));
@@ -133,7 +133,7 @@ fn tried(block: &Block, shown: Option<&str>, servers: &Servers) -> Result<Comple
             return Ok(Completion::ignored_with(format!("{tool} is not installed")));
         }
     }
-    // They use databases of the same names.
+    // These blocks use databases with the same names.
     static DATABASES: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let databases = words.contains(&"psql");
     let _turn = databases.then(|| {

@@ -1,6 +1,6 @@
-//! Whether what was printed is what a page shows: the same but for numbers and what `…` stands for.
+//! Whether the output is what a page shows: equal except for numbers and `…`.
 
-/// Whether these lines are like those, one by one.
+/// Whether the lines match, one by one.
 pub(crate) fn like(shown: &str, seen: &str) -> bool {
     let (shown, seen) = (lines(shown), lines(seen));
     shown.len() == seen.len()
@@ -10,7 +10,7 @@ pub(crate) fn like(shown: &str, seen: &str) -> bool {
             .all(|(shown, seen)| one_like(shown, seen))
 }
 
-/// Whether the last lines of these are like those.
+/// Whether the last lines match.
 pub(crate) fn ends_like(shown: &str, seen: &str) -> bool {
     let (count, seen) = (lines(shown).len(), lines(seen));
     let last = &seen[seen.len().saturating_sub(count)..];
@@ -21,7 +21,8 @@ fn lines(text: &str) -> Vec<String> {
     text.trim_end().lines().map(plain).collect()
 }
 
-/// Each number, and each long word of hex digits, is `0`; spaces are one; this host is `db1`.
+/// Normalises a line: each number, and each long hex word, is `0`; spaces are merged; this host is
+/// `db1`.
 fn plain(line: &str) -> String {
     let host = rustix::system::uname()
         .nodename()
@@ -66,7 +67,7 @@ fn one_like(shown: &str, seen: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// What a test of the tests needs: it tells apart what differs.
+/// A test of this comparison: it notices differences.
 pub(crate) fn tells_apart() {
     let same = [
         ("a … c", "a bb c"),

@@ -1,4 +1,5 @@
-//! `Sandbox`: a folder that is home, state and runtime of one block, and the script made of it.
+//! `Sandbox`: a directory that is home, state and runtime directory of one block, and the script
+//! generated from it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -16,18 +17,18 @@ use crate::output;
 /// How long a block may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A mark between parts of the output.
+/// A separator between parts of the output.
 const MARK: &str = "\u{1}";
 
-/// A reader types slower than a gateway starts; a script does not.
+/// Waits for a gateway to start, since a script is faster than a reader who types.
 const SERVING: &str = "until [ -S \"$XDG_RUNTIME_DIR/palisade/gateway.sock\" ] && \
     [ -s \"$XDG_RUNTIME_DIR/palisade/gateway.token\" ]; do sleep 0.02; done";
 
-/// One block and where it is run.
+/// One block and its directory.
 pub(crate) struct Sandbox<'a> {
     block: &'a Block,
     folder: tempfile::TempDir,
-    /// The block with the servers of this run.
+    /// The block with the URLs of this run's servers.
     text: String,
     port: u16,
     /// The port of PostgreSQL, for its own tools.
@@ -35,7 +36,7 @@ pub(crate) struct Sandbox<'a> {
 }
 
 impl<'a> Sandbox<'a> {
-    /// `None` when a server can't be had.
+    /// `None` if a server is not available.
     pub(crate) fn new(
         block: &'a Block,
         servers: &Servers,
@@ -109,7 +110,7 @@ impl<'a> Sandbox<'a> {
             .collect()
     }
 
-    /// Runs it, and compares what it prints.
+    /// Runs it, and compares its output.
     pub(crate) fn run(&self, shown: Option<&str>) -> Result<(), String> {
         let note = |word| self.block.note(word).unwrap_or("");
         let (setup, after) = (note("setup"), note("after"));
@@ -161,7 +162,7 @@ impl<'a> Sandbox<'a> {
         }
     }
 
-    /// The output of a script that ends with this code.
+    /// The output of a script that must end with one of these codes.
     fn script(&self, script: &str, codes: &[i32]) -> Result<String, String> {
         let script = script.lines().map(|line| {
             if line.contains("palisade serve") && line.contains(" &") {
@@ -217,7 +218,7 @@ impl<'a> Sandbox<'a> {
                 None => std::thread::sleep(Duration::from_millis(10)),
             }
         };
-        // What it left in the background, and itself if it took too long.
+        // Ends what it left in the background, and the script itself if it took too long.
         for signal in [Signal::TERM, Signal::KILL] {
             let _ = kill_process_group(group, signal);
             std::thread::sleep(Duration::from_millis(if signal == Signal::TERM {
@@ -245,7 +246,7 @@ fn compare(shown: Option<&str>, seen: &str) -> Result<(), String> {
     }
 }
 
-/// The script with a mark in its output behind each part that is shown, and what is shown.
+/// The script with a mark in its output after each part that is shown, and these parts.
 fn marked(text: &str) -> (String, Vec<String>) {
     let (mut script, mut parts, mut part) = (String::new(), Vec::new(), String::new());
     for line in text.lines() {
@@ -265,13 +266,13 @@ fn marked(text: &str) -> (String, Vec<String>) {
     (script, parts)
 }
 
-/// The folder of the programs that cargo has built.
+/// The directory of the programs that cargo has built.
 fn target() -> PathBuf {
     let test = std::env::current_exe().unwrap_or_default();
     test.ancestors().nth(2).unwrap_or(Path::new(".")).to_owned()
 }
 
-/// Whether a program is in the path.
+/// Whether a program is on `PATH`.
 pub(crate) fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).exists())

@@ -1,4 +1,4 @@
-//! Logins, ACLs, certificates, chroots, findings, and what is said when a URL is wrong.
+//! Logins, ACLs, certificates, chroots, findings, and messages about wrong URLs.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn a_login_keeps_others_out() {
     assert_eq!(denied.kind(), ErrorKind::Denied, "{denied}");
     let denied = stranger.mutex("y").lock().await.err().unwrap();
     assert_eq!(denied.kind(), ErrorKind::Denied, "{denied}");
-    // The same user, from a file.
+    // The same user, with the password from a file.
     let file = running.folder().join("password");
     std::fs::write(&file, "secret\n").unwrap();
     let file = file.display();
@@ -55,7 +55,7 @@ async fn nothing_that_is_logged_has_a_secret() {
     let running = need!("zookeeper");
     let address = running.nodes()[0].address();
     let url = |word| format!("zookeeper://me:{word}@{address}/said");
-    // While it is held, what is above it is there, and this user's alone.
+    // While it is held, its parent nodes exist and belong to this user alone.
     let mine = palisade::connect(&url("hunter-2")).await.unwrap();
     let _hold = mine.mutex("held").lock().await.unwrap();
     says_no_secret(&url("hunter-2"), &url("hunter-3"), &["hunter-"]).await;
@@ -145,7 +145,7 @@ async fn certificates_are_checked() {
     let url = format!(
         "zookeepers://localhost:{port}?{patient}&tls_ca={ca}&tls_cert={cert}&tls_key={key}"
     );
-    // The plain port, by which it is known that the server is up, may come first.
+    // The server's readiness was checked on the plain port, which may open first.
     until("the port", async || {
         std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
     })

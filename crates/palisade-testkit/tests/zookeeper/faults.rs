@@ -1,5 +1,5 @@
-//! Servers and connections are hurt while clients work: no two believe at once, tokens rise, every
-//! waiter is served in time, and an expiry is told before the next grant.
+//! Faults of servers and connections while clients work: no two believe to hold at once, tokens
+//! rise, every waiter is served in time, and an expiry is reported before the next grant.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::util::{Raw, connected, proxied, soon, until};
 
 const TTL: Duration = Duration::from_secs(4);
 
-/// Longer than an election, a session, and a busy machine.
+/// Longer than an election, a session, and delays of a busy machine.
 const PATIENCE: Duration = Duration::from_secs(21);
 
-/// Clients at work on one lock.
+/// Clients that use one lock.
 async fn crew(running: &Running) -> Crew {
     Crew::start(running.url(), 4, TTL, PATIENCE).await
 }
@@ -35,8 +35,8 @@ async fn the_leader_is_killed_then_a_follower_and_the_leader_is_stopped() {
     crew.end().await;
 }
 
-/// Lets servers reach each other through proxies, which can be cut: `links[n]` are those through
-/// which node `n` and the others talk as follower and leader. (Votes go past them.)
+/// Connects the servers through proxies, which can be cut: node `n` and the others communicate as
+/// follower and leader through `links[n]`. (Votes bypass them.)
 fn link_through_proxies(running: &Running) -> Vec<Vec<Proxy>> {
     let nodes = running.nodes();
     let config = |node: usize| nodes[node].folder().join("zoo.cfg");
@@ -56,7 +56,7 @@ fn link_through_proxies(running: &Running) -> Vec<Vec<Proxy>> {
         for to in (0..nodes.len()).filter(|&to| to != from) {
             let (port, vote) = line(to);
             let proxy = Proxy::start(([127, 0, 0, 1], port).into(), Protocol::Raw).unwrap();
-            // Of two lines for one server the last one counts.
+            // If there are two lines for a server, the last one counts.
             let through = proxy.addr().port();
             text += &format!("server.{to}=127.0.0.1:{through}:{vote}\n");
             links.push(proxy);
@@ -70,15 +70,15 @@ fn link_through_proxies(running: &Running) -> Vec<Vec<Proxy>> {
     links
 }
 
-/// The follower that a session is on goes on answering reads and pings after it was cut off from
-/// the leader. None of that keeps the session: its holder is told before the next is granted.
+/// A session's follower still answers reads and pings after it was partitioned from the leader.
+/// None of that keeps the session alive: its holder is told before the next is granted.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_follower_of_a_holder_is_cut_off_and_killed() {
     let running = need!("zookeeper3");
     let links = tokio::task::block_in_place(|| link_through_proxies(&running));
     let leader = running.leader_where(|_| true).unwrap();
     let follower = (leader + 1) % 3;
-    // It can't go elsewhere.
+    // The client can't connect to another server.
     let (proxy, url) = proxied(&running, follower);
     let client = palisade::connect(&url).await.unwrap();
     let hold = client.mutex("cut").ttl(TTL).lock().await.unwrap();
@@ -89,7 +89,7 @@ async fn the_follower_of_a_holder_is_cut_off_and_killed() {
         let hold = next.lock().await.unwrap();
         (BootTime::now(), hold)
     });
-    // A renewal or two, so that it is not the session's beginning that counts.
+    // One or two renewals, so that the start of the session is not what counts.
     let first = hold.deadline();
     until("a renewal", async || hold.deadline() > first).await;
     let pings = || proxy.passed(Direction::ToClient, "ping");
@@ -111,7 +111,7 @@ async fn the_follower_of_a_holder_is_cut_off_and_killed() {
     assert!(hold.token() < next.token(), "tokens");
 }
 
-/// Reads and pings are answered, the writes that renew are not.
+/// Reads and pings are answered, but the writes that renew are not.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_a_write_renews() {
     let running = need!("zookeeper");
@@ -127,7 +127,7 @@ async fn only_a_write_renews() {
     assert!(proxy.passed(Direction::ToClient, "ping") > 0, "no ping");
 }
 
-/// How often a reply is cut off: fewer in a quick run.
+/// How often a reply is cut off: less often in a quick run.
 fn rounds() -> usize {
     if std::env::var_os("PALISADE_TEST_FULL").is_some() {
         1000
@@ -136,7 +136,7 @@ fn rounds() -> usize {
     }
 }
 
-/// The connection breaks between a create and its reply: the place is found again, by its claim.
+/// The connection breaks between a create and its reply: the place is found again by its claim.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_create_without_a_reply_is_one_place_or_none() {
     let running = need!("zookeeper");
@@ -154,7 +154,7 @@ async fn a_create_without_a_reply_is_one_place_or_none() {
         });
         let mutex = client.mutex("cut").ttl(Duration::from_secs(20));
         if round % 3 == 2 {
-            // Without patience it is not asked again, and must not stay.
+            // Without patience there is no retry, and the place must not be left behind.
             let error = soon("an answer", mutex.try_lock()).await.unwrap_err();
             assert_eq!(error.outcome(), Outcome::MaybeApplied, "{error}");
             soon("the leave", client.flush()).await;
@@ -173,7 +173,7 @@ async fn a_create_without_a_reply_is_one_place_or_none() {
     }
 }
 
-/// An operator removes a line with everyone in it: the holder is told, everyone else comes again.
+/// An operator removes a line with all its claims: the holder is told, all others enter again.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_line_is_removed_while_clients_wait() {
     let running = need!("zookeeper");
@@ -189,7 +189,7 @@ async fn the_line_is_removed_while_clients_wait() {
                 let token = hold.token();
                 match hold.release().await {
                     Ok(()) => return token,
-                    // Granted while the line was removed, and then removed with it.
+                    // Granted while the line was being removed, and then removed with it.
                     Err(error) => assert_eq!(error.kind(), ErrorKind::Lost, "{error}"),
                 }
             }
@@ -205,7 +205,7 @@ async fn the_line_is_removed_while_clients_wait() {
         let token = soon("a grant", waiter).await.unwrap();
         assert!(token > hold.token(), "tokens");
     }
-    // An empty line goes by itself, and comes again, its sequence from the start.
+    // An empty line is removed automatically, and created again with its sequence from the start.
     until("the container's end", async || {
         !raw.children("/palisade").contains(&"removed".to_owned())
     })
@@ -215,7 +215,7 @@ async fn the_line_is_removed_while_clients_wait() {
     again.release().await.unwrap();
 }
 
-/// The server is restarted: sessions outlive it.
+/// The server is restarted: sessions survive.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_one_server_is_restarted() {
     let running = need!("zookeeper");

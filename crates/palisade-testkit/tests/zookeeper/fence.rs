@@ -1,4 +1,4 @@
-//! Fenced nodes: what other programs see of them, and what is refused. The suite of all stores is
+//! Fenced nodes: what other programs see of them, and what is refused. The suite for all stores is
 //! in `tests/fences`.
 
 use palisade::fence::{self, Verdict};
@@ -9,7 +9,7 @@ use palisade_testkit::lab::trial::fails;
 
 use crate::util::{Raw, beside_others, connected, proxied, soon, until};
 
-/// A mark that can't be read is never free, and data is kept as it was given.
+/// An unreadable token is never treated as free, and data is stored as given.
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_marks_are_an_error_and_data_stays_plain() {
     let running = need!("zookeeper");
@@ -28,13 +28,13 @@ async fn damaged_marks_are_an_error_and_data_stays_plain() {
         fails(fence.highest(&name).await, ErrorKind::Unusable);
     }
     assert_eq!(raw.get(&data).unwrap(), b"seven");
-    // What would end the connection is refused.
+    // Data that would end the connection is refused.
     let much = fence.write(&Name::new("much").unwrap(), 9.into(), vec![0; 1_000_001]);
     fails(much.await, ErrorKind::InvalidArgument);
 }
 
-/// A write that was judged before a newer one came, and arrives after it, changes nothing: whether
-/// it was to make the mark, to raise it, or to leave it as it is.
+/// A write that was judged before a newer one came, and arrives after it, changes nothing, whether
+/// it was to create the token, raise it, or keep it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_comes_late_is_judged_again() {
     let running = need!("zookeeper");
@@ -60,7 +60,7 @@ async fn a_write_that_comes_late_is_judged_again() {
     }
 }
 
-/// The lock of the same name is another node, and goes when it is released.
+/// The lock of the same name is another node, which is removed when it is released.
 #[tokio::test(flavor = "multi_thread")]
 async fn data_outlives_the_lock_of_its_name() {
     let running = need!("zookeeper");
@@ -77,7 +77,7 @@ async fn data_outlives_the_lock_of_its_name() {
     assert_eq!(fence.read(&name).await.unwrap().unwrap().data, b"9");
 }
 
-/// A resource may be called as a ticket is: it is in no line.
+/// A resource may have the name of a ticket: it is in no line.
 #[tokio::test(flavor = "multi_thread")]
 async fn fenced_nodes_are_in_no_line() {
     let running = need!("zookeeper");

@@ -1,5 +1,5 @@
-//! Beside Curator and kazoo on the same path: each excludes the other, both ways. And which
-//! mixtures don't.
+//! Curator and kazoo on the same path: each excludes palisade and is excluded by it. Also, which
+//! combinations don't work.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ use crate::util::{beside_others, soon, until};
 const CURATOR: &str = include_str!("tools/Curator.java");
 const KAZOO: &str = include_str!("tools/kazoo_tool.py");
 
-/// Longer than a lock that is free takes, also on a busy machine.
+/// Longer than acquiring a free lock takes, even on a busy machine.
 const FREE: u64 = 10_000;
 
 /// Long enough to be sure that a lock is not free.
@@ -36,7 +36,7 @@ impl Tool {
         self.0.tell(&format!("{verb} {path} {millis}"));
     }
 
-    /// Whether it can do that, or has the lock in time.
+    /// Whether the operation succeeds, or the lock is acquired in time.
     fn ask(&mut self, verb: &str, path: &str, millis: u64) -> bool {
         self.order(verb, path, millis);
         self.said()
@@ -47,7 +47,7 @@ impl Tool {
     }
 }
 
-/// Curator from the distribution's jars; `None` when they can't be had.
+/// Curator from the distribution's jars; `None` if they are not available.
 fn curator(running: &Running) -> Option<Tool> {
     let jars = launch::need_tool("curator")?;
     let folder = running.folder();
@@ -72,7 +72,7 @@ fn curator(running: &Running) -> Option<Tool> {
     ))
 }
 
-/// kazoo in an environment of its own; `None` when it can't be had.
+/// kazoo in its own virtual environment; `None` if it is not available.
 fn kazoo(running: &Running) -> Option<Tool> {
     let folder: &Path = running.folder();
     let venv = folder.join("venv");
@@ -97,7 +97,7 @@ fn kazoo(running: &Running) -> Option<Tool> {
     ))
 }
 
-/// How many are in the line `path`.
+/// The number of claims in the line `path`.
 async fn length(client: &Client, path: &str) -> usize {
     let scope = Scope::Line(Name::new(path).unwrap());
     let lines = client.survey(scope).await.unwrap();
@@ -105,8 +105,8 @@ async fn length(client: &Client, path: &str) -> usize {
     lines.iter().map(count).sum()
 }
 
-/// Each holds, and the other does not; each waits, and is served when the other lets go. In order:
-/// `verb` is the tool's exclusive lock, `ask` what palisade takes.
+/// Each holds, and the other does not; each waits, and is served when the other releases. `verb` is
+/// the tool's exclusive lock, `ask` what palisade takes.
 async fn exclude_each_other(client: &Client, tool: &mut Tool, verb: &str, ask: Ask) {
     let path = format!("locks/{verb}-{}", ask.mode());
     let line = client.line(&path, ask);
@@ -122,7 +122,7 @@ async fn exclude_each_other(client: &Client, tool: &mut Tool, verb: &str, ask: A
     assert!(tool.ask("unlock", &path, 0));
     let hold = soon("the grant", waiter).await.unwrap().unwrap().unwrap();
     assert!(!tool.ask(verb, &path, HELD), "two holders");
-    // It waits in the same line, and is served when we go.
+    // It waits in the same line, and is served when we release.
     tool.order(verb, &path, FREE);
     until("the tool to wait", async || {
         length(client, &path).await == 2
@@ -164,7 +164,7 @@ async fn curators_read_write_lock_and_ours_exclude_each_other() {
     for ask in [Ask::Whole, Ask::READ, PERMIT] {
         exclude_each_other(&client, &mut tool, "write", ask).await;
     }
-    // Curator's reader takes the whole line for us; ours is a reader for Curator.
+    // To us a reader of Curator takes the whole line; to Curator ours is a reader.
     exclude_each_other(&client, &mut tool, "read", Ask::Whole).await;
     let lock = client.rwlock("locks/shared");
     let hold = lock.read().await.unwrap();
@@ -184,13 +184,13 @@ async fn kazoos_lock_and_ours_exclude_each_other() {
     for ask in [Ask::Whole, Ask::READ, PERMIT] {
         exclude_each_other(&client, &mut tool, "lock", ask).await;
     }
-    // Without `extra_lock_patterns` it does not see us: the page says so.
+    // Without `extra_lock_patterns` it does not see us, as the page says.
     let hold = client.mutex("locks/plain").lock().await.unwrap();
     assert!(tool.ask("plain", "locks/plain", FREE));
     assert!(hold.is_valid());
 }
 
-/// Beside Curator's mutex the names of its read-write lock sort last: the page says so.
+/// With Curator's mutex the names of its read-write lock sort last, as the page says.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_read_write_layout_is_not_for_curators_mutex() {
     let running = need!("zookeeper");

@@ -1,4 +1,4 @@
-//! ZooKeeper for real: beside Curator and kazoo, and hurt in its own ways.
+//! ZooKeeper on real servers: with Curator and kazoo, and under its own kinds of faults.
 
 #![allow(clippy::unwrap_used)]
 

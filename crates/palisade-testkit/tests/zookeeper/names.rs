@@ -1,4 +1,4 @@
-//! Names that are hard to write down.
+//! Names with unusual characters.
 
 use palisade::ErrorKind;
 use palisade_testkit::lab::trial::{NASTY, every_nasty_name};
@@ -12,7 +12,7 @@ async fn every_name_locks_shows_and_goes_or_is_refused() {
         let url = format!("{}/root?namespace={namespace}", running.url());
         every_nasty_name(&palisade::connect(&url).await.unwrap()).await;
     }
-    // As paths of ZooKeeper they work, or are refused before anything is asked.
+    // As paths of ZooKeeper they work, or are refused before any request.
     let client = beside_others(&running, "").await;
     let mut refused = 0;
     for name in NASTY {

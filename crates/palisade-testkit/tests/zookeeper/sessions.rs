@@ -12,8 +12,8 @@ use tokio::task::JoinSet;
 
 use crate::util::{Raw, claim, connected, cycle, proxied, soon, until, uuid};
 
-/// A node that has a claim's name but lives with another session is nobody's proof of anything
-/// (CURATOR-498, CURATOR-604).
+/// A node with a claim's name that belongs to another session proves nothing (CURATOR-498,
+/// CURATOR-604).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_of_another_session_is_not_taken_for_ours() {
     let running = need!("zookeeper");
@@ -22,7 +22,7 @@ async fn a_node_of_another_session_is_not_taken_for_ours() {
     cycle(&client.mutex("twin")).await;
     let claim = Arc::new(claim("twin", Duration::from_secs(20)));
     let uuid = uuid(claim.id.0);
-    // As a session that is lost and not yet ended leaves it.
+    // As left by a session that was lost and has not ended yet.
     let twin = format!("/palisade/twin/_c_{uuid}-lock-");
     raw.create(&twin, 3).unwrap();
     let enter = async || match client.engine().enter(Arc::clone(&claim)).await.unwrap() {
@@ -31,7 +31,7 @@ async fn a_node_of_another_session_is_not_taken_for_ours() {
     };
     let (_, place) = enter().await;
     assert_eq!(place, Place::Waiting, "the twin is ahead");
-    // Asked again, it removes what an earlier session of its own may have left.
+    // A repeated enter removes what an earlier session of the same claim may have left.
     let (ticket, place) = enter().await;
     assert_eq!(raw.children("/palisade/twin").len(), 1);
     let place = match place {
@@ -70,7 +70,7 @@ async fn whoever_is_removed_by_hand_is_told() {
     assert_eq!(loss.reason, LossReason::Taken);
 }
 
-/// Curator's way to ask a holder to let go is heard.
+/// Curator's way to ask a holder to release works.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revocation_of_curators_is_an_eviction() {
     let running = need!("zookeeper");
@@ -83,7 +83,7 @@ async fn a_revocation_of_curators_is_an_eviction() {
     assert_eq!(loss.reason, LossReason::Evicted);
 }
 
-/// A server that has lost what a client has seen is refused: its tokens would go back.
+/// A server that has lost data which a client has seen is refused: its tokens would decrease.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_of_an_older_history_is_refused() {
     let running = need!("zookeeper");
@@ -98,13 +98,13 @@ async fn a_server_of_an_older_history_is_refused() {
     assert_eq!(loss.reason, LossReason::Expired);
     let refused = mutex.try_lock().await.err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Unreachable, "{refused}");
-    // Whoever starts anew knows nothing of it.
+    // A new client knows nothing of it.
     let other = connected(&running).await;
     let next = other.mutex("wiped").lock().await.unwrap();
     assert!(next.token() < hold.token(), "why `era` is to be raised");
 }
 
-/// How many sessions the server has.
+/// The number of sessions on the server.
 fn sessions(running: &Running) -> usize {
     let told = wire::four_letters(running.nodes()[0].port(), "mntr").unwrap();
     let count = told
@@ -113,7 +113,7 @@ fn sessions(running: &Running) -> usize {
     count.unwrap().trim().parse().unwrap()
 }
 
-/// A client has one session for each ttl, and those that nobody uses go; one that ends leaves
+/// A client has one session for each ttl, and unused ones are closed; a client that ends leaves
 /// neither a session nor a node behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_left_behind() {
@@ -124,7 +124,7 @@ async fn nothing_is_left_behind() {
         let mutex = client.mutex("left").ttl(Duration::from_secs(seconds));
         mutex.lock().await.unwrap().release().await.unwrap();
     }
-    // That of the raw client, the longest, and one for each ttl.
+    // The raw client's session, the longest one, and one for each ttl.
     assert!(sessions(&running) >= 4, "{}", sessions(&running));
     until("the end of idle sessions", async || sessions(&running) == 2).await;
     let hold = client.mutex("left").lock().await.unwrap();
@@ -134,8 +134,8 @@ async fn nothing_is_left_behind() {
     until("the end of the session", async || sessions(&running) == 1).await;
 }
 
-/// However long its line is, who enters behind a claim of the same client knows whom it waits for,
-/// and the line is read once for each grant.
+/// However long its line is, a claim that enters behind another of the same client knows which one
+/// it waits for, and the line is read once for each grant.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crowd_of_one_client_reads_the_line_only_in_its_turns() {
     const CROWD: usize = 200;

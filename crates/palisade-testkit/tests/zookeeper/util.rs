@@ -1,4 +1,4 @@
-//! What the tests share: a raw client of ZooKeeper, and started servers.
+//! Shared by the tests: a raw client of ZooKeeper, and started servers.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -18,7 +18,7 @@ pub(crate) fn proxied(running: &Running, node: usize) -> (Proxy, String) {
     (proxy, url)
 }
 
-/// A session of its own, spoken by hand.
+/// A separate session, with a hand-written protocol.
 pub(crate) struct Raw {
     stream: TcpStream,
     pub(crate) session: i64,
@@ -50,7 +50,7 @@ impl Raw {
         answer
     }
 
-    /// An operation; what its answer holds, or the error.
+    /// Runs an operation: returns the content of its answer, or the error.
     fn call(&mut self, operation: i32, record: &[u8]) -> Result<Vec<u8>, i32> {
         let header = [1_i32.to_be_bytes(), operation.to_be_bytes()].concat();
         let answer = self.exchange(&[&header, record].concat());
@@ -60,8 +60,8 @@ impl Raw {
         }
     }
 
-    /// Makes a node that everybody may change: `flags` 0 for a lasting one, 1 for one that lives
-    /// with this session, 3 for one that is numbered too.
+    /// Creates a node that everybody may change: `flags` 0 for a persistent one, 1 for an ephemeral
+    /// one, 3 for an ephemeral and sequential one.
     pub(crate) fn create(&mut self, path: &str, flags: i32) -> Result<String, i32> {
         let acl = [
             &31_i32.to_be_bytes()[..],
@@ -97,7 +97,7 @@ impl Raw {
         self.call(2, &record).map(drop)
     }
 
-    /// Whether a multi with this check alone is applied.
+    /// Whether a multi with only this check is applied.
     pub(crate) fn check(&mut self, path: &str, version: i32) -> bool {
         let record = [
             &13_i32.to_be_bytes()[..],
@@ -113,7 +113,7 @@ impl Raw {
         answer.is_ok_and(|answer| i32::from_be_bytes(answer[..4].try_into().unwrap()) == 13)
     }
 
-    /// The children of a node; none when it is not there.
+    /// The children of a node; empty if it does not exist.
     pub(crate) fn children(&mut self, path: &str) -> Vec<String> {
         let path = bytes(path.as_bytes());
         self.call(9, &path).unwrap();

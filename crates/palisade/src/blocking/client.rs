@@ -29,14 +29,14 @@ pub fn connect(target: impl IntoUrl) -> Result<Client> {
 pub struct Client(crate::Client);
 
 impl From<crate::Client> for Client {
-    /// The same client, for blocking code. Its engine was opened on the caller's runtime, which
-    /// some engines need to live on.
+    /// The same client, for blocking code. Its engine was opened on the caller's runtime, and some
+    /// engines need that runtime to stay alive.
     fn from(client: crate::Client) -> Self {
         Self(client)
     }
 }
 
-/// Writes methods that forward to the async client: at once, or waiting for its answer.
+/// Generates methods that forward to the async client, directly or by waiting for its answer.
 macro_rules! forward {
     ($($method:ident($($arg:ident: $type:ty),*) -> $answer:ty $(= $wrap:path)?;)*) => {$(
         #[doc = concat!("As [`", stringify!($method), "`](crate::Client::", stringify!($method), ").")]

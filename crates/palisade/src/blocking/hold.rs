@@ -1,4 +1,4 @@
-//! What is held, for blocking code.
+//! Holds for blocking code.
 
 use std::convert::identity;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::core::validity::Loss;
 use crate::fence::{ReadToken, WriteToken};
 use crate::primitives;
 
-/// Writes a hold that is looked at like the async one, as `$seen` shows it, and whose verbs wait for
-/// it.
+/// Generates a hold with the accessors of the async one, which `$seen` extracts, and with methods
+/// that block on the async ones.
 macro_rules! held {
     ($(#[$doc:meta])* $name:ident = $inner:path, $seen:path { $($look:ident -> $answer:ty;)* } $end:ident $($rest:tt)*) => {
         $(#[$doc])*
@@ -30,7 +30,7 @@ macro_rules! held {
                 }
             )*
 
-            /// Waits at most this long for a loss; `None` when there was none.
+            /// Waits at most this long for a loss; `None` if there was none.
             ///
             /// # Errors
             /// [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
@@ -42,8 +42,8 @@ macro_rules! held {
             #[doc = concat!("As `", stringify!($end), "` of the async one, blocking.")]
             ///
             /// # Errors
-            /// As there, and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock), when it is given up in
-            /// the background.
+            /// As there, and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock); it is then
+            /// released in the background.
             pub fn $end(self) -> Result<()> {
                 wait(self.0.$end())?
             }
@@ -115,7 +115,7 @@ held!(
 );
 
 held!(
-    /// One taking of a reentrant lock; see [`palisade::ReentrantHold`](crate::ReentrantHold).
+    /// One level of a reentrant lock; see [`palisade::ReentrantHold`](crate::ReentrantHold).
     ReentrantHold = primitives::ReentrantHold, identity {
         name -> &Name;
         token -> Token;

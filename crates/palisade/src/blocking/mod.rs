@@ -1,10 +1,9 @@
-//! The same verbs for code without a runtime.
+//! The same API for code without a runtime.
 //!
-//! Every call blocks its thread. It works in plain threads, in `spawn_blocking`, and on the
-//! workers of a multi-threaded tokio runtime (which moves its other tasks away first). On the
-//! only thread of a current-thread runtime it would stop everything that thread has to do, maybe
-//! the very task that holds the lock: there it is refused with
-//! [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
+//! Every call blocks its thread. It works on plain threads, in `spawn_blocking`, and on the workers
+//! of a multi-threaded tokio runtime (which moves its other tasks away first). On the only thread
+//! of a current-thread runtime it would block all tasks, perhaps including the one that holds the
+//! lock: there it fails with [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock).
 //!
 //! ```
 //! fn main() -> palisade::Result<()> {

@@ -9,7 +9,7 @@ use crate::core::error::Result;
 use crate::core::wait::Retry;
 use crate::primitives::{self, Leader};
 
-/// Writes a wrapper whose methods wait for the async method of the same name.
+/// Generates a wrapper whose methods wait for the async method of the same name.
 macro_rules! blocking {
     ($(#[$doc:meta])* $name:ident { $($method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $wrap:expr;)* }) => {
         $(#[$doc])*
@@ -23,25 +23,25 @@ macro_rules! blocking {
                 Self(self.0.ttl(ttl))
             }
 
-            /// Keeps what is granted for at least this long.
+            /// Keeps a granted hold for at least this long.
             #[must_use]
             pub fn at_least(self, at_least: Duration) -> Self {
                 Self(self.0.at_least(at_least))
             }
 
-            /// Lets what is granted end by itself.
+            /// Lets a granted hold expire.
             #[must_use]
             pub fn unrenewed(self) -> Self {
                 Self(self.0.unrenewed())
             }
 
-            /// Sets when an agent that waits looks for deadlocks, `None` for never.
+            /// Sets when a waiting agent checks for deadlocks, `None` for never.
             #[must_use]
             pub fn deadlock_after(self, after: impl Into<Option<Duration>>) -> Self {
                 Self(self.0.deadlock_after(after))
             }
 
-            /// Sets how to try again when the engine can't be reached.
+            /// Sets how to retry when the engine can't be reached.
             #[must_use]
             pub fn retry(self, retry: Retry) -> Self {
                 Self(self.0.retry(retry))
@@ -73,7 +73,7 @@ blocking!(
 );
 
 blocking!(
-    /// A lock that many may read, or one write; see [`palisade::RwLock`](crate::RwLock).
+    /// A lock that many may hold to read, or one to write; see [`palisade::RwLock`](crate::RwLock).
     RwLock {
         read() -> RwHold = RwHold;
         try_read() -> Option<RwHold> = |hold| hold.map(RwHold);
@@ -85,7 +85,7 @@ blocking!(
 );
 
 blocking!(
-    /// Permits; see [`palisade::Semaphore`](crate::Semaphore).
+    /// A semaphore; see [`palisade::Semaphore`](crate::Semaphore).
     Semaphore {
         acquire() -> Hold = Hold;
         try_acquire() -> Option<Hold> = |hold| hold.map(Hold);
@@ -106,7 +106,8 @@ blocking!(
 );
 
 blocking!(
-    /// A lock that its owner may take again; see [`palisade::ReentrantMutex`](crate::ReentrantMutex).
+    /// A lock that its owner may lock again; see
+    /// [`palisade::ReentrantMutex`](crate::ReentrantMutex).
     ReentrantMutex {
         lock() -> ReentrantHold = ReentrantHold;
         try_lock() -> Option<ReentrantHold> = |hold| hold.map(ReentrantHold);
@@ -125,14 +126,14 @@ blocking!(
 );
 
 impl Election {
-    /// Who leads, now and after every change; see [`observe`](crate::Election::observe).
-    /// Never ends.
+    /// The leader, now and after every change; see [`observe`](crate::Election::observe). Never
+    /// ends.
     pub fn observe(&self) -> Leaders {
         Leaders(Box::pin(self.0.observe()))
     }
 }
 
-/// The leaders of an election, one after another. Each `next` blocks.
+/// The successive leaders of an election. Each `next` blocks.
 pub struct Leaders(BoxStream<Result<Option<Leader>>>);
 
 impl std::fmt::Debug for Leaders {

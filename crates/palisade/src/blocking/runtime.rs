@@ -1,5 +1,5 @@
-//! Where blocking calls run their futures: a small runtime of the library's own, so that they
-//! depend on no runtime of the caller's, and the check that blocking can't stop one.
+//! Runs the futures of blocking calls on a small runtime of the library, so that they depend on no
+//! runtime of the caller, and refuses calls that would block a runtime's only thread.
 
 use std::future::Future;
 use std::pin::pin;
@@ -23,8 +23,8 @@ static RUNTIME: LazyLock<std::io::Result<Runtime>> = LazyLock::new(|| {
 /// Blocks until `future` is done.
 ///
 /// # Errors
-/// [`ErrorKind::WouldBlock`] on the only thread of a runtime, [`ErrorKind::Denied`] when no thread can be
-/// started.
+/// [`ErrorKind::WouldBlock`] on the only thread of a runtime, [`ErrorKind::Denied`] when no thread
+/// can be started.
 pub(super) fn wait<T>(future: impl Future<Output = T>) -> Result<T> {
     let runtime = RUNTIME.as_ref().map_err(|error| {
         let message = "the runtime of blocking calls can't be started; are limits reached?";
@@ -44,10 +44,9 @@ pub(super) fn wait<T>(future: impl Future<Output = T>) -> Result<T> {
     }
 }
 
-/// Whether this thread is polling tasks right now, as opposed to running blocking code for a
-/// runtime that polls elsewhere. Tasks are polled with a budget, blocking code is not: taking
-/// from the budget until it is used up tells the two apart, and costs a refused caller no more
-/// than an early yield.
+/// Whether this thread is polling tasks right now, and not running blocking code for a runtime that
+/// polls elsewhere. Tasks are polled with a coop budget, blocking code is not. Consuming the budget
+/// until it is used up tells the two apart, and costs a refused caller no more than an early yield.
 fn polls_tasks_here() -> bool {
     /// More than tokio's budget of 128.
     const BEYOND: usize = 1024;

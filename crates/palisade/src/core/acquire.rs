@@ -1,8 +1,8 @@
-//! `Request`: an ask for a place, and the way from enter to hold.
+//! `Request`: a request for a place in a line, and the steps from enter to hold.
 //!
-//! enter → (held | wait → held) → hold. Unknown outcomes are answered by asking again with the
-//! same claim id; a claim whose lease ended while it waited starts over as a new claim. Whatever
-//! happens, a future dropped at any await leaves no place behind: `Occupied` sees to that.
+//! enter → (held | wait → held) → hold. When an outcome is unknown, the enter is repeated with the
+//! same claim id. A claim whose lease ended while it waited is replaced by a new claim. A future
+//! that is dropped at any await leaves no place behind: `Occupied` ensures that.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -28,7 +28,7 @@ use super::token::Era;
 use super::validity::{LossReason, Validity};
 use super::wait::{Backoff, Patience, Retry, recheck_at};
 
-/// An ask for a place in a line; what every primitive is made of. Reusable.
+/// A request for a place in a line, on which every primitive is built. Reusable.
 #[derive(Clone)]
 pub struct Request {
     pub(crate) keeper: Arc<Keeper>,
@@ -41,12 +41,12 @@ pub struct Request {
     pub(crate) at_least: Duration,
     pub(crate) retry: Retry,
     pub(crate) renewed: bool,
-    /// Who does one thing at a time, where somebody said so.
+    /// The agent that the claim belongs to, if the caller named one.
     pub(crate) agent: Option<Arc<AgentState>>,
-    /// The claims of which one is enough.
+    /// The group that the claim belongs to: one granted claim of a group is enough.
     pub(crate) group: Option<Group>,
     pub(crate) deadlock_after: Option<Duration>,
-    /// The first thing that was wrong with what was asked for; told by [`Request::acquire`].
+    /// The first invalid argument; [`Request::acquire`] returns it.
     pub(crate) refused: Option<Error>,
 }
 
@@ -61,8 +61,8 @@ impl fmt::Debug for Request {
 }
 
 impl Request {
-    /// Sets how long the place lasts without renewal. One that the engine can't keep is refused
-    /// by [`Request::acquire`] with its range.
+    /// Sets how long the place lasts without renewal. [`Request::acquire`] refuses a ttl outside
+    /// the engine's range and names that range.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         match self.keeper.engine().capability().explicit_ttl(ttl) {
@@ -72,29 +72,29 @@ impl Request {
         self
     }
 
-    /// Sets what a candidate stands for.
+    /// Sets the value that an election candidate announces.
     #[must_use]
     pub fn value(mut self, value: String) -> Self {
         self.value = Some(value);
         self
     }
 
-    /// Keeps what is granted for at least this long, so that a quick run on one machine is not
-    /// followed by another on a machine whose clock is a little late. A release waits for it; a
-    /// dropped hold is kept in the background, while its process lives.
+    /// Keeps a granted hold for at least this long, so that a short scheduled job is not run again
+    /// by a machine whose clock is slightly behind. A release waits until then. A dropped hold is
+    /// kept in the background while its process lives.
     #[must_use]
     pub fn at_least(mut self, at_least: Duration) -> Self {
         self.at_least = at_least;
         self
     }
 
-    /// Lets what is granted end by itself: it is kept alive while it waits, but no longer once it
-    /// holds. It then lasts one ttl at the most, counted from when it was asked for or last kept
-    /// alive, and its end is told as every loss by expiry is. An operator who asks for it back is
-    /// heard at its end.
+    /// Lets a granted hold expire: the claim is renewed while it waits, but no longer once it is
+    /// granted. The hold then lasts at most one ttl, counted from the enter or from the last
+    /// renewal, and its end is reported as a loss by expiry. An eviction mark is not noticed before
+    /// the hold expires.
     ///
-    /// [`Request::acquire`] refuses it as [`ErrorKind::Unsupported`] where a hold lives with its
-    /// process or session, which is renewed for all (see
+    /// [`Request::acquire`] refuses this as [`ErrorKind::Unsupported`] where a hold lives as long
+    /// as its process or session, which is renewed for all of its holds (see
     /// [`Capability::detached`](super::capability::Capability::detached)).
     #[must_use]
     pub fn unrenewed(mut self) -> Self {
@@ -107,7 +107,7 @@ impl Request {
         self
     }
 
-    /// Asks for this much of the line.
+    /// Sets how much of the line the claim takes.
     pub(crate) fn asking(mut self, ask: Ask) -> Self {
         self.ask = ask;
         if let Ask::Part { weight, capacity } = ask
@@ -119,45 +119,45 @@ impl Request {
         self
     }
 
-    /// Remembers why this request can't be made; the first reason is told.
+    /// Records why this request is invalid. Only the first reason is kept.
     pub(crate) fn refuse(&mut self, error: Error) {
         self.refused.get_or_insert(error);
     }
 
-    /// Sets how to try again when the engine can't be reached or has no line to wait in.
+    /// Sets how to retry when the engine can't be reached or has no line to wait in.
     #[must_use]
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
     }
 
-    /// Sets how long an [agent](crate::Client::agent) waits before it looks whether it is in a
-    /// deadlock, and gives way if it is the one to do so: 2 s unless this says something else,
-    /// `None` for never. Only an agent that holds something looks.
+    /// Sets how long an [agent](crate::Client::agent) waits before it checks for a deadlock that it
+    /// is in, and gives way if it is the one chosen to: 2 s by default, `None` for never. Only an
+    /// agent that holds something checks.
     #[must_use]
     pub fn deadlock_after(mut self, after: impl Into<Option<Duration>>) -> Self {
         self.deadlock_after = after.into();
         self
     }
 
-    /// Acquires: `None` when patience ended first. It returns when patience ends, or a moment
-    /// later, also when the engine does not answer: what was asked for is then left in the
+    /// Acquires the place; `None` if patience ended first. It returns at most a moment after
+    /// patience ended, even if the engine does not answer: the claim is then left in the
     /// background.
     ///
-    /// A line that is in use with another capacity, or as another kind, is waited for like one
-    /// that is busy.
+    /// A line that is in use with another capacity, or as another kind, is waited for like a busy
+    /// one.
     ///
     /// # Cancellation
-    /// Dropped at any await it leaves no place behind: at once if the engine answers, by the ttl
-    /// if it doesn't.
+    /// A call that is dropped at any await leaves no place behind. The place is left at once if the
+    /// engine answers, and expires with its ttl if it doesn't.
     ///
     /// # Errors
-    /// Before any I/O: [`ErrorKind::InvalidName`]; [`ErrorKind::InvalidArgument`] for a ttl, a weight or a
-    /// capacity that can't be; [`ErrorKind::Unsupported`] when the engine can't do it. Then
+    /// Before any I/O: [`ErrorKind::InvalidName`]; [`ErrorKind::InvalidArgument`] for an invalid
+    /// ttl, weight or capacity; [`ErrorKind::Unsupported`] when the engine can't do it. Then
     /// [`ErrorKind::CapacityMismatch`] when patience ended while the line was in use with another
     /// capacity; [`ErrorKind::Unreachable`] when patience ended without an answer (at once with
-    /// [`Patience::NoWait`]); [`ErrorKind::Lost`] when an operator evicted the waiting
-    /// claim; [`ErrorKind::Deadlock`] when it was in a deadlock and gave way;
+    /// [`Patience::NoWait`]); [`ErrorKind::Lost`] when an operator evicted the waiting claim;
+    /// [`ErrorKind::Deadlock`] when the claim was in a deadlock and gave way;
     /// [`ErrorKind::Unusable`] and [`ErrorKind::Denied`] from the engine.
     pub async fn acquire(&self, patience: Patience) -> Result<Option<Hold>> {
         if let Some(refused) = &self.refused {
@@ -182,7 +182,8 @@ impl Request {
                 Ok(Attempt::Held(hold)) => return Ok(Some(hold)),
                 Ok(Attempt::OutOfPatience) => return Ok(None),
                 Ok(Attempt::Again) => Ok(None),
-                // The line takes its capacity from who is in it, and they will leave.
+                // A line's capacity is set by the claims in it, so the mismatch ends when they have
+                // left.
                 Err(error) if error.kind() == ErrorKind::CapacityMismatch => Err(error),
                 Err(error) => return Err(error),
             };
@@ -192,7 +193,7 @@ impl Request {
         }
     }
 
-    /// One claim, from enter to its end.
+    /// Runs one claim from enter to its end.
     async fn attempt(
         &self,
         patience: Patience,
@@ -220,7 +221,7 @@ impl Request {
                 }) => {
                     let own = ticket.has_own_lease();
                     occupied.entered(ticket);
-                    // A shared lease may have been armed by another claim, before or after.
+                    // Another claim may have renewed a shared lease, before or after this call.
                     let armed = if own { armed.not_after(called) } else { armed };
                     break (armed, place);
                 }
@@ -242,7 +243,7 @@ impl Request {
         let mut lookout = None;
         loop {
             match place {
-                // A grant counts only while our own lease is still good.
+                // A grant counts only while the claim's own lease is still valid.
                 Place::Held { sequence }
                     if validity.is_valid() || known_bad::is(Bad::GrantUnchecked) =>
                 {
@@ -271,7 +272,7 @@ impl Request {
         }
     }
 
-    /// Sleeps until the place may have changed, the re-check is due, or the deadline has come.
+    /// Sleeps until the place may have changed, the re-check is due, or the deadline has passed.
     async fn wait(
         &self,
         ticket: &Ticket,
@@ -294,7 +295,7 @@ impl Request {
         };
         match waited {
             Ok(place) => Ok(place),
-            // The place is kept as long as its lease; only the look failed.
+            // Only the read failed. The place lasts as long as its lease.
             Err(error) if error.is_transient() && backoff.sleep(deadline).await => {
                 Ok(Place::Waiting)
             }
@@ -302,7 +303,7 @@ impl Request {
         }
     }
 
-    /// What to fail with when a waiting claim is to give way; never ready otherwise.
+    /// Resolves with the error when the waiting claim must give way, and never otherwise.
     pub(super) fn lookout(&self, claim: ClaimId) -> BoxFuture<'static, Error> {
         let visible = self.keeper.engine().capability().waiters_visible;
         match (self.agent.clone(), self.deadlock_after) {
@@ -310,7 +311,7 @@ impl Request {
                 let (keeper, name) = (Arc::clone(&self.keeper), self.name.clone());
                 Box::pin(async move { agent.look_out(&keeper, claim, &name, after).await })
             }
-            // Takes no memory.
+            // `Pending` has no size, so this box does not allocate.
             _ => Box::pin(std::future::pending()),
         }
     }
@@ -322,7 +323,7 @@ impl Request {
 
     pub(super) fn claim(&self, queue: bool) -> Claim {
         let mut owner = self.owner.asking_now();
-        // Where nobody sees who waits, it would be of no use to anyone.
+        // Without visible waiters nobody could read the record.
         let visible = self.keeper.engine().capability().waiters_visible;
         if let Some(agent) = self.agent.as_ref().filter(|_| visible) {
             let record = agent.record(self.ttl, self.deadlock_after.is_some());
@@ -346,7 +347,7 @@ impl Request {
     }
 }
 
-/// An acquire under way, which tells its end, also when its future is dropped.
+/// An acquire in progress. Dropping it reports the ending, also when the acquire was cancelled.
 pub(super) struct Acquiring<R: Borrow<Request>> {
     request: R,
     since: BootTime,
@@ -387,6 +388,6 @@ impl<R: Borrow<Request>> Drop for Acquiring<R> {
 enum Attempt {
     Held(Hold),
     OutOfPatience,
-    /// Busy without a place, or the place was lost: try as a new claim while patience lasts.
+    /// Busy without a place, or the place was lost: retry as a new claim while patience lasts.
     Again,
 }

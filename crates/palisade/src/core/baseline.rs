@@ -1,24 +1,24 @@
 //! `Baseline`: an engine's own raw operations, for `bench` to compare with.
 //!
-//! The fewest round trips that could do the job, through the same client library, with nothing
-//! of palisade in between: no line, no token, no owner record, no keeper. A ratio to these says
-//! what palisade costs; nothing else may use them.
+//! Each uses the fewest round trips that can do the job, through the same client library, without
+//! anything of palisade: no line, no token, no owner record, no keeper. The ratio to these is what
+//! palisade costs. Nothing else may use them.
 
 use super::engine::BoxFuture;
 use super::error::Result;
 
-/// The raw operations of one engine. Keys are taken as they are, apart from every line.
+/// The raw operations of one engine. Keys are used as given and never collide with lines.
 pub trait Baseline: Send + Sync + 'static {
-    /// What the operations are, in the engine's words: `SET NX PX, EVALSHA compare-and-delete`.
+    /// Names the operations in the engine's words: `SET NX PX, EVALSHA compare-and-delete`.
     fn describe(&self) -> String;
 
-    /// Takes `key`, which is free, and gives it back.
+    /// Locks `key`, which is free, and unlocks it.
     fn cycle(&self, key: String) -> BoxFuture<Result<()>>;
 
-    /// Sleeps until the baton of `key` is there, and takes it: the engine's own wake-up
-    /// (BLPOP, a watch, NOTIFY, a blocking query, a blocking flock).
+    /// Sleeps until the baton of `key` is available, and takes it. Uses the engine's own
+    /// notification (BLPOP, a watch, NOTIFY, a blocking query, a blocking flock).
     fn take(&self, key: String) -> BoxFuture<Result<()>>;
 
-    /// Gives the baton of `key` to one of those who wait for it, or to the next who comes.
+    /// Passes the baton of `key` to one waiter, or leaves it for the next one.
     fn give(&self, key: String) -> BoxFuture<Result<()>>;
 }

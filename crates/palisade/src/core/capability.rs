@@ -1,7 +1,7 @@
 //! `Capability`: what an engine can do, as data.
 //!
-//! Checked once before any I/O, printed by the command and the docs, and used by the conformance
-//! suite to choose its trials.
+//! It is checked once before any I/O, printed by the command and the docs, and used by the
+//! conformance suite to select its cases.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use super::error::{Error, ErrorKind, Result};
 /// How far an engine's exclusion and tokens can be relied on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Guarantee {
-    /// Class A: exclusion and tokens survive lost nodes and stepped clocks.
+    /// Class A: exclusion and tokens survive the loss of nodes and stepped clocks.
     Consensus,
-    /// Class B, one durable node: tokens survive; exclusion assumes that the server's clock is
-    /// not stepped.
+    /// Class B, one durable node: tokens survive. Exclusion assumes that the server's clock is not
+    /// stepped.
     Durable,
-    /// Class C: both assume sane clocks and kept data.
+    /// Class C: exclusion and tokens assume correct clocks and no loss of data.
     Timed,
 }
 
 impl fmt::Display for Guarantee {
-    /// The letter of the class.
+    /// Writes the letter of the class.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Consensus => "A",
@@ -39,38 +39,38 @@ pub enum Permits {
     Weighted,
     /// One slot per claim.
     Slots,
-    /// Not at all.
+    /// No permits.
     None,
 }
 
 /// Where an engine's tokens come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tokens {
-    /// From the engine's own history: they never go back.
+    /// From the engine's own history: they never decrease.
     Durable,
-    /// A counter floored by the clock: they go back only if both are lost.
+    /// From a counter with the clock as its lower bound: they decrease only if both are lost.
     Floored,
-    /// There are none.
+    /// No tokens.
     None,
 }
 
-/// What ends a place whose process was killed.
+/// What ends the place of a killed process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EndsWith {
-    /// The end of its lease: a promise that its process passed on holds until then.
+    /// The end of its lease. Work that the process handed to others is covered until then.
     Lease,
-    /// The death of its process, or of that process's connection: another may be granted at once.
+    /// The death of the process or of its connection. The next claim may be granted at once.
     Process,
 }
 
-/// The times to live that an engine takes.
+/// The range of ttls that an engine accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TtlRange {
-    /// The shortest.
+    /// The shortest ttl.
     pub min: Duration,
-    /// The longest.
+    /// The longest ttl.
     pub max: Duration,
-    /// Rounded up to a multiple of this.
+    /// A ttl is rounded up to a multiple of this.
     pub step: Duration,
 }
 
@@ -78,37 +78,37 @@ pub struct TtlRange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Capability {
-    /// How far it can be relied on.
+    /// How far its exclusion and tokens can be relied on.
     pub class: Guarantee,
-    /// Readers beside each other.
+    /// Whether readers can hold beside each other.
     pub shared: bool,
     /// How it counts permits.
     pub permits: Permits,
-    /// A line of permits can be given another capacity while it is in use.
+    /// Whether the capacity of a line of permits can be changed while it is in use.
     pub resize: bool,
-    /// Waiters are served in the order in which they came.
+    /// Whether waiters are served in order of arrival.
     pub fair: bool,
-    /// `survey` shows who waits.
+    /// Whether `survey` shows waiters.
     pub waiters_visible: bool,
-    /// Where tokens come from.
+    /// Where its tokens come from.
     pub tokens: Tokens,
-    /// A holder is told of the end of its lease before anyone else is granted.
+    /// Whether a holder learns of the end of its lease before another claim is granted.
     pub early_loss: bool,
-    /// A hold can be renewed from another process.
+    /// Whether a hold can be renewed from another process.
     pub detached: bool,
-    /// What ends a place whose process was killed.
+    /// What ends the place of a killed process.
     pub ends_with: EndsWith,
-    /// The times to live it takes.
+    /// The range of ttls that it accepts.
     pub ttl: TtlRange,
-    /// A second claim on the same name by the same session is granted by nature.
+    /// Whether the engine itself grants a second claim of the same session on the same name.
     pub reentrant_session: bool,
-    /// It has work queues beside its lines.
+    /// Whether it has work queues besides lines.
     pub queue: bool,
 }
 
 impl Capability {
-    /// Everything that a line can be, on one durable node, and no work queues. An engine's own is
-    /// this but for what it lacks: `let mut can = Capability::FULL; can.fair = false;`.
+    /// Everything that a line can offer, on one durable node, and no work queues. An engine starts
+    /// from this and clears what it lacks: `let mut can = Capability::FULL; can.fair = false;`.
     pub const FULL: Self = Self {
         class: Guarantee::Durable,
         shared: true,
@@ -146,7 +146,7 @@ impl Capability {
         }
     }
 
-    /// Takes `ttl` as the engine will keep it: in range, rounded up to its step.
+    /// Returns `ttl` as the engine will keep it: checked against its range, rounded up to its step.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] with the range.
@@ -163,11 +163,12 @@ impl Capability {
         Ok(step * u32::try_from(steps).unwrap_or(u32::MAX))
     }
 
-    /// The default ttl, moved into the engine's range.
+    /// The default ttl, clamped to the engine's range.
     pub fn default_ttl(&self) -> Duration {
         DEFAULT_TTL.clamp(self.ttl.min, self.ttl.max)
     }
 }
 
-/// Long enough that a slow renewal is no loss, short enough that a lost machine is replaced soon.
+/// Long enough that one slow renewal loses nothing, short enough that a dead machine is replaced
+/// soon.
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! `Claim`: an ask for a weighted place in a line.
+//! `Claim`: a request for a weighted place in a line.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use super::name::Name;
 use super::owner::Owner;
 
-/// The random 128-bit id of one claim. Asking again with the same id is the same claim.
+/// The random 128-bit id of one claim. An enter that repeats an id concerns the same claim.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClaimId(pub u128);
 
 impl ClaimId {
-    /// A fresh id.
+    /// A new random id.
     pub fn random() -> Self {
         Self(rand::random())
     }
@@ -41,15 +41,14 @@ impl FromStr for ClaimId {
 /// The capacity of a line of readers.
 pub const READERS: u32 = u32::MAX;
 
-/// How much of a line a claim takes. Weights, not kinds: this is all that tells a mutex, a reader
-/// and a permit apart.
+/// How much of a line a claim takes. Only this weight tells a mutex, a reader and a permit apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ask {
     /// The whole line, whatever its capacity: mutex, write lock, leadership.
     Whole,
     /// `weight` out of `capacity`: a reader (1 of [`READERS`]) or permits.
     Part {
-        /// How much it takes, at least 1 and at most `capacity`.
+        /// The weight: at least 1 and at most `capacity`.
         weight: u32,
         /// The capacity that the line must have.
         capacity: u32,
@@ -57,13 +56,13 @@ pub enum Ask {
 }
 
 impl Ask {
-    /// One reader.
+    /// A single reader.
     pub const READ: Self = Self::Part {
         weight: 1,
         capacity: READERS,
     };
 
-    /// The name of this kind of ask, as people see it.
+    /// The mode that people see for this kind of claim.
     pub const fn mode(self) -> Mode {
         match self {
             Self::Whole => Mode::Exclusive,
@@ -74,7 +73,7 @@ impl Ask {
         }
     }
 
-    /// What it weighs in a line of `capacity`.
+    /// The weight in a line of `capacity`.
     pub const fn weight_in(self, capacity: u32) -> u32 {
         match self {
             Self::Whole => capacity,
@@ -90,7 +89,7 @@ pub enum Mode {
     Exclusive,
     /// Other readers may hold too.
     Shared,
-    /// Others may hold as far as the capacity goes.
+    /// Others may hold within the capacity.
     Permits,
 }
 
@@ -104,29 +103,29 @@ impl fmt::Display for Mode {
     }
 }
 
-/// An ask for a place in the line `name`.
+/// A request for a place in the line `name`.
 #[derive(Debug, Clone)]
 pub struct Claim {
-    /// Its random id; the same id is the same claim.
+    /// Its random id. Repeating an enter with the same id concerns the same claim.
     pub id: ClaimId,
     /// The line.
     pub name: Name,
-    /// How much of the line.
+    /// How much of the line it takes.
     pub ask: Ask,
     /// How long the place lasts without renewal.
     pub ttl: Duration,
-    /// Whether to take a place in the line when it can't be held at once. A claim that does not
-    /// queue leaves no trace when the answer is busy.
+    /// Whether it queues when it can't be held at once. A claim that does not queue leaves no trace
+    /// when the line is busy.
     pub queue: bool,
     /// Who asks.
     pub owner: Owner,
-    /// What an election candidate stands for.
+    /// The value that an election candidate announces.
     pub value: Option<String>,
-    /// Whether it is renewed while it holds. One that is not ends with its ttl, so that an engine
-    /// whose claims share leases gives it a lease of its own (see
+    /// Whether it is renewed while it holds. A claim that is not renewed ends with its ttl, so an
+    /// engine with shared leases gives it a lease of its own (see
     /// [`Ticket::has_own_lease`](super::ticket::Ticket::has_own_lease)).
     pub renewed: bool,
-    /// How long it is to be held at the least. The hold's owner sees to that while it lives; an
-    /// engine that can keeps the place as long though its owner dies (ShedLock's table).
+    /// The least time that it is to be held. The hold ensures this while its process lives. Some
+    /// engines keep the place for that time even if the process dies (ShedLock's table).
     pub at_least: Duration,
 }

@@ -1,8 +1,8 @@
 //! `BootTime`: the clock that every lease is measured with.
 //!
-//! It is CLOCK_BOOTTIME where the system has it: monotonic, never stepped, and running on while
-//! the machine sleeps, so that a lid closed for a minute counts as a minute of the lease.
-//! Two processes of one boot read the same clock; across machines only differences mean anything.
+//! It is CLOCK_BOOTTIME where the system has it: monotonic, never stepped, and running while the
+//! machine is suspended, so that a minute of suspend counts as a minute of the lease. Two processes
+//! of one boot read the same clock. Across machines only differences are meaningful.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ impl BootTime {
         Self(sync::nanos())
     }
 
-    /// The point in time that `nanos` stands for, as an engine stored it.
+    /// The point in time that an engine stored as `nanos`.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
@@ -38,26 +38,26 @@ impl BootTime {
         self.0
     }
 
-    /// How long until this point, or zero when it has passed.
+    /// The time until this point, or zero if it has passed.
     pub fn remaining(self) -> Duration {
         self.saturating_since(Self::now())
     }
 
-    /// How long after `earlier` this point lies, or zero when it does not.
+    /// The time from `earlier` to this point, or zero if this point is not later.
     pub fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// This point for a timer: as far from `Instant::now()` as it is from now. An `Instant` may
-    /// stand still while the machine sleeps, so ask anew after each renewal and never keep it.
+    /// Converts this point to a timer's clock, by its distance from now. An `Instant` may stand
+    /// still during suspend, so convert again after each renewal and don't keep the result.
     pub fn to_instant(self) -> Instant {
         let now = Instant::now();
-        // A deadline that never passes is some years away for a timer.
+        // Caps a deadline that never passes, since `Instant` would overflow.
         let far = Duration::from_secs(u64::from(u32::MAX));
         now + self.remaining().min(far)
     }
 
-    /// Whether this point lies behind us.
+    /// Whether this point has passed.
     pub fn has_passed(self) -> bool {
         Self::now() >= self
     }

@@ -1,12 +1,12 @@
-//! `find`: which agents wait for each other for ever, as a pure function on what surveys show.
+//! `find`: which agents wait for each other for ever, as a pure function of surveys.
 //!
-//! First a reduction: whoever can finish is taken away, until nobody is left who can. Of those who
-//! remain, only the strongly connected components without an edge out of them are deadlocks; who
-//! waits behind one is a bystander. Lines that are missing only make more agents able to finish,
-//! so a part of the lines never shows a deadlock that is none.
+//! First comes a reduction: agents that can finish are removed until no more can. Among the rest,
+//! only strongly connected components without outgoing edges are deadlocks; an agent that waits
+//! behind one is a bystander. A missing line only lets more agents finish, so an incomplete set of
+//! lines never shows a false deadlock.
 //!
-//! A survey of many lines is no snapshot. [`Sightings`] confirms what two of them show alike: ids
-//! never come back, so all of it was true at once between the two.
+//! Surveys of several lines are not one snapshot. [`Sightings`] confirms what two consecutive looks
+//! show alike. Claim ids are never reused, so all of it was true at one time between the two.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -16,21 +16,22 @@ use super::claim::Ask;
 use super::owner::{Agent, Group, Owner};
 use super::report::{ClaimReport, LineReport};
 
-/// How many claims ahead of a waiting one are told, from the front of the line.
+/// Limits how many claims ahead of a waiting one are reported, from the front of the line.
 const TOLD_AHEAD: usize = 32;
 
 /// Agents that wait for each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Deadlock {
-    /// Its agents. It begins with a circle: each waits for the next, and the last of
-    /// [`Deadlock::circle`] for the first.
+    /// Its agents. The first [`Deadlock::circle`] of them form a circle: each waits for the next,
+    /// and the last for the first.
     pub agents: Vec<StuckAgent>,
-    /// How many of the agents, from the first on, are one circle.
+    /// How many agents at the start of the list form the circle.
     pub circle: usize,
-    /// Whether it goes through a parent, which may not wait for its child: likely, not certain.
+    /// Whether it includes an edge from a parent to its child. A parent does not always wait for
+    /// its child, so such a deadlock is likely but not certain.
     pub likely: bool,
-    /// The claim that gives way, where one does.
+    /// The id of the claim that gives way, if one does.
     pub gives_way: Option<String>,
 }
 
@@ -38,15 +39,15 @@ pub struct Deadlock {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StuckAgent {
-    /// Who it is.
+    /// The owner record of one of its claims.
     pub owner: Owner,
-    /// What it holds that others in the deadlock wait for.
+    /// Its holds that others in the deadlock wait for.
     pub holds: Vec<StuckClaim>,
-    /// What it waits for.
+    /// The claims that it waits with.
     pub waits: Vec<StuckClaim>,
-    /// Whose claims are ahead of its own, as indexes into the deadlock's agents.
+    /// The agents whose claims are ahead of its own, as indexes into the deadlock's agents.
     pub behind: Vec<usize>,
-    /// Which of the deadlock's agents run inside it.
+    /// The agents of the deadlock that run inside it, as indexes.
     pub children: Vec<usize>,
 }
 
@@ -68,7 +69,7 @@ impl Deadlock {
             .flat_map(|agent| agent.holds.iter().chain(&agent.waits))
     }
 
-    /// Whether it is the same claims in the same places.
+    /// Whether both consist of the same claims with the same grants.
     pub fn is_same(&self, other: &Self) -> bool {
         self.likely == other.likely && self.signature() == other.signature()
     }
@@ -129,12 +130,12 @@ impl fmt::Display for Deadlock {
     }
 }
 
-/// What was found by one look, so that the next one can confirm it.
+/// The deadlocks that the last look found, to be confirmed by the next one.
 #[derive(Debug, Default)]
 pub struct Sightings(Vec<Deadlock>);
 
 impl Sightings {
-    /// Of what is found `now`, that which was found by the last look too.
+    /// Returns those in `now` that the previous look found as well.
     pub fn confirm(&mut self, now: Vec<Deadlock>) -> Vec<Deadlock> {
         let before = std::mem::replace(&mut self.0, now);
         let again = |found: &&Deadlock| before.iter().any(|earlier| earlier.is_same(found));
@@ -142,7 +143,7 @@ impl Sightings {
     }
 }
 
-/// The deadlocks that `lines` show, each with a different set of agents.
+/// The deadlocks in `lines`, with disjoint sets of agents.
 pub fn find(lines: &[LineReport]) -> Vec<Deadlock> {
     let system = System::read(lines);
     let rest = system.reduce(false);
@@ -167,12 +168,12 @@ fn group(claim: &ClaimReport) -> Option<&Group> {
     agent(claim)?.group.as_ref()
 }
 
-/// Whether it is over soon whatever its agent does.
+/// Whether the claim will end soon whatever its agent does.
 fn ends_by_itself(claim: &ClaimReport, waits: bool) -> bool {
     claim.evicted || !waits && agent(claim).is_some_and(|agent| agent.unrenewed)
 }
 
-/// The claims of agents that don't end by themselves.
+/// The claims of agents that don't end by themselves, as a graph.
 struct System<'a> {
     lines: Vec<Line<'a>>,
     agents: Vec<Party<'a>>,
@@ -181,33 +182,33 @@ struct System<'a> {
 struct Line<'a> {
     name: &'a str,
     capacity: u32,
-    /// In their order.
+    /// In order of the line.
     seats: Vec<Seat<'a>>,
 }
 
 struct Seat<'a> {
     claim: &'a ClaimReport,
     agent: usize,
-    /// Which of the agent's needs it is to meet, while it waits.
+    /// The index of the agent's need that this claim meets, if it waits.
     need: Option<usize>,
     waits: bool,
 }
 
 struct Party<'a> {
     owner: &'a Owner,
-    /// How many things it waits for: claims, or groups of which one claim is enough.
+    /// How many things it waits for: single claims, or groups of which one claim is enough.
     needs: usize,
     children: Vec<usize>,
     parents: Vec<usize>,
 }
 
-/// What the reduction has left.
+/// The state after the reduction.
 struct Rest {
-    /// Whether a parent waits for its child.
+    /// Whether a parent is taken to wait for its child.
     nested: bool,
     finished: Vec<bool>,
-    /// For each line the places of those who would not be admitted though all who can finish are
-    /// gone, where nothing else meets their need.
+    /// For each line, the positions of claims that would not be admitted even if all agents that
+    /// can finish had left, and whose need no other claim meets.
     blocked: Vec<HashSet<usize>>,
 }
 
@@ -264,7 +265,7 @@ impl<'a> System<'a> {
                 seats,
             });
         }
-        // Of an incomplete group a claim was granted, or not made yet.
+        // If a group is incomplete, one of its claims was granted or is still to come.
         for ((agent, _), places) in groups {
             let (line, at) = places[0];
             let size = group(system.lines[line].seats[at].claim).map_or(0, |group| group.size);
@@ -277,7 +278,7 @@ impl<'a> System<'a> {
         }
         let mut families = BTreeSet::new();
         for seat in system.lines.iter().flat_map(|line| &line.seats) {
-            // The nearest one that is seen here: one in between may be on another engine, or over.
+            // The nearest visible ancestor: those in between may be on another engine, or gone.
             let mut above = agent(seat.claim)
                 .into_iter()
                 .flat_map(|agent| agent.within.iter().rev());
@@ -292,7 +293,7 @@ impl<'a> System<'a> {
         system
     }
 
-    /// Takes away who can finish, again and again.
+    /// Removes agents that can finish until no more can.
     fn reduce(&self, nested: bool) -> Rest {
         let mut finished = vec![false; self.agents.len()];
         let mut unmet: Vec<HashSet<usize>> = self
@@ -338,7 +339,7 @@ impl<'a> System<'a> {
                 }
             }
         }
-        // One of a group is enough: its agent does not wait for the others any more.
+        // One claim of a group is enough: once it is met, the others don't block their agent.
         for (line, blocked) in self.lines.iter().zip(&mut blocked) {
             let is_unmet =
                 |seat: &Seat<'_>| seat.need.is_some_and(|n| unmet[seat.agent].contains(&n));
@@ -357,8 +358,8 @@ impl<'a> System<'a> {
         if finished.iter().all(|finished| *finished) {
             return Vec::new();
         }
-        // After the agents, a node for each place: its claim and all that are ahead of it. So a
-        // line has as many edges as claims, and not as many as pairs of them.
+        // After the agents comes one node per place, which stands for its claim and all claims
+        // ahead of it. So a line has as many edges as claims, instead of one for each pair.
         let mut edges = vec![Vec::new(); self.agents.len()];
         for (line, blocked) in self.lines.iter().zip(&rest.blocked) {
             let mut ahead = None;
@@ -395,7 +396,7 @@ impl<'a> System<'a> {
         found
     }
 
-    /// What is to be told of a deadlock of these agents.
+    /// Builds the report of a deadlock of these agents.
     fn tell(&self, members: &[usize], rest: &Rest) -> Deadlock {
         let likely = rest.nested;
         let index: HashMap<usize, usize> = members.iter().copied().zip(0..).collect();
@@ -484,7 +485,7 @@ impl<'a> System<'a> {
         seats.filter(|seat| index.contains_key(&seat.agent))
     }
 
-    /// A member and, where they count, those it runs under.
+    /// A member and, if `likely`, the members that it runs inside.
     fn above(&self, members: &[usize], me: usize, likely: bool) -> Vec<usize> {
         let mut above = vec![me];
         let mut next = 0;
@@ -512,14 +513,14 @@ impl<'a> Party<'a> {
         }
     }
 
-    /// One more thing that it waits for.
+    /// Adds one thing that it waits for.
     fn need(&mut self) -> usize {
         self.needs += 1;
         self.needs - 1
     }
 }
 
-/// The order in which agents are told.
+/// The order in which agents are reported.
 struct Order {
     order: Vec<usize>,
     circle: usize,
@@ -546,8 +547,8 @@ impl Order {
     }
 }
 
-/// A shortest circle, of the first agent that is in one, then the others. Not all claims ahead are
-/// told, so that some agents may be in none.
+/// Orders the agents: a shortest circle through the first agent that is in one, then the others.
+/// Claims beyond `TOLD_AHEAD` are not reported, so some agents may be in no circle.
 fn circle_first(agents: &[StuckAgent]) -> Order {
     let circle = (0..agents.len()).find_map(|from| circle_through(agents, from));
     let mut order = circle.unwrap_or_default();
@@ -557,7 +558,7 @@ fn circle_first(agents: &[StuckAgent]) -> Order {
     Order { order, circle }
 }
 
-/// The shortest circle through an agent, beginning with it.
+/// A shortest circle through an agent, beginning with it.
 fn circle_through(agents: &[StuckAgent], from: usize) -> Option<Vec<usize>> {
     let mut came_from: HashMap<usize, usize> = HashMap::new();
     let mut queue = VecDeque::from([from]);

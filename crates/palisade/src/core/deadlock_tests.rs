@@ -1,10 +1,10 @@
-//! `find` on small systems: by hand, and beside brute force on random ones.
+//! `find` on small systems: on hand-made ones, and against brute force on random ones.
 
 use super::*;
 use crate::core::claim::READERS;
 use crate::core::owner::Ancestor;
 
-/// Builds lines, claim by claim, in the order of entry.
+/// Builds lines, claim by claim, in order of entry.
 #[derive(Default, Clone)]
 struct World {
     lines: Vec<LineReport>,
@@ -12,7 +12,7 @@ struct World {
 }
 
 impl World {
-    /// A claim of `who` in the line `name`, which holds if it fits. Answers with its id.
+    /// A claim of `who` in the line `name`, held if it fits. Returns its id.
     fn claim(&mut self, who: &str, name: &str, ask: Ask) -> String {
         self.shaped(who, name, ask, |_| {})
     }
@@ -31,7 +31,7 @@ impl World {
         self.claims += 1;
         let id = format!("{:032x}", self.claims);
         let mut owner = Owner::here(who, None);
-        // `pod/name`; nobody's agent without a name.
+        // `client/agent`; without a name it belongs to no agent.
         let (client, agent) = who.split_once('/').unwrap_or(("pod", who));
         owner.agent = (!agent.is_empty()).then(|| Agent {
             client: client.into(),
@@ -156,7 +156,7 @@ fn an_agent_that_waits_behind_itself_is_a_circle() {
 #[test]
 fn bystanders_are_no_part_of_it() {
     let mut world = ring(3);
-    // Behind it, with a lock that another waits for; and one that would be the greatest id.
+    // Behind the circle: one that holds a lock others wait for, and one with the greatest id.
     world.whole("tail", "t");
     world.whole("tail", "l1");
     world.whole("end", "t");
@@ -167,7 +167,7 @@ fn bystanders_are_no_part_of_it() {
 
 #[test]
 fn a_circle_that_another_holds_up_is_no_part_of_it() {
-    // c goes on as soon as b gives its permit back, though a waits for c.
+    // c proceeds as soon as b releases its permit, though a waits for c.
     let mut world = World::default();
     world.claim("a", "p", permits(1, 2));
     world.claim("b", "p", permits(1, 2));
@@ -188,19 +188,19 @@ fn near_misses_are_none() {
     let mut world = ring(4);
     world.lines[0].waiters.clear();
     assert_eq!(world.found().len(), 0);
-    // A holder that is nobody's agent may release at any time.
+    // A holder that is no agent may release at any time.
     let mut world = World::default();
     world.whole("a", "x");
     world.whole("pod/", "y");
     world.whole("a", "y");
     world.whole("pod/", "x");
     assert_eq!(world.found().len(), 0);
-    // Two pods whose agents have the same name.
+    // Two clients whose agents have the same name.
     let mut world = World::default();
     world.whole("one/w", "x");
     world.whole("two/w", "x");
     assert_eq!(world.found().len(), 0);
-    // What is marked for eviction, or is not renewed, ends by itself.
+    // A claim that is marked for eviction or not renewed ends by itself.
     for shape in [
         |claim: &mut ClaimReport| claim.evicted = true,
         |claim: &mut ClaimReport| agent_of(claim).unrenewed = true,
@@ -212,7 +212,7 @@ fn near_misses_are_none() {
         world.whole("b", "x");
         assert_eq!(world.found().len(), 0);
     }
-    // Permits that would be enough once one who can finish is gone.
+    // Permits that suffice once an agent that can finish is gone.
     let mut world = World::default();
     world.claim("a", "p", permits(1, 2));
     world.claim("c", "p", permits(1, 2));
@@ -226,7 +226,7 @@ fn near_misses_are_none() {
 
 #[test]
 fn the_fair_order_counts() {
-    // Readers: b would hold beside a, if the writer c were not ahead of it.
+    // Readers: b would hold beside a if the writer c were not ahead of it.
     let mut world = World::default();
     world.claim("a", "r", Ask::READ);
     world.whole("b", "x");
@@ -237,7 +237,7 @@ fn the_fair_order_counts() {
     assert_eq!(world.found(), [["a", "b", "c"]]);
     let found = find(&world.lines);
     assert_eq!(world.lines[0].capacity, Some(READERS));
-    // c holds nothing that anyone waits for: it does not give way.
+    // Nobody waits for anything that c holds, so it does not give way.
     let gives_way = found[0].gives_way.clone().unwrap();
     let victim = found[0].claims().find(|stuck| stuck.claim.id == gives_way);
     assert_ne!(victim.unwrap().claim.owner.as_ref().unwrap().owner, "c");
@@ -263,13 +263,13 @@ fn of_a_group_one_is_enough() {
     assert_eq!(world.found().len(), 0, "c can finish");
     world.whole("c", "x");
     assert_eq!(world.found(), [["a", "b", "c"]]);
-    // Both are blocked by the same one.
+    // Both claims of the group are blocked by the same agent.
     other.whole("b", "w");
     other.shaped("a", "w", Ask::Whole, grouped);
     assert_eq!(other.found(), [["a", "b"]]);
 }
 
-/// What an agent asked for beside is no reason to take who has it for a part of the circle.
+/// A claim that its agent no longer needs does not draw the holder of that line into the circle.
 #[test]
 fn of_a_group_that_one_meets_the_others_count_no_more() {
     let grouped = |claim: &mut ClaimReport| {
@@ -287,7 +287,7 @@ fn of_a_group_that_one_meets_the_others_count_no_more() {
     world.shaped("a", "w", Ask::Whole, grouped);
     world.whole("a", "y");
     world.whole("b", "x");
-    // Last, so that it would be the one to give way.
+    // Last, so that it would be chosen to give way.
     world.whole("c", "x");
     assert_eq!(
         world.found(),
@@ -359,7 +359,8 @@ fn the_nearest_ancestor_that_is_seen_counts() {
     assert!(found[0].to_string().contains("holds a and runs the next"));
 }
 
-/// Not all who are ahead are told; a circle is, also when the first agent is in none of those told.
+/// Not all claims ahead are reported, but a circle always is, even if the first agent is in none of
+/// the reported ones.
 #[test]
 fn a_circle_is_told_however_long_its_lines_are() {
     let mut world = World::default();
@@ -396,7 +397,7 @@ fn what_is_seen_once_is_not_confirmed() {
     let mut world = ring(2);
     assert!(sightings.confirm(find(&world.lines)).is_empty());
     assert_eq!(sightings.confirm(find(&world.lines)).len(), 1);
-    // The same name and agent, but another claim: in between it was free.
+    // The same name and agent, but another claim: the lock was free in between.
     world.lines[0].holders[0].id = "f".repeat(32);
     assert!(sightings.confirm(find(&world.lines)).is_empty());
     assert_eq!(sightings.confirm(find(&world.lines)).len(), 1);
@@ -422,7 +423,7 @@ fn a_long_line_costs_no_more_than_its_claims() {
     assert!(began.elapsed() < std::time::Duration::from_secs(5));
 }
 
-/// A random number generator that needs no crate, so that a failure names its seed.
+/// A random number generator without a crate, so that a failure can name its seed.
 struct Random(u64);
 
 impl Random {
@@ -470,7 +471,7 @@ fn random_world(seed: u64) -> World {
     world
 }
 
-/// Who is stuck however the others go on: every order in which agents can finish is tried.
+/// The agents that are stuck however the others proceed: every order of finishing is tried.
 fn stuck(world: &World, nested: bool) -> BTreeSet<String> {
     let name = |claim: &ClaimReport| agent(claim).map(|agent| agent.name.clone());
     let claims = || {
@@ -584,7 +585,7 @@ fn it_agrees_with_brute_force_on_small_systems() {
                 world.lines
             );
             let components = system.components(&rest);
-            // Somebody is stuck exactly if there is a deadlock, of those who are stuck.
+            // Some agent is stuck exactly if there is a deadlock, which consists of stuck agents.
             assert_eq!(components.is_empty(), left.is_empty(), "seed {seed}");
             for members in &components {
                 for member in members {
@@ -604,7 +605,7 @@ fn it_agrees_with_brute_force_on_small_systems() {
                     "seed {seed}"
                 );
             }
-            // Without the claim that gives way, and what its agent holds, one less is stuck.
+            // The claim that gives way is a waiting claim of this deadlock.
             if let Some(id) = &found.gives_way {
                 let stuck = found
                     .agents

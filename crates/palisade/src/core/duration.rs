@@ -1,11 +1,11 @@
-//! Durations as people write them: `500ms`, `30s`, `1.5s`, `2m`, `1h`, `1m30s`.
+//! Durations in the notation of the command and the URLs: `500ms`, `1.5s`, `2m`, `1m30s`.
 
 use std::time::Duration;
 
-/// Reads a duration. Every number needs its unit: `ms`, `s`, `m`, `h` or `d`.
+/// Parses a duration. Every number needs a unit: `ms`, `s`, `m`, `h` or `d`.
 ///
 /// # Errors
-/// A sentence that says what is wrong and how to write it.
+/// A message that says what is wrong and how to write it.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = |why: &str| Err(format!("{why}; write it like 500ms, 1.5s, 30s, 2m or 1h"));
     if text.is_empty() {

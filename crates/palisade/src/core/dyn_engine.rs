@@ -1,8 +1,8 @@
-//! `DynEngine`: the object-safe form of [`Engine`], made mechanically from it. `Layer`: an engine
-//! around an engine, which overrides the verbs that it changes.
+//! `DynEngine`: the object-safe form of [`Engine`], generated from it. `Layer`: an engine around an
+//! engine that overrides only some methods.
 //!
-//! The list of verbs at the end of this file is the only place that forwards them. A verb that is
-//! added to `Engine` and not to the list does not compile.
+//! The list of methods at the end of this file is the only place that forwards them. A method that
+//! is added to `Engine` but not to the list is a compile error.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::queue::SharedQueueStore;
 use super::report::{Checkup, LineReport, Scope};
 use super::ticket::{Lease, LeaseId, Ticket};
 
-/// An engine of any kind, shared by all who use it. It is an [`Engine`] itself.
+/// An engine of any kind, shared by all its users. It is an [`Engine`] itself.
 pub type SharedEngine = Arc<dyn DynEngine>;
 
 macro_rules! forward {
@@ -30,7 +30,7 @@ macro_rules! forward {
         plain { $($plain:ident($($p:ident: $P:ty),*) -> $plain_answer:ty;)* }
         future { $($verb:ident($($a:ident: $A:ty),*) -> $answer:ty;)* }
     ) => {
-        /// An [`Engine`] as a trait object. Every `Engine` is one; implement that.
+        /// An [`Engine`] as a trait object. Every `Engine` is one: implement `Engine` instead.
         pub trait DynEngine: Send + Sync + 'static {
             $(
                 #[doc = concat!("See [`Engine::", stringify!($plain), "`].")]
@@ -60,10 +60,10 @@ macro_rules! forward {
             })*
         }
 
-        /// An engine around an engine: a verb goes to [`Layer::inner`] unless it is overridden.
-        /// Every layer is an [`Engine`].
+        /// An engine around an engine: every method goes to [`Layer::inner`] unless it is
+        /// overridden. Every layer is an [`Engine`].
         pub trait Layer: Send + Sync + 'static {
-            /// The engine that it is laid over.
+            /// The wrapped engine.
             fn inner(&self) -> &SharedEngine;
             $(
                 #[doc = concat!("See [`Engine::", stringify!($plain), "`].")]

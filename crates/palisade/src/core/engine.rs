@@ -1,12 +1,12 @@
-//! `Engine`: what palisade asks of a store. Everything else is built on these verbs.
+//! `Engine`: what palisade requires of a store. Everything else is built on these methods.
 //!
-//! Authors implement the verbs as plain `async fn`s whose futures are `Send` and may borrow the
-//! engine; dropping one loses nothing, though a request that was sent may still be applied. There
-//! are no default methods, so that no engine forgets one. Everyone else uses a
+//! Authors implement them as plain `async fn`s whose futures are `Send` and may borrow the engine.
+//! A future may be dropped at any time, though a request that was sent may still be applied. There
+//! are no default methods, so that no engine forgets one. All other code uses a
 //! [`SharedEngine`](super::dyn_engine::SharedEngine). Each `# Behavior` line is a case of the
 //! conformance suite in `palisade-testkit`.
 //!
-//! An engine never renews by itself, never starts a hold, and never decides a place by a read.
+//! An engine never renews on its own, never creates a hold, and never decides a place by a read.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -30,12 +30,12 @@ pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 /// A boxed stream that owns what it needs.
 pub type BoxStream<T> = Pin<Box<dyn Stream<Item = T> + Send + 'static>>;
 
-/// A store that keeps lines. See the module's text.
+/// A store that keeps lines. See the module documentation.
 pub trait Engine: Send + Sync + 'static {
-    /// What it can do. The same for the life of the engine.
+    /// What the engine can do. Constant for the life of the engine.
     fn capability(&self) -> Capability;
 
-    /// What people call it: scheme and host, never a secret (`redis://db1:6379`, `memory:`).
+    /// A name for people: scheme and host, never a secret (`redis://db1:6379`, `memory:`).
     fn describe(&self) -> String;
 
     /// Takes a place in the claim's line.
@@ -53,8 +53,8 @@ pub trait Engine: Send + Sync + 'static {
     ///   entering extends a shared lease only if the same atomic step re-arms it.
     fn enter(&self, claim: Arc<Claim>) -> impl Future<Output = Result<Entered>> + Send;
 
-    /// Sleeps until the ticket's place may have changed, `until` at the longest, then says
-    /// where it stands.
+    /// Sleeps until the ticket's place may have changed, at most until `until`, then returns where
+    /// it stands.
     ///
     /// # Behavior
     /// - Returns soon after the place changed: pushed by the engine, not polled.
@@ -65,7 +65,7 @@ pub trait Engine: Send + Sync + 'static {
     /// - Fails as unreachable rather than sleeping while the engine can't be asked.
     fn wait(&self, ticket: Ticket, until: BootTime) -> impl Future<Output = Result<Place>> + Send;
 
-    /// Renews many leases with one call, and answers for each, in order.
+    /// Renews many leases with one call. The results are in the order of the leases.
     ///
     /// # Behavior
     /// - A lease that lives is re-armed to its full ttl.
@@ -81,7 +81,7 @@ pub trait Engine: Send + Sync + 'static {
         within: Duration,
     ) -> impl Future<Output = Vec<Renewal>> + Send;
 
-    /// Changes what a ticket weighs or says; its count stays.
+    /// Changes the weight or the value of a ticket; its sequence stays.
     ///
     /// # Behavior
     /// - A held whole line can become a reader; other readers in line follow at once.
@@ -95,7 +95,7 @@ pub trait Engine: Send + Sync + 'static {
         amendment: Amendment,
     ) -> impl Future<Output = Result<Amended>> + Send;
 
-    /// Gives a place up, held or waiting.
+    /// Leaves a place, held or waiting.
     ///
     /// # Behavior
     /// - Compares the incarnation (claim id, and the count where it is known), never just the
@@ -107,17 +107,17 @@ pub trait Engine: Send + Sync + 'static {
     ///   its enter may still arrive.
     fn leave(&self, ticket: Ticket) -> impl Future<Output = Result<Left>> + Send;
 
-    /// Lists the tickets that hang on a shared lease, so that the keeper can leave those which no
-    /// claim of its client knows (an enter whose future was dropped may still have been applied).
-    /// An engine whose tickets have their own leases answers an empty list.
+    /// Lists the tickets of a shared lease, so that the keeper can leave those that no claim of its
+    /// client knows (an enter whose future was dropped may still have been applied). An engine
+    /// whose tickets have their own leases returns an empty list.
     fn audit(&self, lease: LeaseId) -> impl Future<Output = Result<Vec<Audited>>> + Send;
 
-    /// Hints for the keeper that leases may be lost or marked for eviction: it renews or audits
-    /// them at once. A hint is never a verdict. Called once per client; ends never, or with the
-    /// engine.
+    /// Hints to the keeper that leases may be lost or marked for eviction, so that it renews or
+    /// audits them at once. A hint decides nothing. Called once per client. The stream never ends
+    /// before the engine does.
     fn alarms(&self) -> BoxStream<Alarm>;
 
-    /// Shows holders and waiters.
+    /// Reports holders and waiters.
     ///
     /// # Behavior
     /// - Holders first, then waiters in the order in which they will be served.
@@ -125,8 +125,8 @@ pub trait Engine: Send + Sync + 'static {
     /// - An empty line is not shown.
     fn survey(&self, scope: Scope) -> impl Future<Output = Result<Vec<LineReport>>> + Send;
 
-    /// Yields after every change that a survey of `scope` could show, many at once as one.
-    /// A hint: whoever listens surveys, and re-checks now and then.
+    /// Yields after every change that a survey of `scope` could show; several changes may be
+    /// merged. Each item is a hint: the listener surveys, and also re-checks from time to time.
     fn watch(&self, scope: Scope) -> BoxStream<Result<()>>;
 
     /// Takes a place away from its owner.
@@ -144,7 +144,7 @@ pub trait Engine: Send + Sync + 'static {
         eviction: Eviction,
     ) -> impl Future<Output = Result<bool>> + Send;
 
-    /// Gives a line of permits another capacity while it is in use.
+    /// Changes the capacity of a line of permits that is in use.
     ///
     /// # Behavior
     /// - Every claim in the line has the new capacity; holders keep what they hold, even if it is
@@ -155,31 +155,32 @@ pub trait Engine: Send + Sync + 'static {
     /// - A line of readers is `CapacityMismatch`; one without permits answers `false`.
     fn resize(&self, name: Name, capacity: u32) -> impl Future<Output = Result<bool>> + Send;
 
-    /// The store of its work queues, where it has one (see
-    /// [`Capability::queue`](super::capability::Capability::queue)). It shares the connection.
+    /// The store of its work queues, if it has one (see
+    /// [`Capability::queue`](super::capability::Capability::queue)). It shares the engine's
+    /// connection.
     fn queues(&self) -> Option<SharedQueueStore>;
 
-    /// Looks at the engine itself: its version, its clock, and unsafe settings.
+    /// Examines the engine itself: its version, its clock, and unsafe settings.
     fn check(&self) -> impl Future<Output = Result<Checkup>> + Send;
 
-    /// The engine's own key of a place, for the user's own conditional writes and for other tools
-    /// (an etcd key, a Redis key, a path); `None` where there is nothing to point at.
+    /// The engine's own key of a place, for conditional writes of the user and for other tools (an
+    /// etcd key, a Redis key, a path). `None` if there is no such key.
     fn key(&self, ticket: &Ticket) -> Option<String>;
 
-    /// Gives back what is shared by all claims: sessions, leases, connections. Best effort.
+    /// Releases what all claims share: sessions, leases, connections. Best effort.
     fn close(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// What [`Engine::enter`] answers.
+/// The result of [`Engine::enter`].
 #[derive(Debug, Clone)]
 pub enum Entered {
-    /// There is no place for it now, and none was taken.
+    /// The claim can't be held now, and it took no place.
     Busy,
-    /// A place was taken, or this claim has it already.
+    /// The claim took a place, or has one already.
     In {
         /// The place.
         ticket: Ticket,
-        /// When its lease was last armed.
+        /// When its lease was created or last renewed.
         armed: LeaseStart,
         /// Where it stands.
         place: Place,
@@ -189,30 +190,30 @@ pub enum Entered {
 /// Where a ticket stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// It holds, and this is what the engine counted for the grant.
+    /// It holds, with the sequence that the engine assigned to the grant.
     Held {
-        /// The token before the era is added.
+        /// The token without the era.
         sequence: u64,
     },
     /// Others are ahead.
     Waiting,
-    /// It is not in the line: its lease ended, or it was taken away.
+    /// It is not in the line: its lease ended, or it was removed.
     Gone,
 }
 
-/// What a renewal of one lease answers.
+/// The result of renewing one lease.
 #[derive(Debug, Clone)]
 pub enum Renewal {
-    /// It lives on.
+    /// The lease was extended.
     Held(LeaseStart),
-    /// It is over.
+    /// The lease has ended.
     Lost,
-    /// It is over for a reason that its owner should be told: the store that it was in was moved
-    /// away or replaced. Another may have been granted already.
+    /// The lease has ended for a reason that its owner should learn: its store was moved away or
+    /// replaced. Another claim may have been granted already.
     Revoked(Error),
-    /// An operator takes it away; it is not extended.
+    /// An operator evicts it, so it was not extended.
     Evicted,
-    /// Not known: the request or its answer was lost.
+    /// Unknown: the request or its answer was lost.
     Unknown(Error),
 }
 
@@ -221,11 +222,11 @@ pub enum Renewal {
 pub enum Amendment {
     /// Takes this much of the line instead.
     Ask(Ask),
-    /// Says this instead.
+    /// Announces this value instead.
     Value(String),
 }
 
-/// What [`Engine::amend`] answers.
+/// The result of [`Engine::amend`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Amended {
     /// Changed.
@@ -236,34 +237,34 @@ pub enum Amended {
     Gone,
 }
 
-/// What [`Engine::leave`] answers.
+/// The result of [`Engine::leave`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// The place was given up.
+    /// The place was left.
     Done,
-    /// It was not in the line.
+    /// The ticket was not in the line.
     Absent,
 }
 
-/// A ticket that hangs on a shared lease.
+/// A ticket that belongs to a shared lease.
 #[derive(Debug, Clone)]
 pub struct Audited {
     /// The ticket, complete enough to be left.
     pub ticket: Ticket,
-    /// Whether an operator takes it away.
+    /// Whether it is marked for eviction.
     pub evicted: bool,
 }
 
-/// A hint for the keeper.
+/// A hint to the keeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Alarm {
-    /// Look after this lease.
+    /// Check this lease.
     Lease(LeaseId),
-    /// Look after all of them: the connection was lost, say.
+    /// Check all leases, for example because the connection was lost.
     All,
 }
 
-/// The answer of an engine that can't give a line of permits another capacity.
+/// The answer of an engine that can't change the capacity of a line of permits.
 pub fn cannot_resize() -> BoxFuture<Result<bool>> {
     let message = "this engine can't change the capacity of a line in use; wait until it is empty";
     Box::pin(std::future::ready(Err(Error::new(
@@ -273,11 +274,11 @@ pub fn cannot_resize() -> BoxFuture<Result<bool>> {
     ))))
 }
 
-/// How to take a place away.
+/// How to evict a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Eviction {
-    /// Tell its owner, who lets go.
+    /// Tell the owner, who releases it.
     Mark,
-    /// Remove it whether or not the owner knows.
+    /// Remove it, whether or not the owner knows.
     Remove,
 }

@@ -1,9 +1,10 @@
-//! `Entry`: one claim under an id of the caller's, for who passes places on to others.
+//! `Entry`: one claim under an id that the caller chose, for code that acquires on behalf of
+//! others.
 //!
-//! [`Request::acquire`] makes a new claim when one was lost while it waited. A gateway can't: its
-//! client has been told what stands in the line. So an entry is one claim from enter to its end,
-//! never started over, and its deadline can be read while it waits. The keeper renews it like any
-//! other, and dropped at any await it leaves no place behind.
+//! [`Request::acquire`] starts a new claim when the old one was lost while it waited. A gateway
+//! can't do that, because its client has been told about the claim. So an entry is one claim from
+//! enter to its end and is never restarted, and its deadline can be read while it waits. The keeper
+//! renews it like any other claim. An entry that is dropped at any await leaves no place behind.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,40 +29,40 @@ use super::wait::recheck_at;
 pub enum Progress {
     /// It has no place: others hold, and it does not queue or the engine has no line.
     Busy,
-    /// It has a place, and others are ahead.
+    /// It has a place, and others are ahead of it.
     Waiting,
-    /// It was granted: [`Entry::into_hold`].
+    /// It was granted: call [`Entry::into_hold`].
     Held,
-    /// It is over.
+    /// It was lost.
     Lost(Loss),
 }
 
-/// One claim under an id of the caller's. See the module's text.
+/// One claim under an id that the caller chose. See the module documentation.
 pub struct Entry {
     request: Arc<Request>,
     claim: Arc<Claim>,
-    /// The place, from when it is first asked for.
+    /// The place, from the first enter on.
     occupied: Option<Occupied>,
     validity: Option<Arc<Validity>>,
     place: Place,
-    /// Looks for deadlocks while it waits, where it is an agent's.
+    /// Checks for deadlocks while the entry waits, if it belongs to an agent.
     lookout: Option<BoxFuture<'static, Error>>,
-    /// Tells the observers how it ended.
+    /// Reports the ending to the observers.
     told: Acquiring<Arc<Request>>,
 }
 
 impl Request {
-    /// An entry that has not asked yet.
+    /// Creates an entry that has not entered yet.
     ///
     /// # Errors
-    /// Before any I/O, those of [`Request::acquire`].
+    /// Those that [`Request::acquire`] returns before any I/O.
     pub fn entry(&self, id: ClaimId, owner: Owner, queue: bool) -> Result<Entry> {
         if let Some(refused) = &self.refused {
             return Err(refused.clone());
         }
         self.keeper.engine().capability().allows(self.ask)?;
         let claim = self.claim(queue);
-        // Whose agent it is, the request says, or the record where the request has none.
+        // The request's agent, or else the agent of the given owner record.
         let agent = claim.owner.agent.or_else(|| owner.agent.clone());
         let claim = Claim {
             id,
@@ -82,12 +83,12 @@ impl Request {
 }
 
 impl Entry {
-    /// Asks for the place, or for where it stands. After an error it can be asked again: it is the
-    /// same claim.
+    /// Enters the line, or asks where the entry stands. After an error it can be called again: it
+    /// concerns the same claim.
     ///
     /// # Cancellation
-    /// Dropped half-way the place may have been taken: [`Entry::leave`], or the drop of the entry,
-    /// leaves it.
+    /// If it is dropped, the place may have been taken. [`Entry::leave`], or dropping the entry,
+    /// leaves that place.
     ///
     /// # Errors
     /// Those of [`Engine::enter`](super::engine::Engine::enter).
@@ -132,8 +133,8 @@ impl Entry {
         }
     }
 
-    /// Says that no place was taken by the last request. One that an earlier copy may still take
-    /// is left at the end, and not before: the same id is asked for again.
+    /// Records that the last request took no place. If an earlier copy of it may still take one,
+    /// the place is left only at the end, because the same id may enter again.
     fn not_taken(&mut self) {
         let in_doubt = |occupied: &mut Occupied| occupied.ticket.in_doubt;
         if let Some(occupied) = self.occupied.take_if(|occupied| !in_doubt(occupied)) {
@@ -141,11 +142,11 @@ impl Entry {
         }
     }
 
-    /// Sleeps until the place may have changed, a second at the longest.
+    /// Sleeps until the place may have changed, for at most a second.
     ///
     /// # Errors
-    /// Those of [`Engine::wait`](super::engine::Engine::wait), and the place is kept;
-    /// [`ErrorKind::Deadlock`](super::error::ErrorKind::Deadlock) when it is to give way.
+    /// Those of [`Engine::wait`](super::engine::Engine::wait), after which the place is kept;
+    /// [`ErrorKind::Deadlock`](super::error::ErrorKind::Deadlock) when the claim must give way.
     pub async fn wait(&mut self) -> Result<Progress> {
         let (Some(occupied), Some(validity)) = (&self.occupied, &self.validity) else {
             return Ok(Progress::Busy);
@@ -153,7 +154,7 @@ impl Entry {
         let engine = self.request.keeper.engine();
         let looked = engine.wait(occupied.ticket.clone(), recheck_at(BootTime::NEVER));
         let lookout = self.lookout.get_or_insert_with(|| {
-            // Goes on over many waits.
+            // One future across many waits.
             self.request.lookout(self.claim.id)
         });
         self.place = tokio::select! {
@@ -186,8 +187,9 @@ impl Entry {
         }
     }
 
-    /// Reads until when its place lasts without a further renewal, also while something else has
-    /// the entry or the hold that it became; in the past before it has a place.
+    /// Returns a function that reads how long the place lasts without a further renewal. It works
+    /// even after the entry was moved or became a hold. Before the entry has a place, the result is
+    /// in the past.
     pub fn deadline_reader(&self) -> impl Fn() -> BootTime + Send + Sync + 'static + use<> {
         let validity = self.validity.clone();
         move || match &validity {
@@ -196,7 +198,8 @@ impl Entry {
         }
     }
 
-    /// Reads why the place was lost, `None` while it was not, while something else has the entry.
+    /// Returns a function that reads why the place was lost, or `None`. It works even after the
+    /// entry was moved.
     pub fn loss_reader(&self) -> impl Fn() -> Option<Loss> + Send + Sync + 'static + use<> {
         let validity = self.validity.clone();
         move || {
@@ -206,10 +209,11 @@ impl Entry {
         }
     }
 
-    /// The hold, once it is [`Progress::Held`]; `None` otherwise, and when it was lost since.
+    /// The hold, once the entry is [`Progress::Held`]; `None` before that, or if it was lost since.
     ///
     /// # Errors
-    /// [`ErrorKind::Unusable`](super::error::ErrorKind::Unusable) when the engine's counter has outgrown the token.
+    /// [`ErrorKind::Unusable`](super::error::ErrorKind::Unusable) when the engine's counter exceeds
+    /// the range of a token.
     pub fn into_hold(mut self) -> Result<Option<Hold>> {
         let (Some(mut occupied), Some(validity)) = (self.occupied, self.validity) else {
             return Ok(None);
@@ -228,13 +232,14 @@ impl Entry {
         Ok(Some(Hold::new(occupied, token, validity)))
     }
 
-    /// Gives the place up, if it may have one.
+    /// Leaves the place, if the entry may have one.
     ///
     /// # Cancellation
-    /// Dropped half-way it goes on in the background.
+    /// If it is dropped, the leave continues in the background.
     ///
     /// # Errors
-    /// Those of [`Engine::leave`](super::engine::Engine::leave); it then goes on in the background.
+    /// Those of [`Engine::leave`](super::engine::Engine::leave); the leave then continues in the
+    /// background.
     pub async fn leave(self) -> Result<()> {
         match self.occupied {
             Some(occupied) => occupied.leave().await.map(drop),

@@ -1,42 +1,42 @@
 //! `Error`: one type for everything that can go wrong.
 //!
-//! It says what kind of failure it is (a caller branches on that), during which operation, where,
-//! because of what, and whether the change it was about may have been applied all the same.
-//! Busy is not an error (it is a value) and neither is loss (it is a signal on the hold).
+//! It has a kind (callers branch on it), the operation, the context, the cause, and whether the
+//! change may have been applied despite the failure. Busy is not an error but a value, and loss is
+//! not an error but a signal on the hold.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// What palisade's functions answer.
+/// The result of palisade's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The kinds of failure. [`ErrorKind::code`] is the stable word for each.
+/// The kinds of failure. [`ErrorKind::code`] is the stable name of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A name that no line can have.
+    /// An invalid name of a line.
     InvalidName,
     /// A ttl, weight, capacity or other argument out of its range.
     InvalidArgument,
     /// A URL or configuration that can't be used: unknown scheme or option, unusable directory.
     Config,
-    /// The engine did not answer: down, cut off, frozen or too slow.
+    /// The engine did not answer: it is down, partitioned, frozen or too slow.
     Unreachable,
-    /// The engine answers but what it stores can't be used: corrupt, full or of a foreign type.
+    /// The engine answers, but its data can't be used: corrupt, full or of a foreign type.
     Unusable,
-    /// The engine or the operating system refuses the right to do it.
+    /// The engine or the operating system denies permission.
     Denied,
     /// The engine can't do this (see its capability).
     Unsupported,
     /// The line is in use with another capacity or another kind.
     CapacityMismatch,
-    /// `for_correctness` was asked of an engine whose tokens can go back, by its nature or as it
-    /// is set up.
+    /// `for_correctness` was requested of an engine whose tokens can decrease, by design or because
+    /// of its configuration.
     NotForCorrectness,
-    /// The hold was lost before the operation could be done.
+    /// The hold was lost before the operation completed.
     Lost,
-    /// The claim was in a circle of claims that wait for each other, and gave way. What its caller
-    /// holds is the caller's to release.
+    /// The claim was in a circle of claims that wait for each other, and gave way. The caller's
+    /// other holds stay held until it releases them.
     Deadlock,
     /// The call would block the only thread of a runtime.
     WouldBlock,
@@ -45,7 +45,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The stable word for this kind, as in the command's JSON errors.
+    /// The stable name of this kind, as used in the command's JSON errors.
     pub const fn code(self) -> &'static str {
         match self {
             Self::InvalidName => "invalid_name",
@@ -65,7 +65,7 @@ impl ErrorKind {
     }
 }
 
-/// Whether the change that failed may be in force.
+/// Whether a failed change may have been applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// Nothing was changed.
@@ -101,28 +101,28 @@ impl Error {
         }))
     }
 
-    /// Adds where it happened. Never a secret: URLs as scheme and host only.
+    /// Adds context. Never a secret: URLs as scheme and host only.
     #[must_use]
     pub fn with(mut self, key: &'static str, value: impl fmt::Display) -> Self {
         self.0.context.push((key, value.to_string()));
         self
     }
 
-    /// Adds what caused it.
+    /// Adds the cause.
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.0.source = Some(Arc::from(source.into()));
         self
     }
 
-    /// Says that the change may have been applied.
+    /// Marks the change as possibly applied.
     #[must_use]
     pub fn maybe_applied(mut self) -> Self {
         self.0.outcome = Outcome::MaybeApplied;
         self
     }
 
-    /// What kind of failure it is.
+    /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
@@ -137,7 +137,7 @@ impl Error {
         &self.0.message
     }
 
-    /// Whether the change that failed may be in force.
+    /// Whether the failed change may have been applied.
     pub fn outcome(&self) -> Outcome {
         self.0.outcome
     }

@@ -1,7 +1,8 @@
-//! What happens to claims, told to whoever wants to know: the source of metrics and traces.
+//! Events in the life of claims, for observers: the source of metrics and traces.
 //!
-//! Told from where it happens, on the caller's thread or the keeper's, with no lock held; an
-//! observer must be quick and must not block. With no observer the cost is one atomic load.
+//! An event is reported where it happens, on the caller's thread or the keeper's, with no lock
+//! held. An observer must be quick and must not block. Without observers the cost is one atomic
+//! load.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -25,14 +26,14 @@ pub enum Ending {
     Held(Token),
     /// Patience ended first.
     Busy,
-    /// An error ended it.
+    /// It failed with an error.
     Failed,
     /// Its future was dropped.
     Cancelled,
 }
 
 impl Ending {
-    /// The stable word for it.
+    /// The stable name.
     pub const fn code(self) -> &'static str {
         match self {
             Self::Held(_) => "held",
@@ -43,22 +44,22 @@ impl Ending {
     }
 }
 
-/// What a renewal of one lease came to.
+/// The result of renewing one lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Renewed {
-    /// It lives on.
+    /// It was extended.
     Held,
-    /// It is over.
+    /// It has ended.
     Lost,
-    /// An operator takes it away.
+    /// It is marked for eviction.
     Evicted,
-    /// Not known.
+    /// Unknown.
     Unknown,
 }
 
 impl Renewed {
-    /// The stable word for it.
+    /// The stable name.
     pub const fn code(self) -> &'static str {
         match self {
             Self::Held => "held",
@@ -69,7 +70,7 @@ impl Renewed {
     }
 }
 
-/// Something that happened. `engine` is the scheme of the engine's URL.
+/// An event. `engine` is the scheme of the engine's URL.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -95,7 +96,7 @@ pub enum Event<'a> {
         /// How long it took.
         took: Duration,
     },
-    /// A hold was given up: released, dropped, or dropped after a loss.
+    /// A hold ended: it was released or dropped, possibly after a loss.
     Released {
         /// The engine's scheme.
         engine: &'a str,
@@ -103,16 +104,16 @@ pub enum Event<'a> {
         name: &'a Name,
         /// How it took part.
         mode: Mode,
-        /// How long it was in the user's hands.
+        /// How long it was held.
         held: Duration,
     },
-    /// A lease was to be renewed.
+    /// A renewal of a lease was attempted.
     Renewed {
         /// The engine's scheme.
         engine: &'a str,
-        /// What came of it.
+        /// The result.
         outcome: Renewed,
-        /// How long the call took, which may have been for many leases.
+        /// How long the call took; it may have renewed many leases.
         took: Duration,
     },
     /// A hold was lost.
@@ -121,12 +122,12 @@ pub enum Event<'a> {
         engine: &'a str,
         /// The line.
         name: &'a Name,
-        /// Why.
+        /// The reason.
         reason: LossReason,
-        /// What was behind it, where something failed.
+        /// The underlying failure, if there was one.
         why: Option<&'a Error>,
     },
-    /// A waiting claim is in a deadlock. Told once, and once more when the claim gives way.
+    /// A waiting claim is in a deadlock. Reported once, and again when the claim gives way.
     Deadlocked {
         /// The engine's scheme.
         engine: &'a str,
@@ -139,10 +140,10 @@ pub enum Event<'a> {
     },
 }
 
-/// Someone who wants to know. See [`Client::observed_by`](crate::Client::observed_by).
+/// A receiver of events. See [`Client::observed_by`](crate::Client::observed_by).
 pub trait Observer: Send + Sync + 'static {
-    /// Sees what happened. Called where it happens: quick, never blocking. It may use the client
-    /// and drop holds. A panic is caught, and logged through `tracing`.
+    /// Receives an event on the thread where it happened, so it must be quick and never block. It
+    /// may use the client and drop holds. A panic is caught, and logged through `tracing`.
     fn see(&self, event: &Event<'_>);
 }
 
@@ -169,8 +170,8 @@ impl Observers {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Tells everyone; `event` is given the engine's scheme. No lock is held meanwhile, so that
-    /// an observer may do anything with the client, and one that panics harms nobody else.
+    /// Notifies all observers; `event` receives the engine's scheme. No lock is held during the
+    /// calls, so an observer may use the client freely, and one that panics affects no other.
     pub(super) fn tell<'a>(&'a self, event: impl FnOnce(&'a str) -> Event<'a>) {
         if !self.any.load(Ordering::Acquire) {
             return;

@@ -1,9 +1,9 @@
-//! `Hold`: a granted ticket in the user's hands.
+//! `Hold`: a granted ticket, owned by the user.
 //!
 //! Loss is a signal on it, never only a log line: [`Hold::lost`], [`Hold::is_valid`] and
-//! [`Hold::run`]. When a lease expires the signal comes before the engine may grant to another.
-//! When the lock is taken away at once (an operator's force, a wiped store) nobody can be told
-//! before: the signal comes as soon as it is known, and the token protects the data.
+//! [`Hold::run`]. When a lease expires, the signal comes before the engine may grant to another
+//! claim. When a lock is removed at once (a forced eviction, a wiped store), no earlier signal is
+//! possible: it comes as soon as the removal is known, and the token protects the data.
 
 use std::fmt;
 use std::future::Future;
@@ -23,12 +23,12 @@ use super::validity::{Loss, LossReason, Validity};
 
 /// A granted place: the lock is held while this lives and [`Hold::is_valid`].
 ///
-/// It is owned, `Send + 'static` and not `Clone`. Dropping it gives the place up in the
-/// background; [`Hold::release`] does so and says how it went.
+/// It is owned, `Send + 'static` and not `Clone`. Dropping it releases the place in the background;
+/// [`Hold::release`] does so and reports the result.
 #[must_use = "dropping the hold releases the lock"]
 pub struct Hold {
     place: Occupied,
-    /// As it holds now; [`Occupied`] knows how it was acquired.
+    /// The current mode; [`Occupied`] has the one that was acquired.
     mode: Mode,
     token: Token,
     validity: Arc<Validity>,
@@ -49,15 +49,15 @@ impl Hold {
         &self.place.ticket.name
     }
 
-    /// Whether it holds alone, beside readers, or some of the permits. A downgrade and an upgrade
+    /// Whether it holds alone, beside readers, or some of the permits. Downgrading and upgrading
     /// change it.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// The fencing token: strictly greater for every later exclusive grant of this name. What a
-    /// fenced storage takes it for depends on the mode: see
-    /// [`write_token`](Self::write_token) and [`read_token`](Self::read_token).
+    /// The fencing token: strictly greater for every later exclusive grant of this name. Which
+    /// token a fenced store expects depends on the mode: see [`write_token`](Self::write_token) and
+    /// [`read_token`](Self::read_token).
     pub fn token(&self) -> Token {
         self.token
     }
@@ -67,13 +67,13 @@ impl Hold {
         self.place.ticket.claim
     }
 
-    /// The ticket behind it: the engine's own key of the place, its lease and its count, for
-    /// conditions in writes of the user's own. Releasing it goes through the hold alone.
+    /// The underlying ticket: the engine's own key of the place, its lease and its sequence, for
+    /// conditions in the user's own writes. Only the hold can release it.
     pub fn ticket(&self) -> &Ticket {
         &self.place.ticket
     }
 
-    /// The engine's own key of the place, as it is now.
+    /// The engine's current key of the place.
     #[cfg(feature = "zookeeper")]
     pub(crate) fn key(&self) -> Option<String> {
         self.place.keeper.engine().key(&self.place.ticket)
@@ -81,13 +81,13 @@ impl Hold {
 
     /// Whether the lock is held now. Costs nanoseconds: one clock read and one atomic load.
     ///
-    /// A pause can come right after the answer, so this narrows the window and does not close
-    /// it; the token, checked by the storage, does.
+    /// The process can be paused right after the answer. So this check narrows the window but does
+    /// not close it; a store that checks the token does.
     pub fn is_valid(&self) -> bool {
         self.validity.is_valid()
     }
 
-    /// How long it stays valid without a further renewal; zero when it is lost.
+    /// How long it stays valid without a further renewal; zero once it is lost.
     pub fn remaining(&self) -> Duration {
         if self.is_valid() {
             self.validity.deadline().remaining()
@@ -96,8 +96,8 @@ impl Hold {
         }
     }
 
-    /// Until when it is valid, on the clock that runs on while the machine sleeps. Moves on with
-    /// every renewal; in the past when it is lost. For a timer see [`BootTime::to_instant`].
+    /// The end of its validity, on a clock that runs during suspend. Every renewal moves it on;
+    /// once the hold is lost it is in the past. For a timer see [`BootTime::to_instant`].
     pub fn deadline(&self) -> BootTime {
         self.validity.deadline()
     }
@@ -105,31 +105,31 @@ impl Hold {
     /// Resolves when the hold is lost, and never otherwise.
     ///
     /// # Cancellation
-    /// Can be dropped and called again; a loss is remembered.
+    /// Can be dropped and called again; a loss is not forgotten.
     pub async fn lost(&self) -> Loss {
         self.validity.lost().await
     }
 
-    /// Does `work` while the lock is held, and drops it unfinished at the moment of a loss.
+    /// Runs `work` while the lock is held, and drops it unfinished when the hold is lost.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] when the hold was lost before the work was done, also if it was found out
-    /// only at the end.
+    /// [`ErrorKind::Lost`] when the hold was lost before the work completed, even if that was
+    /// noticed only at the end.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         let done = self.validity.run(work).await;
         done.ok_or_else(|| self.lost_error("run"))
     }
 
-    /// Gives the place up: stops renewing first, then leaves. Waits for the end of
-    /// [`at_least`](super::acquire::Request::at_least) before that.
+    /// Releases the place: stops renewing first, then leaves. Before that it waits until
+    /// [`at_least`](super::acquire::Request::at_least) has passed.
     ///
     /// # Cancellation
-    /// A release that is dropped half-way goes on in the background.
+    /// A release that is dropped continues in the background.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`] when the hold had been lost before, so that the end of the work may have
-    /// gone unprotected. [`ErrorKind::Unreachable`] when the engine did not answer: the release is
-    /// then tried on in the background, and the ttl ends it at the latest.
+    /// been unprotected. [`ErrorKind::Unreachable`] when the engine did not answer: the release is
+    /// then retried in the background, and the place ends with its ttl at the latest.
     pub async fn release(self) -> Result<()> {
         let Self {
             place,
@@ -137,7 +137,7 @@ impl Hold {
             validity,
             ..
         } = self;
-        // Even a sleep for no time costs a timer's tick.
+        // Even a sleep of zero length costs a timer tick.
         if !place.not_before.has_passed() {
             tokio::select! {
                 biased;
@@ -147,12 +147,12 @@ impl Hold {
         }
         let keeper = Arc::clone(&place.keeper);
         if !validity.is_valid() {
-            // By the clock, perhaps before the keeper could tell.
+            // Expired by the clock, perhaps before the keeper reported it.
             keeper.lose(&validity, LossReason::Expired);
         }
         let name = place.ticket.name.clone();
         match place.leave().await? {
-            // Told between the look and the end of the renewal, after which nothing is told.
+            // A loss may be reported between the check above and the end of the renewal.
             Left::Done if validity.loss().is_none() => Ok(()),
             Left::Done | Left::Absent => {
                 keeper.lose(&validity, LossReason::Taken);
@@ -161,8 +161,8 @@ impl Hold {
         }
     }
 
-    /// Gives up what its user has not kept alive, for who passes places on to others: it is told as
-    /// lost, and left.
+    /// Releases a hold whose user did not keep it alive, for code that acquires on behalf of
+    /// others. It is reported as lost, and left.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`], or those of [`Hold::release`].
@@ -173,7 +173,7 @@ impl Hold {
         self.release().await
     }
 
-    /// Asks for another part of the line; `false` when others are in the way.
+    /// Changes the part of the line that it takes; `false` if other holders prevent that.
     pub(crate) async fn reweigh(&mut self, ask: Ask, operation: &'static str) -> Result<bool> {
         self.place.keeper.engine().capability().allows(ask)?;
         match self.amend(Amendment::Ask(ask)).await? {
@@ -203,9 +203,9 @@ impl Hold {
 fn lost_error(operation: &'static str, name: &Name, token: Token, validity: &Validity) -> Error {
     let why = match validity.loss() {
         Some(loss) => loss.to_string(),
-        // The engine no longer knows it, and the keeper has not asked since.
+        // The engine no longer has the ticket, and the keeper has not asked since.
         None if validity.is_valid() => LossReason::Taken.to_string(),
-        // Found by the clock, before the keeper could tell.
+        // Expired by the clock, before the keeper reported it.
         None => LossReason::Expired.to_string(),
     };
     let message = format!("the lock was lost while it was held: {why}");

@@ -1,9 +1,9 @@
-//! Known-bad variants of our own code, so that tests can prove that they see.
+//! Known-bad variants of our own code, which prove that the tests can fail.
 //!
 //! For tests only: without `--cfg palisade_known_bad` every switch is the constant `false` and
-//! compiles to nothing. With it, `PALISADE_KNOWN_BAD=N` in the environment of a process breaks
-//! that process in one way, each a mistake that some lock library has shipped.
-//! `tests/known_bad.rs` runs named tests once per variant and asserts that they fail.
+//! compiles to nothing. With it, `PALISADE_KNOWN_BAD=N` in the environment of a process enables one
+//! bug, each of which some lock library has shipped. `tests/known_bad.rs` runs named tests once per
+//! variant and asserts that they fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,38 +11,38 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::clock::BootTime;
 use super::ticket::LeaseStart;
 
-/// One way to be wrong. The numbers are those of `PALISADE_KNOWN_BAD`.
+/// A bug that can be enabled. The numbers are those of `PALISADE_KNOWN_BAD`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bad {
-    /// A leave removes whoever holds the line.
+    /// A leave removes any holder of the line.
     LeaveAnyone = 1,
     /// A leave compares the key and not the incarnation.
     LeaveByKey = 2,
-    /// A renewal renews whatever it finds.
+    /// A renewal extends any lease that it finds.
     RenewAnyone = 3,
-    /// A grant after waiting is taken though our own lease has ended meanwhile.
+    /// A grant after waiting is accepted though the claim's own lease has ended meanwhile.
     GrantUnchecked = 4,
     /// The deadline counts from the answer, not from before the request.
     DeadlineFromReply = 5,
     /// The deadline is measured with the wall clock.
     WallClock = 6,
-    /// The loss is told at twice the ttl.
+    /// The loss is reported at twice the ttl.
     LossAtTwiceTtl = 7,
-    /// The renewal goes on after the release.
+    /// The renewal continues after the release.
     RenewalSurvivesRelease = 8,
     /// The renewal stops after one error.
     RenewalStopsAtError = 9,
-    /// The renewal does not come back after the engine was away for a while.
+    /// The renewal does not resume after an outage of the engine.
     NoRenewalAfterOutage = 10,
 }
 
-/// Whether this process is to be wrong in this way.
+/// Whether this bug is enabled in this process.
 #[cfg(not(palisade_known_bad))]
 pub(crate) const fn is(_: Bad) -> bool {
     false
 }
 
-/// Whether this process is to be wrong in this way.
+/// Whether this bug is enabled in this process.
 #[cfg(palisade_known_bad)]
 pub(crate) fn is(bad: Bad) -> bool {
     static CHOSEN: std::sync::LazyLock<Option<u8>> = std::sync::LazyLock::new(|| {
@@ -62,7 +62,7 @@ pub(crate) fn gives_up_renewing(armed: LeaseStart) -> bool {
 /// How far the wall clock was stepped, in nanoseconds.
 static STEPPED: AtomicU64 = AtomicU64::new(0);
 
-/// The wall clock, taken for the clock of leases.
+/// The wall clock, used in place of the lease clock.
 pub(crate) fn wall_clock() -> BootTime {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let nanos = since.map_or(0, |since| since.as_nanos() as u64);

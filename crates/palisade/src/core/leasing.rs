@@ -1,5 +1,5 @@
-//! `Leasing`: what the keeper asks of whatever hands out leases. An engine does so for places in
-//! its lines, a queue for its messages.
+//! `Leasing`: what the keeper requires of anything that grants leases: an engine for the places in
+//! its lines, a queue store for its messages.
 
 use std::time::Duration;
 
@@ -10,25 +10,24 @@ use super::engine::{Alarm, Audited, BoxStream, Left, Renewal};
 use super::error::Result;
 use super::ticket::{Lease, LeaseId, Ticket};
 
-/// What has leases that a keeper keeps. Every [`Engine`](super::engine::Engine) is one, and its
-/// verbs of the same names say how each behaves; so is every
+/// A store of leases that a keeper renews. Every [`Engine`](super::engine::Engine) is one, and its
+/// methods of the same names describe the behavior; so is every
 /// [`QueueStore`](super::queue::QueueStore).
 pub trait Leasing: Send + Sync + 'static {
-    /// Renews many leases with one call, and answers for each, in order. One that has ended is
-    /// never revived.
+    /// Renews many leases with one call. The results are in the order of the leases. A lease that
+    /// has ended is never revived.
     fn renew(&self, leases: Vec<Lease>, within: Duration) -> BoxFuture<'_, Vec<Renewal>>;
 
-    /// Gives up what a ticket stands for. Compares the incarnation: a late or doubled leave
-    /// changes nothing.
+    /// Leaves a ticket. Compares the incarnation, so a late or repeated leave changes nothing.
     fn leave(&self, ticket: Ticket) -> BoxFuture<'_, Result<Left>>;
 
-    /// Lists the tickets that hang on a shared lease; none where tickets have leases of their own.
+    /// Lists the tickets of a shared lease; empty where tickets have leases of their own.
     fn audit(&self, lease: LeaseId) -> BoxFuture<'_, Result<Vec<Audited>>>;
 
-    /// Hints that leases may be lost: the keeper looks after them at once.
+    /// Hints that leases may be lost, so that the keeper checks them at once.
     fn alarms(&self) -> BoxStream<Alarm>;
 
-    /// Gives back what is shared by all tickets. Best effort.
+    /// Releases what all tickets share. Best effort.
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 

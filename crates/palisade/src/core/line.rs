@@ -1,9 +1,8 @@
 //! `Line`: the ordered claims on one name, with their leases; holders first, then waiters.
 //!
-//! For engines that keep lines themselves (in memory, in a file). It decides nothing on its own:
-//! [`admit`] does. Every method leaves the line settled only after [`Line::settle`], which
-//! removes what has expired and grants what has come to the front; an engine calls it inside the
-//! same atomic step as the change.
+//! For engines that keep lines themselves (in memory, in a file). [`admit`] makes the decisions.
+//! After a change, call [`Line::settle`] within the same atomic step: it removes expired claims and
+//! grants those that have come to the front.
 
 use std::time::Duration;
 
@@ -16,22 +15,22 @@ use super::known_bad::{self, Bad};
 use super::owner::Owner;
 use super::report::{ClaimReport, LineReport};
 
-/// One claim's place in a line. `extra` is what the engine keeps beside it.
+/// One claim's place in a line. `extra` is the engine's own data.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Seat<X> {
-    /// Who.
+    /// The claim.
     pub id: ClaimId,
-    /// How much of the line.
+    /// How much of the line it takes.
     pub ask: Ask,
-    /// What was counted for its grant; 0 while it waits.
+    /// The sequence of its grant; 0 while it waits.
     pub sequence: u64,
     /// When its lease ends.
     pub expires: BootTime,
-    /// How long a renewal makes it last.
+    /// The time by which a renewal extends it.
     pub ttl: Duration,
-    /// Whether an operator takes it away.
+    /// Whether it is marked for eviction.
     pub evicted: bool,
-    /// The engine's own.
+    /// The engine's own data.
     pub extra: X,
 }
 
@@ -57,10 +56,10 @@ impl<X> Seat<X> {
     }
 }
 
-/// The seats of one line, in the order of entry.
+/// The seats of one line, in order of entry.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Line<X> {
-    /// The seats, first come first.
+    /// The seats in order of entry.
     pub seats: Vec<Seat<X>>,
 }
 
@@ -89,7 +88,7 @@ impl<X> Line<X> {
         self.seats.iter_mut().find(|seat| seat.id == id)
     }
 
-    /// The seat of an incarnation, to renew: the id, and the count unless it is 0 (unknown).
+    /// The seat of an incarnation, to renew: the id, and the sequence unless it is 0 (unknown).
     pub fn incarnation_mut(&mut self, id: ClaimId, sequence: u64) -> Option<&mut Seat<X>> {
         self.seats.iter_mut().find(|seat| {
             seat.id == id && (sequence == 0 || seat.sequence == sequence)
@@ -111,7 +110,8 @@ impl<X> Line<X> {
         Ok(())
     }
 
-    /// Removes a seat if the incarnation matches: the id, and the count unless it is 0 (unknown).
+    /// Removes a seat if the incarnation matches: the id, and the sequence unless it is 0
+    /// (unknown).
     pub fn remove(&mut self, id: ClaimId, sequence: u64) -> Option<Seat<X>> {
         let at = self.seats.iter().position(|seat| {
             let same = sequence == 0 || seat.sequence == 0 || seat.sequence == sequence;
@@ -121,8 +121,8 @@ impl<X> Line<X> {
         Some(self.seats.remove(at))
     }
 
-    /// Removes what has expired by `now`, and grants, in order, what has come to the front,
-    /// counting each grant with `mint`. Returns the ids of the new holders.
+    /// Removes seats that have expired by `now`. Then grants, in order, the claims that have come
+    /// to the front, each with a sequence from `mint`. Returns the ids of the new holders.
     pub fn settle(&mut self, now: BootTime, mut mint: impl FnMut() -> u64) -> Vec<ClaimId> {
         self.seats.retain(|seat| seat.expires > now);
         let capacity = capacity(self.seats.iter().map(|seat| seat.ask));
@@ -142,7 +142,8 @@ impl<X> Line<X> {
         granted
     }
 
-    /// Makes a held seat weigh something else, by the rules of `Engine::amend`. Settle after it.
+    /// Changes the weight of a held seat, by the rules of `Engine::amend`. Call `settle`
+    /// afterwards.
     pub fn reweigh(&mut self, id: ClaimId, sequence: u64, ask: Ask) -> Amended {
         let alone = self.seats.iter().filter(|seat| seat.is_held()).count() == 1;
         let other_parts = self.seats.iter().any(|seat| match (seat.ask, ask) {
@@ -169,17 +170,18 @@ impl<X> Line<X> {
         Amended::Done
     }
 
-    /// Gives the permits in the line another capacity, by the rules of `Engine::resize`; `false`
-    /// when there are none. Settle after it.
+    /// Changes the capacity of the permits in the line, by the rules of `Engine::resize`; `false`
+    /// if there are none. Call `settle` afterwards.
     ///
     /// # Errors
-    /// [`ErrorKind::CapacityMismatch`] for readers; [`ErrorKind::InvalidArgument`] when a claim weighs more.
+    /// [`ErrorKind::CapacityMismatch`] for readers; [`ErrorKind::InvalidArgument`] when a claim
+    /// weighs more than `new`.
     pub fn resize(&mut self, new: u32) -> Result<bool> {
         let asks = self.seats.iter_mut().map(|seat| &mut seat.ask);
         resize(asks, new)
     }
 
-    /// Shows the line as of `now`. `who` tells owner and value of what the engine keeps.
+    /// Reports the line as of `now`. `who` extracts owner and value from the engine's data.
     pub fn report(
         &self,
         name: &str,
@@ -208,8 +210,8 @@ impl<X> Line<X> {
         }
     }
 
-    /// What must change before a waiting claim can be granted, for whoever sleeps on it: the
-    /// seat just ahead while that one waits too, else every holder.
+    /// What must change before a waiting claim can be granted: the seat just ahead if that one
+    /// waits too, else every holder.
     pub fn blockers(&self, id: ClaimId) -> Vec<&Seat<X>> {
         let Some(at) = self.seats.iter().position(|seat| seat.id == id) else {
             return Vec::new();
@@ -224,10 +226,11 @@ impl<X> Line<X> {
     }
 }
 
-/// Gives every permit among `asks` the capacity `new`, by the rules of `Engine::resize`.
+/// Sets the capacity of every permit among `asks` to `new`, by the rules of `Engine::resize`.
 ///
 /// # Errors
-/// [`ErrorKind::CapacityMismatch`] for readers; [`ErrorKind::InvalidArgument`] when a claim weighs more.
+/// [`ErrorKind::CapacityMismatch`] for readers; [`ErrorKind::InvalidArgument`] when a claim weighs
+/// more than `new`.
 pub fn resize<'a>(asks: impl Iterator<Item = &'a mut Ask>, new: u32) -> Result<bool> {
     let mut parts = Vec::new();
     for ask in asks {
@@ -247,7 +250,7 @@ pub fn resize<'a>(asks: impl Iterator<Item = &'a mut Ask>, new: u32) -> Result<b
     Ok(any)
 }
 
-/// The error for a claim whose capacity is not the live line's.
+/// The error for a claim whose capacity differs from the live line's.
 pub fn capacity_mismatch(live: u32, asked: u32) -> Error {
     let kind = |capacity| match (Ask::Part {
         weight: 1,

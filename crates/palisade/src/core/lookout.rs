@@ -1,13 +1,14 @@
-//! The look of a waiter for deadlocks that it is in, and what a client knows of its agents.
+//! How a waiter checks for a deadlock that it is in, and what a client knows about its agents.
 //!
-//! Only an agent that holds something, or runs under what another holds, can be in a circle: no
-//! other waiter ever looks. It walks backwards, from who waits behind what it holds to who waits
-//! behind what those hold, since every claim says what its agent held when it asked. So it asks
-//! for the lines of a circle and their tails, not for all.
+//! Only an agent that holds something, or runs inside another's hold, can be in a circle. No other
+//! waiter ever looks. A look goes backwards: from the waiters behind the agent's own holds to the
+//! waiters behind what those hold, and so on, since every claim records what its agent held when it
+//! entered. So it reads only the lines of a circle and those that lead to it.
 //!
-//! Invariant: a waiter gives way only if two looks, one begun after the other had ended, show it
-//! in the same deadlock as the claim that gives way, and every claim of another client in it was
-//! renewed since the first: a crashed one looks alive until its lease ends.
+//! Invariant: a claim gives way only if two looks, the second begun after the first had ended, show
+//! it as the claim that gives way in the same deadlock, and if every claim of another client in it
+//! was renewed since the first look. The claims of a crashed client look alive until their leases
+//! end.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -28,51 +29,52 @@ use super::report::{LineReport, Scope};
 use super::sync::{self, timeout};
 use super::validity::Validity;
 
-/// How long a waiter waits before its first look: most waits are over by then, and a person who
-/// wonders why nothing happens has just begun to.
+/// How long a waiter waits before its first look. Most waits are over by then, and a person has
+/// only just begun to wonder why nothing happens.
 pub const DEADLOCK_AFTER: Duration = Duration::from_secs(2);
 
-/// Between two looks at the most: a circle that closes late is found this late.
+/// The longest pause between two looks: a circle that closes late is found this late.
 const SELDOM: Duration = Duration::from_secs(30);
 
-/// Between two looks at a deadlock that is still to be confirmed, or to be broken by the one who
-/// looks. Renewals come every third of a ttl, so sooner would mostly find nothing new.
+/// The pause between two looks at a deadlock that is still to be confirmed, or that this waiter is
+/// to break. Renewals come every third of a ttl, so a shorter pause would rarely find anything new.
 const AGAIN: Duration = Duration::from_millis(300);
 
-/// How long one look may take. Others of this client wait for it meanwhile.
+/// How long one look may take. Other waiters of this client wait for it meanwhile.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
 
-/// How many lines one look asks for. A circle with more has too many to be told.
+/// How many lines one look reads. A circle of more lines is too large to report.
 const LINES: usize = 256;
 
-/// From how many lines a look begins that serves several: the rest is for what those lead to.
+/// How many lines a look that serves several waiters may start from. The rest of `LINES` is left
+/// for the lines that these lead to.
 const SHARED: usize = LINES / 4;
 
-/// How much of what an agent holds its claims say: enough for a walk, small in every record.
+/// How many of its agent's holds a claim records: enough for a walk, small in every record.
 const HOLDS: usize = 16;
 const HOLDS_BYTES: usize = 2048;
 
-/// How much two clocks can differ while a waiter looks, and the calls between.
+/// An allowance for clock drift between two looks and for the duration of their calls.
 const DRIFT: Duration = Duration::from_millis(50);
 
 /// The agents of one client and its clones.
 pub(crate) struct Agents {
-    /// Random, so that agents of two clients are never one.
+    /// Random, so that agents of two clients are never mistaken for one.
     client: String,
     known: Mutex<HashMap<String, Weak<AgentState>>>,
     looks: Arc<Looks>,
 }
 
-/// The looks for a client and those that share its connection.
+/// The looks of a client and of those that share its connection.
 #[derive(Default)]
 struct Looks {
-    /// Where the waiters begin that are due for a look.
+    /// Where each waiter that is due for a look would start.
     due: Mutex<HashMap<ClaimId, BTreeSet<String>>>,
-    /// The last look. Held while one is under way: it serves all who are due.
+    /// The last look. Locked while a look is in progress, which serves all waiters that are due.
     last: tokio::sync::Mutex<Option<Look>>,
 }
 
-/// One agent in this process.
+/// One agent of this process.
 pub(crate) struct AgentState {
     agents: Arc<Agents>,
     name: String,
@@ -94,7 +96,7 @@ impl Agents {
         Self::with(Arc::default())
     }
 
-    /// Other agents, also where they have the same names, that look together with these.
+    /// Creates a separate set of agents (names may repeat) that shares its looks with this one.
     pub(crate) fn others(&self) -> Arc<Self> {
         Self::with(Arc::clone(&self.looks))
     }
@@ -107,7 +109,7 @@ impl Agents {
         })
     }
 
-    /// The agent of this name: the same one while it is in use.
+    /// The agent of this name: the same one as long as it is in use.
     pub(crate) fn named(
         self: &Arc<Self>,
         name: String,
@@ -132,9 +134,9 @@ impl Agents {
 }
 
 impl Looks {
-    /// A look that begins from now on, and from `own` and where others begin who are due. Not
-    /// from all of them if they are many: a look asks for so many lines and no more, and each is
-    /// to have its turn.
+    /// Performs a look that begins after this call, or waits for one. It starts from `own` and from
+    /// the lines of other waiters that are due. If these are many, only some are included, because
+    /// a look reads a limited number of lines and each waiter must get its turn.
     async fn look(&self, engine: &SharedEngine, own: &BTreeSet<String>) -> Result<Look> {
         let wanted = BootTime::now();
         let mut last = self.last.lock().await;
@@ -165,13 +167,13 @@ impl Looks {
     }
 }
 
-/// The lines of `starts`, of what those hold who wait there, and so on.
+/// Reads the lines in `starts`, the lines that their waiters hold, and so on.
 async fn walk(engine: &SharedEngine, starts: BTreeSet<String>) -> Result<Vec<LineReport>> {
     let mut queue = VecDeque::from_iter(starts.iter().cloned());
     let mut seen = starts;
     let mut lines = Vec::new();
     while let Some(name) = queue.pop_front().filter(|_| lines.len() < LINES) {
-        // A record of another may say anything.
+        // A record of another client may contain anything.
         let Ok(name) = Name::new(&name) else { continue };
         for line in engine.survey(Scope::Line(name)).await? {
             for waiter in &line.waiters {
@@ -193,7 +195,7 @@ async fn walk(engine: &SharedEngine, starts: BTreeSet<String>) -> Result<Vec<Lin
 }
 
 impl AgentState {
-    /// What a claim of this agent says of it.
+    /// The agent record for a claim.
     pub(crate) fn record(&self, ttl: Duration, yields: bool) -> Agent {
         let mut room = HOLDS_BYTES;
         let mut holds = self.held();
@@ -214,18 +216,18 @@ impl AgentState {
         }
     }
 
-    /// Says that a claim of this agent is held from now on.
+    /// Records that a claim of this agent is held.
     pub(super) fn granted(&self, claim: ClaimId, validity: &Arc<Validity>) {
         self.holds.lock().insert(claim, Arc::clone(validity));
     }
 
-    /// Says that a claim of this agent is over.
+    /// Records that a claim of this agent has ended.
     pub(super) fn left(&self, claim: ClaimId) {
         self.holds.lock().remove(&claim);
     }
 
-    /// What it holds. A hold that is lost is not, though its place may be there for a while: it
-    /// ends by itself.
+    /// The names that it holds. A lost hold does not count: its place may still exist, but will end
+    /// by itself.
     fn held(&self) -> BTreeSet<String> {
         let holds = self.holds.lock();
         let held = holds.values().filter(|validity| validity.is_valid());
@@ -233,7 +235,7 @@ impl AgentState {
         names.collect()
     }
 
-    /// Where a look begins; `None` when nobody can wait for this agent.
+    /// Where a look starts; `None` if nobody can wait for this agent.
     fn starts(&self) -> Option<BTreeSet<String>> {
         let mut starts = self.held();
         starts.extend(self.within.iter().map(|ancestor| ancestor.name.clone()));
@@ -241,7 +243,7 @@ impl AgentState {
     }
 
     /// Looks while `claim`, which is for `name`, waits: after `first`, then less and less often.
-    /// Returns when the claim is to give way.
+    /// Returns when the claim must give way.
     pub(super) async fn look_out(
         &self,
         keeper: &Keeper,
@@ -253,7 +255,7 @@ impl AgentState {
         let (mut every, mut pause) = (first.max(AGAIN), first);
         let mut suspect: Option<Suspect> = None;
         loop {
-            // Spread out, so that those who began together don't look together.
+            // Jitter, so that waiters that began together don't look together.
             let jittered = pause.mul_f64(rand::random_range(0.9..1.1));
             sync::sleep_until(BootTime::now() + jittered).await;
             pause = every;
@@ -328,8 +330,8 @@ impl Suspect {
         Self { found, seen, told }
     }
 
-    /// Whether all claims of other clients were renewed since it was seen first. A lease that was
-    /// not ends when it was to end then, by the engine's `step` and the calls between.
+    /// Whether all claims of other clients were renewed since the first look. A lease that was not
+    /// renewed ends at the time that the first look saw, within the engine's `step` and `DRIFT`.
     fn all_live(&self, now: &Deadlock, look: &Look, client: &str, step: Duration) -> bool {
         let first: HashMap<&str, Option<Duration>> = self
             .found
@@ -346,11 +348,11 @@ impl Suspect {
             }
             let then = first.get(stuck.claim.id.as_str()).copied().flatten();
             match (then, stuck.claim.expires_in) {
-                // Past its lease a claim may be there until the engine has noticed.
+                // A claim may outlive its lease until the engine notices.
                 (Some(then), Some(now)) => {
                     !now.is_zero() && look.began + now > self.seen + then + step + DRIFT
                 }
-                // It would have ended if nobody had renewed it.
+                // The claim would have ended if nobody had renewed it.
                 _ => {
                     let ttl = Duration::from_millis(agent.ttl);
                     look.began.saturating_since(self.seen) > 2 * ttl + step + DRIFT
@@ -360,7 +362,7 @@ impl Suspect {
     }
 }
 
-/// A waiter that is due for a look, until this is dropped.
+/// Marks a waiter as due for a look until it is dropped.
 struct Due<'a> {
     looks: &'a Looks,
     claim: ClaimId,

@@ -1,4 +1,4 @@
-//! Whom a look serves, and what an agent is said to hold.
+//! Which waiters a look serves, and what an agent is recorded to hold.
 
 use super::super::claim::Ask;
 use super::super::owner::Owner;
@@ -19,8 +19,8 @@ fn validity(of: &str, ttl: Duration) -> Arc<Validity> {
     Arc::new(Validity::new(name(of), LeaseStart { sent, ttl }, sent))
 }
 
-/// A hold that is lost ends by itself: who asks for its lock again is in no circle with itself,
-/// though the old place is still there.
+/// A lost hold ends by itself. So an agent that asks for the lock again is not in a circle with
+/// itself, though the old place still exists.
 #[test]
 fn a_lost_hold_is_not_held() {
     let agent = Agents::new().named("a".into(), Vec::new(), false);
@@ -34,7 +34,7 @@ fn a_lost_hold_is_not_held() {
     assert_eq!(agent.starts(), None);
 }
 
-/// However many are due, each look sees the lines of the one that it was made for.
+/// However many waiters are due, each look reads the lines of the one that started it.
 #[cfg(feature = "memory")]
 #[tokio::test]
 async fn a_crowd_that_is_due_keeps_nobody_from_its_own_lines() {
@@ -60,13 +60,13 @@ async fn a_crowd_that_is_due_keeps_nobody_from_its_own_lines() {
     assert!(look.lines.iter().any(|line| line.name == "z"));
     assert!(look.lines.len() > 1, "and serves others beside");
     drop(due);
-    // Who asked before it began and is not served by it makes one of its own.
+    // A waiter that this look does not serve starts its own.
     let other = names(["l000", "l300"]);
     let look = agents.looks.look(client.engine(), &other).await.unwrap();
     assert_eq!(look.lines.len(), 2);
 }
 
-/// A circle of two clients, as seen when the leases of the other have so long left.
+/// A circle of two clients, as seen when the leases of the other have `left` to run.
 fn circle(left: Duration) -> Deadlock {
     let claim = |id: &str, client: &str| {
         let mut owner = Owner::here(client, None);
@@ -91,8 +91,8 @@ fn circle(left: Duration) -> Deadlock {
     find(&lines).remove(0)
 }
 
-/// A server may take its time to end the claims of a client that has crashed: that they are still
-/// there does not mean that it lives.
+/// A server may be slow to end the claims of a crashed client: a claim that still exists does not
+/// prove that its client lives.
 #[test]
 fn only_a_renewal_shows_that_others_live() {
     let (seen, second) = (BootTime::now(), Duration::from_secs(1));

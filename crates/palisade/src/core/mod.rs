@@ -1,8 +1,9 @@
-//! The core: one primitive, a weighted place in a fair line, and what keeps and watches it.
-//! It names no engine and no primitive.
+//! The core: one primitive, a weighted place in a fair line, and the code that renews and monitors
+//! it. It names no engine and no primitive.
 //!
-//! The main flow: [`acquire`] enters an [`engine`], which asks [`admission`]; [`wait`] says how
-//! often to look; a granted ticket becomes a [`hold`], which the keeper renews until it is left.
+//! The main flow: [`acquire`] enters an [`engine`], which asks [`admission`]; [`wait`] bounds how
+//! often a waiter re-checks; a granted ticket becomes a [`hold`], which the keeper renews until it
+//! is left.
 
 pub(crate) mod acquire;
 pub(crate) mod admission;

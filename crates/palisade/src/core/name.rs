@@ -1,4 +1,4 @@
-//! `Name`: what a line is called, valid by construction.
+//! `Name`: the name of a line, valid by construction.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,15 +10,16 @@ pub(crate) const MAX_NAME: usize = 255;
 
 /// The name of a line: 1 to 255 bytes of UTF-8 without control characters.
 ///
-/// Cloning is cheap. Each engine encodes what it can't take as it is (`/`, `{`, …), reversibly.
+/// Cloning is cheap. Each engine reversibly encodes the characters that it can't store (`/`, `{`,
+/// …).
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(Arc<str>);
 
 impl Name {
-    /// Checks `name` and takes it.
+    /// Validates `name`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] when it is empty, too long or holds a control character.
+    /// [`ErrorKind::InvalidName`] when it is empty, too long or contains a control character.
     pub fn new(name: impl AsRef<str>) -> Result<Self> {
         let name = name.as_ref();
         let refuse = |why: String| Err(Error::new(ErrorKind::InvalidName, "name", why));
@@ -40,7 +41,7 @@ impl Name {
         Ok(Self(name.into()))
     }
 
-    /// Stands where a name was refused; such a request is never sent.
+    /// A placeholder for a name that was refused; such a request is never sent.
     pub(crate) fn refused() -> Self {
         Self("".into())
     }

@@ -1,33 +1,33 @@
-//! `Owner`: who asks, as one record that every engine keeps as it is.
+//! `Owner`: who made a claim, as one record that every engine stores unchanged.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// The owner record of a claim. It is for people and for deadlock detection; nothing decides
-/// ownership by it.
+/// The owner record of a claim. It is for people and for deadlock detection, and never decides who
+/// owns a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Owner {
     /// The owner handle: by default one per client.
     pub owner: String,
-    /// The machine.
+    /// The host name of the machine.
     pub host: String,
-    /// The process, in the pid namespace it runs in.
+    /// The process id, in the process's own pid namespace.
     pub pid: u32,
-    /// Free text of the user's.
+    /// Free text from the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// When it asked, in milliseconds of Unix time. For people: no decision rests on it.
+    /// When it entered, in milliseconds of Unix time. For people only: no decision depends on it.
     pub since: u64,
-    /// The W3C trace that it asked in.
+    /// The W3C trace context of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
-    /// Whom a gateway knows the owner as: it asked through one, with that principal's token.
+    /// The principal that a gateway authenticated, if the claim was made through one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub principal: Option<String>,
-    /// Who does one thing at a time, where somebody said so. One that can't be read, as of a later
-    /// version, is none.
+    /// The agent that the claim belongs to, if the caller named one. A record that can't be read,
+    /// for example one of a later version, counts as none.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -36,37 +36,39 @@ pub struct Owner {
     pub agent: Option<Agent>,
 }
 
-/// Somebody who does one thing at a time: while one of its claims waits, it releases nothing. The
-/// part of the owner record that deadlocks are found by; see [`Client::agent`](crate::Client::agent).
+/// An agent does one thing at a time: while one of its claims waits, it releases nothing. Deadlock
+/// detection relies on this part of the owner record; see [`Client::agent`](crate::Client::agent).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agent {
-    /// The random handle of its client. Two clients whose agents have the same name are two agents.
+    /// The random id of its client. Agents of two clients are different even if their names are
+    /// equal.
     pub client: String,
     /// Its name.
     pub name: String,
     /// The ttl of this claim in milliseconds.
     pub ttl: u64,
-    /// Whether this claim gives way when it is found in a deadlock.
+    /// Whether this claim may be chosen to give way in a deadlock.
     #[serde(default, skip_serializing_if = "is_default")]
     pub yields: bool,
-    /// Whether it does so also in one that is only likely, since it goes through a parent.
+    /// Whether it may also be chosen in a deadlock that is only likely, because a parent is part of
+    /// it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub yields_nested: bool,
-    /// Whether this claim ends by itself once it is held.
+    /// Whether this claim is not renewed once it is held, and so ends by itself.
     #[serde(default, skip_serializing_if = "is_default")]
     pub unrenewed: bool,
-    /// What the agent held when it asked, as far as there is room.
+    /// The names that the agent held when it entered; the list may be cut short.
     #[serde(default, skip_serializing_if = "is_default")]
     pub holds: Vec<String>,
-    /// The claims that this agent runs under, the outermost first and its parent's last.
+    /// The claims that this agent runs inside, from the outermost to its parent's.
     #[serde(default, skip_serializing_if = "is_default")]
     pub within: Vec<Ancestor>,
-    /// The claims of which one is enough.
+    /// The group that the claim belongs to: one granted claim of a group is enough.
     #[serde(default, skip_serializing_if = "is_default")]
     pub group: Option<Group>,
 }
 
-/// A claim that an agent runs under: it is not released before the agent has ended.
+/// A claim that an agent runs inside: it is not released before the agent has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ancestor {
     /// The claim's id.
@@ -75,7 +77,7 @@ pub struct Ancestor {
     pub name: String,
 }
 
-/// Claims in several lines of which one is enough.
+/// Claims in several lines, of which one granted claim is enough.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Group {
     /// A random id.
@@ -94,7 +96,7 @@ fn readable<'de, D: Deserializer<'de>>(agent: D) -> Result<Option<Agent>, D::Err
 }
 
 impl Owner {
-    /// A record for this process, asking now. Host and pid are found by the library.
+    /// A record for this process with the current time. Host and pid are determined here.
     pub fn here(owner: impl Into<String>, label: Option<String>) -> Self {
         Self {
             owner: owner.into(),
@@ -108,7 +110,7 @@ impl Owner {
         }
     }
 
-    /// The same owner, asking now.
+    /// The same owner with the current time.
     #[must_use]
     pub fn asking_now(&self) -> Self {
         Self {
@@ -123,7 +125,7 @@ impl Owner {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Reads a record that [`Owner::to_json`] wrote; `None` when it is something else.
+    /// Parses a record that [`Owner::to_json`] wrote; `None` for anything else.
     pub fn from_json(json: &[u8]) -> Option<Self> {
         serde_json::from_slice(json).ok()
     }

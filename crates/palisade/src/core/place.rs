@@ -1,4 +1,4 @@
-//! `Occupied`: what makes acquires and holds safe to drop at any await.
+//! `Occupied`: the guard that makes acquires and holds safe to drop at any await.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,24 +13,25 @@ use super::lookout::AgentState;
 use super::ticket::Ticket;
 use super::validity::Validity;
 
-/// A place that is left when this is dropped, whatever became of it: entering, waiting or held.
+/// A place that is left when this guard is dropped, whether it is entering, waiting or held.
 pub(super) struct Occupied {
     pub(super) keeper: Arc<Keeper>,
     pub(super) ticket: Ticket,
     ttl: Duration,
     pub(super) mode: Mode,
-    /// Whose it is, where somebody said so.
+    /// The agent that it belongs to, if the caller named one.
     agent: Option<Arc<AgentState>>,
-    /// Since when it is held.
+    /// When it was granted.
     held_since: Option<BootTime>,
-    /// Kept at least until then.
+    /// The earliest time to leave it.
     pub(super) not_before: BootTime,
-    /// Cleared when there is nothing left to leave.
+    /// Cleared when no place needs to be left.
     taken: bool,
 }
 
 impl Occupied {
-    /// A place that is about to be asked for. From here on a drop at any await leaves it.
+    /// Guards a place that is about to be entered. From here on, dropping the guard leaves the
+    /// place.
     pub(super) fn entering(
         keeper: &Arc<Keeper>,
         ticket: Ticket,
@@ -51,12 +52,12 @@ impl Occupied {
         }
     }
 
-    /// Says that the place will be asked for once more, while a first copy may be under way.
+    /// Records that the enter will be repeated while an earlier copy may still be in flight.
     pub(super) fn in_doubt(&mut self) {
         self.ticket.in_doubt = true;
     }
 
-    /// Takes the ticket that the engine answered with.
+    /// Stores the ticket that the engine returned.
     pub(super) fn entered(&mut self, ticket: Ticket) {
         if ticket.claim != self.ticket.claim {
             self.keeper.known_as(self.ticket.claim, ticket.claim);
@@ -65,7 +66,7 @@ impl Occupied {
         self.ticket = Ticket { in_doubt, ..ticket };
     }
 
-    /// Takes what the engine counted for the grant, which is to be kept for at least so long.
+    /// Stores the sequence of the grant, and the least time that it is to be held.
     pub(super) fn granted(
         &mut self,
         sequence: u64,
@@ -83,17 +84,18 @@ impl Occupied {
         }
     }
 
-    /// Says that no place was taken by the last request. An earlier copy may still take one, and
-    /// then the drop leaves it.
+    /// Records that the last request took no place. An earlier copy may still take one; the drop
+    /// then leaves it.
     pub(super) fn not_taken(mut self) {
         self.taken = self.ticket.in_doubt;
     }
 
-    /// Gives it up. On an error, or dropped half-way, that goes on in the background.
+    /// Leaves the place. After an error, or if it is dropped, the leave continues in the
+    /// background.
     pub(super) async fn leave(mut self) -> Result<Left> {
         self.keeper.part_with(&self.ticket);
         let left = self.keeper.engine().leave(self.ticket.clone()).await;
-        // On an error the drop leaves again, in the background.
+        // After an error, the drop leaves it again in the background.
         self.taken = left.is_err();
         left
     }

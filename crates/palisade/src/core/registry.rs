@@ -1,9 +1,8 @@
-//! `EngineInfo`: what is known of an engine before it is connected to. `EngineFactory`: that, and
-//! how to open the engine.
+//! `EngineInfo`: what is known of an engine before connecting. `EngineFactory`: that, and how to
+//! open the engine.
 //!
-//! Each engine has one `FACTORY`, and `connect` has the list of them. The command's advice, its
-//! list of schemes and the docs are made from the registry, so that they always say what the
-//! engines do.
+//! Each engine has one `FACTORY`, and `connect` lists them all. The command's advice, its list of
+//! schemes and the docs are generated from the registry, so that they always match the engines.
 
 use std::sync::Arc;
 
@@ -18,17 +17,17 @@ use super::url::{Settings, Url};
 /// The static description of an engine.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineInfo {
-    /// What people call it: `redis`.
+    /// Its common name: `redis`.
     pub name: &'static str,
     /// The schemes of its URLs.
     pub schemes: &'static [&'static str],
-    /// What must be there to use it, in a few words: `a Redis or Valkey server, 6.2 or newer`.
+    /// What it requires, in a few words: `a Redis or Valkey server, 6.2 or newer`.
     pub needs: &'static str,
     /// A URL to start from.
     pub example: &'static str,
-    /// What it can do with no options set.
+    /// Its capability when no options are set.
     pub capability: Capability,
-    /// The options of its own, beside the common ones.
+    /// Its own options, in addition to the common ones.
     pub options: &'static [&'static str],
 }
 
@@ -37,7 +36,7 @@ pub struct EngineInfo {
 pub struct EngineFactory {
     /// The description.
     pub info: EngineInfo,
-    /// Connects.
+    /// Connects to the engine.
     pub open: Opener<dyn DynEngine>,
     /// Connects for the raw operations that `bench` compares with.
     #[cfg(feature = "baseline")]
@@ -52,5 +51,5 @@ impl std::fmt::Debug for EngineFactory {
     }
 }
 
-/// From a URL without its common options, and those, to what is behind it.
+/// Opens something from a URL, whose common options were removed and parsed into `Settings`.
 pub type Opener<T> = fn(Url, Settings) -> BoxFuture<Result<Arc<T>>>;

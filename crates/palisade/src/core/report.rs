@@ -1,4 +1,4 @@
-//! What an engine shows of its lines: for `ls`, dashboards, `observe` and deadlock detection.
+//! What an engine reports about its lines: for `ls`, dashboards, `observe` and deadlock detection.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use super::claim::{Ask, Mode};
 use super::name::Name;
 use super::owner::Owner;
 
-/// Which lines to show.
+/// Which lines to report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
-    /// Every line of the namespace whose name begins so; the empty prefix is all of them.
+    /// Every line of the namespace whose name starts with this; the empty prefix includes all.
     Prefix(String),
     /// One line.
     Line(Name),
@@ -25,22 +25,22 @@ impl Scope {
     }
 }
 
-/// One line: who holds and who waits.
+/// One line with its holders and waiters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LineReport {
     /// The name, without the namespace.
     pub name: String,
-    /// The capacity of readers or permits; `None` when only whole-line claims are in it.
+    /// The capacity of readers or permits; `None` if only whole-line claims are in it.
     pub capacity: Option<u32>,
-    /// Who holds, in the order of their grants.
+    /// The holders, in the order of their grants.
     pub holders: Vec<ClaimReport>,
-    /// Who waits, in the order in which they will be served.
+    /// The waiters, in the order in which they will be served.
     pub waiters: Vec<ClaimReport>,
 }
 
 impl LineReport {
-    /// A line that nobody is in.
+    /// A line without claims.
     pub fn empty(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -55,24 +55,24 @@ impl LineReport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClaimReport {
-    /// The claim id in hex, or what a foreign tool calls its own.
+    /// The claim id in hex, or a foreign tool's own id.
     pub id: String,
-    /// Who it is; `None` for a foreign claim.
+    /// The owner record; `None` for a foreign claim.
     pub owner: Option<Owner>,
     /// How much of the line it takes.
     pub ask: Ask,
-    /// What a candidate stands for.
+    /// The value that an election candidate announces.
     pub value: Option<String>,
-    /// The token before the era is added; `None` while waiting.
+    /// The token without the era; `None` while it waits.
     pub sequence: Option<u64>,
-    /// How long its lease still runs, where that can be known.
+    /// The remaining time of its lease, if known.
     pub expires_in: Option<Duration>,
-    /// Whether an operator has asked it to let go.
+    /// Whether it is marked for eviction.
     pub evicted: bool,
 }
 
 impl ClaimReport {
-    /// A claim that waits, of which nothing else is known.
+    /// A waiting claim with no further data.
     pub fn new(id: impl Into<String>, ask: Ask) -> Self {
         Self {
             id: id.into(),
@@ -91,13 +91,13 @@ impl ClaimReport {
     }
 }
 
-/// What an engine says of itself.
+/// What an engine reports about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Checkup {
-    /// The version of its server, where it has one.
+    /// The version of its server, if it has one.
     pub version: Option<String>,
-    /// How far its clock is ahead of ours in microseconds, where it tells its time.
+    /// How far its clock is ahead of ours in microseconds, if it reports its time.
     pub clock_ahead_us: Option<i64>,
     /// Unsafe settings, and what to do about them.
     pub findings: Vec<Finding>,
@@ -120,7 +120,7 @@ pub enum Severity {
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
-    /// A stable word for it.
+    /// Its stable name.
     pub code: &'static str,
     /// What was found.
     pub message: String,

@@ -1,6 +1,6 @@
-//! The locks, the timers and the keeper's thread, in one place, so that tests can put others
-//! there: with `--cfg palisade_shuttle` (for tests only) a scheduler decides which thread goes on at
-//! every lock, atomic and clock read, and time moves only when the test says so.
+//! The locks, the timers and the keeper's thread, in one place so that tests can replace them. With
+//! `--cfg palisade_shuttle` (for tests only) a scheduler decides which thread runs next at every
+//! lock, atomic and clock read, and time advances only when the test says so.
 //!
 //! `tests/orderings.rs` drives the core that way. Nothing else works in such a build.
 
@@ -14,7 +14,7 @@ mod shuttle;
 #[cfg(palisade_shuttle)]
 pub(crate) use self::shuttle::*;
 
-/// Moves the clock of the test, and wakes who slept until then.
+/// Advances the test's clock, and wakes all sleepers.
 #[cfg(palisade_shuttle)]
 pub fn advance(by: std::time::Duration) {
     shuttle::advance(by);

@@ -10,7 +10,7 @@ use super::keeper::RenewalPermit;
 use super::known_bad::{self, Bad};
 use super::name::Name;
 
-/// Names a lease: an etcd lease, a ZooKeeper or Consul session, or the one ticket it belongs to.
+/// The id of a lease: an etcd lease, a ZooKeeper or Consul session, or the lease of one ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub u128);
 
@@ -21,26 +21,27 @@ impl From<ClaimId> for LeaseId {
     }
 }
 
-/// A place in a line, as the engine knows it.
+/// A place in a line, as the engine records it.
 #[derive(Debug, Clone)]
 pub struct Ticket {
     /// The line.
     pub name: Name,
-    /// The claim, as surveys show it. A gateway calls it by another id than it was asked with.
+    /// The claim's id in surveys. A gateway may assign another id than the one that entered.
     pub claim: ClaimId,
-    /// What keeps it alive.
+    /// The lease that keeps it alive.
     pub lease: LeaseId,
-    /// What the engine counted for it: with the claim id, its incarnation. 0 until it is known.
+    /// The sequence that the engine assigned; with the claim id it is the incarnation. 0 if
+    /// unknown.
     pub sequence: u64,
-    /// The engine's own key for it, where it can't be derived.
+    /// The engine's own key, if it can't be derived from the other fields.
     pub native: Option<Arc<str>>,
-    /// Whether a request for it was never answered and another was: the first may still be under
-    /// way when the place has been left.
+    /// Whether an enter went unanswered and was repeated: the first copy may still be in flight
+    /// after the place was left.
     pub in_doubt: bool,
 }
 
 impl Ticket {
-    /// A ticket with a lease of its own that the engine has not counted yet.
+    /// A ticket with a lease of its own and no sequence yet.
     pub fn own(name: Name, claim: ClaimId) -> Self {
         Self {
             name,
@@ -52,18 +53,18 @@ impl Ticket {
         }
     }
 
-    /// Whether nothing but this ticket hangs on its lease.
+    /// Whether its lease belongs to this ticket alone.
     pub fn has_own_lease(&self) -> bool {
         self.lease == self.claim.into()
     }
 }
 
-/// A lease to be renewed. Only the keeper makes one, so only the keeper renews.
+/// A lease to renew. Only the keeper can create one, so only the keeper renews.
 #[derive(Debug, Clone)]
 pub struct Lease {
-    /// Which one.
+    /// The id.
     pub id: LeaseId,
-    /// The one ticket that it belongs to, or `None` when many share it.
+    /// The ticket that it belongs to, or `None` if it is shared.
     pub ticket: Option<Ticket>,
     _permit: RenewalPermit,
 }
@@ -83,16 +84,16 @@ impl Lease {
 pub struct LeaseStart {
     /// Read **before** the request was sent.
     pub sent: BootTime,
-    /// What the engine granted, not what was asked for.
+    /// The ttl that the engine granted, which may differ from the requested one.
     pub ttl: Duration,
 }
 
 impl LeaseStart {
-    /// One that a holder may believe in for `valid` from `sent` on, because whoever says so, a
-    /// gateway, has taken the margin already.
+    /// A lease start whose deadline is `sent + valid`, for a gateway's promise, from which the
+    /// gateway has already subtracted the margin.
     pub fn promised(sent: BootTime, valid: Duration) -> Self {
         let ms = Duration::from_millis;
-        // What `ttl - margin(ttl)` is `valid` for, rounded down.
+        // Inverts `ttl - margin(ttl) == valid`, rounded down.
         let ttl = if valid < ms(100) {
             valid * 3 / 2
         } else if valid < ms(450) {
@@ -103,8 +104,8 @@ impl LeaseStart {
         Self { sent, ttl }
     }
 
-    /// Counts from `called`, read before the request was made, unless the engine says an earlier
-    /// time: whatever it says, the earlier one is safe.
+    /// Counts from `called`, which was read before the call, unless the engine reports an earlier
+    /// time. The earlier of the two is always safe.
     #[must_use]
     pub(crate) fn not_after(self, called: BootTime) -> Self {
         let sent = if known_bad::is(Bad::DeadlineFromReply) {
@@ -115,8 +116,8 @@ impl LeaseStart {
         Self { sent, ..self }
     }
 
-    /// Until when a holder may believe in it: the engine can't end the lease before
-    /// `sent + ttl`, and the margin covers drift and the time it takes to stop working.
+    /// The time until which a holder may rely on it. The engine can't end the lease before
+    /// `sent + ttl`; the margin covers clock drift and the time that stopping work takes.
     pub fn deadline(&self) -> BootTime {
         if known_bad::is(Bad::LossAtTwiceTtl) {
             return self.sent + 2 * self.ttl;
@@ -125,7 +126,7 @@ impl LeaseStart {
     }
 }
 
-/// max(ttl/10, 50 ms), at most ttl/3: enough to stop working in, without eating a short lease.
+/// max(ttl/10, 50 ms), at most ttl/3: time to stop working, without using up a short lease.
 fn margin(ttl: Duration) -> Duration {
     (ttl / 10).max(Duration::from_millis(50)).min(ttl / 3)
 }

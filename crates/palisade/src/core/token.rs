@@ -1,4 +1,4 @@
-//! `Token`: the fencing token, and `Era`, which keeps tokens rising across a move.
+//! `Token`: the fencing token, and `Era`, which keeps tokens rising when the engine is replaced.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use super::error::{Error, ErrorKind, Result};
 
 /// A fencing token: strictly greater for every later exclusive grant of the same name.
 ///
-/// Hand it to the storage with every write; storage that remembers the highest token it has
-/// accepted refuses the write of a holder that was replaced without noticing.
+/// Pass it to the store with every write. A store that remembers the highest token it accepted
+/// refuses the writes of a holder that was replaced without noticing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
@@ -17,11 +17,11 @@ impl fmt::Display for Token {
     }
 }
 
-/// The bits of a token that an engine counts in; the era sits above them.
+/// The number of bits for the engine's sequence; the era is above them.
 const ERA_SHIFT: u32 = 56;
 
-/// The era of a deployment (`era=N`, 0 to 127), raised by one when moving to another engine, so
-/// that tokens of the new one are greater than all tokens of the old one.
+/// The era of a deployment (`era=N`, 0 to 127). Raise it by one when moving to another engine, so
+/// that all new tokens are greater than all old ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Era(u8);
 
@@ -29,10 +29,10 @@ impl Era {
     /// The greatest era.
     pub const MAX: u8 = 127;
 
-    /// Checks `era` and takes it.
+    /// Validates `era`.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] above 127.
+    /// [`ErrorKind::Config`] above [`Era::MAX`].
     pub fn new(era: u64) -> Result<Self> {
         match u8::try_from(era) {
             Ok(era) if era <= Self::MAX => Ok(Self(era)),
@@ -44,11 +44,11 @@ impl Era {
         }
     }
 
-    /// The token that users see for what the engine counted. Without an era it is just that: what
-    /// a gateway counts has the gateway's era in it.
+    /// The token that users see for an engine's sequence. In era 0 it is the sequence itself, which
+    /// from a gateway already includes the gateway's era.
     ///
     /// # Errors
-    /// [`ErrorKind::Unusable`] when the engine counts beyond the 56 bits below the era: such a token
+    /// [`ErrorKind::Unusable`] when the sequence exceeds the 56 bits below the era: such tokens
     /// could not be compared.
     pub fn stamp(self, sequence: u64) -> Result<Token> {
         if self.0 != 0 && sequence >> ERA_SHIFT != 0 {

@@ -1,8 +1,8 @@
-//! `Url`: where an engine is and how it is used, and `Settings`, the options common to all.
+//! `Url`: where an engine is and how to use it. `Settings`: the options common to all engines.
 //!
 //! `scheme://user:password@host1,host2/path?option=value` or `scheme:path?option=value`.
-//! It is shown as scheme and hosts only, in messages and in `Debug`; option values are never
-//! echoed, because one of them may be a secret that was given the wrong name.
+//! Messages and `Debug` show only scheme and hosts. Option values are never echoed, because one may
+//! be a secret under a mistyped name.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -13,29 +13,29 @@ use super::duration::parse_duration;
 use super::error::{Error, ErrorKind, Result};
 use super::token::Era;
 
-/// A parsed engine URL. Its parts are taken out one by one; what is left over is an error.
+/// A parsed engine URL. Its options are taken out one by one; any left over is an error.
 pub struct Url {
-    /// Before the colon, in lower case.
+    /// The part before the colon, in lower case.
     pub scheme: String,
-    /// `host` or `host:port`, several by comma.
+    /// `host` or `host:port`; several are separated by commas.
     pub hosts: Vec<String>,
-    /// After the hosts, or all of it where there are none. Percent-decoded.
+    /// The part after the hosts, or all of it if there are none. Percent-decoded.
     pub path: String,
-    /// Before the `@`.
+    /// The user before the `@`.
     pub user: Option<String>,
-    /// Between the user and the `@`. A secret.
+    /// The password before the `@`. A secret.
     pub password: Option<String>,
     options: BTreeMap<String, String>,
-    /// What no text can say: a TLS configuration of the program's own.
+    /// Values that text can't express: a TLS configuration of the program, for example.
     given: Vec<Box<dyn Any + Send + Sync>>,
 }
 
-/// Where to connect to: a URL as text, or a typed configuration of [`config`](crate::config).
+/// Where to connect: a URL as text, or a typed configuration of [`config`](crate::config).
 pub trait IntoUrl {
     /// The URL.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when it is none, without repeating it.
+    /// [`ErrorKind::Config`] when it can't be parsed. The message does not repeat the text.
     fn into_url(self) -> Result<Url>;
 }
 
@@ -62,10 +62,10 @@ fn config(message: impl Into<String>) -> Error {
 }
 
 impl Url {
-    /// Reads a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`], saying what is wrong without repeating the URL.
+    /// [`ErrorKind::Config`] with the reason, without repeating the URL.
     pub fn parse(text: &str) -> Result<Self> {
         let Some((scheme, rest)) = text.split_once(':') else {
             return Err(config(
@@ -118,7 +118,7 @@ impl Url {
         }
     }
 
-    /// Sets an option, in place of what it was set to before.
+    /// Sets an option; replaces an earlier value.
     pub fn set(&mut self, option: &str, value: impl fmt::Display) {
         self.options.insert(option.to_owned(), value.to_string());
     }
@@ -129,12 +129,12 @@ impl Url {
         self.set(option, format_args!("{seconds}.{below:09}s"));
     }
 
-    /// Adds what no text can say.
+    /// Adds a value that text can't express.
     pub fn give<T: Any + Send + Sync>(&mut self, thing: T) {
         self.given.push(Box::new(thing));
     }
 
-    /// Takes such a thing out.
+    /// Takes out a value of this type.
     pub fn take_given<T: Any>(&mut self) -> Option<T> {
         let at = self.given.iter().position(|thing| thing.is::<T>())?;
         self.given
@@ -144,20 +144,20 @@ impl Url {
             .map(|thing| *thing)
     }
 
-    /// Takes an option out.
+    /// Takes out an option.
     pub fn take(&mut self, option: &str) -> Option<String> {
         self.options.remove(option)
     }
 
-    /// Whether an option is there, and not taken yet.
+    /// Whether an option is set and was not taken out yet.
     pub fn has(&self, option: &str) -> bool {
         self.options.contains_key(option)
     }
 
-    /// Takes an option that is yes or no out; absent is no.
+    /// Takes out a flag; absent means `false`.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for anything but `true` and `false`.
+    /// [`ErrorKind::Config`] for anything but `true`, `false` and an empty value.
     pub fn take_flag(&mut self, option: &'static str) -> Result<bool> {
         match self.take(option).as_deref() {
             None | Some("false") => Ok(false),
@@ -166,10 +166,10 @@ impl Url {
         }
     }
 
-    /// Takes a duration out.
+    /// Takes out a duration.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when it is none.
+    /// [`ErrorKind::Config`] when it can't be parsed or is zero.
     pub fn take_duration(&mut self, option: &'static str) -> Result<Option<Duration>> {
         let Some(text) = self.take(option) else {
             return Ok(None);
@@ -181,10 +181,10 @@ impl Url {
         }
     }
 
-    /// Takes the options common to all engines out.
+    /// Takes out the options common to all engines.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when one can't be used.
+    /// [`ErrorKind::Config`] when one is invalid.
     pub fn take_settings(&mut self) -> Result<Settings> {
         let era = match self.take("era").map(|era| era.parse::<u64>()) {
             None => Era::default(),
@@ -213,10 +213,11 @@ impl Url {
         })
     }
 
-    /// Refuses what nobody took. `known` are the engine's own options, for the nearest spelling.
+    /// Refuses options that were not taken out. `known` lists the engine's own options, to suggest
+    /// the nearest spelling.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] naming the option, never its value.
+    /// [`ErrorKind::Config`] with the option's name, never its value.
     pub fn finish(&self, known: &[&str]) -> Result<()> {
         let Some(unknown) = self.options.keys().next() else {
             return Ok(());
@@ -237,7 +238,7 @@ impl Url {
         )))
     }
 
-    /// Scheme and hosts: all of a URL that may be shown.
+    /// Scheme and hosts: the part of a URL that is safe to show.
     pub fn shown(&self) -> String {
         if self.hosts.is_empty() {
             format!("{}:", self.scheme)
@@ -262,32 +263,32 @@ const COMMON_OPTIONS: &[&str] = &[
     "label",
 ];
 
-/// The options that every engine takes.
+/// The options that every engine accepts.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Settings {
-    /// What names are put under; empty means that names are used as they are.
+    /// The prefix of all names; if it is empty, names are used as they are.
     pub namespace: String,
-    /// The ttl asked for, if any.
+    /// The requested ttl, if any.
     pub ttl: Option<Duration>,
     /// How long one request may take.
     pub timeout: Duration,
     /// How long connecting may take.
     pub connect_timeout: Duration,
-    /// What sits above the engine's count in every token.
+    /// The part of every token above the engine's sequence.
     pub era: Era,
-    /// Shown beside the owner.
+    /// Shown with the owner.
     pub label: Option<String>,
 }
 
-/// Refuses an `@` behind the hosts: a password that has a `/` or a `?` in it ends there, and its
-/// parts would be taken for a host, a path and options, and be shown as such.
+/// Refuses an `@` after the hosts. A password with an unescaped `/` or `?` ends there, and its rest
+/// would be taken for a path or options and shown as such.
 fn refuse_stray_login(rest: &str) -> Result<()> {
     let Some(authority) = rest.strip_prefix("//") else {
         return Ok(());
     };
     match authority.find(['/', '?']) {
-        // Without a host there is no login: it is a path, as in file:///home/me@work.
+        // Without a host there is no login: this is a path, as in file:///home/me@work.
         None | Some(0) => Ok(()),
         Some(end) if !authority[end..].contains('@') => Ok(()),
         Some(_) => Err(config(
@@ -334,7 +335,7 @@ fn decode(text: &str) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| bad())
 }
 
-/// The known word nearest to `word`, if it is near enough to be meant.
+/// The known word nearest to `word`, if it is near enough to be a likely typo.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     known
         .into_iter()

@@ -1,8 +1,8 @@
 //! `Validity`: whether one claim is still alive, shared by its hold and the keeper.
 //!
-//! The keeper moves it; asking is one clock read and one atomic load. A loss is final: a deadline
-//! that has passed is never moved again, so a holder that once saw itself invalid never sees
-//! itself valid afterwards, and is told.
+//! The keeper updates it; checking it is one clock read and one atomic load. A loss is final: a
+//! deadline that has passed is never moved again, so a hold that was seen invalid never becomes
+//! valid again, and its holder is notified.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -16,22 +16,21 @@ use super::name::Name;
 use super::sync::AtomicU64;
 use super::ticket::LeaseStart;
 
-/// Why a hold is over although nobody released it.
+/// Why a hold ended without being released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// No renewal was acknowledged in time. Told before the engine may grant to another: nobody
-    /// else has been granted yet.
+    /// No renewal was acknowledged in time. Reported before the engine may grant to another claim.
     Expired,
-    /// The engine no longer knows it, or its store was moved away or replaced: another may have
-    /// been granted already. The fence protects the data.
+    /// The engine no longer has it, or its store was moved away or replaced. Another claim may have
+    /// been granted already; fencing protects the data.
     Taken,
-    /// An operator asks for it. The place is kept until the hold is dropped, or its lease ends.
+    /// An operator evicts it. The place is kept until the hold is dropped or its lease ends.
     Evicted,
 }
 
 impl LossReason {
-    /// The stable word for it.
+    /// The stable name.
     pub const fn code(self) -> &'static str {
         match self {
             Self::Expired => "expired",
@@ -51,22 +50,21 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// The end of a hold that nobody released. Shown as a sentence that says why.
+/// The end of a hold that was not released. Its `Display` is a sentence with the reason.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Loss {
-    /// Why.
+    /// The reason.
     pub reason: LossReason,
-    /// When the engine may grant to another, as far as the holder knows: work must have stopped
-    /// by then. Already past unless the reason is [`LossReason::Evicted`].
+    /// When the engine may grant to another claim, as far as the holder knows: work must have
+    /// stopped by then. Already past unless the reason is [`LossReason::Evicted`].
     pub lease_ends: BootTime,
     why: Option<Error>,
 }
 
 impl Loss {
-    /// What was behind it: the last failure to renew, or what the engine said when it took the
-    /// lease away. `None` where nothing failed, as when the process itself was stopped for longer
-    /// than the ttl.
+    /// The underlying failure: the last failed renewal, or the engine's message when it revoked the
+    /// lease. `None` if nothing failed, as when the process was stopped for longer than the ttl.
     pub fn why(&self) -> Option<&Error> {
         self.why.as_ref()
     }
@@ -84,12 +82,12 @@ impl fmt::Display for Loss {
     }
 }
 
-/// The life sign of one claim.
+/// The validity of one claim.
 #[derive(Debug)]
 pub(crate) struct Validity {
     name: Name,
     since: BootTime,
-    /// Whether it is a hold, and not a claim that waits.
+    /// Whether it is a hold, and not a waiting claim.
     granted: AtomicBool,
     deadline: AtomicU64,
     loss: OnceLock<Loss>,
@@ -97,7 +95,7 @@ pub(crate) struct Validity {
 }
 
 impl Validity {
-    /// The life sign of a claim that was acknowledged at `since`.
+    /// The validity of a claim whose enter was acknowledged at `since`.
     pub(crate) fn new(name: Name, armed: LeaseStart, since: BootTime) -> Self {
         Self {
             name,
@@ -113,7 +111,7 @@ impl Validity {
         &self.name
     }
 
-    /// Says that it is a hold from now on.
+    /// Marks it as a hold.
     pub(crate) fn grant(&self) {
         self.granted.store(true, Ordering::Release);
     }
@@ -122,12 +120,12 @@ impl Validity {
         self.granted.load(Ordering::Acquire)
     }
 
-    /// When it was acknowledged.
+    /// When its enter was acknowledged.
     pub(crate) fn since(&self) -> BootTime {
         self.since
     }
 
-    /// Until when it is valid; in the past once it is lost.
+    /// The end of its validity; in the past once it is lost.
     pub(crate) fn deadline(&self) -> BootTime {
         BootTime::from_nanos(self.deadline.load(Ordering::Acquire))
     }
@@ -145,8 +143,9 @@ impl Validity {
         true
     }
 
-    /// Moves the deadline after an acknowledged renewal. Refuses once it has passed, or once
-    /// someone saw that it had: then it is to be lost.
+    /// Moves the deadline after an acknowledged renewal. Returns `false` if the deadline has
+    /// passed, or if [`Validity::is_valid`] has returned `false`; the caller must then report the
+    /// loss.
     pub(crate) fn extend(&self, armed: LeaseStart) -> bool {
         let deadline = self.deadline();
         let later = armed.deadline().max(deadline);
@@ -161,8 +160,8 @@ impl Validity {
             .map_err(BootTime::from_nanos)
     }
 
-    /// Ends it, and says whether it was not ended before. The first reason stands. Who waits for
-    /// it is not woken before [`Validity::tell`], which needs no lock of the keeper's.
+    /// Ends it, and returns whether this call was the first to do so. The first reason stands.
+    /// Waiters are woken later, by [`Validity::tell`], which needs no lock of the keeper.
     pub(crate) fn lose(&self, reason: LossReason, why: Option<Error>) -> bool {
         let deadline = self.deadline();
         let lease_ends = match reason {
@@ -182,7 +181,7 @@ impl Validity {
         first
     }
 
-    /// Wakes who waits for the loss.
+    /// Wakes the waiters for the loss.
     pub(crate) fn tell(&self) {
         self.told.notify_waiters();
     }
@@ -202,8 +201,8 @@ impl Validity {
         }
     }
 
-    /// Does `work` until it is done, or drops it unfinished at the moment of a loss: `None` then,
-    /// also if the loss is found out only at the end.
+    /// Runs `work` to its end, or drops it unfinished when the hold is lost. Returns `None` on a
+    /// loss, even if that was noticed only at the end.
     pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let done = tokio::select! {
             biased;

@@ -1,8 +1,9 @@
-//! How long to wait and how often to look: `Patience` and `Backoff`.
+//! How long to wait and how often to re-check: `Patience` and `Backoff`.
 //!
-//! Every wait is a push from the engine plus a bounded re-check, because a push can be lost;
-//! where an engine has no line to wait in, or can't be reached, a jittered exponential backoff.
-//! Either way there is one last try when the deadline comes.
+//! A waiter is notified by the engine and also re-checks at bounded intervals, because a
+//! notification can be lost. Where an engine has no line to wait in, or can't be reached, the
+//! waiter retries with jittered exponential backoff. Either way there is one last try at the
+//! deadline.
 
 use std::future::Future;
 use std::time::Duration;
@@ -11,20 +12,20 @@ use super::clock::BootTime;
 use super::error::{Error, ErrorKind, Result};
 use super::sync;
 
-/// How long an acquire may wait, both for others and for an engine that can't be reached or does
+/// How long an acquire may wait: for other claims, and for an engine that can't be reached or does
 /// not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patience {
-    /// Not at all.
+    /// No waiting.
     NoWait,
-    /// This long.
+    /// Up to this long.
     For(Duration),
-    /// As long as it takes.
+    /// Without limit.
     Forever,
 }
 
 impl Patience {
-    /// When patience ends, counted from now.
+    /// The time at which patience ends, counted from now.
     pub(crate) fn deadline(self) -> BootTime {
         match self {
             Self::NoWait => BootTime::PAST,
@@ -33,8 +34,8 @@ impl Patience {
         }
     }
 
-    /// What `call` answers, unless patience has ended at `deadline` and a moment has passed since
-    /// then for the last try. Without patience a call takes as long as the engine lets it.
+    /// Awaits `call`, with a limit for [`Patience::For`]: `deadline` and a moment more for the last
+    /// try. With the other values the engine's own timeouts apply.
     pub(crate) async fn bound<T>(
         self,
         deadline: BootTime,
@@ -55,7 +56,7 @@ impl Patience {
         }
     }
 
-    /// What is left of it, when it ends at `deadline`.
+    /// The remaining patience, if it ends at `deadline`.
     pub(crate) fn rest(self, deadline: BootTime) -> Self {
         match self {
             Self::For(_) => Self::For(deadline.remaining()),
@@ -64,23 +65,23 @@ impl Patience {
     }
 }
 
-/// How long the try at the deadline may take: some round trips to a far engine, and no more than
-/// a caller takes for punctual.
+/// How long the try at the deadline may take: some round trips to a distant engine, and little
+/// enough that a caller considers it punctual.
 const LAST_TRY: Duration = Duration::from_millis(250);
 
-/// A push can be lost, and then this is how late the waiter is. Shorter would load the engine
-/// with look-ups that nearly always find nothing.
+/// How late a waiter is if a notification is lost. A shorter interval would load the engine with
+/// reads that rarely find anything.
 const RECHECK: Duration = Duration::from_secs(1);
 
-/// When a waiter looks again though nothing was pushed: within a second, spread out so that many
-/// waiters don't look together, and at its deadline.
+/// When a waiter re-checks without a notification: within a second, jittered so that many waiters
+/// don't read at once, and at its deadline.
 pub(crate) fn recheck_at(deadline: BootTime) -> BootTime {
     let jittered = RECHECK.mul_f64(rand::random_range(0.75..1.0));
     (BootTime::now() + jittered).min(deadline)
 }
 
-/// `until`, or sooner when a push that was lost is to be noticed: for engines, whom anyone may ask
-/// to wait for longer.
+/// `until`, or sooner so that a lost notification is noticed. For engines, whose callers may ask
+/// them to wait longer.
 #[cfg(any(
     feature = "etcd",
     feature = "kubernetes",
@@ -92,16 +93,16 @@ pub(crate) fn look_by(until: BootTime) -> BootTime {
     until.min(BootTime::now() + RECHECK)
 }
 
-/// How an acquire tries again, while its patience lasts, when the engine can't be reached or has
-/// no line to wait in.
+/// How an acquire retries, while its patience lasts, when the engine can't be reached or has no
+/// line to wait in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Retry {
-    /// Not at all: the first failure is the answer.
+    /// No retry: the first failure is returned.
     None,
-    /// After this long each time.
+    /// After this delay each time.
     Fixed(Duration),
-    /// After a random time between `min` and a bound that doubles from `min` to `max`.
+    /// After a random delay between `min` and a bound that doubles from `min` to `max`.
     Exponential {
         /// The shortest delay.
         min: Duration,
@@ -111,8 +112,8 @@ pub enum Retry {
 }
 
 impl Default for Retry {
-    /// 10 ms is a few round trips to a near engine; half a second is the longest that a freed
-    /// lock, or an engine that is back, should go unnoticed.
+    /// 10 ms is a few round trips to a near engine. Half a second is the longest that a freed lock,
+    /// or an engine that has recovered, should go unnoticed.
     fn default() -> Self {
         Self::Exponential {
             min: Duration::from_millis(10),
@@ -121,7 +122,7 @@ impl Default for Retry {
     }
 }
 
-/// The delays of one acquire, by its [`Retry`].
+/// The retry delays of one acquire.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     retry: Retry,
@@ -148,9 +149,9 @@ impl Backoff {
         }
     }
 
-    /// Sleeps, but not beyond `deadline`. Says whether another try is due: `false` only without
-    /// retries, or when the deadline had passed before, so that the last try comes at the
-    /// deadline itself.
+    /// Sleeps, but not beyond `deadline`. Returns whether another try is due: `false` only without
+    /// retries, or if the deadline had already passed. So the last try comes at the deadline
+    /// itself.
     pub(crate) async fn sleep(&mut self, deadline: BootTime) -> bool {
         let remaining = deadline.remaining();
         let Some(delay) = self.next_delay().filter(|_| !remaining.is_zero()) else {

@@ -1,8 +1,8 @@
 //! `memory:` — lines of this process, kept in a map. The readable reference for engines.
 //!
-//! One mutex makes every verb atomic. `memory:` is one store per process, `memory:NAME` another;
-//! clients of the same store exclude each other. Nothing survives the process (class C): its
-//! tokens are a counter floored by the clock.
+//! One mutex makes every call atomic. `memory:` is one store per process, `memory:NAME` another;
+//! clients of the same store exclude each other. Nothing survives the process (class C): its tokens
+//! are a counter with the clock as its lower bound.
 
 #[cfg(feature = "baseline")]
 mod baseline;
@@ -33,11 +33,11 @@ use crate::core::url::{Settings, Url};
 use crate::engines::kit::alarms;
 use crate::engines::kit::tombstones::Tombstones;
 
-/// How long a claim that was left before it arrived is remembered: far longer than a request
-/// can be under way, short enough that the memory stays small.
+/// How long a claim that was left before it arrived is remembered: far longer than a request can be
+/// in flight, short enough that the memory use stays small.
 const TOMBSTONE: Duration = Duration::from_secs(300);
 
-/// What `connect` knows of it.
+/// The engine's entry in the registry.
 pub(crate) const FACTORY: EngineFactory = EngineFactory {
     info: EngineInfo {
         name: "memory",
@@ -64,7 +64,7 @@ static STORES: LazyLock<RwLock<HashMap<String, Arc<Store>>>> = LazyLock::new(Def
 /// Opens the store that the URL's path names.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for hosts or options that it does not have.
+/// [`ErrorKind::Config`] for a host or an option, since it has none.
 pub fn open(url: Url, settings: &Settings) -> Result<SharedEngine> {
     url.finish(&[])?;
     if !url.hosts.is_empty() {
@@ -113,11 +113,11 @@ struct State {
     last_sequence: u64,
 }
 
-/// What a seat keeps beside its place.
+/// A seat's own data.
 struct Extra {
     claim: Arc<Claim>,
     value: Option<String>,
-    /// Rung when the seat is granted or taken away.
+    /// Notified when the seat is granted or removed.
     bell: Arc<Notify>,
 }
 
@@ -126,7 +126,7 @@ impl State {
         self.lines.entry(key.clone()).or_default()
     }
 
-    /// Removes what has expired, grants what has come to the front, and rings.
+    /// Removes expired seats, grants those that have come to the front, and notifies both.
     fn settle(&mut self, key: &Key, now: BootTime) {
         let Some(line) = self.lines.get_mut(key) else {
             return;
@@ -151,7 +151,7 @@ impl State {
     }
 }
 
-/// The next count: never back, and beyond that of an earlier process while the clock is sane.
+/// The next sequence: never lower, and above that of an earlier process if the clock is correct.
 fn count_on(last: &mut u64) -> u64 {
     let micros = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -165,7 +165,7 @@ impl MemoryEngine {
         (self.namespace.clone(), name.clone())
     }
 
-    /// Runs one verb: atomic, and followed by a settled line.
+    /// Runs one change atomically, and settles the line before and after it.
     fn change<T>(&self, name: &Name, verb: impl FnOnce(&mut State, &Key, BootTime) -> T) -> T {
         self.store.change(&self.key_of(name), verb)
     }
@@ -179,13 +179,13 @@ impl Store {
         let done = verb(&mut state, key, now);
         state.settle(key, now);
         drop(state);
-        // Nobody listening is no error.
+        // It is no error if nobody listens.
         let _ = self.changes.send(key.clone());
         done
     }
 
-    /// The bell of a waiting claim, and when a lease that blocks it is due to end; `None` when
-    /// it does not wait.
+    /// The bell of a waiting claim, and when the first lease that blocks it ends; `None` if the
+    /// claim does not wait.
     fn blocked(&self, key: &Key, claim: ClaimId) -> Option<(Arc<Notify>, BootTime)> {
         let mut state = self.state.lock();
         state.settle(key, BootTime::now());
@@ -239,7 +239,7 @@ impl Engine for MemoryEngine {
                 return Ok(Entered::Busy);
             }
             let (place, sequence) = (seat.place(), seat.sequence);
-            // Entering again extends nothing, so the lease counts from what is left of it.
+            // Entering again extends nothing, so the lease start carries only the remaining time.
             let left = seat.expires.saturating_since(now);
             let ticket = Ticket {
                 sequence,

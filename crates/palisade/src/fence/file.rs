@@ -1,10 +1,10 @@
 //! `FileFence`: fenced files. Each resource is a plain data file that any program can read, with
 //! its token in a file beside it.
 //!
-//! The token is made durable **before** the data is put in place: a crash between the two leaves
-//! the old data under the new token, so that nothing stale can follow. Writers of one resource
-//! take turns by an flock that the kernel frees when one dies; one that is stopped inside a write
-//! makes the others fail as unreachable, never overtake it.
+//! The token is made durable **before** the data is put in place. A crash between the two leaves
+//! the old data under the new token, so that nothing stale can follow. Writers of one resource are
+//! serialised by an flock, which the kernel releases when one dies. If a writer is stopped inside a
+//! write, the others fail as unreachable and never overtake it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -32,11 +32,11 @@ pub struct FileFence {
 }
 
 impl FileFence {
-    /// A fence over the files in `dir`, which is created if need be.
+    /// A fence over the files in `dir`, which is created if it does not exist.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when the directory can't be made, or when another user could change what
-    /// is in it.
+    /// [`ErrorKind::Config`] when the directory can't be created, or when another user could change
+    /// its content.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self> {
         let dir = dir.into();
         let refuse = |message: &str| {
@@ -61,7 +61,7 @@ impl FileFence {
         })
     }
 
-    /// The same, taking each token once.
+    /// The same fence, but it accepts each token only once.
     #[must_use]
     pub fn strict(self) -> Self {
         Self {
@@ -70,10 +70,10 @@ impl FileFence {
         }
     }
 
-    /// The plain file that holds a resource's data.
+    /// The plain file with a resource's data.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] for a name that is too long for a file, once encoded.
+    /// [`ErrorKind::InvalidName`] for a name that is too long for a file name once encoded.
     pub fn data_path(&self, resource: &Name) -> Result<PathBuf> {
         Ok(self.files(resource)?.data)
     }
@@ -92,7 +92,7 @@ impl FileFence {
         })
     }
 
-    /// Runs file work where it may block.
+    /// Runs file operations on a thread that may block.
     fn blocking<T: Send + 'static>(
         &self,
         resource: &Name,
@@ -159,8 +159,8 @@ impl Fence for FileFence {
     fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>> {
         self.blocking(resource, |files, _| {
             let _turn = files.take_turn()?;
-            // The data first: what is left after a crash is still fenced. The lock file stays, so
-            // that everyone locks the same.
+            // Remove the data first, so that what is left after a crash is still fenced. Keep the
+            // lock file, so that all writers lock the same inode.
             files.remove(&files.data)?;
             files.remove(&files.token)
         })
@@ -171,7 +171,7 @@ impl Fence for FileFence {
     }
 }
 
-/// The three files of one resource.
+/// The files of one resource.
 struct Files {
     dir: PathBuf,
     data: PathBuf,
@@ -180,7 +180,8 @@ struct Files {
 }
 
 impl Files {
-    /// Waits for the other writers. The file is never removed, so that everyone locks the same.
+    /// Waits for the other writers. The lock file is never removed, so that all lock the same
+    /// inode.
     fn take_turn(&self) -> Result<File> {
         let file = OpenOptions::new()
             .create(true)
@@ -194,7 +195,7 @@ impl Files {
             match file.try_lock() {
                 Ok(()) => return Ok(file),
                 Err(fs::TryLockError::WouldBlock) if !deadline.has_passed() => {
-                    // A turn takes a few syncs; looking every millisecond loses little.
+                    // A write takes a few syncs, so polling every millisecond adds little delay.
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 Err(fs::TryLockError::WouldBlock) => {
@@ -206,7 +207,7 @@ impl Files {
         }
     }
 
-    /// Judges a token, and makes it the highest if it is accepted. The caller has the turn.
+    /// Judges a token, and records it as the highest if it is accepted. The caller holds the lock.
     fn accept(&self, rule: Rule, token: WriteToken) -> Result<Verdict> {
         token.stored()?;
         let highest = self.highest()?;
@@ -229,7 +230,7 @@ impl Files {
         })
     }
 
-    /// Removes a file durably; `false` when there is none.
+    /// Removes a file durably; `false` if there is none.
     fn remove(&self, path: &Path) -> Result<bool> {
         let removed = fs::remove_file(path).and_then(|()| File::open(&self.dir)?.sync_all());
         match removed {
@@ -239,11 +240,12 @@ impl Files {
         }
     }
 
-    /// Puts `content` in place durably and at once: readers see the old or the new, never a part.
+    /// Replaces the file durably and atomically: readers see the old or the new content, never a
+    /// part.
     fn put(&self, path: &Path, content: &[u8]) -> Result<()> {
         let temporary = path.with_extension("new");
         let write = || -> io::Result<()> {
-            // A leftover of a crash, or somebody's link.
+            // A leftover of a crash, or a link that someone placed.
             if let Err(error) = fs::remove_file(&temporary)
                 && error.kind() != io::ErrorKind::NotFound
             {
@@ -273,7 +275,7 @@ fn parse_token(line: &str) -> Option<Token> {
         .map(Token)
 }
 
-/// Neither follows a link nor hangs on a FIFO.
+/// Don't follow links, and don't block on a FIFO.
 const NO_LINKS: i32 = (OFlags::NOFOLLOW.bits() | OFlags::NONBLOCK.bits()) as i32;
 
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
@@ -306,7 +308,7 @@ fn broken(what: &'static str) -> impl Fn(io::Error) -> Error {
     }
 }
 
-/// Keeps letters, digits, `-` and `_`; everything else as `%` and two hex digits per byte.
+/// Keeps letters, digits, `-` and `_`; encodes every other byte as `%` and two hex digits.
 pub(crate) fn encode(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
     name.bytes()

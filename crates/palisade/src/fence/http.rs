@@ -1,11 +1,11 @@
-//! A fence in front of an HTTP service: a tower layer for axum, hyper and whatever speaks `http`,
-//! and the header on the side of the client.
+//! A fence in front of an HTTP service: a tower layer for axum, hyper and other users of `http`,
+//! and the header on the client's side.
 //!
-//! The layer takes the token from the header `Fencing-Token`, keeps one turn per resource from the
-//! comparison until the handler has answered, and hands the token to the handler for its own store.
-//! Within one process nothing stale is handled after something newer. **Across replicas of a
-//! service it is advisory**: each has turns of its own, so that a handler that is paused in one
-//! can write after a newer one in another. There the handler's store must compare the token, too.
+//! The layer reads the token from the header `Fencing-Token`, holds a lock per resource from the
+//! comparison until the handler has answered, and passes the token to the handler for its own
+//! store. Within one process no stale request is handled after a newer one. **Across replicas of a
+//! service it is advisory**: each replica has its own locks, so a handler that is paused in one can
+//! write after a newer one in another. There the handler's store must compare the token as well.
 //!
 //! ```
 //! use palisade::fence::{http::FenceLayer, MemoryFence};
@@ -38,10 +38,10 @@ use crate::core::token::Token;
 /// The header that carries a token, in decimal digits.
 pub const FENCING_TOKEN: HeaderName = HeaderName::from_static("fencing-token");
 
-/// Which resource a request is about; `None` when it is about none that is fenced.
+/// The resource of a request; `None` if it concerns no fenced resource.
 type ResourceOf = dyn Fn(&Parts) -> Result<Option<Name>> + Send + Sync;
 
-/// Fences a service. Clones, and the services made by them, share their turns.
+/// Fences a service. Clones, and the services they create, share their locks per resource.
 #[derive(Clone)]
 pub struct FenceLayer {
     shared: Arc<Shared>,
@@ -50,13 +50,13 @@ pub struct FenceLayer {
 struct Shared {
     fence: SharedFence,
     resource_of: Box<ResourceOf>,
-    /// Kept while somebody has a turn or waits for it.
+    /// The locks per resource, kept while somebody holds or waits for them.
     turns: Mutex<HashMap<Name, Weak<Turn<()>>>>,
 }
 
 impl FenceLayer {
-    /// Remembers tokens in `fence`; `resource_of` names what a request is about. `None` lets it
-    /// pass unfenced, an error refuses it (400).
+    /// Records tokens in `fence`; `resource_of` names the resource of a request. `None` lets the
+    /// request pass unfenced, an error refuses it (400).
     pub fn new(
         fence: SharedFence,
         resource_of: impl Fn(&Parts) -> Result<Option<Name>> + Send + Sync + 'static,
@@ -70,7 +70,7 @@ impl FenceLayer {
         }
     }
 
-    /// Every path is a resource. One that is too long for a name is refused (400).
+    /// Every path is a resource. A path that is too long for a name is refused (400).
     pub fn by_path(fence: SharedFence) -> Self {
         Self::new(fence, |request| Name::new(request.uri.path()).map(Some))
     }
@@ -135,13 +135,13 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // The one that said it is ready is used; the clone stays.
+        // Use the instance that reported ready, and keep the clone.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             let (mut parts, body) = request.into_parts();
-            // Until the handler has answered.
+            // Held until the handler has answered.
             let _turn = match shared.admit(&mut parts).await {
                 Ok(turn) => turn,
                 Err(refusal) => return Ok(refusal.response()),
@@ -152,7 +152,7 @@ where
 }
 
 impl Shared {
-    /// Lets a request pass, with its turn if it writes.
+    /// Admits a request, with the lock of its resource if it writes.
     async fn admit(
         &self,
         parts: &mut Parts,
@@ -190,13 +190,13 @@ impl Shared {
         }
     }
 
-    /// The turn of a resource. Those that nobody has or waits for are dropped.
+    /// The lock of a resource. Locks that nobody holds or waits for are removed.
     fn turn(&self, resource: &Name) -> Arc<Turn<()>> {
         let mut turns = self.turns.lock();
         if let Some(turn) = turns.get(resource).and_then(Weak::upgrade) {
             return turn;
         }
-        // As many as were live at the last time: the cost per request stays the same.
+        // Sweep only when the map is full, so that the cost per request stays constant on average.
         if turns.len() == turns.capacity() {
             turns.retain(|_, turn| turn.strong_count() > 0);
         }
@@ -211,7 +211,7 @@ fn reads(method: &Method) -> bool {
     safe.contains(method)
 }
 
-/// The one token of a request.
+/// The token of a request, which may carry only one.
 fn token_of(headers: &HeaderMap) -> std::result::Result<Option<Token>, Refusal> {
     let mut tokens = headers.get_all(FENCING_TOKEN).iter();
     let Some(first) = tokens.next() else {
@@ -223,7 +223,7 @@ fn token_of(headers: &HeaderMap) -> std::result::Result<Option<Token>, Refusal> 
     token.map(Some).ok_or(Refusal::Invalid)
 }
 
-/// Why a request does not pass.
+/// Why a request is refused.
 enum Refusal {
     NoName,
     Missing,
@@ -263,7 +263,7 @@ impl Refusal {
         };
         let mut problem = json!({"code": code, "title": title, "status": status.as_u16()});
         if let Self::Stale { highest } = self {
-            // As text: it may exceed what a double holds.
+            // As text, because it may exceed the precision of a double.
             problem["highest"] = Value::from(highest.to_string());
         }
         let mut response = Response::new(Answer::from(problem.to_string()));
@@ -286,17 +286,17 @@ impl From<ReadToken> for HeaderValue {
     }
 }
 
-/// Adds the token of a hold to a request.
+/// Adds a hold's token to a request.
 ///
-/// A client with a builder of its own takes the header as it is:
+/// A client with its own builder sets the header directly:
 /// `client.put(url).header(FENCING_TOKEN, hold.write_token()?)`.
 pub trait FencedRequest: Sized {
-    /// Adds the header. A request that may write needs an exclusive hold, one that reads any but
-    /// permits.
+    /// Adds the header. A request that may write needs an exclusive hold; one that reads needs any
+    /// hold but permits.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a hold that has no such token; [`ErrorKind::Lost`] when it
-    /// is known to be lost.
+    /// [`ErrorKind::InvalidArgument`] for a hold without such a token; [`ErrorKind::Lost`] when the
+    /// hold is known to be lost.
     fn fenced_by(self, hold: &Hold) -> Result<Self>;
 }
 

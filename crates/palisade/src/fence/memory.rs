@@ -1,5 +1,5 @@
-//! `MemoryFence`: fenced values of this process. For tests and demonstrations: it forgets its
-//! tokens with the process, which a fence for real data must not.
+//! `MemoryFence`: fenced values in this process. For tests and demonstrations: it loses its tokens
+//! with the process, which a fence for real data must not.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::token::Token;
 
-/// Fenced values in a map. Clones share it.
+/// Fenced values in a map that clones share.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryFence {
     rule: Rule,
@@ -21,7 +21,7 @@ pub struct MemoryFence {
 }
 
 impl MemoryFence {
-    /// A fence that takes each token once.
+    /// A fence that accepts each token only once.
     pub fn strict() -> Self {
         Self {
             rule: Rule::Strict,

@@ -1,11 +1,12 @@
-//! Fenced storage: the half of a lock that the storage has to do.
+//! Fenced storage: the part of a lock that the storage must do.
 //!
-//! A [`Fence`] remembers the highest exclusive token it has accepted per resource and refuses
-//! lower ones, in the same step as the write. A holder that was paused past its lease and
-//! replaced finds its write refused, whatever it believes.
+//! A [`Fence`] remembers the highest exclusive token it has accepted per resource and refuses lower
+//! ones, in the same step as the write. So the write of a holder that was paused past its lease and
+//! replaced is refused, even if it still believes that it holds the lock.
 //!
-//! Exclusive holds (mutex, write lock, leadership) have a [`WriteToken`], readers a [`ReadToken`]
-//! that is compared and never remembered; permits are not fenced, because several may write.
+//! Exclusive holds (mutex, write lock, leadership) have a [`WriteToken`]. Readers have a
+//! [`ReadToken`], which is compared and never remembered. Permits are not fenced, because several
+//! holders may write.
 //!
 //! | store | atomic by |
 //! |---|---|
@@ -15,8 +16,8 @@
 //! | rows of your own tables | the triggers of [`sql`], for PostgreSQL and SQLite |
 //! | an HTTP service | a layer of its own (feature `tower`), advisory across replicas |
 //!
-//! A store of an engine stands beside that engine (`engines/…/fence.rs`) and is listed in
-//! `connect`; all of them pass one suite (`palisade_testkit::fences`).
+//! An engine's store is beside that engine (`engines/…/fence.rs`) and listed in `connect`; all
+//! stores pass one suite (`palisade_testkit::fences`).
 
 mod file;
 #[cfg(feature = "tower")]
@@ -43,27 +44,28 @@ use crate::core::error::Result;
 use crate::core::name::Name;
 use crate::core::token::Token;
 
-/// A fence that many may use.
+/// A fence that can be shared.
 pub type SharedFence = Arc<dyn Fence>;
 
-/// What a fence says to a token.
+/// The decision of a fence about a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Not older than any before it; what came with it is written.
+    /// The token is not older than any accepted before, and the data is written.
     Accepted,
-    /// Older than one that was accepted, or, with a strict fence, as old. Nothing was written.
+    /// The token is older than an accepted one, or, with a strict fence, equal to it. Nothing was
+    /// written.
     Stale {
         /// The highest token accepted so far.
         highest: Token,
     },
 }
 
-/// What a fence keeps for a resource.
+/// What a fence stores for a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fenced {
     /// The highest token accepted so far.
     pub token: Token,
-    /// What was last written.
+    /// The data that was last written.
     pub data: Vec<u8>,
 }
 
@@ -87,7 +89,7 @@ pub struct Fenced {
 /// # Ok(()) }
 /// ```
 pub trait Fence: Send + Sync + 'static {
-    /// Writes, unless the token is stale: both are decided in one step.
+    /// Writes unless the token is stale; the check and the write are one step.
     ///
     /// # Behavior
     /// - A token lower than one accepted before is stale, also after a restart.
@@ -102,26 +104,26 @@ pub trait Fence: Send + Sync + 'static {
         data: Vec<u8>,
     ) -> BoxFuture<Result<Verdict>>;
 
-    /// Remembers a token for data that is kept elsewhere, unless it is stale.
+    /// Records a token for data that is stored elsewhere, unless it is stale.
     ///
-    /// Advisory: a pause can come between this and the write that it is about.
+    /// Advisory: the process can be paused between this call and the write that it is about.
     ///
     /// # Behavior
     /// - Data that was written here is left as it is.
     /// - It judges as a write does.
     fn accept(&self, resource: &Name, token: WriteToken) -> BoxFuture<Result<Verdict>>;
 
-    /// Reads what was last written, with the highest token accepted.
+    /// Reads the data that was last written, with the highest token accepted.
     fn read(&self, resource: &Name) -> BoxFuture<Result<Option<Fenced>>>;
 
     /// The highest token accepted so far.
     fn highest(&self, resource: &Name) -> BoxFuture<Result<Option<Token>>>;
 
-    /// Forgets a resource that is gone, its data included: any token is accepted afterwards, also
-    /// a stale one. For names that are never used again; `false` when nothing was known of it.
+    /// Forgets a resource and its data: any token is accepted afterwards, even a stale one. For
+    /// names that are never used again; `false` if the resource was unknown.
     fn forget(&self, resource: &Name) -> BoxFuture<Result<bool>>;
 
-    /// Which tokens it takes.
+    /// Which tokens it accepts.
     fn rule(&self) -> Rule;
 }
 
@@ -157,10 +159,10 @@ impl<F: Fence + ?Sized> Fence for Arc<F> {
     }
 }
 
-/// What every fence can do beside.
+/// Methods that every fence has in addition.
 pub trait FenceExt: Fence {
-    /// Compares a token, and remembers nothing. Advisory: a pause can come between this and a
-    /// write elsewhere.
+    /// Compares a token without recording it. Advisory: the process can be paused between this call
+    /// and a write elsewhere.
     fn check(
         &self,
         resource: &Name,
@@ -176,19 +178,19 @@ pub trait FenceExt: Fence {
 
 impl<F: Fence + ?Sized> FenceExt for F {}
 
-/// Which tokens a fence takes.
+/// Which tokens a fence accepts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rule {
-    /// Not older than the highest: a holder writes many times.
+    /// Tokens not older than the highest: a holder can write many times.
     #[default]
     NotOlder,
-    /// Newer than the highest: each token writes once.
+    /// Tokens newer than the highest: each token can write once.
     Strict,
 }
 
 impl Rule {
-    /// What to say to a token.
+    /// Decides about a token.
     pub fn judge(self, highest: Option<Token>, presented: impl Into<Presented>) -> Verdict {
         let presented = presented.into();
         let token = presented.token();

@@ -1,7 +1,7 @@
-//! `SqliteFence`: fenced rows of a SQLite database, and helpers for fenced tables of the user's own.
+//! `SqliteFence`: fenced rows of a SQLite database, and helpers for the user's own fenced tables.
 //!
 //! The triggers are those that any table can have ([`super::sql`]). SQLite has one writer at a
-//! time: a statement that the triggers let pass is written before any other is judged.
+//! time: a statement that the triggers accept is written before any other is judged.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,10 +30,11 @@ pub struct SqliteFence {
 }
 
 impl SqliteFence {
-    /// Opens the database, and makes the table `palisade_fenced` if it is not there.
+    /// Opens the database, and creates the table `palisade_fenced` if it does not exist.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when it can't be opened; [`ErrorKind::Unusable`] when the table can't be made.
+    /// [`ErrorKind::Config`] when it can't be opened; [`ErrorKind::Unusable`] when the table can't
+    /// be created.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let connection = Connection::open(path).map_err(|error| {
             let message = "the SQLite database can't be opened; is its folder there?";
@@ -42,11 +43,11 @@ impl SqliteFence {
         Self::over(connection)
     }
 
-    /// The same over a connection that is open. What it is set to (journal, `synchronous`) stays:
-    /// with `synchronous = OFF` a power failure can take tokens back.
+    /// As [`SqliteFence::open`], over an open connection. Its settings (journal, `synchronous`) are
+    /// kept: with `synchronous = OFF` a power failure can roll tokens back.
     ///
     /// # Errors
-    /// [`ErrorKind::Unusable`] when the table can't be made.
+    /// [`ErrorKind::Unusable`] when the table can't be created.
     pub fn over(mut connection: Connection) -> Result<Self> {
         connection.busy_timeout(TURN).map_err(failed)?;
         let made = connection
@@ -73,7 +74,7 @@ impl SqliteFence {
         })
     }
 
-    /// The same, taking each token once.
+    /// The same fence, but it accepts each token only once.
     #[must_use]
     pub fn strict(self) -> Self {
         Self {
@@ -82,7 +83,7 @@ impl SqliteFence {
         }
     }
 
-    /// Runs SQL where it may block.
+    /// Runs SQL on a thread that may block.
     fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Connection, Rule) -> Result<T> + Send + 'static,
@@ -99,7 +100,7 @@ impl SqliteFence {
         })
     }
 
-    /// Has a token judged, with what to write if it is accepted.
+    /// Judges a token, and writes `data` if it is accepted.
     fn judged(
         &self,
         resource: &Name,
@@ -109,7 +110,7 @@ impl SqliteFence {
         let resource = resource.to_string();
         self.blocking(move |connection, rule| {
             let number = token.stored()?;
-            // What comes is a write: beginning as one, it never finds another in its way later.
+            // Starting as a write transaction avoids a later conflict when upgrading from a read.
             let write = connection
                 .transaction_with_behavior(TransactionBehavior::Immediate)
                 .map_err(failed)?;
@@ -202,12 +203,12 @@ impl Fence for SqliteFence {
     }
 }
 
-/// Presents the token for a DELETE of the row `key` of a fenced table, in the same transaction. Other
-/// statements present theirs in the column `fence`.
+/// Presents the token for a DELETE of the row `key` of a fenced table, in the same transaction.
+/// Other statements present theirs in the column `fence`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for a number that is no token; [`ErrorKind::Config`] for a table's name as
-/// [`Table::new`]; those of the database.
+/// [`ErrorKind::InvalidArgument`] for an invalid token; [`ErrorKind::Config`] for a table name as
+/// in [`Table::new`]; those of the database.
 pub fn present(
     transaction: &rusqlite::Transaction<'_>,
     table: &str,

@@ -1,4 +1,4 @@
-//! What only files can suffer. What every store promises is in `palisade_testkit::fences`.
+//! Cases that only concern files. What every store promises is in `palisade_testkit::fences`.
 
 use super::*;
 use crate::core::error::ErrorKind;
@@ -39,7 +39,7 @@ async fn the_fence_of_a_store_is_kept_beside_it_for_each_namespace() {
     assert_eq!(check(&url("?ttl=5s")).await, stale);
     assert_eq!(check(&url("?namespace=other")).await, Verdict::Accepted);
     assert_eq!(check(&url("?namespace=")).await, Verdict::Accepted);
-    // The store is as good as before.
+    // The store still works.
     crate::connect(&url("")).await.unwrap();
 
     let kind = async |url: &str| open(url).await.err().unwrap().kind();
@@ -48,8 +48,8 @@ async fn the_fence_of_a_store_is_kept_beside_it_for_each_namespace() {
     assert_eq!(kind(&url("?tll=5s")).await, ErrorKind::Config);
 }
 
-/// The crash between token and data: the new token stands, the old data too, and what is older
-/// than the token stays out.
+/// A crash between token and data: the new token and the old data stand, and anything older than
+/// the token is refused.
 #[tokio::test]
 async fn a_crash_between_token_and_data_lets_nothing_stale_in() {
     let (_dir, fence) = files();
@@ -58,7 +58,7 @@ async fn a_crash_between_token_and_data_lets_nothing_stale_in() {
         .await
         .unwrap();
     let data = fence.data_path(&name()).unwrap();
-    // The data can't be put in place: a directory that is not empty has its name.
+    // A directory that is not empty has the data file's name, so the data can't be put in place.
     std::fs::remove_file(&data).unwrap();
     std::fs::create_dir_all(data.join("in the way")).unwrap();
     let failed = fence

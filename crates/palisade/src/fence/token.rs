@@ -1,5 +1,6 @@
-//! What a token may do: a [`WriteToken`] of an exclusive hold writes and raises the mark, a
-//! [`ReadToken`] is compared and changes nothing. Permits have neither: several may write.
+//! The kinds of tokens. A [`WriteToken`] of an exclusive hold writes and raises the highest token.
+//! A [`ReadToken`] is compared and changes nothing. Permits have neither, because several may
+//! write.
 
 use std::fmt;
 
@@ -8,8 +9,8 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::hold::Hold;
 use crate::core::token::Token;
 
-/// The token of an exclusive hold (mutex, write lock, leadership). A bare number or [`Token`]
-/// counts as one: whoever passes it on says that it was granted exclusively.
+/// The token of an exclusive hold (mutex, write lock, leadership). A bare number or [`Token`] can
+/// be converted: the caller then vouches that it was granted exclusively.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WriteToken(Token);
 
@@ -17,13 +18,13 @@ pub struct WriteToken(Token);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReadToken(Token);
 
-/// A token of either kind, to be compared.
+/// A token of either kind, to compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Presented {
-    /// Of an exclusive hold.
+    /// The token of an exclusive hold.
     Write(WriteToken),
-    /// Of a reader.
+    /// The token of a reader.
     Read(ReadToken),
 }
 
@@ -33,7 +34,7 @@ impl WriteToken {
         self.0
     }
 
-    /// The number as stores keep it: in 63 bits, never zero.
+    /// The number as stores keep it: 63 bits, never zero.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a number that no engine grants.
@@ -65,8 +66,7 @@ impl Presented {
     }
 }
 
-/// Eras end at 127 above bit 56, so that every token of an engine fits into 63 bits; 0 stands for
-/// a token that is not known.
+/// Eras end at 127 and start at bit 56, so every token fits into 63 bits. 0 means an unknown token.
 fn stored(token: Token) -> Result<i64> {
     i64::try_from(token.0)
         .ok()
@@ -77,7 +77,7 @@ fn stored(token: Token) -> Result<i64> {
         })
 }
 
-/// A token as stores keep it that compare text: 20 digits, in the order of the numbers.
+/// A token for stores that compare text: 20 digits, so that text order equals number order.
 #[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
 pub(crate) fn digits(token: i64) -> String {
     format!("{token:020}")
@@ -110,7 +110,7 @@ impl From<Token> for ReadToken {
 }
 
 impl From<WriteToken> for ReadToken {
-    /// A writer may read, too.
+    /// A writer may also read.
     fn from(token: WriteToken) -> Self {
         Self(token.0)
     }
@@ -146,13 +146,13 @@ impl fmt::Display for ReadToken {
     }
 }
 
-/// What holds hand to a fenced storage.
+/// The tokens that holds present to a fenced store.
 impl Hold {
-    /// The token to write with. A reader that was upgraded has one, a writer that was downgraded
-    /// has none any more.
+    /// The token to write with. A reader that was upgraded has one; a writer that was downgraded no
+    /// longer does.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a reader and for permits: others may hold beside them.
+    /// [`ErrorKind::InvalidArgument`] for a reader and for permits, because others may hold too.
     pub fn write_token(&self) -> Result<WriteToken> {
         let message = match self.mode() {
             Mode::Exclusive => return Ok(self.token().into()),

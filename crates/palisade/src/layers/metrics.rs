@@ -1,4 +1,4 @@
-//! `Metrics`: counts what happens through the `metrics` facade; the program chooses the exporter.
+//! `Metrics`: records metrics through the `metrics` facade; the program chooses the exporter.
 //!
 //! | name | kind | labels |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 //! | `palisade_held`, `palisade_waiting` | gauge | engine |
 //! | `palisade_fence_rejected_total` | counter | – |
 //!
-//! Never the name of a lock as a label: there are as many as there are users.
+//! The name of a lock is never a label, because the number of names is unbounded.
 
 use metrics::{counter, gauge, histogram};
 
@@ -110,7 +110,7 @@ fn kind(mode: Mode) -> &'static str {
     }
 }
 
-/// A fence that counts what it refuses, as `palisade_fence_rejected_total`.
+/// A fence that counts refused tokens as `palisade_fence_rejected_total`.
 #[derive(Debug, Clone)]
 pub struct FenceMetrics<F>(pub F);
 

@@ -1,4 +1,4 @@
-//! What can be laid over any engine or client without either knowing of it.
+//! Observers and layers that work with any engine or client.
 
 #[cfg(feature = "metrics")]
 mod metrics;

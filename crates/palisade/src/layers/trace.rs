@@ -1,9 +1,9 @@
-//! `Traced`: an engine whose every verb is a `tracing` span. `Trace`: an event for everything
-//! that happens to a client's claims.
+//! `Traced`: an engine whose every call is a `tracing` span. `Trace`: an event for everything that
+//! happens to a client's claims.
 //!
-//! Names, claim ids and tokens are fields; URLs and values are not, because a secret may be in
-//! them. Lay `Traced` innermost, over the engine itself: over another layer it would count that
-//! layer's own time and retries as the engine's.
+//! Names, claim ids and tokens are fields; URLs and values are not, because they may contain a
+//! secret. Make `Traced` the innermost layer: around another layer it would count that layer's own
+//! time and retries as the engine's.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::core::name::Name;
 use crate::core::report::{Checkup, LineReport, Scope};
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 
-/// Tells what happens to a client's claims as `tracing` events with the target `palisade`.
+/// Reports what happens to a client's claims as `tracing` events with the target `palisade`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
@@ -93,8 +93,8 @@ impl Observer for Trace {
     }
 }
 
-/// An engine whose verbs are spans: `enter`, `wait`, `renew`, `amend`, `leave`, `audit`,
-/// `survey`, `evict`, `resize`, `check`, `close`, each with the target `palisade::engine`.
+/// An engine whose calls are spans: `enter`, `wait`, `renew`, `amend`, `leave`, `audit`, `survey`,
+/// `evict`, `resize`, `check`, `close`, each with the target `palisade::engine`.
 pub struct Traced(SharedEngine);
 
 impl std::fmt::Debug for Traced {
@@ -104,7 +104,7 @@ impl std::fmt::Debug for Traced {
 }
 
 impl Traced {
-    /// Lays spans over `engine`.
+    /// Wraps `engine`.
     pub fn over(engine: SharedEngine) -> Self {
         Self(engine)
     }

@@ -1,4 +1,4 @@
-//! `Election`: the whole line, with a value that the leader stands for.
+//! `Election`: the whole line, with a value that the leader announces.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -16,7 +16,7 @@ use crate::core::owner::Owner;
 use crate::core::report::Scope;
 use crate::core::token::Token;
 
-/// An election among everyone who uses the same engine and name: one leads at a time.
+/// An election among all users of the same engine and name: one leads at a time.
 ///
 /// # Example
 /// ```
@@ -36,20 +36,20 @@ pub struct Election {
     pub(crate) client: Client,
 }
 
-/// Who leads.
+/// The current leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// What the leader stands for.
+    /// The value that the leader announces.
     pub value: Option<String>,
-    /// Who it is; `None` when another tool leads.
+    /// The owner record; `None` if another tool leads.
     pub owner: Option<Owner>,
     /// The term: greater for every later leader.
     pub token: Token,
 }
 
 impl Election {
-    /// Waits to lead. Errors and cancellation as in [`Request::acquire`].
+    /// Waits to become the leader. For cancellation see [`Request::acquire`].
     ///
     /// # Errors
     /// Those of [`Request::acquire`].
@@ -57,7 +57,7 @@ impl Election {
         Ok(Elected(forever(&self.standing_for(value)).await?))
     }
 
-    /// Leads if nobody does.
+    /// Becomes the leader if there is none.
     ///
     /// # Errors
     /// As [`Election::campaign`].
@@ -65,7 +65,7 @@ impl Election {
         Ok(now(&self.standing_for(value)).await?.map(Elected))
     }
 
-    /// Waits to lead at most this long.
+    /// Waits to become the leader, at most this long.
     ///
     /// # Errors
     /// As [`Election::campaign`].
@@ -77,8 +77,8 @@ impl Election {
         Ok(within(&self.standing_for(value), wait).await?.map(Elected))
     }
 
-    /// Waits to lead, does `work` while leading, and gives the leadership up only after the work
-    /// has ended. On a loss the work is dropped unfinished, before another can lead.
+    /// Waits to become the leader, runs `work` while leading, and resigns only after the work has
+    /// ended. If the leadership is lost, the work is dropped unfinished, before another can lead.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> palisade::Result<()> {
@@ -91,8 +91,8 @@ impl Election {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Request::acquire`]; [`ErrorKind::Lost`] when the leadership was lost before the work
-    /// was done.
+    /// Those of [`Request::acquire`]; [`ErrorKind::Lost`] when the leadership was lost before the
+    /// work completed.
     pub async fn lead<F: Future>(
         &self,
         value: impl Into<String>,
@@ -104,15 +104,15 @@ impl Election {
             hold: Arc::downgrade(&hold),
         };
         let done = hold.run(work(leadership)).await;
-        // Unless a clone is being asked this very moment: then the drop of the last one resigns.
+        // Another task may use a clone at this moment: then dropping the last one resigns.
         if let Some(hold) = Arc::into_inner(hold) {
-            // The work is done and counts, also when the release has to go on in the background.
+            // The work is done and counts, even if the release must continue in the background.
             let _ = hold.release().await;
         }
         done
     }
 
-    /// Who leads now.
+    /// The current leader.
     ///
     /// # Errors
     /// Those of the engine.
@@ -132,14 +132,14 @@ impl Election {
         }))
     }
 
-    /// Who leads, now and after every change of leader or of its value.
+    /// The leader, now and after every change of the leader or its value.
     ///
-    /// Changes that follow each other quickly may be shown as one. The stream never ends; after
-    /// an error it goes on.
+    /// Changes in quick succession may be merged. The stream never ends; it continues after an
+    /// error.
     pub fn observe(&self) -> impl Stream<Item = Result<Option<Leader>>> + Send + 'static + use<> {
         let watching = Watching {
             election: self.clone(),
-            // Opened before the first look, so that no change falls between the two.
+            // Opened before the first read, so that no change in between is missed.
             changes: match &self.request.refused {
                 None => self.client.engine().watch(self.scope()),
                 Some(_) => stream::pending().boxed(),
@@ -171,12 +171,12 @@ struct Watching {
 
 impl Watching {
     async fn next(&mut self) -> Result<Option<Leader>> {
-        /// A change can be missed; this is how late it is then seen.
+        /// The delay with which a missed change is noticed.
         const RECHECK: Duration = Duration::from_secs(1);
         loop {
             let leader = self.election.leader().await;
             if let Err(error) = leader {
-                // An error is told once per look, not in a hot loop.
+                // Report an error once per check, not in a busy loop.
                 tokio::time::sleep(RECHECK).await;
                 return Err(error);
             }
@@ -190,7 +190,7 @@ impl Watching {
     }
 }
 
-/// A won election: leads while it lives and its hold is valid. Dropping it resigns.
+/// A won election: it leads while it lives and its hold is valid. Dropping it resigns.
 #[must_use = "dropping it resigns"]
 #[derive(Debug)]
 pub struct Elected(Hold);
@@ -201,7 +201,7 @@ impl Elected {
         &self.0
     }
 
-    /// Stands for something else, without a new election: the token stays.
+    /// Announces another value without a new election: the token stays.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`] when the leadership is over; those of the engine.
@@ -209,7 +209,7 @@ impl Elected {
         proclaim(&self.0, value.into()).await
     }
 
-    /// Gives the leadership up.
+    /// Resigns.
     ///
     /// # Errors
     /// As [`Hold::release`].
@@ -218,7 +218,8 @@ impl Elected {
     }
 }
 
-/// The leadership during [`Election::lead`]: to look at and to proclaim with, but not to resign.
+/// The leadership during [`Election::lead`]: it can be inspected and used to proclaim, but not to
+/// resign.
 #[derive(Debug, Clone)]
 pub struct Leadership {
     token: Token,
@@ -236,7 +237,7 @@ impl Leadership {
         self.hold.upgrade().is_some_and(|hold| hold.is_valid())
     }
 
-    /// Stands for something else, without a new election.
+    /// Announces another value without a new election.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`] when the leadership is over; those of the engine.

@@ -1,5 +1,4 @@
-//! The verbs that users know. Each is a weight in a line; all that happens is in
-//! `core/acquire.rs`.
+//! The primitives that users know. Each is a weight in a line; the logic is in `core/acquire.rs`.
 
 mod election;
 mod multi;
@@ -23,8 +22,8 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::hold::Hold;
 use crate::core::wait::{Patience, Retry};
 
-/// Writes the options that every primitive has. `$requests` goes through
-/// the primitive's requests.
+/// Generates the options that every primitive has. `$requests` iterates over the primitive's
+/// requests.
 macro_rules! options {
     ($name:ident, $self:ident => $requests:expr) => {
         impl $name {
@@ -33,26 +32,26 @@ macro_rules! options {
                 $self
             }
 
-            /// Sets how long it lasts without renewal, which the library does by itself. A ttl
-            /// that the engine can't keep is refused when this is used, with the range.
+            /// Sets how long it lasts without renewal; the library renews automatically. A ttl
+            /// outside the engine's range is refused when the primitive is used.
             #[must_use]
             pub fn ttl(self, ttl: Duration) -> Self {
                 self.each(|request| *request = request.clone().ttl(ttl))
             }
 
-            /// Keeps what is granted for at least this long; see [`Request::at_least`].
+            /// Keeps a granted hold for at least this long; see [`Request::at_least`].
             #[must_use]
             pub fn at_least(self, at_least: Duration) -> Self {
                 self.each(|request| *request = request.clone().at_least(at_least))
             }
 
-            /// Lets what is granted end by itself; see [`Request::unrenewed`].
+            /// Lets a granted hold expire; see [`Request::unrenewed`].
             #[must_use]
             pub fn unrenewed(self) -> Self {
                 self.each(|request| *request = request.clone().unrenewed())
             }
 
-            /// Sets when an agent that waits looks for deadlocks, `None` for never; see
+            /// Sets when a waiting agent checks for deadlocks, `None` for never; see
             /// [`Request::deadlock_after`].
             #[must_use]
             pub fn deadlock_after(self, after: impl Into<Option<Duration>>) -> Self {
@@ -60,7 +59,7 @@ macro_rules! options {
                 self.each(|request| *request = request.clone().deadlock_after(after))
             }
 
-            /// Sets how to try again when the engine can't be reached or has no line to wait in.
+            /// Sets how to retry when the engine can't be reached or has no line to wait in.
             #[must_use]
             pub fn retry(self, retry: Retry) -> Self {
                 self.each(|request| *request = request.clone().retry(retry))
@@ -82,7 +81,7 @@ options!(Election, self => std::iter::once(&mut self.request));
 options!(ReentrantMutex, self => std::iter::once(&mut self.request));
 options!(MultiLock, self => self.0.iter_mut());
 
-/// Waits as long as it takes.
+/// Waits without limit.
 async fn forever(request: &Request) -> Result<Hold> {
     let hold = request.acquire(Patience::Forever).await?;
     hold.ok_or_else(|| {
@@ -99,7 +98,7 @@ async fn now(request: &Request) -> Result<Option<Hold>> {
     request.acquire(Patience::NoWait).await
 }
 
-/// Waits this long.
+/// Waits at most this long.
 async fn within(request: &Request, wait: Duration) -> Result<Option<Hold>> {
     request.acquire(Patience::For(wait)).await
 }

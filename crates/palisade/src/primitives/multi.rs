@@ -1,7 +1,7 @@
 //! `MultiLock`: several names at once, all or nothing.
 //!
-//! Names are taken one after another in sorted order, the same for everyone, so that two
-//! multi-locks never wait for each other in a circle.
+//! Names are locked one after another in sorted order, the same for everyone, so that two
+//! multi-locks never deadlock.
 
 use std::future::Future;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::core::owner::Group;
 use crate::core::validity::Loss;
 use crate::core::wait::Patience;
 
-/// Several locks taken together. See [`Client::multi_lock`](crate::Client::multi_lock).
+/// Several locks acquired together. See [`Client::multi_lock`](crate::Client::multi_lock).
 ///
 /// # Example
 /// ```
@@ -35,18 +35,18 @@ pub struct MultiLock(pub(super) Vec<Request>);
 impl MultiLock {
     pub(crate) fn new(mut requests: Vec<Request>) -> Self {
         requests.sort_by(|a, b| a.name.cmp(&b.name));
-        // Names that were refused are alike; each keeps its own reason.
+        // All refused names are equal; each keeps its own reason.
         requests.dedup_by(|a, b| a.name == b.name && a.refused.is_none());
         Self(requests)
     }
 
-    /// Waits for all of them. Those already taken are held meanwhile.
+    /// Waits for all of them. Those already acquired are held meanwhile.
     ///
     /// # Cancellation
-    /// Dropped at any await it leaves no place in any line.
+    /// A call that is dropped at any await leaves no place in any line.
     ///
     /// # Errors
-    /// Those of [`Request::acquire`]; what was taken is given up.
+    /// Those of [`Request::acquire`]; the locks acquired so far are released.
     pub async fn lock(&self) -> Result<MultiHold> {
         let holds = self.acquire(Patience::Forever).await?;
         holds.ok_or_else(|| {
@@ -58,8 +58,8 @@ impl MultiLock {
         })
     }
 
-    /// Takes all of them if all are free now; `None`, and nothing taken, otherwise. What was taken
-    /// is given back before it returns.
+    /// Locks all of them if all are free now; otherwise `None`, and the locks acquired so far are
+    /// released before it returns.
     ///
     /// # Errors
     /// As [`MultiLock::lock`].
@@ -67,7 +67,7 @@ impl MultiLock {
         self.acquire(Patience::NoWait).await
     }
 
-    /// Waits for all of them, at most this long in all.
+    /// Waits for all of them, at most this long in total.
     ///
     /// # Errors
     /// As [`MultiLock::lock`].
@@ -86,11 +86,11 @@ impl MultiLock {
         let deadline = patience.deadline();
         let mut holds = MultiHold(Vec::with_capacity(self.0.len()));
         for request in &self.0 {
-            // One deadline for all.
+            // One deadline for all locks.
             let hold = match request.acquire(patience.rest(deadline)).await {
                 Ok(Some(hold)) => hold,
                 ended => {
-                    // What can't be given back in time is given back in the background.
+                    // A release that takes too long continues in the background.
                     let given_back = holds.release();
                     let _ = patience.bound(deadline, "release", given_back).await;
                     return ended.map(|_| None);
@@ -98,7 +98,7 @@ impl MultiLock {
             };
             holds.0.push(hold);
         }
-        // While waiting for the last, the first may have been lost.
+        // The first lock may have been lost while waiting for the last.
         if holds.is_valid() {
             return Ok(Some(holds));
         }
@@ -123,7 +123,7 @@ impl MultiHold {
         self.0.iter().all(Hold::is_valid)
     }
 
-    /// Until when all of them are valid.
+    /// The earliest deadline of all holds.
     pub fn deadline(&self) -> BootTime {
         self.0
             .iter()
@@ -142,10 +142,10 @@ impl MultiHold {
         }
     }
 
-    /// Does `work` while all are held, and drops it unfinished when one is lost.
+    /// Runs `work` while all are held, and drops it unfinished when one is lost.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] when one was lost before the work was done.
+    /// [`ErrorKind::Lost`] when one was lost before the work completed.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         let done = tokio::select! {
             biased;
@@ -161,10 +161,10 @@ impl MultiHold {
         })
     }
 
-    /// Gives all of them up, last taken first.
+    /// Releases all of them, in reverse order of acquisition.
     ///
     /// # Errors
-    /// The first that a [`Hold::release`] gives; the others are released all the same.
+    /// The first error of a [`Hold::release`]; the others are released anyway.
     pub async fn release(mut self) -> Result<()> {
         let mut first = Ok(());
         while let Some(hold) = self.0.pop() {
@@ -174,8 +174,8 @@ impl MultiHold {
     }
 }
 
-/// Takes the first of `requests` that is free, in their order. With patience it then waits for
-/// any of them.
+/// Locks the first of `requests` that is free, in their order. If patience allows, it then waits
+/// for any of them.
 pub(crate) async fn any(mut requests: Vec<Request>, patience: Patience) -> Result<Option<Hold>> {
     let deadline = patience.deadline();
     for request in &requests {
@@ -186,7 +186,7 @@ pub(crate) async fn any(mut requests: Vec<Request>, patience: Patience) -> Resul
     if patience == Patience::NoWait {
         return Ok(None);
     }
-    // One of these claims is enough, whatever becomes of the others.
+    // Deadlock detection must know that one of these claims is enough.
     let group = Group {
         id: ClaimId::random().to_string(),
         size: requests.len(),
@@ -200,7 +200,8 @@ pub(crate) async fn any(mut requests: Vec<Request>, patience: Patience) -> Resul
         .map(|request| request.acquire(rest))
         .collect();
     while let Some(waited) = waits.next().await {
-        // The others are dropped with `waits`: they leave their lines, or release what they got.
+        // Dropping `waits` drops the other acquires, which leave their lines or release their
+        // holds.
         if let Some(hold) = waited? {
             return Ok(Some(hold));
         }

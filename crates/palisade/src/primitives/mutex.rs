@@ -7,10 +7,10 @@ use crate::core::acquire::Request;
 use crate::core::error::Result;
 use crate::core::hold::Hold;
 
-/// A mutual exclusion lock among everyone who uses the same engine and name.
+/// A mutual exclusion lock among all users of the same engine and name.
 ///
-/// Waiters are served in the order in which they came where the engine is
-/// [fair](crate::Capability::fair). Not reentrant: a second `lock` by the same client waits.
+/// Waiters are served in order of arrival if the engine is [fair](crate::Capability::fair). Not
+/// reentrant: a second `lock` by the same client waits.
 ///
 /// # Example
 /// ```
@@ -27,10 +27,10 @@ use crate::core::hold::Hold;
 pub struct Mutex(pub(crate) Request);
 
 impl Mutex {
-    /// Waits for the lock as long as it takes, also for an engine that can't be reached.
+    /// Waits for the lock without limit, even while the engine can't be reached.
     ///
     /// # Cancellation
-    /// Dropped at any await it leaves no place in the line.
+    /// A call that is dropped at any await leaves no place in the line.
     ///
     /// # Errors
     /// Those of [`Request::acquire`].
@@ -38,18 +38,18 @@ impl Mutex {
         forever(&self.0).await
     }
 
-    /// Takes the lock if it is free now; `None` when it is not.
+    /// Locks if the lock is free now; otherwise `None`.
     ///
     /// # Errors
-    /// Those of [`Request::acquire`]; an engine that can't be reached is an error at once.
+    /// Those of [`Request::acquire`]; if the engine can't be reached, the error is immediate.
     pub async fn try_lock(&self) -> Result<Option<Hold>> {
         now(&self.0).await
     }
 
-    /// Waits for the lock at most this long; `None` when it did not come free.
+    /// Waits for the lock at most this long; `None` if it did not become free.
     ///
     /// # Cancellation
-    /// Dropped at any await it leaves no place in the line.
+    /// A call that is dropped at any await leaves no place in the line.
     ///
     /// # Errors
     /// Those of [`Request::acquire`].

@@ -1,7 +1,7 @@
-//! `ReentrantMutex`: a lock that its owner may take again while holding it.
+//! `ReentrantMutex`: a lock that its owner may lock again while holding it.
 //!
 //! The owner is this handle and its clones, never a thread: tasks move between threads, and two
-//! tasks of one thread are not one owner.
+//! tasks on one thread are not the same owner.
 
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
@@ -12,8 +12,8 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::hold::Hold;
 use crate::core::wait::Patience;
 
-/// A lock that the same handle may take again at once, with the same token. It is free again
-/// when everything that was taken is given back.
+/// A lock that the same handle may lock again at once, with the same token. It is free again when
+/// every [`ReentrantHold`] of the handle is released.
 ///
 /// # Example
 /// ```
@@ -28,8 +28,8 @@ use crate::core::wait::Patience;
 #[derive(Clone)]
 pub struct ReentrantMutex {
     pub(super) request: Request,
-    /// What this handle holds. Locked across an acquire, so that two tasks of one handle make
-    /// one claim.
+    /// The hold of this handle. The mutex is held across an acquire, so that two tasks of one
+    /// handle make one claim.
     held: Arc<tokio::sync::Mutex<Weak<Hold>>>,
 }
 
@@ -41,10 +41,10 @@ impl ReentrantMutex {
         }
     }
 
-    /// Takes the lock, at once when this handle holds it.
+    /// Locks; at once if this handle holds the lock already.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] when this handle's hold was lost and is not given back yet; those of
+    /// [`ErrorKind::Lost`] when this handle's hold was lost and is not released yet; those of
     /// [`Request::acquire`].
     pub async fn lock(&self) -> Result<ReentrantHold> {
         let hold = self.acquire(Patience::Forever).await?;
@@ -57,7 +57,7 @@ impl ReentrantMutex {
         })
     }
 
-    /// Takes the lock if it is free, or this handle's, now.
+    /// Locks if the lock is free now, or held by this handle.
     ///
     /// # Errors
     /// As [`ReentrantMutex::lock`].
@@ -102,19 +102,19 @@ impl ReentrantMutex {
     }
 }
 
-/// One taking of a reentrant lock; all of one handle share one [`Hold`]. The last one that is
-/// dropped releases in the background.
+/// One level of a reentrant lock. All levels of a handle share one [`Hold`]; dropping the last one
+/// releases it in the background.
 #[must_use = "dropping it gives this taking back"]
 #[derive(Debug)]
 pub struct ReentrantHold(Arc<Hold>);
 
 impl ReentrantHold {
-    /// How often the handle holds the lock now.
+    /// How many levels the handle holds now.
     pub fn depth(&self) -> usize {
         Arc::strong_count(&self.0)
     }
 
-    /// Gives this taking back; the last one releases the lock.
+    /// Releases this level; the last one releases the lock.
     ///
     /// # Errors
     /// As [`Hold::release`].

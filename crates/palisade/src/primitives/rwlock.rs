@@ -1,4 +1,4 @@
-//! `RwLock`: a reader takes 1 of many, a writer the whole line.
+//! `RwLock`: a reader takes 1 of very many, a writer the whole line.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -9,10 +9,11 @@ use crate::core::claim::Ask;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::hold::Hold;
 
-/// A lock that many may read at once, or one write.
+/// A lock that many may hold to read, or one to write.
 ///
-/// First come, first served among both: a reader does not overtake a waiting writer, so neither
-/// side starves. A writer excludes, and is excluded by, a [`Mutex`](crate::Mutex) of the same name.
+/// Readers and writers are served in order of arrival: a reader does not overtake a waiting writer,
+/// so neither starves. A writer excludes, and is excluded by, a [`Mutex`](crate::Mutex) of the same
+/// name.
 ///
 /// # Example
 /// ```
@@ -34,15 +35,16 @@ pub struct RwLock {
 }
 
 impl RwLock {
-    /// Waits to read. Errors and cancellation as in [`Request::acquire`].
+    /// Waits for a read lock. For cancellation see [`Request::acquire`].
     ///
     /// # Errors
+    /// Those of [`Request::acquire`], such as
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the engine has no readers.
     pub async fn read(&self) -> Result<RwHold> {
         forever(&self.read).await.map(RwHold)
     }
 
-    /// Reads if that is possible now; `None` when it is not.
+    /// Takes a read lock if that is possible now; otherwise `None`.
     ///
     /// # Errors
     /// As [`RwLock::read`].
@@ -50,7 +52,7 @@ impl RwLock {
         Ok(now(&self.read).await?.map(RwHold))
     }
 
-    /// Waits to read at most this long.
+    /// Waits for a read lock at most this long.
     ///
     /// # Errors
     /// As [`RwLock::read`].
@@ -58,7 +60,7 @@ impl RwLock {
         Ok(within(&self.read, wait).await?.map(RwHold))
     }
 
-    /// Waits to write. Errors and cancellation as in [`Request::acquire`].
+    /// Waits for the write lock. For cancellation see [`Request::acquire`].
     ///
     /// # Errors
     /// Those of [`Request::acquire`].
@@ -66,7 +68,7 @@ impl RwLock {
         forever(&self.write).await.map(RwHold)
     }
 
-    /// Writes if that is possible now; `None` when it is not.
+    /// Takes the write lock if that is possible now; otherwise `None`.
     ///
     /// # Errors
     /// As [`RwLock::write`].
@@ -74,7 +76,7 @@ impl RwLock {
         Ok(now(&self.write).await?.map(RwHold))
     }
 
-    /// Waits to write at most this long.
+    /// Waits for the write lock at most this long.
     ///
     /// # Errors
     /// As [`RwLock::write`].
@@ -83,21 +85,22 @@ impl RwLock {
     }
 }
 
-/// A granted read or write of an [`RwLock`]: a [`Hold`] that can change its kind.
+/// A granted read or write lock of an [`RwLock`]: a [`Hold`] that can be downgraded and upgraded.
 #[must_use = "dropping the hold releases the lock"]
 #[derive(Debug)]
 pub struct RwHold(Hold);
 
 impl RwHold {
-    /// Makes a writer a reader, without letting anyone write in between. The token stays;
-    /// readers that wait next in line hold at once. A reader stays one.
+    /// Turns a writer into a reader, without letting another writer in between. The token stays.
+    /// Readers that are next in line are granted at once. A reader is left unchanged.
     ///
     /// # Cancellation
-    /// The hold stays a hold; whether it was downgraded is not known.
+    /// The lock stays held; whether it was downgraded is unknown.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where the engine has no readers; [`ErrorKind::CapacityMismatch`] when
-    /// permits wait in the line; [`ErrorKind::Lost`]; those of the engine. The hold is kept.
+    /// [`ErrorKind::Unsupported`] where the engine has no readers; [`ErrorKind::CapacityMismatch`]
+    /// when permits wait in the line; [`ErrorKind::Lost`]; those of the engine. The lock stays
+    /// held.
     pub async fn downgrade(&mut self) -> Result<()> {
         if self.0.reweigh(Ask::READ, "downgrade").await? {
             return Ok(());
@@ -110,28 +113,28 @@ impl RwHold {
         ))
     }
 
-    /// Makes a reader the one writer, if nobody else reads: `false` otherwise, and the hold goes
-    /// on reading. The token stays. It never waits: two readers waiting for each other to leave
-    /// would wait for ever.
+    /// Turns a reader into the writer if nobody else reads; otherwise returns `false`, and the hold
+    /// stays a reader. The token stays. It never waits, because two readers that waited for each
+    /// other to leave would deadlock.
     ///
     /// # Cancellation
-    /// The hold stays a hold; whether it was upgraded is not known.
+    /// The lock stays held; whether it was upgraded is unknown.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`]; those of the engine. The hold is kept.
+    /// [`ErrorKind::Lost`]; those of the engine. The lock stays held.
     pub async fn try_upgrade(&mut self) -> Result<bool> {
         self.0.reweigh(Ask::Whole, "upgrade").await
     }
 
-    /// Gives the place up; see [`Hold::release`].
+    /// Releases the lock; see [`Hold::release`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Hold::release`].
     pub async fn release(self) -> Result<()> {
         self.0.release().await
     }
 
-    /// The plain hold, for code that treats all holds alike.
+    /// Converts it to a plain hold, for code that treats all holds alike.
     pub fn into_hold(self) -> Hold {
         self.0
     }

@@ -8,10 +8,10 @@ use crate::core::claim::Ask;
 use crate::core::error::Result;
 use crate::core::hold::Hold;
 
-/// At most `capacity` permits are out at once.
+/// A semaphore: at most `capacity` permits are held at once.
 ///
 /// Nobody overtakes: a claim for many permits is not starved by claims for few. Permits carry a
-/// token to tell holders apart, but are not fenced: several may write at once.
+/// token to tell holders apart, but are not fenced: several holders may write at once.
 ///
 /// # Example
 /// ```
@@ -29,15 +29,17 @@ use crate::core::hold::Hold;
 pub struct Semaphore(pub(crate) Request);
 
 impl Semaphore {
-    /// Waits for one permit. Errors and cancellation as in [`Request::acquire`].
+    /// Waits for one permit. For cancellation see [`Request::acquire`].
     ///
     /// # Errors
-    /// [`ErrorKind::CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when the name is in use with another capacity.
+    /// Those of [`Request::acquire`], such as
+    /// [`ErrorKind::CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when the name is in use
+    /// with another capacity.
     pub async fn acquire(&self) -> Result<Hold> {
         forever(&self.0).await
     }
 
-    /// Takes one permit if there is one now.
+    /// Takes one permit if one is free now.
     ///
     /// # Errors
     /// As [`Semaphore::acquire`].
@@ -56,13 +58,14 @@ impl Semaphore {
     /// Waits for `permits` at once.
     ///
     /// # Errors
-    /// As [`Semaphore::acquire`]; [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for 0 or more than the capacity;
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) above 1 where the engine gives permits one by one.
+    /// As [`Semaphore::acquire`]; [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument)
+    /// for 0 or more than the capacity; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)
+    /// above 1 where the engine grants only single permits.
     pub async fn acquire_many(&self, permits: u32) -> Result<Hold> {
         forever(&self.weighing(permits)).await
     }
 
-    /// Takes `permits` at once if they are there now.
+    /// Takes `permits` at once if they are free now.
     ///
     /// # Errors
     /// As [`Semaphore::acquire_many`].

@@ -1,7 +1,7 @@
 //! I5 for counters: the storage keeps every write it accepted, and no other.
 //!
-//! acked ≤ final ≤ acked + unknown, and not by numbers alone: each entry of the storage's own
-//! record is a write that was acknowledged or whose outcome is not known, once.
+//! acked ≤ final ≤ acked + unknown. Beyond these numbers, each entry of the storage's own record
+//! must be a write that was acknowledged or whose outcome is unknown, and must occur once.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,7 +15,7 @@ struct Write {
     stored: Option<usize>,
 }
 
-/// I5: no update is lost, none is made up, none is there twice.
+/// I5: no update is lost, invented or stored twice.
 pub(super) fn no_lost_update(index: &Index<'_>, _: &Params) -> Verdict {
     let mut writes: BTreeMap<(&str, u64), Write> = BTreeMap::new();
     let mut violations = Vec::new();

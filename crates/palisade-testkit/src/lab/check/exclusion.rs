@@ -1,4 +1,4 @@
-//! I2 and I3: who believed to hold what at the same time, by one sweep over time.
+//! I2 and I3: which processes believed to hold at the same time, by one sweep over time.
 
 use std::collections::HashSet;
 
@@ -6,7 +6,7 @@ use super::index::{Held, Index, Window};
 use super::{Params, Verdict, Violation, ms};
 use crate::lab::history::Grip;
 
-/// The spans in which each hold of `name` was believed in by a process that ran.
+/// The spans in which the running owner of each hold of `name` believed in it.
 fn spans(index: &Index<'_>, name: &str) -> Vec<(Window, usize)> {
     let mut spans = Vec::new();
     for (at, hold) in index.holds.iter().enumerate() {
@@ -90,7 +90,7 @@ pub(super) fn capacity(index: &Index<'_>, _: &Params) -> Verdict {
                 ));
             }
         };
-        // Ends before begins of the same time: spans are half open.
+        // Spans are half open, so an end sorts before a begin of the same time.
         let mut edges: Vec<(u64, bool, usize)> = Vec::new();
         for (span, at) in spans(index, name) {
             edges.push((span.from, true, at));

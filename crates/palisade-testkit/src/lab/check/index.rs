@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::outages::outages;
 use crate::lab::history::{Answer, Event, Grip, History, What};
 
-/// A span of time, from inclusive, until exclusive.
+/// A span of time: `from` is inclusive, `until` exclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     /// Its begin.
@@ -15,7 +15,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// How much of it lies inside `other`.
+    /// The length of the overlap with `other`.
     pub fn overlap(self, other: Self) -> u64 {
         let (from, until) = (self.from.max(other.from), self.until.min(other.until));
         until.saturating_sub(from)
@@ -25,30 +25,30 @@ impl Window {
 /// One acquire: call and answer.
 #[derive(Debug, Clone)]
 pub struct Attempt<'h> {
-    /// Who.
+    /// The client.
     pub client: &'h str,
-    /// Of which line.
+    /// The name of the line.
     pub name: &'h str,
-    /// How much of it.
+    /// How much of the line it takes.
     pub grip: Grip,
     /// How long it would wait, in nanoseconds; `None` for ever.
     pub patience: Option<u64>,
-    /// The call, as an index of events.
+    /// The index of the call event.
     pub called: usize,
-    /// The answer, if one came.
+    /// The index of the answer event, if there is one.
     pub returned: Option<usize>,
-    /// What it was.
+    /// The answer.
     pub answer: Option<&'h Answer>,
 }
 
-/// One hold, as its owner believed in it.
+/// One hold, as its owner saw it.
 #[derive(Debug, Clone)]
 pub struct Held<'h> {
-    /// Who.
+    /// The client.
     pub client: &'h str,
-    /// Of which line.
+    /// The name of the line.
     pub name: &'h str,
-    /// How much of it.
+    /// How much of the line it takes.
     pub grip: Grip,
     /// The fencing token.
     pub token: u64,
@@ -56,21 +56,22 @@ pub struct Held<'h> {
     pub claim: &'h str,
     /// The call of the acquire.
     pub called: usize,
-    /// Its answer: from here on the owner believes.
+    /// Its answer: from here on the owner believes to hold.
     pub granted: usize,
-    /// When it stopped believing: release called, turned invalid, killed, or the end.
+    /// When the owner stopped believing: at the release, the loss, the kill, or the end of the run.
     pub until: u64,
-    /// The event that says so, if one does.
+    /// The event that shows this, if there is one.
     pub ended: Option<usize>,
     /// The call of the release.
     pub release: Option<usize>,
     /// The answer of the release.
     pub released: Option<usize>,
-    /// The first event that told of a loss.
+    /// The first event that reported a loss.
     pub lost: Option<usize>,
-    /// Whether it is known when a lost hold turned invalid, and not only when that was seen.
+    /// Whether the time when a lost hold became invalid is known, and not only when that was
+    /// noticed.
     pub known: bool,
-    /// When `is_valid()` said yes.
+    /// The events where `is_valid()` returned `true`.
     pub valid: Vec<usize>,
 }
 
@@ -81,23 +82,23 @@ pub struct Index<'h> {
     pub history: &'h History,
     /// All acquires, in the order of their calls.
     pub attempts: Vec<Attempt<'h>>,
-    /// All holds, in the order in which they were granted.
+    /// All holds, in the order of their grants.
     pub holds: Vec<Held<'h>>,
     /// When each client was stopped by the harness.
     pub pauses: HashMap<&'h str, Vec<Window>>,
-    /// When each client got no processor.
+    /// When each client got no CPU time.
     pub stalls: HashMap<&'h str, Vec<Window>>,
     /// When the engine could not serve.
     pub outages: Vec<Window>,
-    /// When the harness asked for the line, until it was shown.
+    /// From each survey request of the harness to its answer.
     pub looks: Vec<Window>,
-    /// The event that killed each client that was.
+    /// The event that killed each killed client.
     pub kills: HashMap<&'h str, usize>,
-    /// Which client an owner handle is.
+    /// The client of each owner handle.
     pub owners: HashMap<&'h str, &'h str>,
-    /// The hold that a claim became, as an index of `holds`.
+    /// The hold of each granted claim, as an index of `holds`.
     pub claims: HashMap<&'h str, usize>,
-    /// The longest acquire that was answered, in nanoseconds: how far to look back for callers.
+    /// The longest answered acquire in nanoseconds, which bounds the search for waiting callers.
     longest: u64,
 }
 
@@ -105,7 +106,7 @@ impl<'h> Index<'h> {
     /// Indexes a history.
     ///
     /// # Errors
-    /// A sentence when it makes no sense: an answer without a call, a release of nothing.
+    /// A message if it is inconsistent: an answer without a call, a release without a hold.
     pub fn new(history: &'h History) -> Result<Self, String> {
         let mut index = Self {
             history,
@@ -230,8 +231,8 @@ impl<'h> Index<'h> {
         Ok(index)
     }
 
-    /// A hold of which it is only known that it was found invalid after a stop, and that said
-    /// nothing in between, ended in that stop.
+    /// If a hold was only found invalid after a stop, and had no event in between, it is taken to
+    /// have ended at that stop.
     fn end_unknown(&mut self) {
         for hold in &mut self.holds {
             let Some(lost) = hold.lost.filter(|_| !hold.known) else {
@@ -260,7 +261,7 @@ impl<'h> Index<'h> {
         self.history.events[event].at
     }
 
-    /// The names that acquires were about.
+    /// The names that were acquired.
     pub fn names(&self) -> Vec<&'h str> {
         let mut names: Vec<_> = self.attempts.iter().map(|attempt| attempt.name).collect();
         names.sort_unstable();
@@ -268,18 +269,19 @@ impl<'h> Index<'h> {
         names
     }
 
-    /// The holds of a line, in the order in which they were granted.
+    /// The holds of a line, in the order of their grants.
     pub fn holds_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Held<'h>> {
         self.holds.iter().filter(move |hold| hold.name == name)
     }
 
-    /// Who was waiting for `name` at `when`: called before, not answered by then, not dead.
+    /// The attempts that waited for `name` at `when`: called before, not answered by then, not
+    /// killed.
     pub fn waiting<'a>(&'a self, name: &str, when: u64) -> Vec<&'a Attempt<'h>> {
         let called = |attempt: &Attempt<'_>| self.at(attempt.called);
         let (from, until) = (when.saturating_sub(self.longest), when);
         let first = self.attempts.partition_point(|one| called(one) < from);
         let last = self.attempts.partition_point(|one| called(one) < until);
-        // Those without an answer are few: they were killed, or hang.
+        // Few attempts have no answer: they were killed, or hang.
         let early = self.attempts[..first].iter();
         let all = early
             .filter(|one| one.returned.is_none())
@@ -293,7 +295,7 @@ impl<'h> Index<'h> {
             .collect()
     }
 
-    /// Who asked for `name` inside `window`.
+    /// The attempts that asked for `name` inside `window`.
     pub fn called_in<'a>(
         &'a self,
         name: &'a str,
@@ -317,7 +319,7 @@ impl<'h> Index<'h> {
         Some(self.at(next.granted))
     }
 
-    /// The parts of `window` in which `client` was not stopped; stops last `more` longer.
+    /// The parts of `window` in which `client` was not stopped; each stop is extended by `more`.
     pub fn running(&self, client: &str, window: Window, more: u64) -> Vec<Window> {
         let mut parts = Vec::new();
         let mut from = window.from;
@@ -343,8 +345,8 @@ impl<'h> Index<'h> {
         parts
     }
 
-    /// How long `client` was stopped, starved or without an engine inside `window`. A stop shows
-    /// as a stall, too.
+    /// How long `client` was stopped, starved or without an engine inside `window`. A stop also
+    /// appears as a stall.
     pub fn out_of_action(&self, client: &str, window: Window) -> u64 {
         let all = [self.pauses.get(client), self.stalls.get(client)];
         let all = all.into_iter().flatten().flatten().chain(&self.outages);
@@ -361,17 +363,17 @@ impl<'h> Index<'h> {
         total
     }
 
-    /// The longest that the engine took to show the line to the harness around `window`: what any
-    /// request takes then, on a machine that does something else as well.
+    /// The longest time that a survey took around `window`: an estimate of what any request took
+    /// then on a busy machine.
     pub fn slowest_look(&self, window: Window) -> u64 {
-        // One after the other.
+        // Surveys don't overlap.
         let first = self.looks.partition_point(|look| look.until <= window.from);
         let looks = self.looks[first..].iter();
         let around = looks.take_while(|look| look.from < window.until);
         around.map(|look| look.until - look.from).max().unwrap_or(0)
     }
 
-    /// Whether `client` was stopped or killed, or the engine hurt, inside `window`.
+    /// Whether `client` was stopped or killed, or the engine was disturbed, inside `window`.
     pub fn was_hurt(&self, client: &str, window: Window) -> bool {
         let killed = self.kills.get(client).map(|at| self.at(*at));
         let pauses = self.pauses.get(client).into_iter().flatten();
@@ -412,12 +414,12 @@ impl Held<'_> {
         self.grip == Grip::Whole
     }
 
-    /// Whether the two can't hold at once.
+    /// Whether the two must not be held at once.
     pub fn conflicts(&self, other: &Self) -> bool {
         self.name == other.name && (self.is_whole() || other.is_whole())
     }
 
-    /// What it is called in texts.
+    /// A description for messages.
     pub fn called(&self) -> String {
         format!("{}'s hold with token {}", self.client, self.token)
     }

@@ -1,5 +1,5 @@
-//! I11 and I12: nothing stays in a line that nobody knows of. Judged by surveys: every claim in
-//! one must belong to a hold or to an acquire that is under way, or have been until a moment ago.
+//! I11 and I12: no unknown claim stays in a line. Every claim in a survey must belong to a hold or
+//! to an acquire in progress, or have done so until a moment ago.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use super::index::{Attempt, Held, Index, Window};
 use super::{Params, Verdict, Violation, ms, nanos};
 use crate::lab::history::{Answer, Shown, What};
 
-/// How long a dropped acquire or hold may stay in the line of an engine that answers.
+/// How long a dropped acquire or hold may stay in the line of a reachable engine.
 const LEAVE: Duration = Duration::from_secs(1);
 
 /// A claim in a survey that should have gone.
 struct Leak {
     violation: Violation,
-    /// Whether a drop left it behind, and not an answer.
+    /// Whether it was left by a dropped future, and not by an acquire that was answered.
     dropped: bool,
 }
 
-/// I11: no answer hides a place in the line, and one claim is granted once.
+/// I11: an answer never leaves a hidden place in the line, and a claim is granted only once.
 pub(super) fn honest_unknown(index: &Index<'_>, params: &Params) -> Verdict {
     let mut violations = Vec::new();
     let mut claims: HashMap<&str, &Held<'_>> = HashMap::new();
@@ -41,7 +41,7 @@ pub(super) fn honest_unknown(index: &Index<'_>, params: &Params) -> Verdict {
     }
 }
 
-/// I12: what was dropped has left the line.
+/// I12: dropped acquires and holds leave the line.
 pub(super) fn cancel_safety(index: &Index<'_>, params: &Params) -> Verdict {
     let dropped = |attempt: &Attempt<'_>| attempt.answer == Some(&Answer::Cancelled);
     if !index.attempts.iter().any(dropped) {
@@ -56,7 +56,7 @@ pub(super) fn cancel_safety(index: &Index<'_>, params: &Params) -> Verdict {
     }
 }
 
-/// All leaks that surveys show; `None` without a survey.
+/// All leaks in surveys; `None` if there is no survey.
 fn leaks(index: &Index<'_>, params: &Params) -> Option<Vec<Leak>> {
     let mut found: HashMap<&str, Leak> = HashMap::new();
     let mut surveyed = false;
@@ -69,7 +69,7 @@ fn leaks(index: &Index<'_>, params: &Params) -> Option<Vec<Leak>> {
             let Some(client) = index.owners.get(shown.owner.as_str()).copied() else {
                 continue;
             };
-            // What the dead leave behind is a matter of I6.
+            // Claims of killed processes are the subject of I6.
             if index.kills.contains_key(client) || found.contains_key(shown.claim.as_str()) {
                 continue;
             }
@@ -125,7 +125,7 @@ fn leak(
             _ => None,
         };
     }
-    // Not a granted claim: it must belong to an acquire that is, or was until now, under way.
+    // It was not granted, so it must belong to an acquire that is in progress or was until now.
     let mut last = None;
     let before = |attempt: &&Attempt<'_>| attempt.client == client && attempt.called < survey;
     for attempt in index.attempts.iter().rev().filter(before) {

@@ -1,11 +1,11 @@
-//! Linearizability of one object: is there an order of its operations that keeps real time and
+//! Linearizability of one object: is there an order of its operations that respects real time and
 //! that the object allows?
 //!
-//! Just-in-time linearization (Lowe): events in the order of time, and the set of all
-//! configurations (what was linearized of the open operations, and the state) that explain them
-//! so far. An operation is linearized at the latest when its answer comes; one without an answer
-//! stays open for ever. When no configuration is left, the answer that emptied the set is at fault.
-//! A set of configurations is its own memo: none is looked at twice.
+//! Just-in-time linearization (Lowe). Events are processed in the order of time, with the set of
+//! all configurations (which open operations were linearized, and the state) that explain them so
+//! far. An operation is linearized when its answer comes at the latest; one without an answer stays
+//! open for ever. If no configuration is left, the answer that emptied the set is at fault. The set
+//! also serves as the memo, so no configuration is examined twice.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -19,40 +19,40 @@ pub trait Model {
     /// An operation with its answer.
     type Op;
 
-    /// The state at the begin.
+    /// The initial state.
     fn init(&self) -> Self::State;
-    /// The states that `op`, answered as it was, may lead to; none when it can't be answered so.
+    /// The states that `op`, with its answer, may lead to; empty if that answer is impossible.
     fn step(&self, state: &Self::State, op: &Self::Op) -> Vec<Self::State>;
-    /// Whether `op`, which was not answered, can change neither this state nor any that follows.
+    /// Whether `op`, which was not answered, can change neither this state nor any later one.
     fn spent(&self, state: &Self::State, op: &Self::Op) -> bool;
 }
 
-/// An operation in time. Without an answer it may take effect at any time after its call.
+/// An operation with times. If it has no answer, it may take effect at any time after its call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timed<Op> {
     /// When it was called.
     pub called: u64,
     /// When it was answered.
     pub returned: Option<u64>,
-    /// What it was, and the answer.
+    /// The operation and its answer.
     pub op: Op,
 }
 
-/// What the check found.
+/// The result of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// There is such an order.
     Linearizable,
     /// There is none: no order explains the answer of this operation.
     Not(usize),
-    /// The limit came first.
+    /// The time limit was reached.
     OutOfTime,
 }
 
-/// Looks for an order of `ops` that `model` allows, for at most `limit`.
+/// Searches for an order of `ops` that `model` allows, for at most `limit`.
 pub fn linearize<M: Model>(model: &M, ops: &[Timed<M::Op>], limit: Duration) -> Outcome {
     let deadline = Instant::now() + limit;
-    // Calls before answers of the same time: such operations count as concurrent.
+    // A call sorts before an answer of the same time, so that such operations count as concurrent.
     let mut edges: Vec<(u64, bool, usize)> = Vec::new();
     for (at, op) in ops.iter().enumerate() {
         edges.push((op.called, false, at));
@@ -74,8 +74,8 @@ pub fn linearize<M: Model>(model: &M, ops: &[Timed<M::Op>], limit: Duration) -> 
                 return Outcome::OutOfTime;
             }
             if done.contains(&at) {
-                // Whether a spent operation took effect no longer matters: forgetting it keeps
-                // the configurations few.
+                // It no longer matters whether a spent operation took effect, so it is dropped to
+                // keep the number of configurations small.
                 let open = |op: &usize| {
                     let spent = ops[*op].returned.is_none() && model.spent(&state, &ops[*op].op);
                     *op != at && !spent
@@ -89,7 +89,7 @@ pub fn linearize<M: Model>(model: &M, ops: &[Timed<M::Op>], limit: Duration) -> 
             }
             for &op in open.iter().filter(|op| !done.contains(op)) {
                 for after in model.step(&state, &ops[op].op) {
-                    // Without an answer nobody has to explain why nothing happened.
+                    // An unanswered operation that has no effect need not be linearized.
                     if ops[op].returned.is_none() && after == state {
                         continue;
                     }

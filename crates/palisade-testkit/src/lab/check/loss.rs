@@ -1,10 +1,10 @@
-//! I9, I10 and F4: losses are told in time, for a reason, and a late release hurts nobody.
+//! I9, I10 and F4: losses are reported in time, for a reason, and a late release harms nobody.
 
 use super::index::{Held, Index, Window};
 use super::{Params, Verdict, Violation, ms, nanos};
 use crate::lab::history::{Released, What};
 
-/// The first grant after `hold` that can't stand beside it.
+/// The first grant after `hold` that conflicts with it.
 fn successor<'a, 'h>(index: &'a Index<'h>, hold: &Held<'h>) -> Option<&'a Held<'h>> {
     // Holds are in the order of their grants.
     let later = index
@@ -19,8 +19,8 @@ fn was_taken(index: &Index<'_>, hold: &Held<'_>) -> bool {
     matches!(lost, Some(What::Lost { reason, .. }) if reason != "expired")
 }
 
-/// I9: a hold turns invalid before the next is granted, whether or not its process runs; its
-/// owner is told as soon as it runs; and what was invalid once is never valid again.
+/// I9: a hold becomes invalid before the next is granted, whether or not its process runs. Its
+/// owner is told as soon as it runs. A hold that was invalid never becomes valid again.
 pub(super) fn early(index: &Index<'_>, params: &Params) -> Verdict {
     let mut violations = Vec::new();
     let slack = nanos(params.slack);
@@ -102,7 +102,7 @@ pub(super) fn early(index: &Index<'_>, params: &Params) -> Verdict {
     Verdict::of(violations)
 }
 
-/// I10: the release of a hold that was replaced says so, and changes nothing for its successor.
+/// I10: the release of a hold that was replaced reports that, and does not affect its successor.
 pub(super) fn foreign_release(index: &Index<'_>, _: &Params) -> Verdict {
     let mut violations = Vec::new();
     for hold in &index.holds {
@@ -123,7 +123,7 @@ pub(super) fn foreign_release(index: &Index<'_>, _: &Params) -> Verdict {
             let events = [next.granted, release, released];
             violations.push(Violation::new(text, events));
         }
-        // Whoever believed at the time of the late release must not have lost by it.
+        // A holder at the time of the late release must not be lost because of it.
         let late = index.at(release);
         let victims = index.holds.iter().filter(|victim| {
             let granted = index.at(victim.granted);
@@ -159,8 +159,8 @@ pub(super) fn foreign_release(index: &Index<'_>, _: &Params) -> Verdict {
     Verdict::of(violations)
 }
 
-/// F4: a hold is lost only when its process was stopped or starved for a good part of its lease,
-/// or the engine that renews it was.
+/// F4: a hold is lost only if its process was stopped or starved for a large part of its lease, or
+/// the engine was unavailable.
 pub(super) fn spurious(index: &Index<'_>, params: &Params) -> Verdict {
     let mut violations = Vec::new();
     let ttl = nanos(params.ttl);
@@ -170,7 +170,7 @@ pub(super) fn spurious(index: &Index<'_>, params: &Params) -> Verdict {
             from: hold.until.saturating_sub(ttl),
             until: hold.until,
         };
-        // A renewal, and another when the first was answered late.
+        // One renewal, and another in case the first was answered late.
         let slow = 2 * index.slowest_look(lease);
         let out = index.out_of_action(hold.client, lease) + slow;
         if out < ttl / 2 {

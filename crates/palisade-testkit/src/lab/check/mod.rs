@@ -1,8 +1,8 @@
 //! Checkers: pure functions from a [`History`] to a [`Verdict`], one per invariant.
 //!
-//! Exclusion is judged by *inner* intervals (granted returned → release called, turned invalid or
-//! stopped), so that nothing is blamed on the lock that lies in its callers; progress by *outer*
-//! ones. A checker that can't tell says so, and that counts as a failure.
+//! Exclusion is judged by *inner* intervals (grant returned → release called, invalid or stopped),
+//! so that delays in the callers are not blamed on the lock; progress is judged by *outer* ones. A
+//! checker that can't decide says so, and that counts as a failure.
 
 mod counter;
 mod exclusion;
@@ -28,7 +28,7 @@ use crate::lab::history::History;
 
 macro_rules! invariants {
     ($($(#[$doc:meta])* $name:ident: $label:literal by $checker:path,)+) => {
-        /// What must be true of a history.
+        /// A property that every history must have.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Invariant {
             $($(#[$doc])* $name,)+
@@ -38,7 +38,7 @@ macro_rules! invariants {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$name),+];
 
-            /// Its number and words.
+            /// Its number and name.
             pub const fn label(self) -> &'static str {
                 match self {
                     $(Self::$name => $label,)+
@@ -62,23 +62,23 @@ macro_rules! invariants {
 invariants! {
     /// I1: the storage never accepts a lower token after a higher one.
     FencedExclusion: "I1 fenced exclusion" by tokens::fenced,
-    /// I2: two exclusive holds never both believe.
+    /// I2: two exclusive holders never both believe to hold.
     BelievedExclusion: "I2 believed exclusion" by exclusion::believed,
     /// I3: held weights fit into the capacity; a writer excludes readers.
     Capacity: "I3 capacity" by exclusion::capacity,
     /// I4: a later grant has a greater token.
     TokenOrder: "I4 token order" by tokens::order,
-    /// I5: no acknowledged write is lost, none is made up.
+    /// I5: no acknowledged write is lost, none is invented.
     NoLostUpdate: "I5 no lost update" by counter::no_lost_update,
     /// I5: the fenced register is linearizable.
     Linearizable: "I5 linearizable" by register::linearizable,
-    /// I6: what a dead holder leaves behind is gone in time.
+    /// I6: a dead holder's claim is gone in time.
     BoundedLeak: "I6 bounded leak" by progress::bounded_leak,
     /// I7: every acquire ends by its deadline, every release wakes the next.
     Progress: "I7 progress" by progress::progress,
     /// I8: a fair engine grants in the order of its line.
     Fifo: "I8 first come, first served" by order::fifo,
-    /// I9: a holder turns invalid before another is granted.
+    /// I9: a hold becomes invalid before another is granted.
     EarlyLoss: "I9 early loss" by loss::early,
     /// I10: a late release changes nothing for the next holder.
     NoForeignRelease: "I10 no foreign release" by loss::foreign_release,
@@ -86,15 +86,15 @@ invariants! {
     HonestUnknown: "I11 honest unknown" by leaks::honest_unknown,
     /// I12: a dropped acquire leaves nothing behind.
     CancelSafety: "I12 cancel safety" by leaks::cancel_safety,
-    /// I13: one leader per term, terms rise, the old one's work ends first.
+    /// I13: one leader per term, terms rise, and the old leader's work ends first.
     Election: "I13 election" by tokens::election,
-    /// F4: nothing is lost without a reason.
+    /// F4: no hold is lost without a reason.
     NoSpuriousLoss: "F4 no spurious loss" by loss::spurious,
 }
 
 impl Invariant {
-    /// Whether it is about how soon something happens: a machine that stands still for a moment can
-    /// violate it. All others hold however slow a machine is.
+    /// Whether it is a timing property, which a machine that stalls for a moment can violate. All
+    /// others hold however slow the machine is.
     pub const fn is_about_time(self) -> bool {
         matches!(
             self,
@@ -109,31 +109,31 @@ impl fmt::Display for Invariant {
     }
 }
 
-/// The times that bounds are made of.
+/// The times that the bounds are derived from.
 #[derive(Debug, Clone)]
 pub struct Params {
     /// How long a place lasts without renewal.
     pub ttl: Duration,
-    /// How long the engine keeps a place without renewal; some take their time.
+    /// How long the engine keeps a place without renewal; some engines exceed the ttl.
     pub lasts: Duration,
-    /// How soon the engine notices a death; the end of the lease where it does not.
+    /// How soon the engine notices a death; the end of the lease if it does not.
     pub death: Duration,
     /// What a busy machine may add to any bound.
     pub slack: Duration,
-    /// How late a lost wake-up is made good by the re-check of a waiter.
+    /// How late the re-check of a waiter makes up for a lost notification.
     pub recheck: Duration,
     /// How long one request to the engine may take (the URL's `timeout`).
     pub request: Duration,
-    /// How long a claim that does not wait may take to find out that it is busy.
+    /// How long a claim that does not queue may take to be answered busy.
     pub no_wait: Duration,
-    /// Whether the fault takes locks away at once, so that nobody can be told before.
+    /// Whether the fault removes locks at once, so that no earlier signal is possible.
     pub takes_away: bool,
     /// How long the linearizability check may take; beyond that it is undecided.
     pub limit: Duration,
 }
 
 impl Params {
-    /// With leases that last up to `times` their ttl, and are found to be over `late` after that.
+    /// For leases that last up to `times` their ttl, and whose end is noticed `late` after that.
     #[must_use]
     pub fn lasting(self, times: u32, late: Duration) -> Self {
         let lasts = self.ttl * times + late;
@@ -148,7 +148,7 @@ impl Params {
         }
     }
 
-    /// The usual bounds for a ttl, on an engine that notices a death in `death`.
+    /// The usual bounds for a ttl, on an engine that notices a death within `death`.
     pub fn new(ttl: Duration, death: Option<Duration>) -> Self {
         Self {
             ttl,
@@ -164,19 +164,19 @@ impl Params {
     }
 }
 
-/// What a checker found.
+/// The result of a checker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// True of this history.
+    /// The property holds.
     Ok,
-    /// Not true: where.
+    /// The property is violated, with the places.
     Violated(Vec<Violation>),
-    /// Can't be told from this history. Counts as a failure.
+    /// This history does not allow a decision. Counts as a failure.
     Undecided(String),
 }
 
 impl Verdict {
-    /// From what was found wrong.
+    /// The verdict for a list of violations.
     pub(crate) fn of(violations: Vec<Violation>) -> Self {
         if violations.is_empty() {
             Self::Ok
@@ -185,12 +185,12 @@ impl Verdict {
         }
     }
 
-    /// Whether it is true.
+    /// Whether the property holds.
     pub fn is_ok(&self) -> bool {
         *self == Self::Ok
     }
 
-    /// What was found wrong.
+    /// The violations.
     pub fn violations(&self) -> &[Violation] {
         match self {
             Self::Violated(violations) => violations,
@@ -213,10 +213,10 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// One breach, with the events that show it.
+/// One violation, with the events that show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// What is wrong, for people.
+    /// A description for people.
     pub text: String,
     /// Indexes into [`History::events`].
     pub events: Vec<usize>,

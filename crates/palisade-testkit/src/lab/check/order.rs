@@ -1,9 +1,9 @@
 //! I8: a fair engine grants in the order of its line.
 //!
-//! The place in line is the engine's own business; what can be seen of it without trusting the
-//! grants is a survey. So: (1) claims that a survey shows in an order are granted in that order,
-//! (2) a claim that a survey has shown is granted before any that was asked for afterwards.
-//! Claims that were never granted (killed, out of patience) are skipped, as the engine does.
+//! The order of the line is internal to the engine; without trusting the grants, only a survey
+//! shows it. So: (1) claims that a survey shows in an order are granted in that order, (2) a claim
+//! that a survey has shown is granted before any that was requested afterwards. Claims that were
+//! never granted (killed, out of patience) are skipped, as the engine does.
 
 use std::collections::HashMap;
 

@@ -1,12 +1,12 @@
-//! When the engine itself was out: nobody can be served then, nor right after it.
+//! When the engine itself was out: it can't serve anyone then, nor right afterwards.
 
 use super::index::Window;
 use crate::engine::Outage;
 use crate::lab::faults::Fault;
 use crate::lab::history::{History, What};
 
-/// What an engine may take to serve everyone again once it is healed: requests that were under
-/// way end by their own limit (2 s), a leader is elected (up to 3 s), connections come back.
+/// How long an engine may take to serve everyone again after an outage: requests in flight end by
+/// their own timeout (2 s), a leader is elected (up to 3 s), connections are restored.
 const AFTERMATH: u64 = 4_000_000_000;
 
 const OUTAGES: [Outage; 4] = [Outage::Stop, Outage::Kill, Outage::Cut, Outage::Blackhole];

@@ -1,18 +1,18 @@
-//! I6 and I7: nobody waits longer than the bounds. Outer intervals: a call until its answer.
+//! I6 and I7: nobody waits longer than the bounds. Uses outer intervals: from a call to its answer.
 
 use super::index::{Attempt, Held, Index, Window};
 use super::{Params, Verdict, Violation, ms, nanos};
 use crate::lab::history::{Answer, What};
 
-/// How many requests one after the other lead to an answer at most: the claim, a last look whether
-/// it was granted, and taking it back, each of which an engine that compares and swaps may read and
-/// write twice, because another was quicker.
+/// The maximum number of consecutive requests before an answer: the claim, a last read whether it
+/// was granted, and its withdrawal. An engine that uses compare-and-swap may have to repeat each
+/// read and write because of a conflict.
 const REQUESTS: u64 = 12;
 
-/// When a holder went away, and when the next was granted.
+/// A holder that went away.
 struct Departure<'a, 'h> {
     hold: &'a Held<'h>,
-    /// The kill, or the begin of the stop.
+    /// The time of the kill, or of the beginning of the stop.
     at: u64,
     event: usize,
     killed: bool,
@@ -52,32 +52,32 @@ fn departures<'a, 'h>(index: &'a Index<'h>, ttl: u64) -> Vec<Departure<'a, 'h>> 
     all
 }
 
-/// Whether someone with a right to it was granted in time after the line moved.
+/// The next grant after the line moved, and when it was due.
 struct Next {
     /// The next grant.
     granted: Option<u64>,
     /// When it was due.
     due: u64,
-    /// The call of one who waited.
+    /// The call of a waiter.
     waiter: usize,
 }
 
-/// The next grant after `at`, due after `bound` and as long as those who waited got no processor,
-/// and the engine none to answer them.
-/// `None` when nobody waited, or when one who did was stopped or killed and may have been next.
+/// The next grant after `at`. It is due after `bound`, extended by the time in which waiters or the
+/// engine got no CPU. `None` if nobody waited, or if a waiter that may have been next was stopped
+/// or killed.
 fn next(index: &Index<'_>, name: &str, at: u64, bound: u64) -> Option<Next> {
     let granted = index.next_grant(name, at);
     let window = Window {
         from: at,
         until: at.saturating_add(bound),
     };
-    // What happens to a waiter once the line has moved on is another matter.
+    // What happens to a waiter after the next grant does not matter here.
     let until_then = Window {
         until: granted.map_or(window.until, |granted| granted.min(window.until)),
         ..window
     };
     let mut waiting = index.waiting(name, at);
-    // Those who come before it moves have a right to it, too.
+    // Callers that arrive before the grant are entitled to it, too.
     waiting.extend(index.called_in(name, until_then));
     if waiting
         .iter()
@@ -106,7 +106,7 @@ fn next(index: &Index<'_>, name: &str, at: u64, bound: u64) -> Option<Next> {
     })
 }
 
-/// How long after each kill of an exclusive holder the next waiter was granted, in nanoseconds.
+/// The times from each kill of an exclusive holder to the grant of the next waiter, in nanoseconds.
 pub fn handovers(index: &Index<'_>) -> Vec<u64> {
     let killed = departures(index, u64::MAX).into_iter().filter(|d| d.killed);
     killed
@@ -117,8 +117,8 @@ pub fn handovers(index: &Index<'_>) -> Vec<u64> {
         .collect()
 }
 
-/// I6: after a holder died or was stopped past its lease, the next waiter is served in time, and
-/// no survey shows what the dead left behind.
+/// I6: after a holder died or was stopped past its lease, the next waiter is served in time, and no
+/// survey shows claims of the dead.
 pub(super) fn bounded_leak(index: &Index<'_>, params: &Params) -> Verdict {
     let mut violations = Vec::new();
     let mut judged = 0;
@@ -172,8 +172,7 @@ pub(super) fn bounded_leak(index: &Index<'_>, params: &Params) -> Verdict {
     }
 }
 
-/// I7: every acquire is answered by its deadline, none is left hanging, and a release wakes the
-/// next waiter.
+/// I7: every acquire is answered by its deadline, none hangs, and a release wakes the next waiter.
 pub(super) fn progress(index: &Index<'_>, params: &Params) -> Verdict {
     if index.attempts.is_empty() {
         return Verdict::Undecided("nothing was acquired".into());
@@ -195,8 +194,8 @@ pub(super) fn progress(index: &Index<'_>, params: &Params) -> Verdict {
         };
         let took = window.until - window.from;
         let out = index.out_of_action(attempt.client, window);
-        // One that is stopped inside the engine keeps it from answering: then the request in
-        // flight ends by its own limit, and not by the caller's patience.
+        // A process that is stopped inside the engine may block it. Then a request in flight ends
+        // by its own timeout, and not by the caller's patience.
         let mut pauses = index.pauses.values().flatten();
         let request = if pauses.any(|pause| pause.overlap(window) > 0) {
             nanos(params.request)

@@ -16,12 +16,12 @@ pub struct Register;
 pub enum Op {
     /// A write.
     Write {
-        /// What to keep.
+        /// The value to store.
         kept: Kept,
-        /// How it was answered.
+        /// The answer.
         answer: Written,
     },
-    /// A read, and what it saw.
+    /// A read, with its result.
     Read(Option<Kept>),
 }
 
@@ -48,7 +48,7 @@ impl Model for Register {
                 Written::NotApplied => vec![state.clone()],
                 Written::Unknown if kept.token < highest => vec![state.clone()],
                 Written::Unknown => {
-                    // The token is made durable before the data: a crash may come in between.
+                    // The token is made durable before the data; a crash may come in between.
                     let value = state.as_ref().map(|kept| kept.value.clone());
                     let token_alone = Kept {
                         token: kept.token,
@@ -62,15 +62,15 @@ impl Model for Register {
 
     fn spent(&self, state: &Self::State, op: &Op) -> bool {
         let highest = state.as_ref().map_or(0, |kept| kept.token);
-        // The highest token never falls.
+        // The highest token never decreases.
         matches!(op, Op::Write { kept, .. } if kept.token < highest)
     }
 }
 
-/// An operation, its call and its answer as events.
+/// An operation, with its call and answer as events.
 type Seen = (Timed<Op>, usize, Option<usize>);
 
-/// I5: every read and every answer of the storage fits one order in real time.
+/// I5: all reads and answers of the storage are consistent with one order in real time.
 pub(super) fn linearizable(index: &Index<'_>, params: &Params) -> Verdict {
     let mut objects: BTreeMap<&str, Vec<Seen>> = BTreeMap::new();
     let mut open: HashMap<(&str, u64), (&str, usize)> = HashMap::new();
@@ -110,7 +110,7 @@ pub(super) fn linearizable(index: &Index<'_>, params: &Params) -> Verdict {
                 {
                     *known = answer.clone();
                     *returned = Some(at);
-                    // A failure with unknown outcome is no answer.
+                    // A failure with an unknown outcome counts as no answer.
                     timed.returned = (*answer != Written::Unknown).then_some(event.at);
                 }
             }

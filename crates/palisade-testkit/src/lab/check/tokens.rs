@@ -6,9 +6,9 @@ use super::index::{Held, Index, Window};
 use super::{Params, Verdict, Violation, nanos};
 use crate::lab::history::{What, Written};
 
-/// I4: of two grants the one that was asked for after the other was answered has the greater
-/// token, and no two exclusive grants share one. Permits and readers are not compared with each
-/// other: they are not fenced.
+/// I4: if one grant was requested after another was answered, it has the greater token, and no two
+/// exclusive grants share a token. Permits and readers are not compared with each other, because
+/// they are not fenced.
 pub(super) fn order(index: &Index<'_>, _: &Params) -> Verdict {
     let mut violations = Vec::new();
     for name in index.names() {
@@ -58,13 +58,13 @@ pub(super) fn order(index: &Index<'_>, _: &Params) -> Verdict {
     Verdict::of(violations)
 }
 
-/// I1: accepted tokens never go down. By the answers in real-time order, and by the storage's own
-/// record at the end.
+/// I1: accepted tokens never decrease. Checked by the answers in real-time order, and by the
+/// storage's own record at the end.
 pub(super) fn fenced(index: &Index<'_>, _: &Params) -> Verdict {
     let events = &index.history.events;
     let mut violations = Vec::new();
     let mut calls: HashMap<(&str, u64), (usize, u64)> = HashMap::new();
-    // Per resource: the highest token whose acceptance had been answered, by time of the answer.
+    // For each resource, the highest acknowledged token, by the time of the answer.
     let mut answered: HashMap<&str, Vec<(u64, u64, usize)>> = HashMap::new();
     let mut stored: HashMap<&str, (u64, usize)> = HashMap::new();
     let mut seen = false;
@@ -115,8 +115,8 @@ pub(super) fn fenced(index: &Index<'_>, _: &Params) -> Verdict {
     }
 }
 
-/// I13: a term has one leader, terms rise, and the work of the old leader has ended when that of
-/// the new one begins. A leader that was stopped needs a moment after that to drop its work.
+/// I13: a term has one leader, terms rise, and the work of the old leader has ended before that of
+/// the new one begins. A leader that was stopped may take a moment after that to drop its work.
 pub(super) fn election(index: &Index<'_>, params: &Params) -> Verdict {
     let mut violations = Vec::new();
     let mut terms: HashMap<(&str, u64), (&str, usize)> = HashMap::new();
@@ -158,7 +158,7 @@ pub(super) fn election(index: &Index<'_>, params: &Params) -> Verdict {
     };
     let mut highest: Option<usize> = None;
     for &(window, begin, _) in &works {
-        // One that was stopped before it could begin finds out as soon as it looks.
+        // A leader that was stopped before it could begin notices as soon as it checks.
         let until = window.from + 1;
         let excused = running(Window { until, ..window }, begin).is_empty();
         let before = highest.filter(|before| term(*before) > term(begin) && !excused);

@@ -1,7 +1,7 @@
-//! `Crew`: the worker processes of a run, as the harness sees and hurts them.
+//! `Crew`: the worker processes of a run, as the harness observes and disturbs them.
 //!
-//! A process is reaped only after its last signal, so that its id can't have passed to another.
-//! Stops and kills are recorded with a time that includes all of them.
+//! A process is reaped only after its last signal, so that its id can't have been reused. Stops and
+//! kills are recorded with intervals that include them completely.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use super::worker::Spec;
 use crate::lab::history::{Recorder, What};
 use crate::taker::process::ENGINE;
 
-/// What a worker says that it is doing.
+/// What a worker reports that it is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Phase {
     #[default]
@@ -59,7 +59,7 @@ impl Member {
     }
 
     pub(super) fn tell(&mut self, word: &str) {
-        // It fails when the process has ended, which its phase says.
+        // This fails if the process has ended, which its phase shows.
         if let Some(stdin) = &mut self.stdin {
             let _ = writeln!(stdin, "{word}").and_then(|()| stdin.flush());
         }
@@ -68,7 +68,7 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // Kills what is stopped, too; both fail only when it has ended.
+        // This also kills a stopped process. Both calls fail only if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -88,7 +88,7 @@ pub(super) struct Crew {
 }
 
 impl Crew {
-    /// No workers yet. `spec` is what all have in common.
+    /// A crew without workers. `spec` has what all workers share.
     pub(super) fn new(
         program: PathBuf,
         engine: &'static str,
@@ -108,7 +108,7 @@ impl Crew {
         }
     }
 
-    /// Starts a worker in a lane of its own.
+    /// Starts a worker in its own lane.
     pub(super) fn hire(&mut self) -> io::Result<()> {
         let slot = self.members.len();
         let member = self.start(slot, format!("w{}", slot + 1))?;
@@ -165,7 +165,7 @@ impl Crew {
         })
     }
 
-    /// Waits until `find` finds something, at most until `deadline`.
+    /// Waits until `find` returns something, at most until `deadline`.
     pub(super) async fn until<T>(
         &mut self,
         deadline: BootTime,
@@ -188,7 +188,7 @@ impl Crew {
         }
     }
 
-    /// A worker that is in `phase` now or soon.
+    /// A worker that is in `phase` now or before `deadline`.
     pub(super) async fn one(&mut self, phase: Phase, deadline: BootTime) -> Option<usize> {
         self.until(deadline, |crew| {
             let members = crew.members.iter().enumerate();
@@ -214,7 +214,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Lets a stopped worker go on.
+    /// Continues a stopped worker.
     pub(super) fn go_on(&mut self, at: usize) -> io::Result<()> {
         if !self.members[at].stopped {
             return Ok(());
@@ -236,18 +236,19 @@ impl Crew {
         let slot = self.members[at].slot;
         let next = format!("w{}.{}", slot + 1, self.started);
         let next = self.start(slot, next)?;
-        // Reaps the old one.
+        // Dropping the old one reaps it.
         self.members[at] = next;
         Ok(())
     }
 
-    /// How many writes the others were told that they have made.
+    /// How many writes of the other workers were acknowledged.
     pub(super) fn wrote_beside(&self, at: usize) -> u64 {
         let others = self.members.iter().enumerate().filter(|(o, _)| *o != at);
         others.map(|(_, member)| member.seen.lock().wrote).sum()
     }
 
-    /// Tells all to come to an end, and waits for it. Those who don't are named and killed.
+    /// Tells all workers to finish, and waits for them. Those that don't are killed, and named in
+    /// the result.
     pub(super) async fn dismiss(&mut self, limit: Duration) -> io::Result<Vec<String>> {
         for at in 0..self.members.len() {
             self.go_on(at)?;

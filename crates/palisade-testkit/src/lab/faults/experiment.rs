@@ -1,6 +1,6 @@
 //! `palisade-testkit pause-experiment`: the textbook experiment on every engine, as a table.
 //!
-//! Five processes add to one counter under one lock; one of them is stopped past its lease every
+//! Five processes increment one counter under one lock; one of them is stopped past its lease every
 //! five seconds. Without a fence updates get lost; with it none may.
 
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::lab::check::Invariant;
 pub const USAGE: &str =
     "  palisade-testkit pause-experiment [--engines ENGINE,ENGINE] [--seconds 60] [--ttl 2s]";
 
-/// One of each kind, without the versions and set-ups that only tests tell apart.
+/// One engine of each kind, without the versions and setups that only tests distinguish.
 const ENGINES: &str = "file,redis,redis+sentinel,redis+cluster,valkey,redlock,postgres,\
                        postgres+advisory,etcd,etcd3,consul,zookeeper,zookeeper3,kubernetes";
 
@@ -70,7 +70,7 @@ async fn experiment(arguments: &[String], table: &[EngineUnderTest]) -> Result<E
     Ok(ExitCode::from(u8::from(!fine)))
 }
 
-/// Runs an engine without and with the fence, both at once, and prints its row.
+/// Runs an engine without and with the fence, concurrently, and prints its row.
 async fn row(
     engine: EngineUnderTest,
     site: Site,

@@ -1,4 +1,4 @@
-//! `Figures`: what a run amounts to in numbers.
+//! `Figures`: the numbers of a run.
 
 use std::fmt;
 
@@ -18,26 +18,26 @@ pub struct Figures {
     pub dropped: usize,
     /// Acquires that failed.
     pub errors: usize,
-    /// Losses told.
+    /// Losses reported.
     pub losses: usize,
     /// Writes accepted.
     pub accepted: usize,
     /// Writes refused as stale.
     pub stale: usize,
-    /// Writes whose outcome is not known.
+    /// Writes with an unknown outcome.
     pub unknown: usize,
     /// Stops and kills.
     pub hurt: usize,
-    /// Those that hit a holder.
+    /// Stops and kills of holders.
     pub holders_hurt: usize,
-    /// Torn last lines of killed processes.
+    /// Files of killed processes that end in a torn line.
     pub torn: usize,
-    /// From a kill of a holder to the next grant, in nanoseconds, sorted.
+    /// The times from the kill of a holder to the next grant, in nanoseconds, sorted.
     pub handovers: Vec<u64>,
 }
 
 impl Figures {
-    /// Counts.
+    /// Counts the events of a history.
     pub fn of(index: &Index<'_>) -> Self {
         let mut figures = Self {
             acquires: index.attempts.len(),
@@ -85,7 +85,7 @@ impl Figures {
         figures
     }
 
-    /// The share `part` (0 to 1) of hand-overs took at most this long, in milliseconds.
+    /// The quantile `part` (0 to 1) of the hand-over times, in milliseconds.
     pub fn handover_ms(&self, part: f64) -> Option<f64> {
         let last = self.handovers.len().checked_sub(1)?;
         let at = (last as f64 * part).ceil() as usize;

@@ -1,4 +1,4 @@
-//! What each fault does to a crew, again and again until the time is over.
+//! How each fault is injected, repeatedly until the time is over.
 
 use std::io;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(super) async fn inject(
         Fault::Slow => slow(crew, end).await,
         Fault::Engine(outage) => engine(crew, site, outage, ttl, end).await,
         _ => {
-            // The first is hurt for sure, the others at any time.
+            // The first injection must hit a holder; the others happen at any time.
             let (mut aim, mut next) = (Aim::Sure, BootTime::now());
             while !end.has_passed() {
                 let calm = Duration::from_millis(crew.rng.random_range(40..160));
@@ -46,22 +46,22 @@ pub(super) async fn inject(
     }
 }
 
-/// How a holder is hurt.
+/// How a holder is hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Aim {
-    /// Whatever it does by now: holds are short, and it may have let go.
+    /// Immediately: holds are short, so it may have released by then.
     Quick,
-    /// While it holds.
+    /// While it holds for certain.
     Sure,
 }
 
-/// Lets time pass, but not beyond the end.
+/// Sleeps, but not beyond the end.
 async fn rest(end: BootTime, time: Duration) {
     tokio::time::sleep(time.min(end.remaining())).await;
 }
 
-/// Hurts one worker; answers whether one was there to be hurt. A lease ends at the latest when it
-/// has lasted its ttl so many times.
+/// Injects the fault into one worker; returns whether a suitable worker was found. A lease lasts at
+/// most `lasts` times its ttl.
 async fn once(
     crew: &mut Crew,
     (fault, aim): (Fault, Aim),
@@ -92,13 +92,15 @@ async fn once(
             if still {
                 crew.members[at].tell("go");
             }
-            // What it said before it stopped may be on its way: it may have let go just then.
+            // Its last report before the stop may still be on its way: it may have released just
+            // then.
             tokio::time::sleep(Duration::from_millis(5)).await;
             if !matches!(crew.members[at].phase(), Phase::Held | Phase::Gate) {
                 crew.go_on(at)?;
                 return Ok(false);
             }
-            // Past the lease whenever it was last renewed, with time for others to be at work.
+            // Longer than the lease whenever it was last renewed, and long enough for others to
+            // work.
             let pause = ttl * lasts + ttl.mul_f64(crew.rng.random_range(0.3..0.6));
             tokio::time::sleep(pause).await;
             crew.go_on(at)?;
@@ -108,7 +110,7 @@ async fn once(
             if still {
                 crew.members[at].tell("go");
             }
-            // The lease is renewed when a third of it is over: this much can't end it.
+            // A lease is renewed after a third of its ttl, so this pause can't end it.
             let pause = ttl.mul_f64(crew.rng.random_range(0.1..0.25));
             tokio::time::sleep(pause).await;
             crew.go_on(at)?;
@@ -128,7 +130,7 @@ async fn once(
     Ok(true)
 }
 
-/// Makes a worker stay as it is once it holds; `false` when it does not get there in time.
+/// Makes a worker pause once it holds; `false` if it does not get there in time.
 async fn holds_still(crew: &mut Crew, at: usize, limit: Duration) -> bool {
     crew.members[at].tell("gate");
     let at_gate = |crew: &mut Crew| (crew.members[at].phase() == Phase::Gate).then_some(());
@@ -139,7 +141,7 @@ async fn holds_still(crew: &mut Crew, at: usize, limit: Duration) -> bool {
     there
 }
 
-/// Takes the processors away: several busy threads on each.
+/// Starves the workers of CPU time by several busy threads per core.
 async fn slow(crew: &mut Crew, end: BootTime) -> Result<(), String> {
     const SPINNERS_PER_CORE: usize = 2;
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
@@ -161,7 +163,8 @@ async fn slow(crew: &mut Crew, end: BootTime) -> Result<(), String> {
     Ok(())
 }
 
-/// Hurts the engine's server for longer than a lease, heals it, and lets it be for a while.
+/// Disturbs the engine's server for longer than a lease, heals it, and then lets it run for a
+/// while.
 async fn engine(
     crew: &mut Crew,
     site: &Site,

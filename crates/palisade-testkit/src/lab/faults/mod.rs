@@ -1,9 +1,9 @@
-//! Workloads × faults: two tables, and what must be true in each cell.
+//! Workloads × faults: two tables, and what must hold in each cell.
 //!
-//! A workload is what every worker process does; a fault is what the harness does to them or to
-//! the engine. [`cell`] says what applies: a cell that does not has a reason. The control, a
-//! counter without a fence, **must** lose updates when its holder is stopped past the lease: this
-//! proves that the run can see.
+//! A workload is what every worker process does; a fault is what the harness does to the workers or
+//! to the engine. [`cell`] says what applies: a cell that does not apply has a reason. The control,
+//! a counter without a fence, **must** lose updates when its holder is stopped past the lease: this
+//! proves that the run can detect them.
 
 pub mod command;
 mod crew;
@@ -30,7 +30,7 @@ use crate::lab::check::Invariant;
 /// What the workers do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Workload {
-    /// Take an exclusive lock, believe, release.
+    /// Acquire an exclusive lock, check it, release it.
     Mutex,
     /// Read, add and write back through a fenced file.
     FencedCounter,
@@ -44,7 +44,7 @@ pub enum Workload {
     Semaphore,
     /// Campaign, work while leading, resign.
     Election,
-    /// A crowd on one lock, its line looked at often.
+    /// Many workers on one lock, whose line is surveyed often.
     QueueOrder,
 }
 
@@ -61,7 +61,7 @@ impl Workload {
         Self::QueueOrder,
     ];
 
-    /// What it is called.
+    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mutex => "mutex",
@@ -75,7 +75,7 @@ impl Workload {
         }
     }
 
-    /// Whether it writes to a storage.
+    /// Whether it writes to a store.
     pub const fn writes(self) -> bool {
         matches!(
             self,
@@ -90,12 +90,12 @@ impl fmt::Display for Workload {
     }
 }
 
-/// What the harness does to them.
+/// What the harness does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fault {
     /// Nothing.
     None,
-    /// Stops a holder past its lease, then lets it go on.
+    /// Stops a holder past its lease, then continues it.
     PauseHolder,
     /// Stops a holder for a part of its lease.
     PauseShort,
@@ -103,13 +103,13 @@ pub enum Fault {
     KillHolder,
     /// Kills a waiter.
     KillWaiter,
-    /// Stops a holder past its lease between its last look at the lock and its write.
+    /// Stops a holder past its lease between its last check of the lock and its write.
     PauseBeforeWrite,
     /// Drops acquires at a random await, and holds without a release.
     DropFutures,
-    /// Takes the processors away.
+    /// Starves the workers of CPU time.
     Slow,
-    /// Hurts the engine.
+    /// Disturbs the engine.
     Engine(Outage),
 }
 
@@ -130,7 +130,7 @@ impl Fault {
         Self::Engine(Outage::Blackhole),
     ];
 
-    /// What it is called.
+    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -148,7 +148,7 @@ impl Fault {
         }
     }
 
-    /// Whether it needs the machine to itself.
+    /// Whether it needs the machine for itself.
     pub const fn alone(self) -> bool {
         matches!(self, Self::Slow)
     }
@@ -163,15 +163,15 @@ impl fmt::Display for Fault {
 /// What applies to one workload under one fault on one engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cell {
-    /// It is run; these must hold.
+    /// It is run, and these invariants must hold.
     Checked(Vec<Invariant>),
-    /// It is run; updates must get lost.
+    /// It is run, and updates must get lost.
     MustLose,
-    /// It can't be run, and why.
+    /// It can't be run, for this reason.
     NotApplicable(String),
 }
 
-/// What applies on an engine at `site` that can do what `capability` says.
+/// What applies on an engine at `site` with this capability.
 pub fn cell(site: &Site, capability: &Capability, workload: Workload, fault: Fault) -> Cell {
     let not = |why: &str| Cell::NotApplicable(why.to_owned());
     if !site.processes {
@@ -217,7 +217,7 @@ fn invariants(workload: Workload, fault: Fault) -> Vec<Invariant> {
         Workload::Mutex => {}
         Workload::FencedCounter => all.extend([I::FencedExclusion, I::NoLostUpdate]),
         Workload::FencedRegister => all.extend([I::FencedExclusion, I::Linearizable]),
-        // A starved process may write after its lease as a stopped one does.
+        // A starved process may write after its lease, as a stopped one does.
         Workload::UnfencedCounter if fault == Fault::Slow => {}
         Workload::UnfencedCounter => all.push(I::NoLostUpdate),
         Workload::RwLock | Workload::Semaphore => all.push(I::Capacity),
@@ -232,7 +232,7 @@ fn invariants(workload: Workload, fault: Fault) -> Vec<Invariant> {
         Fault::None | Fault::PauseShort | Fault::KillWaiter => all.push(I::NoSpuriousLoss),
         Fault::Slow | Fault::Engine(_) => {}
     }
-    // The time of a stop does not shorten a semaphore's line in a way that a survey shows.
+    // A survey does not show how a stop affects the line of a semaphore or read-write lock.
     if matches!(workload, Workload::RwLock | Workload::Semaphore) && fault == Fault::PauseHolder {
         all.retain(|invariant| *invariant != I::BoundedLeak);
     }

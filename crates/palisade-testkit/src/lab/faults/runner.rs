@@ -1,4 +1,4 @@
-//! Runs one cell: workers, the fault, surveys; then the history is read back and judged.
+//! Runs one cell: workers, the fault, surveys. Then reads the history and judges it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,40 +24,40 @@ use crate::lab::history::{History, Recorder, Shown, What, timeline};
 /// The lock of a run.
 const NAME: &str = "line";
 
-/// What a line may take to be empty after all its leases have ended.
+/// How long a line may take to become empty after all its leases have ended.
 const REST: Duration = Duration::from_millis(1500);
 
-/// One cell, to be run.
+/// One cell to run.
 #[derive(Debug, Clone)]
 pub struct Run {
     /// The engine.
     pub engine: EngineUnderTest,
-    /// Where it is.
+    /// The engine's site.
     pub site: Site,
     /// What the workers do.
     pub workload: Workload,
-    /// What is done to them.
+    /// The fault.
     pub fault: Fault,
-    /// For how long.
+    /// How long to run.
     pub time: Duration,
     /// How long places last without renewal.
     pub ttl: Duration,
-    /// For all choices of the harness and its workers.
+    /// The seed for all random choices of the harness and its workers.
     pub seed: u64,
     /// How many workers.
     pub workers: usize,
-    /// Hurts one so often; `None` soon after the last one is well again.
+    /// The interval between injections; `None` for soon after the last one is healed.
     pub every: Option<Duration>,
     /// What a busy machine may add to any bound.
     pub slack: Duration,
-    /// The testkit's command, which is the worker.
+    /// The testkit's command, which also runs the workers.
     pub program: PathBuf,
-    /// Where to keep history and timeline.
+    /// The directory to keep history and timeline in.
     pub keep: Option<PathBuf>,
 }
 
 impl Run {
-    /// With a ttl that the engine takes, and time enough to see some of them end.
+    /// Fits the ttl to the engine's range, and the time to several such ttls.
     fn fitted(&self, capability: &Capability) -> Self {
         let TtlRange { min, max, .. } = capability.ttl;
         let ttl = capability.explicit_ttl(self.ttl.clamp(min, max));
@@ -75,25 +75,25 @@ impl Run {
     }
 }
 
-/// How a cell went.
+/// The result of a cell.
 #[derive(Debug)]
 pub struct Report {
     /// What applied.
     pub cell: Cell,
     /// The numbers.
     pub figures: Figures,
-    /// Each invariant's verdict.
+    /// The verdict on each invariant.
     pub verdicts: Vec<(Invariant, Verdict)>,
-    /// How many acknowledged updates the control lost, if this is one that must.
+    /// How many acknowledged updates the control lost, if it must lose some.
     pub lost_updates: Option<usize>,
-    /// The ttl that the engine took.
+    /// The ttl that was used.
     pub ttl: Duration,
     /// Why the run proves nothing, if so.
     pub void: Option<String>,
 }
 
 impl Report {
-    /// Whether all is as it must be.
+    /// Whether everything is as required.
     pub fn is_ok(&self) -> bool {
         self.void.is_none()
             && self.lost_updates != Some(0)
@@ -115,7 +115,7 @@ impl Report {
 /// Runs a cell and judges it.
 ///
 /// # Errors
-/// A sentence when it could not be run at all.
+/// A message if it could not be run at all.
 pub async fn run(run: &Run) -> Result<Report, String> {
     let words = |error: palisade::Error| format!("{error:?}");
     let url = run.site.fresh_url();
@@ -157,7 +157,7 @@ pub async fn run(run: &Run) -> Result<Report, String> {
     Ok(report)
 }
 
-/// Lets the crew work under the fault. Answers with those who did not end.
+/// Runs the crew under the fault. Returns the workers that did not finish.
 async fn drive(
     run: &Run,
     client: &Client,
@@ -185,7 +185,7 @@ async fn drive(
             }
         }
     });
-    // The time counts from when all are at work.
+    // The time counts from when all workers are active.
     let limit = BootTime::now() + Duration::from_secs(10);
     for _ in 0..run.workers {
         crew.one(super::crew::Phase::Held, limit).await;
@@ -198,7 +198,7 @@ async fn drive(
     hung.map_err(words)
 }
 
-/// Records the line as the engine shows it; answers with its length.
+/// Records the line as the engine shows it; returns its length.
 async fn survey(client: &Client, record: &Recorder) -> Option<usize> {
     let asked = BootTime::now().as_nanos();
     let name = Name::new(NAME).ok()?;
@@ -223,7 +223,7 @@ async fn survey(client: &Client, record: &Recorder) -> Option<usize> {
     Some(length)
 }
 
-/// Looks at the line until it is empty, or until nothing can excuse that it is not.
+/// Surveys the line until it is empty, or until it should have been.
 async fn last_look(run: &Run, client: &Client, record: &Recorder) -> Result<(), String> {
     let limit = BootTime::now() + run.ttl * run.site.lasts + run.site.late + run.slack + REST;
     loop {
@@ -241,7 +241,7 @@ async fn last_look(run: &Run, client: &Client, record: &Recorder) -> Result<(), 
     }
 }
 
-/// Records what the storage keeps at the end.
+/// Records the final content of the store.
 async fn take_stock(workload: Workload, store: &Path, record: &Recorder) -> Result<(), String> {
     let chain = match workload {
         Workload::FencedCounter => {

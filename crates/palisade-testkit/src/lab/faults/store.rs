@@ -1,7 +1,7 @@
-//! The storage of a run: a fenced file, or, for the control, a plain one.
+//! The store of a run: a fenced file, or, for the control, a plain one.
 //!
-//! A counter keeps a chain: one line per write that it took. A write reads the chain, adds its
-//! line and puts the whole back, so that what a wrong order of writes destroys can be named.
+//! A counter keeps a chain: one line per accepted write. A write reads the chain, appends its line
+//! and writes the whole back, so that updates destroyed by a wrong order of writes can be named.
 
 use std::path::{Path, PathBuf};
 
@@ -28,12 +28,12 @@ pub(super) fn unfenced(dir: &Path) -> PathBuf {
     dir.join("unfenced")
 }
 
-/// One line of a counter's chain: the storage keeps every write that it took, in its own order.
+/// One line of a counter's chain, which has all accepted writes in the store's own order.
 pub(super) fn entry(token: Token, client: &str, op: u64) -> String {
     format!("{token} {client} {op}\n")
 }
 
-/// Reads a chain: (token, client, op) per write.
+/// Parses a chain: (token, client, op) per write.
 pub(super) fn entries(chain: &str) -> Option<Vec<(u64, String, u64)>> {
     let entry = |line: &str| {
         let mut words = line.split(' ');

@@ -1,4 +1,4 @@
-//! How a worker watches its hold: every look, every loss and every end is recorded.
+//! How a worker observes its hold: every check, every loss and every end is recorded.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -15,7 +15,7 @@ pub(super) fn id(hold: &Hold) -> (u64, String) {
     (hold.token().0, hold.claim().to_string())
 }
 
-/// Does `body`, and records a loss when it is told. The body goes on.
+/// Runs `body`, and records a loss when it is reported. The body continues.
 pub(super) async fn guarded<T>(record: &Recorder, hold: &Hold, body: impl Future<Output = T>) -> T {
     let told = async {
         let loss = hold.lost().await;
@@ -29,17 +29,17 @@ pub(super) async fn guarded<T>(record: &Recorder, hold: &Hold, body: impl Future
     }
 }
 
-/// Asks a hold whether it is valid, and records the answer with the time before the question.
+/// Checks whether a hold is valid, and records the answer with the time before the check.
 pub(super) fn look(record: &Recorder, hold: &Hold) -> bool {
     let at = BootTime::now();
-    // The hold forgets its deadline when it says no.
+    // The hold forgets its deadline when it becomes invalid.
     let deadline = hold.deadline();
     let valid = hold.is_valid();
     let (token, claim) = id(hold);
     if valid {
         record.record_as_of(at, What::Valid { token, claim })
     } else {
-        // The keeper may have ended it before this look: then the loss knows since when.
+        // If the keeper ended it before this check, the loss has the time.
         let loss = || hold.lost().now_or_never();
         let valid_until = known(deadline).or_else(|| known(loss()?.lease_ends));
         record.record(What::Invalid {
@@ -61,12 +61,12 @@ fn record_loss(record: &Recorder, hold: &Hold, loss: Loss) {
     });
 }
 
-/// When a hold turned invalid, unless that was forgotten.
+/// When a hold became invalid, unless that is unknown.
 pub(super) fn known(deadline: BootTime) -> Option<u64> {
     (deadline != BootTime::PAST).then_some(deadline.as_nanos())
 }
 
-/// Drops `future` after so many polls that left it pending, or after `limit`.
+/// Drops `future` after `polls` pending polls, or after `limit`.
 pub(super) async fn dropped_after<T>(
     mut polls: u32,
     limit: Duration,
@@ -90,7 +90,7 @@ pub(super) async fn dropped_after<T>(
     tokio::time::timeout(limit, sequence).await.ok().flatten()
 }
 
-/// A leader's work, from its begin to its end, also by being dropped.
+/// Records a leader's work from its beginning to its end, including by a drop.
 pub(super) struct Leading(Recorder, u64);
 
 impl Leading {

@@ -1,8 +1,8 @@
-//! What a worker does: the workloads' bodies.
+//! The workloads of a worker.
 //!
-//! Validity is looked at where a careful program would, and never again before a write: what
-//! comes in between is the fence's business. A body goes on after a loss, as a program does that
-//! was stopped and has not looked yet.
+//! Validity is checked where a careful program would check it, and not again before a write: what
+//! happens in between is left to the fence. A workload continues after a loss, like a program that
+//! was stopped and has not checked yet.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ impl Worker {
             } else {
                 self.turn().await?;
             }
-            // Off the line for a moment, but for the crowd whose order is looked at.
+            // Leaves the line for a moment, except in the workload that checks the order.
             if self.workload != Workload::QueueOrder {
                 self.sleep(0, 4000).await;
             }
@@ -181,7 +181,7 @@ impl Worker {
             }
         };
         self.record.record(What::AcquireReturned { op, answer });
-        // The control says that it holds only once it is about to be dangerous.
+        // The control reports that it holds only when a pause would do harm.
         let dangerous = self.workload == Workload::UnfencedCounter;
         match grasp {
             Some(_) if dangerous => {}
@@ -214,13 +214,13 @@ impl Worker {
                     tokio::time::sleep(pause).await;
                     control.gate().await;
                 };
-                // Lost: the work was dropped, which is what there is to see.
+                // If it was lost, the work was dropped, which is recorded.
                 let _ = hold.run(lead).await;
             }
             Workload::FencedCounter => {
                 let store = Fenced::open(&self.spec.store)?;
                 let Ok(chain) = store.fence.read(&store.resource).await else {
-                    // What was not read can't be added to.
+                    // Without the old content nothing can be added.
                     return Ok(());
                 };
                 let chain = chain.map(|kept| kept.data);
@@ -249,7 +249,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The control: it looks at the lock, reads, and writes a while later.
+    /// The control: it checks the lock, reads, and writes a while later.
     async fn unfenced(&mut self, hold: &Hold) {
         if !self.is_valid(hold) {
             return;
@@ -305,7 +305,7 @@ impl Worker {
     async fn read(&mut self, store: &Fenced) {
         let op = self.next_op();
         self.record.record(What::ReadCalled { op });
-        // A read that fails has seen nothing and proves nothing.
+        // A failed read has seen nothing and proves nothing.
         if let Ok(kept) = store.fence.read(&store.resource).await {
             let answer = kept.map(|kept| Kept {
                 token: kept.token.0,
@@ -315,7 +315,7 @@ impl Worker {
         }
     }
 
-    /// Looks at the lock, and records what it says with the time before the look.
+    /// Checks the lock, and records the answer with the time before the check.
     fn is_valid(&self, hold: &Hold) -> bool {
         look(&self.record, hold)
     }

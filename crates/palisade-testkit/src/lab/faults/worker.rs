@@ -1,9 +1,9 @@
-//! The worker process: does its workload until stdin says `stop` or ends, and records all of it.
+//! The worker process: runs its workload until stdin says `stop` or ends, and records everything.
 //!
-//! It says on stdout what it is doing (`waiting`, `held`, `gate`, `wrote`, `free`), so that the
-//! harness hurts it at the right time. Told `gate`, it keeps what it holds until it is told `go`;
-//! with a storage, between its last look at the lock and its next write: the pause that no check of
-//! the holder can see.
+//! It reports on stdout what it is doing (`waiting`, `held`, `gate`, `wrote`, `free`), so that the
+//! harness disturbs it at the right time. When told `gate`, it keeps its hold until it is told
+//! `go`; if it writes to a store, it waits between its last check of the lock and its next write.
+//! That is the pause that no check by the holder can detect.
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
@@ -24,24 +24,24 @@ use crate::engine::EngineUnderTest;
 use crate::lab::history::{Recorder, What};
 use crate::taker::process::connect_of;
 
-/// What a worker is told on its command line, as JSON.
+/// The instructions for a worker on its command line, as JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Spec {
-    /// What it is called in the history.
+    /// Its name in the history.
     pub client: String,
-    /// The engine, with the run's namespace.
+    /// The engine's URL, with the run's namespace.
     pub url: String,
     /// The lock.
     pub name: String,
-    /// What to do, by name.
+    /// The name of its workload.
     pub workload: String,
     /// How long a place lasts without renewal.
     pub ttl_ms: u64,
-    /// For its own choices.
+    /// The seed for its random choices.
     pub seed: u64,
     /// The file to append events to.
     pub history: PathBuf,
-    /// The folder of the storage.
+    /// The directory of the store.
     pub store: PathBuf,
     /// Whether to drop acquires and holds.
     pub drops: bool,
@@ -102,18 +102,18 @@ async fn work(spec: Spec, client: Client) -> Result<(), String> {
     Ok(())
 }
 
-/// Says what it is doing.
+/// Reports what it is doing.
 pub(super) fn say(what: &str) {
     let mut out = std::io::stdout().lock();
-    // A harness that has gone away ends stdin, too.
+    // If the harness has ended, stdin ends as well.
     let _ = writeln!(out, "{what}");
     let _ = out.flush();
 }
 
-/// Records when the process got no processor, so that nobody blames the lock for it.
+/// Records when the process got no CPU time, so that this is not blamed on the lock.
 fn notice_stalls(record: Recorder) {
     const TICK: Duration = Duration::from_millis(10);
-    /// Far above what a timer is late by, far below any lease.
+    /// Far above the usual lateness of a timer, far below any lease.
     const LATE: Duration = Duration::from_millis(40);
     std::thread::spawn(move || {
         let mut last = BootTime::now();
@@ -129,7 +129,7 @@ fn notice_stalls(record: Recorder) {
     });
 }
 
-/// What stdin says.
+/// The state that stdin sets.
 #[derive(Debug, Clone)]
 pub(super) struct Control(Arc<Inner>);
 
@@ -161,12 +161,12 @@ impl Control {
         control
     }
 
-    /// Whether to come to an end.
+    /// Whether to finish.
     pub(super) fn stops(&self) -> bool {
         self.0.stop.load(Ordering::SeqCst)
     }
 
-    /// Waits at the gate if told so.
+    /// Waits at the gate if told to.
     pub(super) async fn gate(&self) {
         if !self.0.gate.swap(false, Ordering::SeqCst) {
             return;
@@ -179,7 +179,7 @@ impl Control {
             }
             told.await;
         }
-        // A worker that is to stop goes through every later gate.
+        // A worker that is to stop passes every later gate.
         self.0.open.store(self.stops(), Ordering::SeqCst);
     }
 }

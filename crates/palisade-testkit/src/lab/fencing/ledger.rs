@@ -1,5 +1,5 @@
-//! `Ledger`: lines of text in one fenced resource, of every kind of storage, and the same without
-//! the fence.
+//! `Ledger`: lines of text in one fenced resource, for every kind of store, with and without the
+//! fence.
 
 use palisade::engines::postgres::{self as pg, PostgresHold};
 use palisade::engines::redis::RedisFence;
@@ -12,18 +12,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Spec;
 
-/// What is written to.
+/// The kind of store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// A `FileFence` in a folder.
     File,
-    /// The storage beside an engine's locks.
+    /// The fenced store beside an engine's locks.
     Engine,
-    /// A hash of Redis.
+    /// A hash in Redis.
     RedisHash,
     /// A row of a table with triggers, in PostgreSQL.
     PostgresRow,
-    /// A row of a table without, in a transaction that a hold guards.
+    /// A row of a table without triggers, in a transaction that a hold guards.
     PostgresGuard,
     /// A `SqliteFence`.
     Sqlite,
@@ -33,12 +33,12 @@ pub enum Kind {
     Http,
 }
 
-/// How a write ended.
+/// The result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wrote {
-    /// It is there.
+    /// It was written.
     Done,
-    /// The storage took it for stale.
+    /// The store refused it as stale.
     Refused,
 }
 
@@ -71,10 +71,10 @@ fn words(error: impl std::fmt::Debug) -> String {
 }
 
 impl Ledger {
-    /// Opens it; `first` also makes what must be there.
+    /// Opens it; `first` also creates what it needs.
     ///
     /// # Errors
-    /// A sentence when it can't be.
+    /// A message if it can't be opened.
     pub async fn open(spec: &Spec, first: bool) -> Result<Self, String> {
         let store = match spec.kind {
             Kind::File => Store::Fence(Arc::new(FileFence::open(&spec.store).map_err(words)?)),
@@ -98,7 +98,7 @@ impl Ledger {
     /// All lines.
     ///
     /// # Errors
-    /// A sentence when it can't be read.
+    /// A message if it can't be read.
     pub async fn read(&mut self) -> Result<String, String> {
         match &mut self.store {
             Store::Fence(fence) => {
@@ -132,7 +132,7 @@ impl Ledger {
     /// Adds a line: reads, passes the failpoint, writes back.
     ///
     /// # Errors
-    /// A sentence when that failed in another way than as stale.
+    /// A message if that failed for another reason than staleness.
     pub async fn add(
         &mut self,
         hold: &Hold,
@@ -155,7 +155,8 @@ impl Ledger {
     async fn write(&mut self, token: WriteToken, data: String) -> Result<Wrote, String> {
         match &mut self.store {
             Store::Fence(fence) => {
-                // Without the fence: whatever is there now is as good as older.
+                // Without the fence, any token is raised to the highest one, so that nothing is
+                // stale.
                 let highest = fence.highest(&self.resource).await.map_err(words)?;
                 let token = match highest {
                     Some(highest) if !self.fenced => highest.max(token.token()).into(),
@@ -264,7 +265,7 @@ fn sqlite_row(spec: &Spec, first: bool) -> Result<Store, String> {
     Ok(Store::Sqlite(Box::new(connection)))
 }
 
-/// In one transaction, which commits only while the lock is held.
+/// Writes in one transaction, which commits only if the lock is still held.
 async fn guarded(
     client: &mut tokio_postgres::Client,
     (hold, fenced): (&Hold, bool),
@@ -288,10 +289,10 @@ async fn guarded(
     }
 }
 
-/// One request on a connection of its own.
+/// One request on its own connection.
 ///
 /// # Errors
-/// A sentence when no answer came.
+/// A message if there was no answer.
 pub async fn http(
     address: &str,
     method: &str,

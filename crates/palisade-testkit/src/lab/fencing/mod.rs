@@ -1,9 +1,9 @@
-//! A writer that is stopped between its check and its write, on every kind of fenced storage.
+//! A writer that is stopped between its check and its write, on every kind of fenced store.
 //!
-//! Two holders add a line to one [`Ledger`]: read it, add, write it back. The first, a process of
-//! its own ([`writer`]), stops itself (SIGSTOP) after it has read and checked its lock; [`rounds`]
-//! then takes its lock away, lets a second holder write, and continues the first. With the fence
-//! its write must be refused; without, the second one's line must be lost.
+//! Two holders add a line to one [`Ledger`]: read it, add, write it back. The first, a separate
+//! process ([`writer`]), stops itself (SIGSTOP) after it has read and checked its lock. Then
+//! [`rounds`] takes its lock away, lets a second holder write, and continues the first. With the
+//! fence its write must be refused; without it, the second holder's line must be lost.
 
 pub mod ledger;
 pub mod writer;
@@ -18,16 +18,16 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 pub use ledger::{Kind, Ledger, Wrote};
 pub use writer::Spec;
 
-/// How rounds ended.
+/// The results of all rounds.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Score {
     /// Late writes that were refused.
     pub refused: usize,
-    /// Lines of the second holder that are gone.
+    /// Lost lines of the second holder.
     pub lost: usize,
 }
 
-/// The writer process, as the harness drives it.
+/// The writer process, driven by the harness.
 struct Writer {
     child: Child,
     stdin: ChildStdin,
@@ -81,7 +81,8 @@ impl Writer {
         }
     }
 
-    /// Lets it go on. One that somebody else has continued was not stopped while the second wrote.
+    /// Continues it. Fails if something else has continued it before, because then it was not
+    /// stopped while the second holder wrote.
     fn go_on(&self) -> Result<(), String> {
         let options = WaitOptions::CONTINUED | WaitOptions::NOHANG;
         let early = waitpid(Some(self.pid()?), options).map_err(|error| error.to_string())?;
@@ -99,10 +100,10 @@ impl Drop for Writer {
     }
 }
 
-/// Plays so many rounds. `program` is the testkit's command.
+/// Runs `rounds` rounds. `program` is the testkit's command.
 ///
 /// # Errors
-/// A sentence when a round could not be played, or ended as it never may.
+/// A message if a round could not be run, or ended in an impossible way.
 pub async fn rounds(program: &Path, spec: &Spec, rounds: usize) -> Result<Score, String> {
     let words = |error: palisade::Error| format!("{error:?}");
     let client = palisade::connect(&spec.url).await.map_err(words)?;
@@ -111,7 +112,7 @@ pub async fn rounds(program: &Path, spec: &Spec, rounds: usize) -> Result<Score,
     let mut score = Score::default();
     for round in 0..rounds {
         writer.tell("go")?;
-        // It has read, and its lock is good.
+        // It has read, and its lock is valid.
         writer.stopped()?;
         let line = format!("second-{round}");
         let token = second(&client, spec, &mut ledger, &line).await?;
@@ -142,7 +143,7 @@ pub async fn rounds(program: &Path, spec: &Spec, rounds: usize) -> Result<Score,
     Ok(score)
 }
 
-/// The second holder: takes the lock away from the one that is stopped, and writes.
+/// The second holder: takes the lock away from the stopped one, and writes.
 async fn second(
     client: &Client,
     spec: &Spec,

@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 
 use super::ledger::{Kind, Ledger, Wrote};
 
-/// What a writer is told on its command line, as JSON.
+/// The instructions for a writer on its command line, as JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Spec {
-    /// The engine that has the lock.
+    /// The URL of the engine that has the lock.
     pub url: String,
     /// The lock.
     pub name: String,
-    /// What is written to.
+    /// The kind of store.
     pub kind: Kind,
-    /// Where that is: a URL, a file, an address.
+    /// The address of the store: a URL, a file, or host and port.
     pub store: String,
-    /// Whether the token is compared. The control does without.
+    /// Whether the token is compared. In the control it is not.
     pub fenced: bool,
 }
 
@@ -54,7 +54,7 @@ async fn write(spec: Spec) -> Result<(), String> {
     let words = |error: palisade::Error| format!("{error:?}");
     let client = palisade::connect(&spec.url).await.map_err(words)?;
     let mut ledger = Ledger::open(&spec, false).await?;
-    // Blocking is fine: the keeper has a thread of its own.
+    // Blocking is fine: the keeper has its own thread.
     for (round, line) in std::io::stdin().lock().lines().enumerate() {
         line.map_err(|error| error.to_string())?;
         let hold = client.mutex(&spec.name).lock().await.map_err(words)?;

@@ -1,9 +1,9 @@
 //! Histories: what every process of a run saw, on one clock, to be judged afterwards.
 //!
-//! Each process appends JSON lines to a file of its own ([`Recorder`]); [`History`] merges the
-//! files by time. All processes run on one machine, so that the boot clock orders their events
-//! truly. **A time never flatters the library**: a call is stamped before it is made, an answer
-//! after it has come, a stop before the signal is sent, a resumption after.
+//! Each process appends JSON lines to its own file ([`Recorder`]); [`History`] merges the files by
+//! time. All processes run on one machine, so the boot clock gives the true order of their events.
+//! **A time never favours the library**: a call is stamped before it is made, an answer after it
+//! has come, a stop before the signal is sent, a resumption after it.
 
 mod read;
 mod recorder;
@@ -17,62 +17,62 @@ use std::fmt;
 use palisade::engine::{Ask, READERS};
 use serde::{Deserialize, Serialize};
 
-/// Something that happened, in one process.
+/// An event in one process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// When, in nanoseconds of the boot clock.
+    /// The time, in nanoseconds of the boot clock.
     pub at: u64,
-    /// To whom: a worker; the harness tells of stops and kills in the victim's name.
+    /// The worker; the harness records stops and kills under the victim's name.
     pub client: String,
-    /// The lock or resource that it is about, or nothing.
+    /// The lock or resource that it concerns; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// What.
+    /// The kind of event.
     #[serde(flatten)]
     pub what: What,
 }
 
-/// What happened.
+/// The kinds of events.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[allow(missing_docs)] // The fields are named after what they are.
 pub enum What {
-    /// A process begins, with the owner handle of its client.
+    /// A process starts, with the owner handle of its client.
     Start { pid: u32, owner: String },
-    /// A process is about to end on its own.
+    /// A process is about to exit by itself.
     End,
-    /// It asks for a place. Without `patience_ms` it waits for ever.
+    /// It requests a place. Without `patience_ms` it waits for ever.
     AcquireCalled {
         op: u64,
         grip: Grip,
         patience_ms: Option<u64>,
     },
-    /// The answer.
+    /// The result of an acquire.
     AcquireReturned { op: u64, answer: Answer },
-    /// `is_valid()`, asked at this time, said yes.
+    /// `is_valid()`, called at this time, returned `true`.
     Valid { token: u64, claim: String },
-    /// `lost()` told. `valid_until`: when the hold turned invalid, if that is known.
+    /// `lost()` resolved. `valid_until`: when the hold became invalid, if that is known.
     Lost {
         token: u64,
         claim: String,
         reason: String,
         valid_until: Option<u64>,
     },
-    /// `is_valid()` said no.
+    /// `is_valid()` returned `false`.
     Invalid {
         token: u64,
         claim: String,
         valid_until: Option<u64>,
     },
-    /// It gives the place up, by `release` or by dropping the hold. `valid_until`: until when the
-    /// hold was valid, as it said just before; a stop may have come in between.
+    /// It gives the place up, by `release` or by dropping the hold. `valid_until`: the deadline
+    /// that the hold had just before; a stop may have come in between.
     ReleaseCalled {
         token: u64,
         claim: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         valid_until: Option<u64>,
     },
-    /// The answer of `release`.
+    /// The result of `release`.
     ReleaseReturned {
         token: u64,
         claim: String,
@@ -84,7 +84,7 @@ pub enum What {
     WriteReturned { op: u64, answer: Written },
     /// It reads.
     ReadCalled { op: u64 },
-    /// What it read; `None` from a storage that was never written.
+    /// The result of a read; `None` from a store that was never written.
     ReadReturned { op: u64, answer: Option<Kept> },
     /// A leader's work begins.
     LeadBegin { token: u64 },
@@ -92,27 +92,27 @@ pub enum What {
     LeadEnd { token: u64 },
     /// The harness stops the process.
     PauseBegin,
-    /// The harness has let it go on.
+    /// The harness has continued the process.
     PauseEnd,
     /// The harness kills the process.
     Kill,
-    /// The process got no processor since then.
+    /// The process got no CPU time since then.
     Stall { since: u64 },
-    /// A fault that is not about one process begins.
+    /// A fault that does not concern a single process begins.
     FaultBegin { fault: String },
     /// It has ended.
     FaultEnd { fault: String },
-    /// The line as the engine showed it; asked for at `asked`.
+    /// The line as the engine showed it; requested at `asked`.
     Survey { asked: u64, line: Vec<Shown> },
-    /// The storage's own record at the end: one accepted write, in the order of the storage.
+    /// The store's own record at the end: one accepted write, in the store's order.
     Stored { op: u64, token: u64 },
-    /// The storage's record is complete with this many writes.
+    /// The store's record is complete with this many writes.
     StoredAll { count: u64 },
     /// For people.
     Note { text: String },
 }
 
-/// How much of a line an ask takes.
+/// How much of a line a request takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grip {
@@ -120,15 +120,15 @@ pub enum Grip {
     Whole,
     /// A weight out of a capacity: a reader or permits.
     Part {
-        /// How much.
+        /// The weight.
         weight: u32,
-        /// Of how much.
+        /// The capacity.
         capacity: u32,
     },
 }
 
 impl Grip {
-    /// What it weighs in a line of `capacity`.
+    /// The weight in a line of `capacity`.
     pub fn weight_in(self, capacity: u32) -> u64 {
         u64::from(Ask::from(self).weight_in(capacity))
     }
@@ -181,9 +181,9 @@ pub enum Answer {
     Cancelled,
     /// An error.
     Error {
-        /// Its stable word.
+        /// Its stable name.
         kind: String,
-        /// Whether the claim may be in the line all the same.
+        /// Whether the claim may nevertheless be in the line.
         maybe_applied: bool,
     },
 }
@@ -198,12 +198,12 @@ pub enum Released {
     Lost,
     /// An error.
     Error {
-        /// Its stable word.
+        /// Its stable name.
         kind: String,
     },
 }
 
-/// How a write ended. A write without an answer may have been applied, or not.
+/// The result of a write. A write without a result may or may not have been applied.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Written {
@@ -214,13 +214,13 @@ pub enum Written {
         /// That token.
         highest: u64,
     },
-    /// An error that says that nothing changed.
+    /// An error after which nothing has changed.
     NotApplied,
-    /// An error that leaves it open.
+    /// An error with an unknown outcome.
     Unknown,
 }
 
-/// What a storage keeps.
+/// The content of a store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Kept {
     /// The highest token accepted.
@@ -229,20 +229,20 @@ pub struct Kept {
     pub value: String,
 }
 
-/// One claim as a survey shows it, in the order of the line.
+/// One claim of a survey, in the order of the line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shown {
     /// The claim, in hex.
     pub claim: String,
-    /// The owner handle; nothing for another tool's.
+    /// The owner handle; empty for another tool's claim.
     pub owner: String,
-    /// The token, once it holds.
+    /// The token, if it holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<u64>,
 }
 
 impl Event {
-    /// The token that it is about, if any.
+    /// The token that it concerns, if any.
     pub fn token(&self) -> Option<u64> {
         match &self.what {
             What::Valid { token, .. }

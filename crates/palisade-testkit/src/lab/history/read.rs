@@ -1,7 +1,7 @@
 //! `History`: the files of a run, merged by time.
 //!
-//! A killed process may leave a torn last line, which is counted; a malformed line anywhere else
-//! is an error, because a history with holes in it proves nothing.
+//! A killed process may leave a torn last line, which is counted. A malformed line anywhere else is
+//! an error, because an incomplete history proves nothing.
 
 use std::fmt;
 use std::fs;
@@ -18,14 +18,14 @@ pub struct History {
     pub torn: usize,
 }
 
-/// A line that is no event.
+/// An invalid line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed {
     /// The file, if it came from one.
     pub file: String,
-    /// The line, from 1.
+    /// The line number, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The reason.
     pub why: String,
 }
 
@@ -38,16 +38,16 @@ impl fmt::Display for Malformed {
 impl std::error::Error for Malformed {}
 
 impl History {
-    /// Merges events. Those of the same time keep the order in which they are given.
+    /// Merges events. Those of the same time keep the given order.
     pub fn of(mut events: Vec<Event>) -> Self {
         events.sort_by_key(|event| event.at);
         Self { events, torn: 0 }
     }
 
-    /// Reads every `*.jsonl` file of a folder.
+    /// Reads every `*.jsonl` file of a directory.
     ///
     /// # Errors
-    /// A line that is no event, other than a torn last one; or a file that can't be read.
+    /// For an invalid line that is not a torn last one, or an unreadable file.
     pub fn read(dir: &Path) -> Result<Self, Malformed> {
         let broken = |file: &Path, error: std::io::Error| Malformed {
             file: file.display().to_string(),
@@ -74,13 +74,13 @@ impl History {
     /// Merges files, given as (name, content).
     ///
     /// # Errors
-    /// A line that is no event, other than a torn last one.
+    /// For an invalid line that is not a torn last one.
     pub fn merge(files: &[(String, String)]) -> Result<Self, Malformed> {
         let mut events: Vec<Event> = Vec::new();
         let mut torn = 0;
         for (file, text) in files {
             for (at, line) in text.split_inclusive('\n').enumerate() {
-                // Only the last line can lack its end.
+                // Only the last line can lack its newline.
                 if !line.ends_with('\n') {
                     torn += 1;
                     continue;
@@ -104,7 +104,7 @@ impl History {
     /// The history as JSON lines.
     pub fn to_lines(&self) -> String {
         let lines = self.events.iter().map(|event| {
-            // An event is plain data with text keys: it can't fail to be JSON.
+            // An event is plain data with text keys, so serialising it can't fail.
             serde_json::to_string(event).unwrap_or_default() + "\n"
         });
         lines.collect()

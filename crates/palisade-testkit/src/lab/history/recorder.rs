@@ -1,7 +1,7 @@
 //! `Recorder`: appends the events of one process to its file.
 //!
-//! One `write` per line on a file opened for appending: whatever kills the process, every line
-//! but the last is whole.
+//! Each line is one `write` to a file opened for appending. So however the process dies, every line
+//! but the last is complete.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -22,7 +22,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Appends to the file at `path`, in the name of `client`, about `name`.
+    /// Appends to the file at `path`, as `client`, about `name`.
     ///
     /// # Errors
     /// Those of the file.
@@ -35,17 +35,17 @@ impl Recorder {
         })
     }
 
-    /// Records what happens now.
+    /// Records an event with the current time.
     pub fn record(&self, what: What) {
         self.record_at(BootTime::now(), &self.client, what);
     }
 
-    /// Records what happened at `at`.
+    /// Records an event with the time `at`.
     pub fn record_as_of(&self, at: BootTime, what: What) {
         self.record_at(at, &self.client, what);
     }
 
-    /// Records what happened at `at` to `client`.
+    /// Records an event of `client` with the time `at`.
     pub fn record_at(&self, at: BootTime, client: &str, what: What) {
         let event = Event {
             at: at.as_nanos(),
@@ -53,12 +53,12 @@ impl Recorder {
             name: self.name.clone(),
             what,
         };
-        // An event is plain data with text keys: it can't fail to be JSON.
+        // An event is plain data with text keys, so serialising it can't fail.
         let Ok(line) = serde_json::to_string(&event) else {
             return;
         };
         if let Err(error) = self.file.lock().write_all(format!("{line}\n").as_bytes()) {
-            // A history with holes in it proves nothing.
+            // An incomplete history proves nothing.
             eprintln!("the history can't be written: {error}");
             std::process::exit(74);
         }

@@ -1,7 +1,7 @@
-//! The timeline of a history: one HTML file for people, with nothing loaded from elsewhere.
+//! The timeline of a history: one HTML file for people, which loads nothing from elsewhere.
 //!
-//! A lane per worker (one that replaced a killed one shares its lane), spans and marks on it,
-//! violations in red. The page draws what this file puts into it as JSON.
+//! It has a lane per worker (shared by the replacements of killed workers), with spans and marks,
+//! and violations in red. The page draws the JSON that this file embeds.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -13,12 +13,12 @@ use crate::lab::check::{Index, Invariant, Verdict};
 
 const PAGE: &str = include_str!("timeline.html");
 
-/// How many breaches of one invariant are listed.
+/// How many violations of one invariant are listed.
 const LISTED: usize = 20;
 
 #[derive(Serialize)]
 struct Data {
-    /// Of the whole, in microseconds, as are all times.
+    /// The total length in microseconds, like all times here.
     length: u64,
     lanes: Vec<Lane>,
     faults: Vec<(u64, u64)>,
@@ -28,9 +28,9 @@ struct Data {
 #[derive(Serialize)]
 struct Lane {
     name: String,
-    /// Kind, begin, end, rank of the token (0: none), words.
+    /// Kind, begin, end, rank of the token (0: none), text.
     spans: Vec<(&'static str, u64, u64, usize, String)>,
-    /// Kind, time, words.
+    /// Kind, time, text.
     marks: Vec<(&'static str, u64, String)>,
 }
 
@@ -41,7 +41,7 @@ struct Breach {
     r#where: Vec<(i64, u64)>,
 }
 
-/// The page for a history and what was found in it.
+/// The page for a history and its verdicts.
 pub fn page(title: &str, history: &History, verdicts: &[(Invariant, Verdict)]) -> String {
     let mut summary = String::new();
     let mut breaches = Vec::new();
@@ -87,7 +87,8 @@ pub fn page(title: &str, history: &History, verdicts: &[(Invariant, Verdict)]) -
             lanes.empty(breaches)
         }
     };
-    // Plain data with text keys can't fail to be JSON. No `<`, so that it can't end its element.
+    // Plain data with text keys always serialises. `<` is escaped, so that it can't end its
+    // element.
     let data = serde_json::to_string(&data).unwrap_or_default();
     let data = data.replace('<', "\\u003c");
     let page = PAGE.replace("{{TITLE}}", &escape(title));
@@ -107,7 +108,7 @@ struct Lanes<'h> {
     begin: u64,
 }
 
-/// The lane of a client: `w2.7` took over from `w2`.
+/// The lane of a client: `w2.7` replaced `w2`.
 fn lane(client: &str) -> &str {
     client.split('.').next().unwrap_or(client)
 }
@@ -120,7 +121,7 @@ impl<'h> Lanes<'h> {
             .filter(|name| *name != "harness")
             .collect();
         let mut names: Vec<&str> = names.into_iter().collect();
-        // w2 before w10.
+        // Sorts w2 before w10.
         names.sort_by_key(|name| (name.len(), *name));
         Self {
             history,

@@ -1,7 +1,7 @@
 //! `Part`: a program that engines need, and where it comes from.
 //!
-//! What an environment variable names wins; then what is installed or unpacked already; then it
-//! is installed. What was found or refused once stays so for the life of the process.
+//! An environment variable takes precedence; then what is installed or unpacked already; else it is
+//! installed. The result is cached for the life of the process.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(crate) struct Part {
     name: &'static str,
     /// The environment variable that names it.
     variable: &'static str,
-    /// Looks where it is when installed; without it, on `PATH` by its name.
+    /// Finds it where it is installed; by default on `PATH` by its name.
     look: Option<fn() -> Option<PathBuf>>,
     source: Source,
 }
@@ -29,9 +29,9 @@ enum Source {
     Suite {
         suite: &'static str,
         package: &'static str,
-        /// The program in it.
+        /// The path of the program in the package.
         program: &'static str,
-        /// The name of that program's file, to which the other name is linked.
+        /// The real name of that program's file, to which the other name is linked.
         really: &'static str,
         /// Packages of the distribution with libraries that it links.
         libraries: &'static [&'static str],
@@ -58,8 +58,8 @@ pub(crate) const VALKEY: Part = Part {
     name: "valkey-server",
     variable: "PALISADE_TEST_VALKEY",
     look: None,
-    // The later suite's package wants a newer libc. In this one the server is a tool: it goes by
-    // the name that it is called with.
+    // The package of a later suite needs a newer libc. In this suite the server is one of the
+    // tools, which behave according to the name that they are called by.
     source: Source::Suite {
         suite: "bookworm-backports",
         package: "valkey-tools",
@@ -90,7 +90,7 @@ pub(crate) const ZOOKEEPER: Part = Part {
     name: "zookeeper.jar and java",
     variable: "PALISADE_TEST_ZOOKEEPER",
     look: Some(|| {
-        // The last is for TLS alone; the package of the first lacks it in its own list.
+        // The last one is only for TLS; the first one's package omits it from its class path.
         let jars = ["zookeeper.jar", "slf4j-simple.jar", "netty-codec.jar"];
         let jars = jars.map(|jar| Path::new("/usr/share/java").join(jar));
         on_path("java")?;
@@ -105,7 +105,7 @@ pub(crate) const ZOOKEEPER: Part = Part {
     ]),
 };
 
-/// Not an engine: the Java client whose locks are in use beside ours.
+/// Not an engine: the Java client whose locks are tested together with ours.
 pub(crate) const CURATOR: Part = Part {
     name: "Curator's jars and javac",
     variable: "PALISADE_TEST_CURATOR",
@@ -164,10 +164,10 @@ pub(crate) const POSTGRES: Part = Part {
 
 pub(crate) const PGBOUNCER: Part = packaged("pgbouncer", "PALISADE_TEST_PGBOUNCER", &["pgbouncer"]);
 
-/// Not an engine: what makes packets vanish.
+/// Not an engine: drops packets.
 pub(crate) const IPTABLES: Part = packaged("iptables", "PALISADE_TEST_IPTABLES", &["iptables"]);
 
-/// Not engines: a browser and what drives it, for the dashboard; it has no letters of its own.
+/// Not engines: a browser and its driver, for the dashboard; the browser needs a font package.
 pub(crate) const CHROMIUM: Part = packaged(
     "chromium",
     "PALISADE_TEST_CHROMIUM",
@@ -179,20 +179,20 @@ pub(crate) const CHROMEDRIVER: Part = packaged(
     &["chromium-driver"],
 );
 
-/// Not an engine: what scrapes a gateway.
+/// Not an engine: scrapes a gateway.
 pub(crate) const PROMETHEUS: Part =
     packaged("prometheus", "PALISADE_TEST_PROMETHEUS", &["prometheus"]);
 
-/// What was found or refused.
+/// The cached results.
 static KNOWN: Mutex<Option<HashMap<&'static str, Result<PathBuf, String>>>> = Mutex::new(None);
 
 impl Part {
-    /// The program, installed if it must be.
+    /// The program; installs it if necessary.
     pub(crate) fn get(&self) -> Result<PathBuf, String> {
         if let Some(named) = self.named() {
             return named;
         }
-        // Held while it is installed: others of this process wait for that.
+        // Locked during an installation, so that other tests of this process wait for it.
         let mut known = KNOWN.lock();
         let known = known.get_or_insert_default();
         if let Some(known) = known.get(self.name) {
@@ -203,7 +203,7 @@ impl Part {
         got
     }
 
-    /// Where it is now, as a sentence; the error says how it would come.
+    /// Where it is now, as a sentence; the error says how it would be installed.
     pub(crate) fn found(&self) -> Result<String, String> {
         if let Some(named) = self.named() {
             return named.map(|path| format!("{} ({})", path.display(), self.variable));
@@ -220,7 +220,7 @@ impl Part {
 
     fn named(&self) -> Option<Result<PathBuf, String>> {
         let path = PathBuf::from(std::env::var_os(self.variable).filter(|it| !it.is_empty())?);
-        // A classpath has several.
+        // A class path has several entries.
         let first = path.to_string_lossy().split(':').next().map(PathBuf::from);
         Some(if first.is_some_and(|first| first.exists()) {
             Ok(path)
@@ -272,7 +272,7 @@ fn version(bin: &Path) -> u32 {
         .unwrap_or(0)
 }
 
-/// The program on `PATH`, or among the system's own, which are not on everyone's.
+/// The program on `PATH`, or in the system's own directories, which are not on everyone's `PATH`.
 pub(super) fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);

@@ -1,20 +1,20 @@
-//! `Folder`: where an engine keeps its data and logs while it runs, and the janitor that cleans
-//! up after it.
+//! `Folder`: where an engine keeps its data and logs while it runs, and the janitor that cleans up
+//! after it.
 //!
-//! Each server writes its pid and start time into `pids` before it becomes the server. A janitor,
-//! a shell in a process group of its own, reads from a pipe that only the starter holds open. The
-//! pipe closes when the folder is dropped and when the starter dies in any way: then the janitor
-//! ends what still runs and removes the folder.
+//! Each server process writes its pid and start time into `pids` before it executes the server. A
+//! janitor, a shell in its own process group, reads from a pipe that only the starter holds open.
+//! The pipe closes when the folder is dropped or the starter dies in any way. Then the janitor ends
+//! the processes that still run and removes the folder.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Free memory under which data goes to the disk: an etcd member alone reserves 64 MB.
+/// With less free memory than this, data goes to the disk: an etcd member alone reserves 64 MB.
 const ROOM: u64 = 1 << 30;
 
-/// What runs the two scripts below; also where `PATH` is bare.
+/// Runs the two scripts below, even if `PATH` is empty.
 pub(super) const SHELL: &str = "/bin/sh";
 
 /// Ends the processes in `$0/pids` that are still the same, each with its signal and after two
@@ -52,8 +52,8 @@ fi
 rm -rf "$0"
 "#;
 
-/// Writes down the process that is about to become a server: `$0` is the list, `$1` the signal
-/// that ends it.
+/// Records the process that is about to execute a server: `$0` is the list, `$1` the signal that
+/// ends it.
 pub(super) const RECORD: &str = r#"
 fields() { began=${20}; }
 read -r line <"/proc/$$/stat" && fields ${line##*) }
@@ -62,7 +62,7 @@ shift
 exec "$@"
 "#;
 
-/// A temporary folder, in memory when there is room.
+/// A temporary directory, in memory if there is room.
 #[derive(Debug)]
 pub(in crate::lab) struct Folder {
     path: PathBuf,
@@ -70,7 +70,7 @@ pub(in crate::lab) struct Folder {
 }
 
 impl Folder {
-    /// A new folder for the engine `name`.
+    /// A new directory for the engine `name`.
     pub(in crate::lab) fn new(name: &str) -> Result<Self, String> {
         let say = |what: &str, error: std::io::Error| format!("{what}: {error}");
         let base = base();
@@ -78,7 +78,7 @@ impl Folder {
             .prefix(&format!("palisade-{name}-"))
             .tempdir_in(&base)
             .map_err(|error| say(&format!("no folder in {}", base.display()), error))?;
-        // Servers that refuse root run as another user, and look for their own folder in it.
+        // Servers that refuse root run as another user, which must reach its own directory in it.
         std::fs::set_permissions(path.path(), PermissionsExt::from_mode(0o755))
             .and_then(|()| std::fs::write(path.path().join("pids"), ""))
             .and_then(|()| {
@@ -133,7 +133,7 @@ impl Drop for Folder {
     fn drop(&mut self) {
         drop(self.janitor.stdin.take());
         let _ = self.janitor.wait();
-        // Only a janitor that was killed has left something.
+        // Something is left only if the janitor was killed.
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }

@@ -1,6 +1,6 @@
-//! `Gateway`: a palisade gateway as a process of its own, `palisade serve` in front of an engine.
+//! `Gateway`: a palisade gateway in a separate process, `palisade serve` in front of an engine.
 //!
-//! The command is the one that was built beside the tests.
+//! It uses the command that was built with the tests.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -13,29 +13,29 @@ use crate::engine::CutOff;
 /// How clients reach a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Door {
-    /// By its socket, without a token.
+    /// Through its socket, without a token.
     Socket,
-    /// By its port, with its token.
+    /// Through its port, with its token.
     Port,
 }
 
-/// A gateway that runs. Dropping it ends it.
+/// A running gateway. Dropping it ends it.
 pub struct Gateway {
-    // Before the folder: it ends before its socket goes.
+    // Declared before the folder, so that it ends before its socket is removed.
     node: Node,
     folder: Folder,
 }
 
 impl Gateway {
-    /// Starts one in front of the engine that `url` names, with further arguments of `serve`.
+    /// Starts one in front of the engine at `url`, with further arguments of `serve`.
     ///
     /// # Errors
-    /// A sentence when the command was not built, or does not start.
+    /// A message if the command was not built, or does not start.
     pub fn start(url: &str, arguments: &[&str]) -> Result<Self, String> {
         Self::start_at(ports::free()?, url, arguments)
     }
 
-    /// The same at a port that is free.
+    /// The same on a given free port.
     ///
     /// # Errors
     /// As [`Gateway::start`].
@@ -65,7 +65,7 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Where clients connect to.
+    /// Its URL for clients.
     pub fn url(&self, door: Door) -> String {
         let folder = self.node.folder().join("door");
         match door {
@@ -77,16 +77,16 @@ impl Gateway {
         }
     }
 
-    /// Its process, and what can be done to it.
+    /// Its process.
     pub fn node(&self) -> &Node {
         &self.node
     }
 }
 
-/// What its process is called in its folder.
+/// The name of its process in its folder.
 const NODE: &str = "gateway";
 
-/// Stops it: connections stay open, and nothing is answered.
+/// Stops the process: connections stay open, and nothing is answered.
 impl CutOff for Gateway {
     fn begin(&self) {
         let _ = self.node.stop();
@@ -106,7 +106,7 @@ impl std::fmt::Debug for Gateway {
 /// The command of this build: `target/debug/palisade` for tests in `target/debug/deps`.
 ///
 /// # Errors
-/// A sentence when it was not built.
+/// A message if it was not built.
 pub fn command() -> Result<PathBuf, String> {
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut folders = own.ancestors().skip(1).take(2);
@@ -118,7 +118,7 @@ pub fn command() -> Result<PathBuf, String> {
 }
 
 fn answers(port: u16) -> Result<(), String> {
-    // It may refuse the request for its `Host`: then it is there.
+    // It may refuse the request because of its `Host`, but then it is up.
     match wire::http(port, "GET", "/readyz", "")? {
         (503, answer) => Err(format!("/readyz: {answer}")),
         _ => Ok(()),

@@ -1,9 +1,10 @@
-//! Gets packages: by apt into the system, or unpacked from another suite into a cache folder.
+//! Installs packages: by apt into the system, or unpacked from another suite into a cache
+//! directory.
 //!
-//! One at a time: a lock on a file in the cache folder keeps parallel tests apart. What is
-//! unpacked appears whole, by a rename, or not at all. apt runs with its own folder for archives
-//! and without the hooks of the machine's configuration: some of these delete the common folder,
-//! and with it the archives that another apt is about to unpack.
+//! A lock on a file in the cache directory allows one installation at a time across parallel tests.
+//! An unpacked package appears complete, by a rename, or not at all. apt runs with its own archive
+//! directory and without the hooks of the machine's configuration: some of these delete the common
+//! directory, including the archives that another apt is about to unpack.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -13,10 +14,10 @@ use std::process::Command;
 use rustix::fs::FlockOperation;
 use tempfile::TempDir;
 
-/// The environment variable that names the cache folder.
+/// The environment variable that names the cache directory.
 const CACHE: &str = "PALISADE_TEST_CACHE";
 
-/// What every apt is told. Hooks can be cleared by a file only, not by an option.
+/// The settings for every apt call. Hooks can only be cleared by a file, not by an option.
 const SETTINGS: &str = "#clear APT::Update::Post-Invoke;
 #clear APT::Update::Post-Invoke-Success;
 #clear DPkg::Post-Invoke;
@@ -29,19 +30,19 @@ Acquire::Check-Valid-Until \"false\";
 Quiet \"2\";
 ";
 
-/// Where packages ask whether services may start; 101 forbids it.
+/// Packages call this to ask whether services may start; exit code 101 forbids it.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
-/// What our own one says. One that a killed process has left is known by this.
+/// The content of our own policy. It identifies one that a killed process has left.
 const FORBID: &str = "#!/bin/sh\n# palisade-testkit, while it installs packages\nexit 101\n";
 
 /// Debian's keys for all suites, in Debian.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Prefix of folders that are being made.
+/// The prefix of incomplete directories.
 const UNFINISHED: &str = ".unfinished-";
 
-/// The cache folder.
+/// The cache directory.
 fn cache() -> Result<PathBuf, String> {
     let set = |name| {
         std::env::var_os(name)
@@ -57,12 +58,12 @@ fn cache() -> Result<PathBuf, String> {
         .ok_or_else(|| format!("no cache folder: set {CACHE}"))
 }
 
-/// Where an unpacked package is or will be.
+/// The directory of an unpacked package.
 pub(super) fn place(suite: &str, package: &str) -> Result<PathBuf, String> {
     Ok(cache()?.join(format!("{suite}-{package}")))
 }
 
-/// The cache folder while nobody else installs.
+/// The cache directory, locked against other installations.
 struct Turn {
     cache: PathBuf,
     _lock: File,
@@ -75,10 +76,11 @@ impl Turn {
             std::fs::create_dir_all(&cache)?;
             let lock = File::create(cache.join("lock"))?;
             rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
-            // Others that made these were killed: they would have the lock.
+            // Processes that created these were killed, since otherwise they would have the lock.
             for entry in std::fs::read_dir(&cache)?.flatten() {
                 if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
-                    // An apt that outlived its starter may still write there; then next time.
+                    // An apt that outlived its starter may still write there; then it is removed
+                    // next time.
                     let _ = std::fs::remove_dir_all(entry.path());
                 }
             }
@@ -89,7 +91,7 @@ impl Turn {
         Ok(Self { cache, _lock: lock })
     }
 
-    /// A folder to work in, and an apt that is set up to use it.
+    /// A working directory, and an apt that is configured to use it.
     fn work(&self) -> Result<Apt, String> {
         let make = || {
             let folder = tempfile::Builder::new()
@@ -109,7 +111,7 @@ impl Turn {
     }
 }
 
-/// apt-get with settings of our own.
+/// apt-get with our own settings.
 struct Apt {
     folder: TempDir,
     options: Vec<String>,
@@ -136,7 +138,7 @@ impl Apt {
         output(&mut command).map(drop)
     }
 
-    /// Looks at another suite alone, and touches nothing of the system.
+    /// Uses only another suite, and does not touch the system.
     fn only(&mut self, suite: &str) -> Result<(), String> {
         let keys = if Path::new(KEYS).exists() {
             format!("[signed-by={KEYS}] ")
@@ -163,7 +165,7 @@ impl Apt {
     }
 }
 
-/// Where the distribution's own packages come from on this machine.
+/// The mirror of the distribution's packages on this machine.
 fn mirror() -> Result<String, String> {
     let system = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     let release = system
@@ -180,7 +182,7 @@ fn mirror() -> Result<String, String> {
         .ok_or_else(|| format!("apt has no source for {release:?}"))
 }
 
-/// Runs a command; the error is what it complained of.
+/// Runs a command; the error is its error output.
 fn output(command: &mut Command) -> Result<String, String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command
@@ -204,7 +206,7 @@ fn output(command: &mut Command) -> Result<String, String> {
     Err(format!("{program}: {}: {said}", output.status))
 }
 
-/// Forbids services to start as long as it lives.
+/// Prevents services from starting as long as it lives.
 struct NoServices {
     policy: PathBuf,
     ours: bool,
@@ -239,7 +241,7 @@ impl Drop for NoServices {
     }
 }
 
-/// Installs packages of the distribution, unless they are `there` when our turn comes.
+/// Installs packages of the distribution, unless `there` returns `true` once we have the lock.
 pub(super) fn packages(packages: &[&str], there: impl Fn() -> bool) -> Result<(), String> {
     let list = packages.join(" ");
     if super::find::on_path("apt-get").is_none() {
@@ -260,13 +262,13 @@ pub(super) fn packages(packages: &[&str], there: impl Fn() -> bool) -> Result<()
     let install = ["install", "-y", "--no-install-recommends", "--no-remove"];
     let install = [&install[..], packages].concat();
     apt.run(&install).or_else(|_| {
-        // A new machine has no lists, an old one stale ones.
+        // A new machine has no package lists, an old one outdated ones.
         apt.run(&["update"])?;
         apt.run(&install)
     })
 }
 
-/// Installs the packages of libraries that are not there.
+/// Installs missing packages of libraries.
 pub(super) fn libraries(names: &[&str]) -> Result<(), String> {
     let installed = |name: &&str| {
         let mut query = Command::new("dpkg-query");
@@ -282,7 +284,7 @@ pub(super) fn libraries(names: &[&str]) -> Result<(), String> {
     }
 }
 
-/// Unpacks a package of another suite into the cache folder, with a second name for a program.
+/// Unpacks a package of another suite into the cache directory, with a second name for a program.
 pub(super) fn unpack(suite: &str, package: &str, link: (&str, &str)) -> Result<(), String> {
     let place = place(suite, package)?;
     for program in ["apt-get", "dpkg"] {
@@ -334,7 +336,7 @@ mod tests {
         };
         let guard = NoServices::forbid(&policy).expect("a policy");
         assert_eq!(forbids(), Some(101));
-        // As a killed process leaves it.
+        // A killed process leaves it like this.
         std::mem::forget(guard);
         drop(NoServices::forbid(&policy).expect("the policy that is there"));
         assert!(!policy.exists());

@@ -1,9 +1,9 @@
-//! Real engines for tests: found or installed, started on loopback, hurt, and cleaned away.
+//! Real engines for tests: found or installed, started on loopback, disturbed, and removed.
 //!
-//! [`need`] is what a test calls. [`table`](mod@table) lists the engines by name, `find` and
-//! `install` get their programs, [`node`] is one server with the cruel verbs, [`running`] a whole
-//! engine, `folder` what is left behind by none of them: servers and their folder go away however
-//! the process that started them ends.
+//! Tests call [`need`]. [`table`](mod@table) lists the engines by name, `find` and `install`
+//! provide their programs, [`node`] is one server that can be stopped and killed, [`running`] a
+//! whole engine. `folder` ensures that servers and their data are removed however the process that
+//! started them ends.
 
 pub mod apiserver;
 mod engines;
@@ -29,18 +29,18 @@ pub(in crate::lab) use folder::Folder;
 pub use node::Node;
 pub use running::Running;
 
-/// Fails a test instead of skipping it when an engine can't be had; so does `CI`.
+/// Makes a test fail instead of being skipped if an engine is not available; so does `CI`.
 pub const REQUIRE: &str = "PALISADE_TEST_REQUIRE";
 
-/// Names a file to which every skipped test adds a line of JSON.
+/// Names a file to which every skipped test appends a line of JSON.
 pub const SKIPPED: &str = "PALISADE_TEST_SKIPPED";
 
-/// Why there is no engine.
+/// Why an engine is not available.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
-    /// Its programs can't be had on this machine.
+    /// Its programs are not available on this machine.
     Missing(String),
-    /// It is there, and does not do what it should.
+    /// It is installed but does not work.
     Failed(String),
 }
 
@@ -54,17 +54,17 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Starts the engine called `name` in [`table`](mod@table), installing what is missing.
+/// Starts the engine called `name` in [`table`](mod@table), and installs what is missing.
 ///
 /// # Errors
-/// `Missing` when its programs can't be had, `Failed` when it does not start; that one ends with
-/// the tails of its logs.
+/// `Missing` if its programs are not available; `Failed`, with the tails of its logs, if it does
+/// not start.
 pub fn start(name: &str) -> Result<Running, Error> {
     start_with(name, &[])
 }
 
-/// Starts an engine with further settings in its own form: arguments for its servers, for
-/// ZooKeeper lines of its configuration.
+/// Starts an engine with further settings in its own form: arguments for its servers, or lines of
+/// the configuration for ZooKeeper.
 ///
 /// # Errors
 /// As [`start`].
@@ -74,11 +74,11 @@ pub fn start_with(name: &str, settings: &[&str]) -> Result<Running, Error> {
     Running::start(recipe, settings).map_err(Error::Failed)
 }
 
-/// The engine for a test; `None` when it can't be had here, with the reason printed and added to
+/// The engine for a test; `None` if it is not available here. The reason is printed and appended to
 /// the file that [`SKIPPED`] names.
 ///
 /// # Panics
-/// When it does not start, and when it can't be had although [`REQUIRE`] or `CI` is set.
+/// If it does not start, or if it is not available although [`REQUIRE`] or `CI` is set.
 pub fn need(name: &str) -> Option<Running> {
     match start(name) {
         Ok(running) => Some(running),
@@ -91,11 +91,10 @@ pub fn need(name: &str) -> Option<Running> {
     }
 }
 
-/// A tool of an engine for a test, for interoperation; `None` when it can't be had here, as with
-/// [`need`].
+/// An engine's tool for an interoperability test; `None` if it is not available, as with [`need`].
 ///
 /// # Panics
-/// When it can't be had although [`REQUIRE`] or `CI` is set, or is not known.
+/// If it is not available although [`REQUIRE`] or `CI` is set, or if the name is unknown.
 pub fn need_tool(name: &str) -> Option<PathBuf> {
     let got = match name {
         "chromedriver" => find::CHROMEDRIVER.get(),
@@ -117,21 +116,21 @@ pub fn need_tool(name: &str) -> Option<PathBuf> {
     }
 }
 
-/// A port for a server of the test's own: nobody listens on it, and no outgoing connection gets it.
+/// A port for a test's own server: nobody listens on it, and no outgoing connection uses it.
 ///
 /// # Panics
-/// When there is none.
+/// If there is none.
 pub fn free_port() -> u16 {
     ports::free().unwrap_or_else(|why| panic!("{why}"))
 }
 
-/// Whether an engine that can't be had fails a test.
+/// Whether an unavailable engine fails a test.
 fn required() -> bool {
     let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty() && value != "0");
     set("CI") || set(REQUIRE)
 }
 
-/// Says that a test is skipped, and why.
+/// Reports that a test is skipped, and why.
 pub fn skip(engine: &str, why: &str) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("?");
@@ -140,17 +139,17 @@ pub fn skip(engine: &str, why: &str) {
         return;
     };
     let row = serde_json::json!({ "test": test, "engine": engine, "why": why });
-    // One write to a file opened for appending: rows of several processes do not mix.
+    // One write to a file opened for appending, so that rows of several processes don't mix.
     let file = OpenOptions::new().create(true).append(true).open(&path);
     if let Err(error) = file.and_then(|mut file| file.write_all(format!("{row}\n").as_bytes())) {
         eprintln!("{}: {error}", path.display());
     }
 }
 
-/// Looks until `look` succeeds or `limit` has passed; the last refusal is the error.
+/// Calls `look` until it succeeds or `limit` has passed; returns the last error.
 ///
 /// # Errors
-/// What `look` said last.
+/// The last error of `look`.
 pub fn until<T>(limit: Duration, mut look: impl FnMut() -> Result<T, String>) -> Result<T, String> {
     let end = Instant::now() + limit;
     let mut pause = Duration::from_millis(2);

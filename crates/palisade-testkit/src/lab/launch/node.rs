@@ -1,8 +1,7 @@
 //! `Node`: one server of an engine, and what can be done to it.
 //!
-//! A verb returns when the kernel or the server shows that it has happened: a node that was
-//! killed is dead, one that was stopped stands still with all its processes, one that was
-//! restarted answers. Ports stay the same for its whole life.
+//! A method returns when the kernel or the server confirms its effect: a killed node is dead, a
+//! stopped one has all its processes stopped, a restarted one answers. Ports never change.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -19,7 +18,7 @@ use super::folder::{RECORD, SHELL};
 use super::proc::{self, State};
 use super::until;
 
-/// How long a server may take to answer after its start, on a machine that is busy with others.
+/// How long a server may take to answer after its start, on a busy machine.
 pub(super) const START: Duration = Duration::from_secs(30);
 
 /// How long the kernel may take to stop or end processes.
@@ -28,37 +27,37 @@ const SIGNAL: Duration = Duration::from_secs(5);
 /// A user and group to run as.
 pub(super) type User = (u32, u32);
 
-/// A check, and what is wrong if it fails.
+/// A check; the error says what is wrong.
 pub(super) type Check = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// Makes files in a node's folder.
+/// Creates files in a node's directory.
 pub(super) type Prepare = Box<dyn Fn(&Path) -> Result<(), String> + Send + Sync>;
 
-/// What a cluster must be told before a wiped member starts.
+/// Informs a cluster before a wiped member starts.
 pub(super) type Rejoin = Box<dyn Fn() -> Result<Vec<String>, String> + Send + Sync>;
 
-/// What a node runs.
+/// How to run a node.
 pub(super) struct Spec {
     pub(super) program: PathBuf,
     pub(super) arguments: Vec<String>,
-    /// Runs as this user instead of ours.
+    /// The user to run as instead of our own.
     pub(super) user: Option<User>,
-    /// Fills the node's empty folder, before the first start and after a wipe.
+    /// Fills the node's empty directory, before the first start and after a wipe.
     pub(super) prepare: Prepare,
     /// Whether the server answers, with or without the rest of the engine.
     pub(super) answers: Check,
-    /// Tells the others that it comes back empty and they do not; gives further arguments.
+    /// Tells the others that it comes back without data; returns further arguments.
     pub(super) rejoin: Option<Rejoin>,
-    /// The signal that ends it for good; KILL unless it leaves something behind then.
+    /// The signal that ends it for good; KILL unless that leaves something behind.
     pub(super) end: &'static str,
-    /// Cleans up what a killed server leaves outside its folder.
+    /// Cleans up what a killed server leaves outside its directory.
     pub(super) after_kill: Option<fn(&Path)>,
-    /// Where it speaks TLS, beside its port.
+    /// Its TLS port, in addition to its plain port.
     pub(super) tls_port: Option<u16>,
 }
 
 impl Spec {
-    /// A server that runs as ourselves and needs nothing in its folder.
+    /// A server that runs as our own user and needs nothing in its directory.
     pub(super) fn new(program: &Path, answers: Check) -> Self {
         Self {
             program: program.to_owned(),
@@ -84,7 +83,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node called `name` (`n0`) in the engine's folder, not yet started.
+    /// A node called `name` (`n0`) in the engine's directory, not yet started.
     pub(super) fn new(engine: &Path, name: &str, port: u16, spec: Spec) -> Result<Self, String> {
         let node = Self {
             name: name.to_owned(),
@@ -114,45 +113,45 @@ impl Node {
         self.port
     }
 
-    /// Where clients connect to: `127.0.0.1:PORT`.
+    /// The address for clients: `127.0.0.1:PORT`.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.spec.tls_port.unwrap_or(self.port))
     }
 
-    /// The port on which it speaks TLS, where it does.
+    /// Its TLS port, if it has one.
     pub fn tls_port(&self) -> Option<u16> {
         self.spec.tls_port
     }
 
-    /// What it is called in its engine's folder.
+    /// Its name in its engine's directory.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where it keeps its data.
+    /// Its data directory.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// What it has written to its output, over all its starts.
+    /// The log of its output, across all its starts.
     pub fn log(&self) -> PathBuf {
         self.folder.with_extension("log")
     }
 
-    /// Its main process, unless it was killed.
+    /// The pid of its main process, unless it was killed.
     pub fn pid(&self) -> Option<u32> {
         self.child.lock().as_ref().map(Child::id)
     }
 
-    /// What its main process does.
+    /// The state of its main process.
     pub fn state(&self) -> State {
         self.pid().map_or(State::Dead, proc::state)
     }
 
-    /// Kills all its processes with KILL, as a crash does. Its data stays.
+    /// Kills all its processes with KILL, like a crash. Its data stays.
     ///
     /// # Errors
-    /// When they do not die.
+    /// If they do not die.
     pub fn kill(&self) -> Result<(), String> {
         let Some(mut child) = self.child.lock().take() else {
             return Ok(());
@@ -176,13 +175,13 @@ impl Node {
         Ok(())
     }
 
-    /// Stops all its processes where they are. Connections stay open, and nothing is answered.
+    /// Stops all its processes with SIGSTOP. Connections stay open, and nothing is answered.
     ///
     /// # Errors
-    /// When it does not run, or does not stop.
+    /// If it is not running, or does not stop.
     pub fn stop(&self) -> Result<(), String> {
         let root = self.running()?;
-        // Parents first: a stopped parent has no further children.
+        // Parents first: a stopped parent creates no further children.
         until(SIGNAL, || {
             let moving: Vec<u32> = proc::tree(root)
                 .into_iter()
@@ -203,10 +202,10 @@ impl Node {
         })
     }
 
-    /// Lets its processes go on.
+    /// Continues its processes.
     ///
     /// # Errors
-    /// When it does not run, or does not go on.
+    /// If it is not running, or does not continue.
     pub fn cont(&self) -> Result<(), String> {
         let root = self.running()?;
         for pid in proc::tree(root).into_iter().rev() {
@@ -218,23 +217,23 @@ impl Node {
         })
     }
 
-    /// Kills it, if it runs, and starts it again on its data. Returns when it answers: without a
-    /// majority of the others that may be all it does.
+    /// Kills it, if it is running, and restarts it with its data. Returns when it answers; without
+    /// a majority of the others it may do no more than that.
     ///
     /// # Errors
-    /// When it does not come back.
+    /// If it does not come back.
     pub fn restart(&self) -> Result<(), String> {
         self.kill()?;
         self.spawn()?;
         self.answers()
     }
 
-    /// Kills it, removes its data, and starts it again empty. Where members are counted (etcd,
-    /// Redis Cluster) the others are told that it is a new one. `Running::ready` waits until it
-    /// has joined them.
+    /// Kills it, removes its data, and starts it again empty. Where members are registered (etcd,
+    /// Redis Cluster) the others are told that it is a new one. `Running::ready` waits until it has
+    /// joined them.
     ///
     /// # Errors
-    /// When it does not come back.
+    /// If it does not come back.
     pub fn wipe(&self) -> Result<(), String> {
         self.kill()?;
         self.forget()?;
@@ -247,7 +246,7 @@ impl Node {
         self.answers()
     }
 
-    /// Removes its data. It must not run.
+    /// Removes its data. It must not be running.
     pub(super) fn forget(&self) -> Result<(), String> {
         std::fs::remove_dir_all(&self.folder)
             .map_err(|error| format!("{}: {error}", self.folder.display()))?;
@@ -272,7 +271,7 @@ impl Node {
         pid.ok_or_else(|| format!("{} does not run", self.name))
     }
 
-    /// Starts the process, and does not wait for it.
+    /// Starts the process without waiting for it.
     pub(super) fn spawn(&self) -> Result<(), String> {
         self.spawn_with(&[])
     }
@@ -319,7 +318,7 @@ impl Node {
         self.folder.with_file_name("pids")
     }
 
-    /// Tells the janitor of a process that did not start through [`RECORD`].
+    /// Registers with the janitor a process that was not started through [`RECORD`].
     fn record(&self, pid: u32) -> Result<(), String> {
         let Some(started) = proc::started(pid) else {
             return Ok(());
@@ -329,7 +328,7 @@ impl Node {
             .map_err(|error| format!("pids: {error}"))
     }
 
-    /// Ends it for good: as it likes best, and within two seconds.
+    /// Ends it for good: with its preferred signal, within two seconds.
     fn end(&self) {
         if self.spec.end != "KILL"
             && let Ok(root) = self.running()

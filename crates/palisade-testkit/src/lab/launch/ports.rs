@@ -1,21 +1,21 @@
 //! Free ports on loopback.
 //!
-//! They are taken from below the range that the kernel gives to outgoing connections: a server
-//! that is killed finds its port still free when it comes back. Two processes may still pick the
-//! same one; the start is then repeated with others.
+//! They are below the range that the kernel uses for outgoing connections, so that a killed server
+//! finds its port still free when it restarts. Two processes may still choose the same port; the
+//! start is then repeated with others.
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, TcpListener};
 
 use parking_lot::Mutex;
 
-/// Ports that this process has given out.
+/// The ports that this process has handed out.
 static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
 
-/// The lowest port to try: most well-known services lie below.
+/// The lowest port to try: most well-known services are below.
 const LOWEST: u16 = 12_000;
 
-/// A port that nobody listens on and that this process has not given out before.
+/// A port that nobody listens on and that this process has not handed out before.
 pub(super) fn free() -> Result<u16, String> {
     let end = outgoing_from().unwrap_or(32_768);
     let mut given = GIVEN.lock();
@@ -43,7 +43,7 @@ pub(super) fn free() -> Result<u16, String> {
     Err("no free port".to_owned())
 }
 
-/// Several of them.
+/// Several free ports.
 pub(super) fn several(count: usize) -> Result<Vec<u16>, String> {
     (0..count).map(|_| free()).collect()
 }

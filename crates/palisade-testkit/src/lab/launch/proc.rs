@@ -1,20 +1,20 @@
 //! Processes as the kernel sees them, by `/proc/PID/stat`.
 //!
-//! `kill -0` takes a zombie for alive where PID 1 reaps slowly; the state letter does not. A pid
-//! alone may have been given to another process: together with its start time it has not.
+//! `kill -0` reports a zombie as alive where PID 1 reaps slowly; the state letter does not. A pid
+//! alone may have been reused; together with the start time it is unique.
 
 use std::collections::HashMap;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What a process does.
+/// The state of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Runs, or sleeps until it has something to do.
+    /// It runs or sleeps.
     Running,
-    /// Stopped by a signal.
+    /// It was stopped by a signal.
     Stopped,
-    /// Gone, or a zombie that nobody has reaped yet.
+    /// It is gone, or a zombie that was not reaped yet.
     Dead,
 }
 
@@ -26,7 +26,7 @@ struct Stat {
 
 fn stat(pid: u32) -> Option<Stat> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command's name stands in brackets and may hold anything.
+    // The command's name is in parentheses and may contain anything.
     let (_, rest) = text.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split(' ').collect();
     Some(Stat {
@@ -50,7 +50,7 @@ pub(super) fn started(pid: u32) -> Option<u64> {
     stat(pid).map(|stat| stat.started)
 }
 
-/// The process and all that descend from it, ancestors first.
+/// The process and all its descendants, ancestors first.
 pub fn tree(root: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -74,7 +74,7 @@ pub fn tree(root: u32) -> Vec<u32> {
     tree
 }
 
-/// Sends a signal; a process that is gone is none of ours any more.
+/// Sends a signal; ignores a process that is gone.
 pub(super) fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);

@@ -11,35 +11,35 @@ use super::table::Recipe;
 use super::until;
 use crate::engine::CutOff;
 
-/// How long a majority may take to agree on a leader: elections here take 0.2 to 3 s.
+/// How long a majority may take to elect a leader: elections here take 0.2 to 3 s.
 const ELECTION: Duration = Duration::from_secs(20);
 
-/// How often a start is repeated when another process has taken one of its ports.
+/// How often a start is repeated if another process has taken one of its ports.
 const STARTS: usize = 4;
 
 type Ready = Box<dyn Fn(&[Node]) -> Result<(), String> + Send + Sync>;
 type Leader = Box<dyn Fn(&[Node]) -> Option<usize> + Send + Sync>;
 
-/// What a recipe makes: nodes that are started or about to be, and how to judge them.
+/// The result of a recipe: nodes that are started or about to be, and how to judge them.
 pub(super) struct Parts {
     pub(super) url: String,
     pub(super) nodes: Vec<Node>,
-    /// Whether the engine as a whole does its work; nodes that do not run don't count.
+    /// Whether the engine as a whole works; nodes that are not running don't count.
     pub(super) ready: Ready,
     /// Which node leads, for engines with a leader.
     pub(super) leader: Option<Leader>,
 }
 
-/// An engine that runs.
+/// A running engine.
 pub struct Running {
     name: &'static str,
-    // Before the folder: servers end before their data goes.
+    // Declared before the folder, so that servers end before their data is removed.
     parts: Parts,
     folder: Folder,
 }
 
 impl Running {
-    /// Starts what the recipe says, and waits until it is ready.
+    /// Starts an engine by its recipe, and waits until it is ready.
     pub(super) fn start(recipe: &Recipe, settings: &[&str]) -> Result<Self, String> {
         let mut tries = 1;
         loop {
@@ -73,23 +73,23 @@ impl Running {
         self.name
     }
 
-    /// Its URL, as palisade takes it.
+    /// Its URL for palisade.
     pub fn url(&self) -> &str {
         &self.parts.url
     }
 
     /// Its servers. For `redis-sentinel` these are the first master, the replica and three
-    /// sentinels, for `pgbouncer` the pooler and its PostgreSQL.
+    /// sentinels; for `pgbouncer` the pooler and its PostgreSQL.
     pub fn nodes(&self) -> &[Node] {
         &self.parts.nodes
     }
 
-    /// Where it keeps its data and logs.
+    /// The directory of its data and logs.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Waits until it does its work again, with the nodes that run.
+    /// Waits until it works again, with the nodes that are running.
     ///
     /// # Errors
     /// What is still wrong after half a minute.
@@ -97,16 +97,16 @@ impl Running {
         wait_ready(&self.parts)
     }
 
-    /// The index of the node that leads, or for Sentinel is master, as the nodes that run see it
-    /// now. `None` while there is none, and for engines without one.
+    /// The index of the node that leads, or is the master for Sentinel, as the running nodes see it
+    /// now. `None` if there is none, and for engines without a leader.
     pub fn leader(&self) -> Option<usize> {
         self.parts.leader.as_ref()?(&self.parts.nodes)
     }
 
-    /// Waits until a node leads that `test` accepts.
+    /// Waits until a node leads for which `test` returns `true`.
     ///
     /// # Errors
-    /// When none does so in time.
+    /// If none does in time.
     pub fn leader_where(&self, test: impl Fn(usize) -> bool) -> Result<usize, String> {
         until(ELECTION, || match self.leader() {
             Some(leader) if test(leader) => Ok(leader),
@@ -114,10 +114,10 @@ impl Running {
         })
     }
 
-    /// Kills the node that leads, and gives its index.
+    /// Kills the node that leads, and returns its index.
     ///
     /// # Errors
-    /// When there is no leader, or it does not die.
+    /// If there is no leader, or it does not die.
     pub fn kill_leader(&self) -> Result<usize, String> {
         let leader = self.leader_where(|_| true)?;
         self.parts.nodes[leader].kill()?;
@@ -127,7 +127,7 @@ impl Running {
     /// Kills all nodes, removes their data, and starts them again empty.
     ///
     /// # Errors
-    /// When one does not come back as it was started first.
+    /// If one does not come back.
     pub fn wipe(&self) -> Result<(), String> {
         for node in &self.parts.nodes {
             node.kill()?;
@@ -171,7 +171,7 @@ fn wait_ready(parts: &Parts) -> Result<(), String> {
     let ready = until(START, || {
         ended = was_started.iter().find(|node| node.state() == State::Dead);
         match ended {
-            // Nothing to wait for; and what answers on its port is not ours.
+            // There is nothing to wait for, and whatever answers on its port is not ours.
             Some(_) => Ok(()),
             None => (parts.ready)(&parts.nodes),
         }
@@ -182,13 +182,13 @@ fn wait_ready(parts: &Parts) -> Result<(), String> {
     }
 }
 
-/// The nodes that run: those to ask.
+/// The nodes that are running.
 pub(super) fn alive(nodes: &[Node]) -> impl Iterator<Item = (usize, &Node)> {
     let runs = |(_, node): &(usize, &Node)| node.state() == State::Running;
     nodes.iter().enumerate().filter(runs)
 }
 
-/// The addresses of nodes, as URLs list them.
+/// The addresses of nodes, in the form of URLs.
 pub(super) fn addresses(nodes: &[Node]) -> String {
     let all: Vec<String> = nodes.iter().map(Node::address).collect();
     all.join(",")

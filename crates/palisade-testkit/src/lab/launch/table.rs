@@ -1,4 +1,4 @@
-//! The one table of engines: what each is called, what it needs, how it starts.
+//! The table of engines: their names, what they need, and how they start.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use super::running::Parts;
 
 /// An engine that can be started.
 pub struct Recipe {
-    /// What tests and `palisade-testkit up` call it.
+    /// Its name in tests and in `palisade-testkit up`.
     pub name: &'static str,
-    /// What it is.
+    /// A description.
     pub about: &'static str,
     /// The programs that it needs.
     pub(super) parts: &'static [Part],
-    /// Starts it in a folder, with further settings.
+    /// Starts it in a directory, with further settings.
     pub(super) start: fn(&Path, &[&str]) -> Result<Parts, String>,
 }
 
@@ -105,7 +105,7 @@ const fn recipe(
 /// The engine of that name.
 ///
 /// # Errors
-/// `Failed` when there is none.
+/// `Failed` if there is none.
 pub fn recipe_of(name: &str) -> Result<&'static Recipe, Error> {
     let found = ENGINES.iter().find(|recipe| recipe.name == name);
     found.ok_or_else(|| {
@@ -119,16 +119,16 @@ impl Recipe {
     /// Installs what is missing, without starting anything.
     ///
     /// # Errors
-    /// `Missing` when it can't be had.
+    /// `Missing` if it is not available.
     pub fn fetch(&self) -> Result<(), Error> {
         let get = |part: &Part| part.get().map(drop).map_err(Error::Missing);
         self.parts.iter().try_for_each(get)
     }
 
-    /// Where its programs are, without installing anything; the error says which one is missing.
+    /// Where its programs are, without installing anything; the error names a missing one.
     ///
     /// # Errors
-    /// A sentence about the first that is missing.
+    /// A message about the first missing program.
     pub fn installed(&self) -> Result<String, String> {
         let found: Result<Vec<String>, String> = self.parts.iter().map(Part::found).collect();
         found.map(|parts| parts.join(", "))

@@ -1,4 +1,4 @@
-//! `palisade-testkit up ENGINE`: an engine for a person, until Ctrl-C or the end of input.
+//! `palisade-testkit up ENGINE`: runs an engine for a person, until Ctrl-C or the end of input.
 
 use std::io::{Read, Write};
 use std::process::ExitCode;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use super::apiserver::ApiServer;
 use super::{running::Running, start_with, table};
 
-/// What has no program of its own: it runs in this one.
+/// Has no program of its own, but runs inside this process.
 const KUBERNETES: &str = "kubernetes";
 
 /// `up`: lists the engines, and whether each is installed.
@@ -17,7 +17,7 @@ pub fn list() -> ExitCode {
             Ok(path) => path,
             Err(why) => why,
         };
-        // A reader that has seen enough.
+        // The reader has closed the pipe.
         if writeln!(out, "{:<15} {:<50} {state}", recipe.name, recipe.about).is_err() {
             return ExitCode::SUCCESS;
         }
@@ -27,9 +27,9 @@ pub fn list() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// `up ENGINE SETTING…`: starts it, shows it, waits, and removes it.
+/// `up ENGINE SETTING…`: starts it, prints it, waits, and removes it.
 pub fn up(name: &str, settings: &[&str]) -> ExitCode {
-    // Before the start: whoever ends us meanwhile waits for the end of it.
+    // Registered before the start, so that a signal during the start takes effect after it.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -76,7 +76,7 @@ fn show(running: &Running) -> std::io::Result<()> {
     out.flush()
 }
 
-/// What ends it: a signal to stop, or the end of input.
+/// Resolves on a signal to stop, or at the end of input.
 fn stopped() -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -1,18 +1,17 @@
-//! A few bytes of each engine's protocol, by hand: enough to see that a server is what it should
-//! be and who leads, with no client library between.
+//! A few requests of each engine's protocol, by hand: enough to check that a server works and who
+//! leads, without a client library.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// How long one answer may take. A server that is stopped never answers, and others are to be
-/// asked after it.
+/// How long one answer may take. A stopped server never answers, and others must be asked after it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A connection to a port on loopback.
 ///
 /// # Errors
-/// When nobody listens or answers.
+/// If nobody listens or answers.
 pub fn connect(port: u16) -> Result<TcpStream, String> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let open = || {
@@ -35,10 +34,10 @@ fn talk(port: u16, request: &[u8]) -> Result<Vec<u8>, String> {
     Ok(answer)
 }
 
-/// One Redis command. Nested answers come as lines, each string or number on one.
+/// Sends one Redis command. Nested answers become lines, with one string or number each.
 ///
 /// # Errors
-/// When there is no answer, or an error is the answer.
+/// If there is no answer, or the answer is an error.
 pub fn redis(port: u16, command: &[&str]) -> Result<String, String> {
     let mut request = format!("*{}\r\n", command.len());
     for word in command {
@@ -79,12 +78,12 @@ fn resp(from: &mut impl BufRead, lines: &mut Vec<String>) -> std::io::Result<()>
     Ok(())
 }
 
-/// One HTTP request: the status and the body.
+/// Sends one HTTP request: returns the status and the body.
 ///
 /// # Errors
-/// When there is no answer.
+/// If there is no answer.
 pub fn http(port: u16, method: &str, path: &str, body: &str) -> Result<(u16, String), String> {
-    // In HTTP/1.0 the body ends with the connection, and nothing is chunked.
+    // In HTTP/1.0 the body ends with the connection, and is never chunked.
     let request = format!(
         "{method} {path} HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
@@ -99,18 +98,19 @@ pub fn http(port: u16, method: &str, path: &str, body: &str) -> Result<(u16, Str
         .ok_or_else(|| format!("port {port}: no HTTP answer: {answer:?}"))
 }
 
-/// One of ZooKeeper's four letter words.
+/// Sends one of ZooKeeper's four-letter commands.
 ///
 /// # Errors
-/// When there is no answer.
+/// If there is no answer.
 pub fn four_letters(port: u16, word: &str) -> Result<String, String> {
     talk(port, word.as_bytes()).map(|answer| String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// One statement on a PostgreSQL server that trusts: the first column of its rows.
+/// Runs one statement on a PostgreSQL server without a password: returns the first column of its
+/// rows.
 ///
 /// # Errors
-/// When there is no answer, or an error is the answer.
+/// If there is no answer, or the answer is an error.
 pub fn postgres(port: u16, user: &str, sql: &str) -> Result<Vec<String>, String> {
     let mut stream = connect(port)?;
     let failed = |error: std::io::Error| format!("port {port}: {error}");
@@ -122,7 +122,7 @@ pub fn postgres(port: u16, user: &str, sql: &str) -> Result<Vec<String>, String>
     request.extend(message(Some(b'Q'), format!("{sql}\0").as_bytes()));
     stream.write_all(&request).map_err(failed)?;
     let (mut rows, mut ready) = (Vec::new(), 0);
-    // Ready for a query after the greeting, and again after the query.
+    // The server is ready for a query after the greeting, and again after the query.
     while ready < 2 {
         let mut head = [0; 5];
         stream.read_exact(&mut head).map_err(failed)?;
@@ -132,7 +132,7 @@ pub fn postgres(port: u16, user: &str, sql: &str) -> Result<Vec<String>, String>
         match head[0] {
             b'Z' => ready += 1,
             b'E' => return Err(String::from_utf8_lossy(&body).replace('\0', " ")),
-            // Count of columns, length of the first, the first.
+            // The number of columns, the length of the first, the first.
             b'D' => {
                 let text = body.get(6..).unwrap_or_default();
                 let length = body.get(2..6).and_then(|four| four.try_into().ok());

@@ -1,25 +1,25 @@
 //! `Block`: one fenced block of a page, with the notes in HTML comments right above it.
 //!
-//! What a block is stands in its first line: a language, and for a block that is not run the reason
-//! (`sh no-run: needs Docker`). Everything that reads pages reads them by this file; the build script
-//! of `palisade-docs` does so too, so that it uses nothing but the standard library.
+//! The first line of a block states its language and, if it is not run, the reason
+//! (`sh no-run: needs Docker`). Everything that reads pages uses this file, including the build
+//! script of `palisade-docs`, so it uses only the standard library.
 
 use std::path::{Path, PathBuf};
 
 /// A fenced block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// The page, from the root of the project.
+    /// The page, relative to the root of the project.
     pub page: String,
-    /// The line of its first fence.
+    /// The line number of its opening fence.
     pub line: usize,
-    /// `sh`, `rust`, `json`, …; empty where nothing is said.
+    /// `sh`, `rust`, `json`, …; may be empty.
     pub language: String,
-    /// What follows the language in the same line.
+    /// The text after the language in the same line.
     pub info: String,
-    /// The comments right above, as `WORD: TEXT`, in their order.
+    /// The comments right above, as `WORD: TEXT`, in order.
     pub notes: Vec<(String, String)>,
-    /// What is inside.
+    /// The content.
     pub text: String,
 }
 
@@ -30,22 +30,22 @@ impl Block {
         found.map(|(_, text)| text.as_str())
     }
 
-    /// Why it is not run, if it says so.
+    /// The reason why it is not run, if it states one.
     pub fn not_run(&self) -> Option<&str> {
         self.info.strip_prefix("no-run:").map(str::trim)
     }
 
-    /// Page and line, to be found by.
+    /// Page and line.
     pub fn place(&self) -> String {
         format!("{}:{}", self.page, self.line)
     }
 }
 
-/// The pages of the project, from its root: those at the top, everything in `docs`, and the
-/// clients'.
+/// The pages of the project, relative to its root: those at the top, everything in `docs`, and
+/// those of the clients.
 ///
 /// # Panics
-/// When a folder can't be read.
+/// If a directory can't be read.
 pub fn pages(root: &Path) -> Vec<PathBuf> {
     let folders = ["", "docs", "docs/engines", "clients/python"];
     let mut pages: Vec<PathBuf> = folders
@@ -70,7 +70,7 @@ fn in_folder(root: &Path, folder: &str) -> Vec<PathBuf> {
 /// The blocks of a page.
 ///
 /// # Panics
-/// When a block or a comment does not end.
+/// If a block or a comment does not end.
 pub fn blocks(page: &str, text: &str) -> Vec<Block> {
     let (mut found, mut notes) = (Vec::new(), Vec::new());
     let mut lines = text.lines().enumerate();

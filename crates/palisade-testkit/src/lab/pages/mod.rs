@@ -1,8 +1,7 @@
-//! Pages that are tried: what stands in them, and real servers for the URLs that they show.
+//! Pages whose examples are run: their blocks, and real servers for the URLs that they show.
 //!
-//! A page names servers as a reader has them (`redis://db1`). Whoever runs what it shows asks
-//! [`Servers`] for the same URL with a server of the [`launch`] table behind it: one of each kind, for
-//! as long as the `Servers` live.
+//! A page names servers as a reader has them (`redis://db1`). [`Servers`] maps such a URL to a
+//! server of the [`launch`] table: one of each kind, for as long as the `Servers` live.
 
 mod blocks;
 
@@ -17,7 +16,7 @@ pub use blocks::{Block, blocks, pages};
 use super::launch::apiserver::ApiServer;
 use super::launch::{self, Running};
 
-/// The schemes in pages, and what runs behind them.
+/// The schemes in pages, and the engines that serve them.
 const BEHIND: &[(&str, &str)] = &[
     ("consul", "consul"),
     ("etcd", "etcd"),
@@ -33,10 +32,10 @@ const BEHIND: &[(&str, &str)] = &[
 
 const KUBERNETES: &str = "kubernetes";
 
-/// What ends a URL in a script or a program.
+/// The characters that end a URL in a script or a program.
 const ENDS: &[char] = &[' ', '\n', '\'', '"', '`', ')', ';', '|', '\\'];
 
-/// The folder of the whole project.
+/// The root of the project.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -44,7 +43,7 @@ pub fn root() -> PathBuf {
 /// All blocks of all pages.
 ///
 /// # Panics
-/// When a page can't be read.
+/// If a page can't be read.
 pub fn all_blocks() -> Vec<Block> {
     let root = root();
     let of = |page: PathBuf| {
@@ -69,18 +68,18 @@ impl Server {
     }
 }
 
-/// Servers that were asked for, one of each kind.
+/// Servers that were requested, one of each kind.
 #[derive(Default)]
 pub struct Servers {
     started: Mutex<BTreeMap<&'static str, Arc<OnceLock<Option<Server>>>>>,
 }
 
 impl Servers {
-    /// The text with every URL of an engine leading to a server of ours; `None` when one of them can't
-    /// be had here, which is told as [`launch::need`] does.
+    /// Replaces every URL of an engine in the text by that of a started server; `None` if one is
+    /// not available here, which is reported as by [`launch::need`].
     ///
     /// # Panics
-    /// When a server does not start.
+    /// If a server does not start.
     pub fn mapped(&self, text: &str) -> Option<String> {
         let (mut mapped, mut rest) = (String::new(), text);
         while let Some(at) = rest.find("://") {
@@ -100,7 +99,7 @@ impl Servers {
         Some(mapped + rest)
     }
 
-    /// The server of this name in the table of [`launch`], to ask for more than its URL.
+    /// The server of this name in the table of [`launch`], for more than its URL.
     pub fn with<T>(&self, name: &'static str, use_it: impl FnOnce(&Running) -> T) -> Option<T> {
         match self.server(name).get()?.as_ref()? {
             Server::Engine(running) => Some(use_it(running)),
@@ -127,15 +126,15 @@ impl Servers {
     }
 }
 
-/// The URL of a server, with the scheme and the options that a page shows. A Redis keeps the page's
-/// database; whatever else a path is (a database of PostgreSQL, a master) is the server's.
+/// The URL of a server, with the scheme and the options that a page shows. A Redis URL keeps the
+/// page's database; any other path (a database of PostgreSQL, a master) is the server's.
 fn joined(shown: &str, server: &str) -> String {
     let (scheme, asked) = shown.split_once("://").unwrap_or((shown, ""));
     let (place, options) = asked.split_once('?').unwrap_or((asked, ""));
     let (_, server) = server.split_once("://").unwrap_or(("", server));
     let (server, own) = server.split_once('?').unwrap_or((server, ""));
     let path = place.find('/').filter(|_| scheme == "redis");
-    // Servers of Redlock that have just started don't vote.
+    // Redlock servers that have just started don't vote otherwise.
     let young = if scheme == "redlock" {
         "restart_guard=off"
     } else {
@@ -153,11 +152,11 @@ fn joined(shown: &str, server: &str) -> String {
     )
 }
 
-/// For programs in pages: where the URL that they show leads here, for the rest of this process.
-/// `file:` is a folder of its own.
+/// For programs in pages: the URL of a started server in place of the one that they show, for the
+/// rest of this process. `file:` is a separate directory.
 ///
 /// # Panics
-/// When there is no such server here.
+/// If there is no such server here.
 pub fn at(url: &str) -> &'static str {
     static SERVERS: OnceLock<Servers> = OnceLock::new();
     if url.starts_with("file:") {

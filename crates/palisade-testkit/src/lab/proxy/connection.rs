@@ -1,7 +1,7 @@
 //! One connection through the proxy: two sockets, two pumps, one end.
 //!
-//! Whoever ends the connection (a rule, `cut_all`, a peer) only says how; the task here stops both
-//! pumps and closes both sockets, so that neither side sees anything after it.
+//! A rule, `cut_all` or a peer only requests the end and how; the task here stops both pumps and
+//! closes both sockets, so that neither side sees anything after it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) struct Connection {
     pub(super) shared: Arc<Shared>,
     pub(super) number: u64,
     pub(super) splitter: Mutex<Splitter>,
-    /// Set when the splitter has become raw, to flush what the other pump has waited with.
+    /// Set when the splitter has become raw, so that the other pump flushes its incomplete message.
     pub(super) raw: watch::Sender<bool>,
     client: TcpStream,
     engine: TcpStream,
@@ -41,11 +41,11 @@ pub(super) struct Connection {
 
 #[derive(Default)]
 struct Swallowed {
-    /// The rules that swallow a direction, as long as they live.
+    /// The rules that swallow a direction, as long as they are active.
     directions: [Vec<Arc<Live>>; 2],
-    /// The rules that swallow a stream, as long as they live.
+    /// The rules that swallow a stream, as long as they are active.
     streams: HashMap<u64, Arc<Live>>,
-    /// Units whose first message was lost: what follows makes no sense to the peer.
+    /// Units whose first message was lost: the peer could not understand the rest.
     headless: [HashSet<u64>; 2],
 }
 
@@ -59,7 +59,7 @@ pub(super) async fn run(shared: Arc<Shared>, number: u64, client: TcpStream) {
     let Some(engine) = engine else {
         return reset(client);
     };
-    // Without it the kernel would gather messages that came one by one.
+    // Otherwise the kernel could merge messages that arrived one by one.
     let _ = client.set_nodelay(true);
     let _ = engine.set_nodelay(true);
     let connection = Connection {
@@ -95,7 +95,7 @@ pub(super) async fn run(shared: Arc<Shared>, number: u64, client: TcpStream) {
 }
 
 impl Connection {
-    /// Where a direction's bytes come from.
+    /// The socket that a direction's bytes come from.
     pub(super) fn source(&self, direction: Direction) -> &TcpStream {
         match direction {
             Direction::ToEngine => &self.client,
@@ -103,12 +103,12 @@ impl Connection {
         }
     }
 
-    /// Where a direction's bytes go.
+    /// The socket that a direction's bytes go to.
     pub(super) fn sink(&self, direction: Direction) -> &TcpStream {
         self.source(direction.back())
     }
 
-    /// Ends the connection; of several ends the first one counts.
+    /// Ends the connection; if there are several requests, the first one counts.
     pub(super) fn end(&self, how: End) {
         self.end.send_if_modified(|end| {
             let first = *end == End::Open;
@@ -190,8 +190,8 @@ impl Connection {
     }
 }
 
-/// Closes with FIN, so that what was sent before still arrives. Bytes left unread would make
-/// the kernel send RST instead.
+/// Closes with FIN, so that earlier data still arrives. Unread bytes would make the kernel send RST
+/// instead.
 fn close(stream: &TcpStream) {
     let _ = rustix::net::shutdown(stream, rustix::net::Shutdown::Write);
     let mut rest = [0; 4096];

@@ -1,9 +1,9 @@
-//! HTTP/2's framing, as gRPC uses it: frames of streams that are known by their `:path`.
+//! HTTP/2 framing for gRPC: frames of streams, which are identified by their `:path`.
 //!
-//! Header blocks are compressed against a table that both peers build from all blocks so far.
-//! Here every block is decoded, to learn paths and to keep that table. When a block has
-//! been withheld from the sink (or sent twice), all later ones are sent in full, so that they need
-//! no table: one stream can be lost while the others go on. Otherwise not a byte is changed.
+//! Header blocks are compressed with a table that both peers build from all earlier blocks. Here
+//! every block is decoded, to learn paths and to maintain that table. After a block was withheld
+//! from the sink (or sent twice), all later ones are sent in full, so that they need no table: one
+//! stream can be lost while the others continue. Otherwise not a byte is changed.
 //!
 //! HEADERS and its CONTINUATION frames are one message: nothing may come between them.
 
@@ -16,10 +16,10 @@ use super::message::{Direction, Frame, Framing, Kind, Step};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HEADER: usize = 9;
-/// What every peer must accept in one frame.
+/// The frame size that every peer must accept.
 const FRAME_MAX: usize = 16 << 10;
 const HEADERS_MAX: usize = 1 << 20;
-/// More than any client asks for; a peer that uses more makes the connection raw.
+/// More than any client requests; a peer that uses more makes the connection raw.
 const TABLE_MAX: usize = 1 << 20;
 
 const DATA: u8 = 0;
@@ -35,7 +35,7 @@ const PRIORITY: u8 = 0x20;
 
 type Fields = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// A decoded header block and the frame that it came in.
+/// A decoded header block and its frame.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     stream: u32,
@@ -59,7 +59,7 @@ impl Default for Grpc {
     fn default() -> Grpc {
         let side = || {
             let mut decoder = Decoder::new();
-            // The default of the table stays 4096; this only is how far a peer may raise it.
+            // The table's default size stays 4096; this only limits how far a peer may raise it.
             decoder.set_max_allowed_table_size(TABLE_MAX);
             Side {
                 greeted: false,
@@ -91,7 +91,7 @@ impl Framing for Grpc {
         let Some(head) = Head::read(bytes) else {
             return Step::More;
         };
-        // The engine's first frame is SETTINGS: anything else is not HTTP/2.
+        // The engine's first frame must be SETTINGS; otherwise this is not HTTP/2.
         if !side.greeted && head.kind != 4 {
             return Step::Raw;
         }
@@ -181,7 +181,7 @@ impl Head {
 
 /// The block of a HEADERS frame with its continuations, and the length of all these frames.
 fn gather(head: &Head, bytes: &[u8]) -> Result<(Vec<u8>, usize), Step> {
-    // A block that starts a promise is of no use here: gRPC has none.
+    // Push promises are not supported, because gRPC does not use them.
     if head.kind == PUSH_PROMISE || head.stream == 0 {
         return Err(Step::Raw);
     }
@@ -211,8 +211,8 @@ fn gather(head: &Head, bytes: &[u8]) -> Result<(Vec<u8>, usize), Step> {
 }
 
 impl Block {
-    /// The same headers in frames that can be read with any table: all fields literal and not
-    /// indexed, no Huffman code. The table is given up first, which is allowed at any time.
+    /// The same headers in frames that can be decoded with any table: all fields literal and not
+    /// indexed, without Huffman coding. The table is cleared first, which is always allowed.
     pub(super) fn in_full(&self) -> Vec<u8> {
         let mut block = vec![0x20];
         for (name, value) in self.fields.iter() {

@@ -1,7 +1,7 @@
-//! A rule at work, and the guard that its injector keeps.
+//! An active rule, and the guard that its injector keeps.
 //!
-//! The fault lives as long as the guard. Ending it wakes whatever waits because of it: held and
-//! delayed messages go on at once, a black hole lets later bytes through.
+//! The fault lasts as long as the guard. Ending it wakes whatever waits because of it: held and
+//! delayed messages continue at once, and a black hole lets later bytes through.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl Live {
         }
     }
 
-    /// Counts a message that met the conditions, and says whether it is hit.
+    /// Counts a message that met the conditions, and returns whether it is hit.
     pub(super) fn take(&self, seed: u64, place: &Place) -> bool {
         if self.has_ended() {
             return false;
@@ -71,7 +71,7 @@ impl Live {
     }
 
     pub(super) async fn ended(&self) {
-        // The sender lives in `self`, so that waiting can't fail.
+        // The sender lives in `self`, so waiting can't fail.
         let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
     }
 }
@@ -84,23 +84,23 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// How often the rule has hit a message.
+    /// How many messages the rule has hit.
     pub fn hits(&self) -> u64 {
         self.live.count.lock().hits
     }
 
-    /// Waits for the first hit; returns at once after it. Works on any runtime.
+    /// Waits for the first hit; returns at once if there was one. Works on any runtime.
     pub async fn fired(&self) {
         self.hit_times(1).await;
     }
 
     /// Waits until the rule has hit `n` messages.
     pub async fn hit_times(&self, n: u64) {
-        // The sender lives in `self.live`, so that waiting can't fail.
+        // The sender lives in `self.live`, so waiting can't fail.
         let _ = self.live.hits.subscribe().wait_for(|hits| *hits >= n).await;
     }
 
-    /// Waits for the first hit without a runtime; false when `limit` has passed.
+    /// Waits for the first hit without a runtime; `false` if `limit` has passed.
     pub fn fired_within(&self, limit: Duration) -> bool {
         let mut count = self.live.count.lock();
         self.live
@@ -109,7 +109,7 @@ impl Guard {
         count.hits > 0
     }
 
-    /// Lets what is held go on, and ends the fault. The guard still tells the hits.
+    /// Releases held messages and ends the fault. The guard still reports its hits.
     pub fn release(&self) {
         self.live.end();
         self.shared.rules.lock().retain(|it| it.id != self.live.id);

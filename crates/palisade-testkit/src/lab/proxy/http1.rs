@@ -1,8 +1,8 @@
 //! HTTP/1.x framing: heads, bodies by Content-Length, chunks.
 //!
-//! A watch is an endless reply in chunks, so that a chunked body can't be waited for: its head and
-//! each chunk are messages of one unit. After an upgrade, and for a body that only the end of the
-//! connection ends, the connection is raw.
+//! A watch is an endless chunked reply, so a chunked body can't be collected first: its head and
+//! each chunk are messages of one unit. After an upgrade, or if only the end of the connection ends
+//! a body, the connection is raw.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const PIECE: usize = 64 << 10;
 enum State {
     #[default]
     Head,
-    /// So much of a long body is still to come.
+    /// The number of bytes of a long body that are still to come.
     Body(usize),
     Chunks,
     /// No longer HTTP.
@@ -28,7 +28,7 @@ enum State {
 #[derive(Default)]
 struct Side {
     state: State,
-    /// The number and label of the message that the state is about.
+    /// The unit and label of the message that the state belongs to.
     unit: u64,
     label: Option<Arc<str>>,
 }
@@ -135,7 +135,7 @@ impl Http1 {
     }
 }
 
-/// What a head says, and what it changes once its message is whole.
+/// A parsed head, and its effects once its message is complete.
 struct Head {
     kind: Kind,
     label: Option<Arc<str>>,
@@ -145,7 +145,7 @@ struct Head {
     upgrades: bool,
 }
 
-/// Turns away what can't become a head, before it is whole.
+/// Rejects bytes that can't become a head, before they are complete.
 fn plausible(direction: Direction, bytes: &[u8]) -> Result<(), Step> {
     let fits = match direction {
         Direction::ToEngine => {
@@ -193,7 +193,7 @@ fn reply(first: &str, headers: &str, asked: Option<&Asked>) -> Result<Head, Step
         .nth(1)
         .and_then(|status| status.parse().ok());
     let status: u16 = status.ok_or(Step::Raw)?;
-    // An interim reply is followed by the true one.
+    // An interim reply is followed by the final one.
     let interim = (100..200).contains(&status) && status != 101;
     let method = asked.map_or("", |asked| &asked.method);
     let upgrades = status == 101 || (method == "CONNECT" && (200..300).contains(&status));
@@ -213,7 +213,7 @@ fn reply(first: &str, headers: &str, asked: Option<&Asked>) -> Result<Head, Step
     })
 }
 
-/// What the headers say about the body.
+/// How the headers declare the body.
 fn declared(headers: &str) -> Result<Option<Body>, Step> {
     let mut length = None;
     for header in headers.split("\r\n") {
@@ -236,7 +236,7 @@ fn declared(headers: &str) -> Result<Option<Body>, Step> {
     Ok(length.map(Body::Length))
 }
 
-/// The length of the chunk at the head, and whether it is the last one (with its trailers).
+/// The length of the first chunk, and whether it is the last one (with its trailers).
 fn chunk(bytes: &[u8]) -> Result<(usize, bool), Step> {
     let line = |at: usize| {
         let rest = &bytes[at..bytes.len().min(at + HEAD_MAX)];

@@ -1,18 +1,18 @@
-//! What the proxy sees of a byte stream: messages with a kind and a label.
+//! How the proxy splits a byte stream: messages with a kind and a label.
 //!
-//! A [`Framing`] looks at the bytes that have come in one direction and says how long the next
-//! message is. It never changes a byte, keeps no copy, and must not panic on any input. What it
-//! can't read makes the whole connection raw: from there on bytes pass as they come, nameless.
+//! A [`Framing`] examines the bytes of one direction and returns the length of the next message. It
+//! never changes a byte, keeps no copy, and must not panic on any input. Bytes that it can't parse
+//! make the whole connection raw: from there on bytes pass as they come, without labels.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::{grpc, http1, postgres, resp, zookeeper};
 
-/// The largest message that is waited for; a longer one makes its connection raw.
+/// The largest message that is collected; a longer one makes its connection raw.
 const MESSAGE_MAX: usize = 64 << 20;
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the client to the engine.
@@ -41,57 +41,60 @@ impl Direction {
 /// How a stream is split into messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// No messages: every read is a nameless piece. Rules by byte, connection and direction work.
+    /// No messages: every read is a piece without a label. Rules by byte, connection and direction
+    /// work.
     Raw,
     /// RESP2 and RESP3. Labels: the command word in capitals, for scripts and functions with the
-    /// sha, the script's first line or the function's name (`EVALSHA 6b1b…`). A reply has the
-    /// label of its request; a pushed message has its own first word (`message`, `invalidate`).
+    /// sha, the script's first line or the function's name (`EVALSHA 6b1b…`). A reply has the label
+    /// of its request; a push message has its own first word (`message`, `invalidate`).
     Resp,
-    /// HTTP/1.x. Label: method and path with the query (`PUT /v1/kv/a?acquire=…`), also of the reply.
-    /// A body of known length up to 1 MiB belongs to its message; a longer or chunked one
-    /// comes as [`Kind::Data`], one message a chunk.
+    /// HTTP/1.x. Label: method and path with the query (`PUT /v1/kv/a?acquire=…`), also for the
+    /// reply. A body of known length up to 1 MiB belongs to its message; a longer or chunked one
+    /// comes as [`Kind::Data`], one message per chunk.
     Http1,
     /// HTTP/2 frames. Label: the `:path` of the frame's stream (`/etcdserverpb.Lease/LeaseGrant`)
     /// or, outside of streams, the name of the frame (`SETTINGS`).
     Grpc,
-    /// ZooKeeper. Labels: opcode and xid (`create2 7`), also of the reply; `watch`, `ping`, `connect`.
+    /// ZooKeeper. Labels: opcode and xid (`create2 7`), also for the reply; `watch`, `ping`,
+    /// `connect`.
     ZooKeeper,
     /// PostgreSQL. Label: the name of the message (`Query`, `ReadyForQuery`). A connection that
-    /// turns to TLS is raw from there on.
+    /// switches to TLS is raw from there on.
     Postgres,
 }
 
-/// What sort of message it is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A request, or its head where the rest follows as [`Kind::Data`].
+    /// A request, or its head if the rest follows as [`Kind::Data`].
     Request,
-    /// A reply, or its head where the rest follows as [`Kind::Data`].
+    /// A reply, or its head if the rest follows as [`Kind::Data`].
     Reply,
     /// More of a request or reply: an HTTP chunk, a gRPC DATA frame, gRPC trailers.
     Data,
-    /// What the engine says unasked: RESP push frames and pub/sub messages, watch events, NOTIFY.
+    /// Unsolicited messages of the engine: RESP push frames and pub/sub messages, watch events,
+    /// NOTIFY.
     Push,
-    /// The end of one stream by force (RST_STREAM).
+    /// The reset of one stream (RST_STREAM).
     Reset,
-    /// Upkeep of the connection: handshake, ping, settings, window updates.
+    /// Connection management: handshake, ping, settings, window updates.
     Control,
     /// Bytes of a raw connection.
     Bytes,
 }
 
-/// The outline of the message at the head of a buffer.
+/// The first message of a buffer.
 #[derive(Clone, Debug)]
 pub(super) struct Frame {
     pub(super) length: usize,
     pub(super) kind: Kind,
     pub(super) label: Option<Arc<str>>,
-    /// What several messages belong to: a gRPC stream, an HTTP message in chunks.
+    /// The unit that several messages belong to: a gRPC stream, or a chunked HTTP message.
     pub(super) unit: Option<u64>,
-    /// The first message of its unit in this direction. The peer can't understand the rest
-    /// of the unit without it.
+    /// Whether it is the first message of its unit in this direction, without which the peer can't
+    /// understand the rest.
     pub(super) opens: bool,
-    /// The number of a request whose reply is known by its turn.
+    /// The number of a request whose reply is matched by order.
     pub(super) turn: Option<u64>,
     /// The header block of an HTTP/2 frame, whose encoding depends on all blocks before it.
     pub(super) block: Option<grpc::Block>,
@@ -111,23 +114,23 @@ impl Frame {
     }
 }
 
-/// What a framing says about a buffer.
+/// The result of examining a buffer.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// The message is not whole yet.
+    /// The message is incomplete.
     More,
     Frame(Frame),
     /// Not this protocol, or no longer.
     Raw,
 }
 
-/// The state of one connection, both directions, because replies are told apart by requests.
+/// The state of one connection, for both directions, because replies are matched to requests.
 pub(super) trait Framing: Send {
-    /// Looks at what has come and has not been taken yet; never empty.
-    /// After a [`Step::Frame`] the caller takes that many bytes off.
+    /// Examines the bytes that were not consumed yet; never empty. After a [`Step::Frame`] the
+    /// caller consumes that many bytes.
     fn next(&mut self, direction: Direction, bytes: &[u8]) -> Step;
 
-    /// Hears that a request with a turn goes on to the engine so many times, not once.
+    /// Reports that a request was passed on `copies` times instead of once.
     fn copies(&mut self, turn: u64, copies: u32);
 }
 
@@ -165,7 +168,7 @@ impl<T: Clone> Turns<T> {
         self.waiting.pop_front().map(|(_, request)| request)
     }
 
-    /// A request that was lost gets no reply; one that was doubled gets two.
+    /// A lost request gets no reply; a duplicated one gets two.
     pub(super) fn copies(&mut self, turn: u64, copies: u32) {
         let Some(at) = self.waiting.iter().position(|(it, _)| *it == turn) else {
             return;
@@ -182,7 +185,7 @@ impl<T: Clone> Turns<T> {
     }
 }
 
-/// A framing that has a way out: once raw, always raw, in both directions.
+/// A framing with a fallback: once raw, the connection stays raw in both directions.
 pub(super) struct Splitter {
     framing: Option<Box<dyn Framing>>,
 }
@@ -204,14 +207,14 @@ impl Splitter {
         self.framing.is_none()
     }
 
-    /// Hears how often a message goes on, when that is not once.
+    /// Reports how often a message was passed on, if not once.
     pub(super) fn copies(&mut self, frame: &Frame, copies: u32) {
         if let (Some(framing), Some(turn)) = (&mut self.framing, frame.turn) {
             framing.copies(turn, copies);
         }
     }
 
-    /// The next message of a buffer that is not empty; `None`: more bytes are needed.
+    /// The next message of a buffer that is not empty; `None` if more bytes are needed.
     pub(super) fn next(&mut self, direction: Direction, bytes: &[u8]) -> Option<Frame> {
         if let Some(framing) = &mut self.framing {
             match framing.next(direction, bytes) {
@@ -226,7 +229,7 @@ impl Splitter {
     }
 }
 
-/// Four bytes as a big-endian number, when they are there.
+/// Four bytes as a big-endian number, if they are there.
 pub(super) fn be_i32(bytes: &[u8], at: usize) -> Option<i32> {
     let four = bytes.get(at..at.checked_add(4)?)?;
     Some(i32::from_be_bytes(four.try_into().ok()?))

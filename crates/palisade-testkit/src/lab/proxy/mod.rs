@@ -1,9 +1,9 @@
-//! A TCP proxy between a client and an engine that does to single messages what networks do.
+//! A TCP proxy between a client and an engine that applies network faults to single messages.
 //!
-//! [`Proxy::start`] listens on a port of its own and passes everything on to the engine,
-//! byte for byte, until it is told otherwise: [`Proxy::inject`] takes a [`Rule`] (which messages,
-//! how often, what happens) and gives back a [`Guard`]; the fault ends with the guard.
-//! The proxy knows the engines' protocols, so that a rule can say "the reply to this command".
+//! [`Proxy::start`] listens on its own port and passes everything on to the engine, byte for byte,
+//! until a fault is injected: [`Proxy::inject`] takes a [`Rule`] (which messages, how often, what
+//! happens) and returns a [`Guard`]; the fault ends with the guard. The proxy knows the engines'
+//! protocols, so that a rule can select "the reply to this command".
 //!
 //! ```no_run
 //! use palisade_testkit::lab::proxy::{Direction, Protocol, Proxy, to_client};
@@ -17,12 +17,12 @@
 //! # }
 //! ```
 //!
-//! It runs on a thread and a runtime of its own, for async and blocking tests alike. With the
-//! same seed the same message of the same connection meets the same fate. Messages of one
-//! direction of a connection never overtake each other.
+//! It runs on its own thread and runtime, for async and blocking tests alike. With the same seed
+//! the same faults hit the same messages of the same connections. Messages of one direction of a
+//! connection never overtake each other.
 //!
 //! Flow: `serve` accepts → `connection` pairs two sockets → `read` splits one direction with a
-//! protocol's framing (`message`) → `pump` asks the rules (`rule`, `guard`) and writes.
+//! protocol's framing (`message`) → `pump` applies the rules (`rule`, `guard`) and writes.
 
 mod connection;
 mod grpc;
@@ -61,7 +61,7 @@ use guard::Live;
 use seen::Log;
 use serve::Command;
 
-/// What the proxy's thread, its guards and its owner have in common.
+/// What the proxy's thread, its guards and its owner share.
 struct Shared {
     target: SocketAddr,
     protocol: Protocol,
@@ -71,12 +71,12 @@ struct Shared {
     log: Mutex<Log>,
     /// Which directions are swallowed on all connections.
     holes: Mutex<[bool; 2]>,
-    /// How many connections were accepted, and how many of them, from the first, are silent.
+    /// How many connections were accepted, and how many of the first of them are silent.
     accepted: AtomicU64,
     silent: AtomicU64,
-    /// Rises when a rule ends or holes change, for those who wait for a hole to end.
+    /// Incremented when a rule ends or holes change, for those that wait for the end of a hole.
     change: watch::Sender<u64>,
-    /// Rises when all connections are cut; each remembers the number that it began with.
+    /// Incremented when all connections are cut; each remembers the number that it began with.
     cuts: watch::Sender<u64>,
 }
 
@@ -99,7 +99,7 @@ impl Proxy {
     ///
     /// # Errors
     ///
-    /// No port, no thread or no runtime to be had.
+    /// If no port, thread or runtime is available.
     pub fn start(target: SocketAddr, protocol: Protocol) -> io::Result<Proxy> {
         Proxy::seeded(target, protocol, 0)
     }
@@ -139,12 +139,12 @@ impl Proxy {
         })
     }
 
-    /// Where clients connect to.
+    /// The address for clients.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Where connections are passed on to.
+    /// The address of the engine.
     pub fn target(&self) -> SocketAddr {
         self.shared.target
     }
@@ -154,7 +154,7 @@ impl Proxy {
         self.shared.seed
     }
 
-    /// Begins a fault, on present and future connections; it ends with the guard.
+    /// Injects a fault, on present and future connections; it ends with the guard.
     ///
     /// # Behavior
     ///
@@ -177,20 +177,20 @@ impl Proxy {
         self.shared.changed();
     }
 
-    /// Swallows everything on present connections, both ways and for good. New ones are served:
-    /// so does a firewall that has forgotten its connections, or a host that has moved.
+    /// Swallows everything on present connections, both ways and for good. New ones are served.
+    /// This simulates a firewall that dropped its connection state, or a host that has moved.
     pub fn silence(&self) {
         let accepted = self.shared.accepted.load(Ordering::SeqCst);
         self.shared.silent.store(accepted, Ordering::SeqCst);
         self.shared.changed();
     }
 
-    /// Closes all present connections, both sides. New ones are served.
+    /// Closes all present connections on both sides. New ones are served.
     pub fn cut_all(&self) {
         self.shared.cuts.send_modify(|number| *number += 1);
     }
 
-    /// Refuses new connections (ECONNREFUSED) until [`Proxy::heal`]; present ones go on.
+    /// Refuses new connections (ECONNREFUSED) until [`Proxy::heal`]; present ones continue.
     pub fn refuse(&self) {
         self.order(Command::Refuse);
     }
@@ -202,8 +202,8 @@ impl Proxy {
         self.order(Command::Accept);
     }
 
-    /// The messages met so far, in the order in which each direction of a connection was handled.
-    /// The newest 100,000 are kept.
+    /// The messages so far, in the order in which each direction of a connection was handled. The
+    /// newest 100,000 are kept.
     pub fn seen(&self) -> Vec<Seen> {
         self.shared.log.lock().list()
     }
@@ -213,12 +213,12 @@ impl Proxy {
         self.shared.log.lock().passed(direction, label)
     }
 
-    /// Empties the log.
+    /// Clears the log.
     pub fn forget(&self) {
         self.shared.log.lock().clear();
     }
 
-    /// Gives an order and waits until it has been carried out.
+    /// Sends a command and waits until it has been executed.
     fn order(&self, command: fn(blocking::Sender<()>) -> Command) {
         let (done, carried_out) = blocking::channel();
         if let Some(commands) = &self.commands

@@ -1,12 +1,12 @@
 //! PostgreSQL's framing: an untyped startup packet, then a type byte and a length.
 //!
-//! A request for TLS or GSS encryption is answered by one bare byte. When it is granted the
-//! connection is raw from there on; when not, the startup packet follows.
+//! A request for TLS or GSS encryption is answered by one bare byte. If it is granted, the
+//! connection is raw from there on; otherwise the startup packet follows.
 
 use super::message::{Direction, Frame, Framing, Kind, Step, be_i32};
 
 const PACKET_MAX: usize = 64 << 20;
-/// The server itself takes no longer startup packet.
+/// The server itself accepts no longer startup packet.
 const STARTUP_MAX: usize = 10_000;
 
 const CANCEL: i32 = 80_877_102;
@@ -16,7 +16,7 @@ const GSS: i32 = 80_877_104;
 #[derive(Default)]
 pub(super) struct Postgres {
     started: bool,
-    /// A request for encryption waits for its byte.
+    /// A request for encryption waits for its one-byte answer.
     asked: bool,
     encrypted: bool,
 }

@@ -1,11 +1,12 @@
-//! `Proxies`: one proxy before each host of a URL, for a test that hurts its own connections only.
+//! `Proxies`: one proxy before each host of a URL, for a test that disturbs only its own
+//! connections.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 
 use super::{Protocol, Proxy};
 
-/// Proxies before all hosts of a URL, which pass bytes without looking into them.
+/// Proxies before all hosts of a URL, which pass bytes without parsing them.
 pub struct Proxies {
     all: Vec<Proxy>,
     url: String,
@@ -17,7 +18,7 @@ impl Proxies {
     /// Starts a proxy before each `host:port` of `url`.
     ///
     /// # Errors
-    /// No host in the URL, one that is not known, or no port to be had.
+    /// If the URL has no host or an unknown one, or no port is available.
     pub fn before(url: &str) -> io::Result<Self> {
         let (scheme, rest) = url
             .split_once("://")
@@ -38,7 +39,7 @@ impl Proxies {
         Ok(Self { all, url, _folder })
     }
 
-    /// The URL of a cluster names a kubeconfig, which names the server: a copy names the proxy.
+    /// A cluster's URL names a kubeconfig, which names the server. A copy of it names the proxy.
     fn before_cluster(url: &str) -> io::Result<Self> {
         let unfit = || io::Error::other("no kubeconfig with a server in this URL");
         let options = url.split_once('?').ok_or_else(unfit)?.1.split('&');
@@ -51,7 +52,7 @@ impl Proxies {
         let server = server.ok_or_else(unfit)?.trim_matches('"');
         let (scheme, host) = server.split_once("://").ok_or_else(unfit)?;
         let proxy = Proxy::start(address(host.trim_end_matches('/'))?, Protocol::Raw)?;
-        // The certificate is for the host itself.
+        // The certificate is for the original host.
         let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
         let name = match scheme {
             "https" => format!("\n    tls-server-name: {name}"),

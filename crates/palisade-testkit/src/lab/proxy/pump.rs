@@ -1,8 +1,8 @@
-//! One direction of a connection: takes the messages that `read` finds, asks the rules, writes.
+//! One direction of a connection: takes the messages from `read`, applies the rules, and writes.
 //!
-//! Reading goes on while a message is held or delayed, so that a delay counts from the arrival of
-//! each message; writing is one message after the other, so that none overtakes. Rules are
-//! asked when a message's turn has come. The queue between is bounded: a fast sender is slowed.
+//! Reading continues while a message is held or delayed, so that a delay counts from the arrival of
+//! each message. Messages are written one after another, so that none overtakes. Rules are applied
+//! when it is a message's turn. The queue in between is bounded, which slows a fast sender.
 
 use std::collections::HashSet;
 use std::io;
@@ -37,7 +37,7 @@ pub(super) async fn run(connection: &Connection, direction: Direction) {
     tokio::join!(read::run(connection, direction, queue), pump.run(pieces));
 }
 
-/// What the rules have left to be done when a message is written.
+/// What remains to be done when a message is written.
 #[derive(Default)]
 struct Delivery {
     copies: u32,
@@ -56,13 +56,13 @@ struct Pump<'a> {
     connection: &'a Connection,
     direction: Direction,
     messages: u64,
-    /// How many bytes have come.
+    /// The number of bytes received.
     offset: u64,
-    /// The sink's header table is behind the source's: header blocks are sent in full.
+    /// The sink's header table is behind the source's, so header blocks are sent in full.
     portable: bool,
-    /// The sink is gone and its peer must not know: everything is thrown away.
+    /// The sink is gone but its peer must not notice: everything is discarded.
     mute: bool,
-    /// The rules by byte that have been met.
+    /// The rules by byte that have already applied.
     split_by: HashSet<u64>,
 }
 
@@ -130,7 +130,7 @@ impl Pump<'_> {
                 .lock()
                 .copies(&message.frame, delivery.copies);
             if let Some(block) = &message.frame.block {
-                // Reading the same block twice would put its fields into the sink's table twice.
+                // Decoding the same block twice would add its fields to the sink's table twice.
                 self.portable = true;
                 message.bytes = block.in_full();
             }
@@ -145,7 +145,7 @@ impl Pump<'_> {
         ControlFlow::Continue(())
     }
 
-    /// Asks all rules, those by byte first: they pass on the part before their byte.
+    /// Applies all rules, those by byte first: they pass on the part before their byte.
     async fn judge(
         &mut self,
         place: &Place,
@@ -243,7 +243,7 @@ impl Pump<'_> {
         Verdict::Pass
     }
 
-    /// Keeps the peers in step after a message that the sink does not get.
+    /// Keeps the peers in step after a message that the sink does not receive.
     fn lose(&mut self, message: &Message) {
         self.connection.splitter.lock().copies(&message.frame, 0);
         self.portable |= message.frame.block.is_some();
@@ -272,7 +272,7 @@ impl Pump<'_> {
         };
         match written {
             Ok(()) => ControlFlow::Continue(()),
-            // The sink has closed. Its peer hears of it, unless that way is swallowed.
+            // The sink has closed. Its peer is told, unless that direction is swallowed.
             Err(_) if self.connection.holed(self.direction.back()) => {
                 self.mute = true;
                 ControlFlow::Continue(())

@@ -1,7 +1,7 @@
-//! The reading half of a pump: bytes from a socket into messages, stamped with their arrival.
+//! The reading half of a pump: splits bytes from a socket into messages with their arrival time.
 //!
-//! What is not yet a whole message waits here. It goes on as it is when the source ends, or when
-//! the other direction has made the connection raw.
+//! An incomplete message waits here. It is passed on as it is when the source ends, or when the
+//! other direction has made the connection raw.
 
 use std::io;
 
@@ -16,7 +16,7 @@ const READ: usize = 64 << 10;
 
 pub(super) enum Piece {
     Message(Message),
-    /// The source has said its last word, in peace or by a reset.
+    /// The source has ended, regularly or by a reset.
     End(End),
 }
 
@@ -34,8 +34,8 @@ pub(super) async fn run(connection: &Connection, direction: Direction, queue: mp
     let end = loop {
         let came = tokio::select! {
             came = read_some(source, &mut buffer) => came,
-            // The other direction may have made the connection raw: what waits here for the rest
-            // of a message must not wait any longer.
+            // If the other direction has made the connection raw, an incomplete message must not
+            // wait for its rest any longer.
             Ok(_) = raw.wait_for(|raw| *raw), if !buffer.is_empty() => Ok(1),
         };
         match came {

@@ -1,9 +1,9 @@
-//! Redis' framing, RESP2 and RESP3: values, nested, with their lengths in front.
+//! Redis framing, RESP2 and RESP3: nested values with their lengths in front.
 //!
-//! Replies come in the order of requests, so that each takes the label of the oldest request
-//! without one. Pushed messages are no replies: RESP3 marks them, in RESP2 they are known by
-//! their first word on a connection that has subscribed. A confirmation of SUBSCRIBE is pushed
-//! too, one for each channel, and answers it.
+//! Replies come in the order of requests, so each takes the label of the oldest request without a
+//! reply. Push messages are not replies: RESP3 marks them; in RESP2 they are recognised by their
+//! first word on a connection that has subscribed. Confirmations of SUBSCRIBE are also pushed, one
+//! for each channel, and answer it.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const LABEL_MAX: usize = 80;
 #[derive(Clone)]
 struct Asked {
     label: Arc<str>,
-    /// How many pushed confirmations answer it, when it is about subscriptions.
+    /// How many pushed confirmations answer it, if it concerns subscriptions.
     confirmations: usize,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Resp {
     subscribed: bool,
 }
 
-/// What keeps a value from being measured.
+/// Why a value can't be measured.
 enum Stop {
     More,
     Garbage,
@@ -111,7 +111,7 @@ impl Resp {
         Frame::new(value.len(), Kind::Reply, label)
     }
 
-    /// One confirmation of the oldest request, if that is about subscriptions.
+    /// Processes one confirmation of the oldest request, if that concerns subscriptions.
     fn confirm(&mut self) {
         if let Some(oldest) = self.asked.front_mut() {
             match oldest.confirmations {
@@ -133,7 +133,7 @@ fn line(bytes: &[u8], at: usize) -> Result<usize, Stop> {
     }
 }
 
-/// A request as people type it: printable text up to the end of the line.
+/// An inline request, as typed by people: printable text up to the end of the line.
 fn inline(bytes: &[u8]) -> Result<usize, Stop> {
     let length = line(bytes, 0);
     let text = &bytes[..*length.as_ref().unwrap_or(&bytes.len())];
@@ -145,7 +145,7 @@ fn inline(bytes: &[u8]) -> Result<usize, Stop> {
     }
 }
 
-/// The length of the value at the head, without recursion: a count of values still to come.
+/// The length of the first value, without recursion: counts the values still to come.
 fn measure(bytes: &[u8]) -> Result<usize, Stop> {
     let mut at = 0;
     let mut missing = 1usize;
@@ -173,7 +173,7 @@ fn measure(bytes: &[u8]) -> Result<usize, Stop> {
             }
             b'*' | b'~' | b'>' => count(header, ELEMENTS_MAX)?.unwrap_or(0),
             b'%' => 2 * count(header, ELEMENTS_MAX)?.unwrap_or(0),
-            // Attributes stand before the value that they are about.
+            // Attributes precede the value that they describe.
             b'|' => 2 * count(header, ELEMENTS_MAX)?.unwrap_or(0) + 1,
             _ => 0,
         };

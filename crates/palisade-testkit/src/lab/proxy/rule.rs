@@ -1,18 +1,18 @@
 //! Rules: which messages (where and when), and what happens to them.
 //!
-//! A rule is a value: [`to_engine`] or [`to_client`], narrowed by conditions that all must hold,
-//! counted, and finished by an action. It does nothing until a proxy is given it.
+//! A rule is a value: [`to_engine`] or [`to_client`], narrowed by conditions that must all hold,
+//! counted, and completed by an action. It has no effect until it is injected into a proxy.
 
 use std::time::Duration;
 
 use super::message::{Direction, Frame, Kind};
 
-/// Messages on their way to the engine.
+/// Messages to the engine.
 pub fn to_engine() -> Match {
     Match::new(Some(Direction::ToEngine))
 }
 
-/// Messages on their way to the client.
+/// Messages to the client.
 pub fn to_client() -> Match {
     Match::new(Some(Direction::ToClient))
 }
@@ -25,8 +25,8 @@ pub fn both_ways() -> Match {
 /// How much a black hole swallows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// The stream of the message, in both directions; others go on. Where a protocol
-    /// has no streams: the direction.
+    /// The stream of the message, in both directions; others continue. In protocols without
+    /// streams: the direction.
     Stream,
     /// All of this connection in the direction of the message.
     Direction,
@@ -54,7 +54,7 @@ enum Label {
     Contains(String),
 }
 
-/// The conditions of a rule. All of them must hold; without any, every message matches, always.
+/// The conditions of a rule. All of them must hold; without any, every message matches.
 #[derive(Clone, Debug, Default)]
 #[must_use = "conditions are not a rule without an action"]
 pub struct Match {
@@ -70,7 +70,7 @@ pub struct Match {
     pub(super) chance: Option<f64>,
 }
 
-/// A fault: what is matched, and what is done to it. Given to `Proxy::inject`.
+/// A fault: what is matched, and what is done to it. Passed to `Proxy::inject`.
 #[derive(Clone, Debug)]
 #[must_use = "a rule does nothing until it is injected"]
 pub struct Rule {
@@ -78,7 +78,8 @@ pub struct Rule {
     pub(super) action: Action,
 }
 
-/// Writes the conditions, each of which sets a field, and the actions, each of which makes a rule.
+/// Generates the conditions, each of which sets a field, and the actions, each of which builds a
+/// rule.
 macro_rules! words {
     (
         conditions { $($(#[$about:meta])* $word:ident($given:ident: $type:ty) { $($field:ident = $value:expr),* })* }
@@ -122,11 +123,11 @@ impl Match {
             /// Messages with these bytes somewhere in them.
             containing(bytes: impl AsRef<[u8]>) { containing = Some(bytes.as_ref().to_vec()) }
 
-            /// The `k`-th message (from 1) of a connection in its direction, whatever it is.
+            /// The `k`-th message (from 1) of a connection in its direction, of any kind.
             message(k: u64) { message = Some(k) }
 
             /// After `n` bytes of a connection in its direction, once per connection. The message
-            /// there is split: its first part passes, the action is for the rest.
+            /// there is split: its first part passes, and the action applies to the rest.
             byte(n: u64) { byte = Some(n) }
 
             /// Messages of the `n`-th connection (from 1) since the proxy started.
@@ -139,8 +140,8 @@ impl Match {
             /// Only the first `n` matches.
             times(n: u64) { times = Some(n) }
 
-            /// Each match with probability `p` (0 to 1), drawn from the proxy's seed: the same
-            /// message of the same connection meets the same fate in every run.
+            /// Each match with probability `p` (0 to 1), drawn from the proxy's seed: the result
+            /// for the same message of the same connection is the same in every run.
             chance(p: f64) { chance = Some(p) }
         }
         actions {
@@ -158,7 +159,7 @@ impl Match {
             /// direction.
             eat() { Action::Eat }
 
-            /// Deliver the message `by` later than it came. Later messages stay behind it.
+            /// Deliver the message `by` later than it arrived. Later messages stay behind it.
             delay(by: Duration) { Action::Delay { by, jitter: Duration::ZERO } }
 
             /// As [`Match::delay`], with up to `jitter` more, drawn from the proxy's seed.
@@ -170,11 +171,11 @@ impl Match {
             /// Deliver the message twice.
             duplicate() { Action::Duplicate }
 
-            /// Swallow this message and all after it, the end of the stream too; sockets stay
+            /// Swallow this message and all after it, including the end of the stream; sockets stay
             /// open. What was swallowed stays lost when the fault ends.
             black_hole(extent: Extent) { Action::BlackHole(extent) }
 
-            /// Keep the message, and all behind it, until the guard is released or dropped.
+            /// Hold the message, and all behind it, until the guard is released or dropped.
             hold() { Action::Hold }
 
             /// Flip one bit of one byte, both drawn from the proxy's seed; with [`Match::byte`], of
@@ -183,7 +184,7 @@ impl Match {
         }
     }
 
-    /// Messages that the engine sends unasked.
+    /// Messages that the engine sends unsolicited.
     pub fn push(self) -> Match {
         self.kind(Kind::Push)
     }
@@ -197,7 +198,7 @@ impl Match {
         Rule { when: self, action }
     }
 
-    /// Whether a message meets all conditions but those about bytes and counts.
+    /// Whether a message meets all conditions except those about bytes and counts.
     pub(super) fn meets(&self, at: &Place, frame: &Frame, bytes: &[u8]) -> bool {
         let label = frame.label.as_deref();
         self.direction
@@ -216,7 +217,7 @@ impl Match {
     }
 
     /// Whether the point after byte `n` lies in a message of bytes `start..end`. An action that
-    /// needs the byte behind the point waits for it; one that does not acts as soon as `n` have come.
+    /// needs the next byte waits for it; others act as soon as `n` bytes have arrived.
     pub(super) fn reached(&self, action: &Action, start: u64, end: u64) -> Option<u64> {
         let needs_more = matches!(
             action,
@@ -227,7 +228,7 @@ impl Match {
     }
 }
 
-/// Where a message was met.
+/// The position of a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) direction: Direction,
@@ -236,7 +237,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// A number that depends on the seed, the rule and this place, and on nothing else.
+    /// A number that depends only on the seed, the rule and this position.
     pub(super) fn draw(&self, seed: u64, rule: u64, purpose: u64) -> u64 {
         let parts = [
             rule,
@@ -251,7 +252,7 @@ impl Place {
     }
 }
 
-/// SplitMix64's step: a fixed function, so that seeds mean the same in every version.
+/// The step of SplitMix64: a fixed function, so that seeds give the same results in every version.
 fn mix(number: u64) -> u64 {
     let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -5,23 +5,23 @@ use std::sync::Arc;
 
 use super::message::{Direction, Kind};
 
-/// How many entries are kept; a long run forgets its oldest.
+/// How many entries are kept; a long run drops its oldest.
 const KEPT: usize = 100_000;
 
-/// One message that was met, and how often it was passed on.
+/// One message, and how often it was passed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Which way it went.
+    /// Its direction.
     pub direction: Direction,
     /// The number of its connection, from 1.
     pub connection: u64,
-    /// What sort of message it is.
+    /// Its kind.
     pub kind: Kind,
-    /// Its label, where the protocol gives it one.
+    /// Its label, if the protocol has one.
     pub label: Option<Arc<str>>,
-    /// How many bytes it has, as they came.
+    /// Its size in bytes, as it arrived.
     pub bytes: usize,
-    /// How often it was passed on: 0 when it was lost, 2 when it was doubled.
+    /// How often it was passed on: 0 if it was lost, 2 if it was duplicated.
     pub copies: u32,
 }
 

@@ -1,8 +1,8 @@
-//! The proxy's thread: a runtime of its own, a listener, a task per connection.
+//! The proxy's thread: its own runtime, a listener, a task per connection.
 //!
-//! The port belongs to the proxy as long as it lives, also while it refuses: a second socket is
-//! bound to it and never listens. Closing the listener then makes the kernel refuse, and no other
-//! program is given the port meanwhile.
+//! The proxy keeps its port for its whole life, even while it refuses: a second socket is bound to
+//! it and never listens. Closing the listener then makes the kernel refuse connections, and no
+//! other program gets the port meanwhile.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,16 +18,16 @@ use super::{Shared, connection};
 
 const BACKLOG: u32 = 1024;
 
-/// Long enough not to spin when descriptors run out, short enough not to be noticed after.
+/// Long enough not to spin when descriptors run out, short enough not to be noticed afterwards.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(20);
 
-/// An order to the listener, answered when it has been carried out.
+/// A command to the listener, answered when it has been executed.
 pub(super) enum Command {
     Refuse(blocking::Sender<()>),
     Accept(blocking::Sender<()>),
 }
 
-/// The body of the thread: serves until the orders' sender is dropped.
+/// The body of the thread: serves until the sender of commands is dropped.
 pub(super) fn run(
     shared: Arc<Shared>,
     orders: mpsc::UnboundedReceiver<Command>,
@@ -97,7 +97,7 @@ fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
     socket(addr)?.listen(BACKLOG)
 }
 
-/// The next connection; never, without a listener.
+/// The next connection; never resolves without a listener.
 async fn accept(listener: Option<&TcpListener>) -> TcpStream {
     let Some(listener) = listener else {
         return std::future::pending().await;

@@ -1,5 +1,5 @@
-//! Properties of the framings: whatever comes, in whatever pieces, nothing is added, lost or
-//! changed; and what a message is does not depend on the pieces.
+//! Properties of the framings: whatever bytes come, in whatever pieces, nothing is added, lost or
+//! changed; and the split into messages does not depend on the pieces.
 
 use proptest::prelude::*;
 
@@ -13,10 +13,10 @@ const FRAMED: [Protocol; 5] = [
     Protocol::Postgres,
 ];
 
-/// Length and label of every message.
+/// The length and label of every message.
 type Messages = Vec<(usize, Option<String>)>;
 
-/// One direction after the other in pieces of the given sizes, as the pump reads them.
+/// Reads one direction after the other in pieces of the given sizes, as the pump does.
 struct Reader {
     splitter: Splitter,
     buffers: [Vec<u8>; 2],
@@ -55,7 +55,7 @@ impl Reader {
     }
 }
 
-/// A conversation in each protocol: what the client says, what the engine answers.
+/// A conversation in each protocol: what the client sends, and what the engine answers.
 fn conversation(protocol: Protocol) -> [Vec<u8>; 2] {
     let (asked, answered): (Vec<u8>, Vec<u8>) = match protocol {
         Protocol::Raw => (b"abc".to_vec(), b"def".to_vec()),
@@ -70,7 +70,7 @@ fn conversation(protocol: Protocol) -> [Vec<u8>; 2] {
         Protocol::Grpc => {
             let mut asked = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
             asked.extend(b"\0\0\0\x04\0\0\0\0\0");
-            // :method POST, then a :path in the rest of the block that is continued.
+            // :method POST, then a :path in a CONTINUATION frame.
             asked.extend(b"\0\0\x01\x01\0\0\0\0\x01\x83\0\0\x06\x09\x04\0\0\0\x01\x44\x04/a/b");
             asked.extend(b"\0\0\x02\0\x01\0\0\0\x01hi");
             let mut answered = b"\0\0\0\x04\0\0\0\0\0\0\0\x01\x01\x04\0\0\0\x01\x88".to_vec();
@@ -190,7 +190,7 @@ proptest! {
         let whole = talk(protocol, &said, &[]);
         let pieced = talk(protocol, &said, &sizes);
         prop_assert_eq!(&whole.messages[0], &pieced.messages[0]);
-        // The engine answers after the question: pieces of one direction are in order.
+        // The engine answers after the request; pieces of one direction are in order.
         prop_assert_eq!(&whole.messages[1], &pieced.messages[1]);
         prop_assert_eq!(pieced.all(), said);
     }

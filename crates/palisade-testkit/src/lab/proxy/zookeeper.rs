@@ -1,18 +1,18 @@
 //! ZooKeeper's framing: a length of four bytes, then a record.
 //!
-//! The first record of each direction is the handshake. After it requests start with xid and
-//! opcode, replies with the xid they answer; watch events have xid -1, pings -2.
+//! The first record of each direction is the handshake. After that, requests start with xid and
+//! opcode, replies with the xid that they answer; watch events have xid -1, pings -2.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::message::{Direction, Frame, Framing, Kind, Step, be_i32};
 
-/// Longer than any packet that a server accepts (`jute.maxbuffer`, 1 MiB by default); the
+/// Longer than any packet that a server accepts (`jute.maxbuffer`, 1 MiB by default). The
 /// four-letter commands, read as a length, are far beyond it.
 const PACKET_MAX: usize = 64 << 20;
 
-/// How long the label of a request is kept for its replies: a doubled one has two.
+/// How long the label of a request is kept for its replies: a duplicated request has two.
 const KEPT: i32 = 10_000;
 
 const WATCH: i32 = -1;

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Makes two authorities, `ca` and `other`, and certificates of the first for `server` and
-/// `client`: each as NAME.pem and NAME.key in `folder`. `names` are those of the certificates, as
-/// in `DNS:localhost,IP:127.0.0.1`.
+/// Creates two authorities, `ca` and `other`, and certificates of the first for `server` and
+/// `client`: each as NAME.pem and NAME.key in `folder`. `names` are the subject names of the
+/// certificates, as in `DNS:localhost,IP:127.0.0.1`.
 ///
 /// # Errors
-/// Why there are none: openssl is not here, or refuses.
+/// A message if openssl is missing or fails.
 pub fn certificates(folder: &Path, names: &str) -> Result<(), String> {
     let file = folder.join("names");
     std::fs::write(&file, format!("subjectAltName={names}")).map_err(|error| error.to_string())?;
@@ -30,10 +30,10 @@ pub fn certificates(folder: &Path, names: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Replaces the certificate of `who` by one that ended yesterday.
+/// Replaces the certificate of `who` by one that expired yesterday.
 ///
 /// # Errors
-/// As [`certificates`], which must have made the others.
+/// As [`certificates`], which must have created the others.
 pub fn expired(folder: &Path, who: &str) -> Result<(), String> {
     openssl(
         folder,

@@ -1,5 +1,5 @@
-//! `Crew`: clients at work on one lock while a test hurts the engine. At its end: no two believed
-//! to hold at once, tokens rose, everyone was served in time.
+//! `Crew`: clients that use one lock while a test disturbs the engine. At its end it checks that no
+//! two believed to hold at once, tokens rose, and everyone was served in time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,10 +11,10 @@ use tokio::task::JoinSet;
 
 use crate::lab::launch::Running;
 
-/// What a busy machine may take beside.
+/// An allowance for a busy machine.
 const MARGIN: Duration = Duration::from_secs(4);
 
-/// One belief: from the grant to when its holder let go, or had to.
+/// One belief: from the grant until its holder released or its deadline passed.
 #[derive(Debug, Clone, Copy)]
 pub struct Belief {
     /// The token of the grant.
@@ -25,7 +25,7 @@ pub struct Belief {
     pub to: BootTime,
 }
 
-/// What the clients tell.
+/// What the clients record.
 #[derive(Default)]
 struct Log {
     beliefs: Mutex<Vec<Belief>>,
@@ -33,7 +33,7 @@ struct Log {
     over: AtomicBool,
 }
 
-/// Clients at work on one lock.
+/// Clients that use one lock.
 pub struct Crew {
     ttl: Duration,
     patience: Duration,
@@ -42,10 +42,11 @@ pub struct Crew {
 }
 
 impl Crew {
-    /// So many clients of `url`, whose holds have this ttl, and who wait for `patience` at most.
+    /// Starts `clients` clients of `url`, whose holds have this ttl, and which wait at most
+    /// `patience`.
     ///
     /// # Panics
-    /// When a client can't connect.
+    /// If a client can't connect.
     pub async fn start(url: &str, clients: usize, ttl: Duration, patience: Duration) -> Self {
         let mut crew = Self {
             ttl,
@@ -62,23 +63,23 @@ impl Crew {
         crew
     }
 
-    /// One more.
+    /// Adds a client.
     pub fn hire(&mut self, client: Client) {
         self.tasks
             .spawn(work(client, self.ttl, Arc::clone(&self.log)));
     }
 
-    /// What was believed so far.
+    /// The beliefs so far.
     pub fn beliefs(&self) -> Vec<Belief> {
         let mut beliefs = self.log.beliefs.lock().clone();
         beliefs.sort_by_key(|belief| belief.from);
         beliefs
     }
 
-    /// Waits until there were so many grants more.
+    /// Waits until there were `more` further grants.
     ///
     /// # Panics
-    /// When they don't come.
+    /// If they don't come.
     pub async fn grants(&self, more: usize) {
         let goal = self.beliefs().len() + more;
         let look = async {
@@ -91,7 +92,7 @@ impl Crew {
         reached.unwrap_or_else(|_| panic!("{more} more grants did not come within {limit:?}"));
     }
 
-    /// Kills the leader of the servers at work, and lets it come back.
+    /// Kills the leader of the active servers, and restarts it.
     ///
     /// # Panics
     /// As [`Crew::grants`].
@@ -105,7 +106,7 @@ impl Crew {
         self.grants(20).await;
     }
 
-    /// Stops the leader until the others have gone on without it, and lets it go on.
+    /// Stops the leader until the others have continued without it, then continues it.
     ///
     /// # Panics
     /// As [`Crew::grants`].
@@ -124,7 +125,7 @@ impl Crew {
     /// Ends the work, and judges it.
     ///
     /// # Panics
-    /// When two believed to hold at once, tokens did not rise, or somebody waited too long.
+    /// If two believed to hold at once, tokens did not rise, or someone waited too long.
     pub async fn end(mut self) {
         self.log.over.store(true, Ordering::SeqCst);
         let all = async {
@@ -163,11 +164,11 @@ async fn work(client: Client, ttl: Duration, log: Arc<Log>) {
             *longest = from.saturating_since(asked).max(*longest);
         }
         tokio::time::sleep(Duration::from_millis(3)).await;
-        // What it believes ends when it says so, or when its time is over.
+        // The belief ends when it is released, or at its deadline.
         let to = BootTime::now().min(hold.deadline().max(from));
         let token = hold.token().0;
         log.beliefs.lock().push(Belief { token, from, to });
-        // Lost, or no answer: what matters is what was believed.
+        // The hold may be lost, or there may be no answer: only the belief matters.
         let _ = hold.release().await;
     }
 }

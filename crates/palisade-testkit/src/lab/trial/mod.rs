@@ -1,7 +1,7 @@
-//! What the tests of single engines share: servers ([`need!`](crate::need)) and clients of them,
-//! waiting with a deadline, errors as they must be ([`fails`]), a [`Crew`] at work on one lock,
-//! another tool's process ([`Tool`], [`Servant`]), [`certificates`] of our own making, whether a secret is said
-//! ([`says_no_secret`]).
+//! What the tests of single engines share: servers ([`need!`](crate::need)) and their clients,
+//! waiting with a deadline, expected errors ([`fails`]), a [`Crew`] that uses one lock, another
+//! tool's process ([`Tool`], [`Servant`]), test [`certificates`], and a check that no secret is
+//! logged ([`says_no_secret`]).
 
 mod certificates;
 mod crew;
@@ -24,19 +24,19 @@ pub use tool::{Servant, Tool, run};
 use super::launch::{self, Running};
 use super::proxy::Proxy;
 
-/// Far more than anything takes that is due at once, also on a busy machine.
+/// Far more than anything takes that is due at once, even on a busy machine.
 pub const SOON: Duration = Duration::from_secs(10);
 
 /// Waits for `future`.
 ///
 /// # Panics
-/// By the name of `what`, when it takes longer than [`SOON`].
+/// With the name `what`, if it takes longer than [`SOON`].
 pub async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     let done = tokio::time::timeout(SOON, future).await;
     done.unwrap_or_else(|_| panic!("{what} did not happen within {SOON:?}"))
 }
 
-/// Looks until `test` is true.
+/// Polls until `test` is true.
 ///
 /// # Panics
 /// As [`soon`].
@@ -49,8 +49,8 @@ pub async fn until(what: &str, mut test: impl AsyncFnMut() -> bool) {
     soon(what, look).await;
 }
 
-/// What a test needs, and is skipped without: an engine by its name and settings, or what is there
-/// if it is. What is missing has been told.
+/// What a test needs, and without which it is skipped: an engine by its name and settings, or an
+/// `Option`. Why it is missing has been reported.
 #[macro_export]
 macro_rules! need {
     ($name:literal $(, $setting:expr)*) => {
@@ -64,10 +64,10 @@ macro_rules! need {
     };
 }
 
-/// An engine with settings of its own; `None`, with the reason told, where it can't be had.
+/// An engine with its own settings; `None`, with the reason reported, if it is not available.
 ///
 /// # Panics
-/// When it is here and does not start.
+/// If it is available and does not start.
 pub fn started(name: &str, settings: &[&str]) -> Option<Running> {
     if settings.is_empty() {
         return launch::need(name);
@@ -85,15 +85,16 @@ pub fn started(name: &str, settings: &[&str]) -> Option<Running> {
 /// A client of a server.
 ///
 /// # Panics
-/// When it can't connect.
+/// If it can't connect.
 pub async fn connected(running: &Running) -> Client {
     beside(running, "").await
 }
 
-/// A client of the names that other tools use, with further options: `&layout=readwrite`.
+/// A client without a namespace, for names that other tools use, with further options:
+/// `&layout=readwrite`.
 ///
 /// # Panics
-/// When it can't connect.
+/// If it can't connect.
 pub async fn beside_others(running: &Running, options: &str) -> Client {
     beside(running, &format!("?namespace={options}")).await
 }
@@ -104,10 +105,10 @@ async fn beside(running: &Running, options: &str) -> Client {
     client.unwrap_or_else(|error| panic!("{url}: {error}"))
 }
 
-/// A claim to a whole line, for engines that are asked directly.
+/// A claim of a whole line, for direct calls to an engine.
 ///
 /// # Panics
-/// When `name` can't be a name.
+/// If `name` is invalid.
 pub fn claim(name: &str, ttl: Duration) -> Claim {
     Claim {
         id: ClaimId::random(),
@@ -122,7 +123,7 @@ pub fn claim(name: &str, ttl: Duration) -> Claim {
     }
 }
 
-/// The uuid that a number of 128 bits is written as.
+/// The UUID text of a 128-bit number.
 pub fn uuid(number: u128) -> String {
     let hex = format!("{number:032x}");
     let ends = [0, 8, 12, 16, 20, 32];
@@ -130,11 +131,10 @@ pub fn uuid(number: u128) -> String {
     parts.join("-")
 }
 
-/// Existing connections say nothing any more, again and again, and new ones are served: a hold
-/// lives on.
+/// Existing connections go silent, repeatedly, while new ones are served: a hold survives.
 ///
 /// # Panics
-/// When it is lost.
+/// If it is lost.
 pub async fn survives_dead_connections(url: &str, proxy: &Proxy) {
     let client = palisade::connect(url).await;
     let client = client.unwrap_or_else(|error| panic!("{url}: {error}"));
@@ -151,10 +151,10 @@ pub async fn survives_dead_connections(url: &str, proxy: &Proxy) {
     }
 }
 
-/// The error, which must be of this kind.
+/// The error, which must have this kind.
 ///
 /// # Panics
-/// When it is of another, or there is none.
+/// If it has another kind, or there is none.
 #[track_caller]
 pub fn fails<T>(answer: palisade::Result<T>, kind: ErrorKind) -> Error {
     let Err(error) = answer else {
@@ -164,10 +164,10 @@ pub fn fails<T>(answer: palisade::Result<T>, kind: ErrorKind) -> Error {
     error
 }
 
-/// Locks, soon, and unlocks.
+/// Locks, within [`SOON`], and unlocks.
 ///
 /// # Panics
-/// When either fails.
+/// If either fails.
 pub async fn cycle(mutex: &Mutex) {
     let hold = soon("the lock", mutex.lock()).await;
     let hold = hold.unwrap_or_else(|error| panic!("{error}"));

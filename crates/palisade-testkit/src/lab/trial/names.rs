@@ -1,10 +1,10 @@
-//! Names that an engine may stumble over, and that it must keep apart all the same.
+//! Names that an engine may mishandle, but must keep apart.
 
 use palisade::Client;
 use palisade::report::Scope;
 
-/// Names with everything that a path, a URL, JSON or Go's idea of a printable character could
-/// stumble over.
+/// Names with everything that a path, a URL, JSON or Go's notion of a printable character could
+/// mishandle.
 pub const NASTY: &[&str] = &[
     "a/b",
     "/a",
@@ -36,10 +36,10 @@ pub const NASTY: &[&str] = &[
     "\u{feff}marked",
 ];
 
-/// Takes, shows and gives back a lock of every nasty name, beside one that is called nearly so.
+/// Locks, surveys and unlocks every nasty name, beside a name that is nearly equal.
 ///
 /// # Panics
-/// When one does not.
+/// If one fails.
 pub async fn every_nasty_name(client: &Client) {
     for name in NASTY {
         let mutex = client.mutex(*name);

@@ -1,5 +1,5 @@
-//! What a program says in its logs and traces, ours and that of the libraries below us, at their
-//! most talkative: no secret is ever in it.
+//! Checks that no secret is in the logs and traces of the program and its libraries, at their most
+//! verbose levels.
 #![allow(clippy::unwrap_used)] // A step that fails is a test that fails.
 
 use std::fmt::{Debug, Write as _};
@@ -12,9 +12,9 @@ use tracing::field::{Field, Visit};
 use tracing::span;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
-/// All that was said since the first look, by the whole process.
+/// Everything that the whole process has logged since the first use.
 static SAID: LazyLock<Mutex<String>> = LazyLock::new(|| {
-    // Another subscriber or logger would make this deaf.
+    // This fails if there is another subscriber or logger, which would hide messages.
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(Ears)).unwrap();
     log::set_logger(&Ears).unwrap();
     log::set_max_level(log::LevelFilter::Trace);
@@ -26,7 +26,7 @@ struct Ears;
 fn hear(what: impl FnOnce(&mut Heard)) {
     let mut heard = Heard(String::new());
     what(&mut heard);
-    // Without waiting for itself: what is below may speak while it is made.
+    // Locked only now, because formatting may log as well.
     SAID.lock().push_str(&heard.0);
 }
 
@@ -66,11 +66,11 @@ impl log::Log for Ears {
     fn flush(&self) {}
 }
 
-/// Connects by `url`, uses locks, and is refused by `wrong`; looks for `secrets`, which are in
-/// the URLs, in all that was said meanwhile and in what our types show of themselves.
+/// Connects by `url`, uses locks, and is refused by `wrong`. Searches for `secrets`, which are in
+/// the URLs, in everything that was logged meanwhile and in the `Debug` output of our types.
 ///
 /// # Panics
-/// When one is found, when nothing was said at all, and when `wrong` is not refused.
+/// If one is found, if nothing was logged at all, or if `wrong` is not refused.
 pub async fn says_no_secret(url: &str, wrong: &str, secrets: &[&str]) {
     LazyLock::force(&SAID);
     let client = palisade::connect(url).await.unwrap();

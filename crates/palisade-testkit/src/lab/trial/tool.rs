@@ -1,5 +1,5 @@
 //! Another tool's process, which ends when it is dropped: a `Tool`, whose lines are read as they
-//! come, or a `Servant`, which answers line by line to what it is told.
+//! come, or a `Servant`, which answers each line with one of its own.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::SOON;
 
-/// Runs a command to its end, quietly.
+/// Runs a command to its end without output.
 ///
 /// # Errors
-/// The last that it says when it fails, or why it can't be started.
+/// The last line of its output if it fails, or why it can't be started.
 pub fn run(command: &mut Command) -> Result<(), String> {
     let output = command.output().map_err(|error| error.to_string())?;
     if output.status.success() {
@@ -21,17 +21,17 @@ pub fn run(command: &mut Command) -> Result<(), String> {
     Err(said.lines().last().unwrap_or("it failed").to_owned())
 }
 
-/// A process that is under way.
+/// A running process.
 pub struct Tool {
     child: Child,
     lines: mpsc::Receiver<String>,
 }
 
 impl Tool {
-    /// Starts it, without input, and reads what it prints.
+    /// Starts it, without input, and reads its output.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If it can't be started.
     pub fn start(command: &mut Command) -> Self {
         let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         let mut child = started.unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -51,7 +51,7 @@ impl Tool {
     /// The next line that it prints.
     ///
     /// # Panics
-    /// When none comes in time.
+    /// If none comes in time.
     pub fn line(&self) -> String {
         match self.lines.recv_timeout(SOON) {
             Ok(line) => line,
@@ -59,15 +59,15 @@ impl Tool {
         }
     }
 
-    /// Whether it has printed nothing since it was asked last.
+    /// Whether it has printed nothing since the last call.
     pub fn is_silent(&self) -> bool {
         self.lines.try_recv().is_err()
     }
 
-    /// Waits for its end: whether it succeeded.
+    /// Waits for its end; returns whether it succeeded.
     ///
     /// # Panics
-    /// When it does not end.
+    /// If it does not end.
     pub fn ended(mut self) -> bool {
         let end = Instant::now() + SOON;
         loop {
@@ -80,13 +80,13 @@ impl Tool {
         }
     }
 
-    /// Asks it to end, as Ctrl-C does, and waits for that.
+    /// Interrupts it, as Ctrl-C does, and waits for its end.
     ///
     /// # Panics
     /// As [`Tool::ended`].
     pub fn interrupt(self) {
         let pid = rustix::process::Pid::from_child(&self.child);
-        // One that has ended needs no signal.
+        // If it has ended, it needs no signal.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
         self.ended();
     }
@@ -110,7 +110,7 @@ impl Servant {
     /// Starts it.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If it can't be started.
     pub fn start(command: &mut Command) -> Self {
         let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = started.unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -124,10 +124,10 @@ impl Servant {
         }
     }
 
-    /// Tells it something.
+    /// Sends it a line.
     ///
     /// # Panics
-    /// When it does not listen.
+    /// If it does not read.
     pub fn tell(&mut self, order: &str) {
         let told = writeln!(self.orders, "{order}");
         told.unwrap_or_else(|error| panic!("{order}: {error}"));
@@ -136,7 +136,7 @@ impl Servant {
     /// Its next line.
     ///
     /// # Panics
-    /// When there is none.
+    /// If there is none.
     pub fn answer(&mut self) -> String {
         let mut answer = String::new();
         let read = self.answers.read_line(&mut answer);
@@ -144,10 +144,10 @@ impl Servant {
         answer.trim().to_owned()
     }
 
-    /// Whether it says yes, and not no.
+    /// Whether it answers yes, and not no.
     ///
     /// # Panics
-    /// When it says something else.
+    /// If it answers something else.
     pub fn says_yes(&mut self) -> bool {
         match self.answer().as_str() {
             "yes" => true,

@@ -1,10 +1,10 @@
-//! `Ledger`: what the keeper knows, as a pure state machine.
+//! `Ledger`: the keeper's state, as a pure state machine.
 //!
-//! It does no I/O, reads no clock and tells nobody: every step is given the time, and returns
-//! what is to be sent and who is to be told once the lock around it is open again.
+//! It does no I/O, reads no clock and notifies nobody. Every step is given the time, and returns
+//! what to send and whom to notify once the lock around it is released.
 //!
-//! Each step touches the leases that it is about and no others, so that the keeper's work grows
-//! with what happens and not with what is held: renewals and deadlines stand in ordered queues.
+//! Each step touches only the leases that it concerns: renewals and deadlines are in ordered
+//! queues. So the keeper's work grows with the number of events, not with the number of leases.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use crate::core::known_bad::{self, Bad};
 use crate::core::ticket::{Lease, LeaseId, LeaseStart, Ticket};
 use crate::core::validity::{LossReason, Validity};
 
-/// Timers of the runtime stand still while the machine sleeps; leases don't. Looking once a
-/// second bounds how late a sleeper is told after it wakes. (`is_valid` is right at once.)
+/// The runtime's timers stand still during suspend, but leases don't. Checking once a second bounds
+/// how late a loss is reported after a resume. (`is_valid` is right at once.)
 pub(super) const TICK: Duration = Duration::from_secs(1);
 
-/// The most leases in one call: large enough to be cheap, small enough to answer in time.
+/// The largest batch: large enough to be cheap, small enough to be answered in time.
 pub(super) const BATCH: usize = 1024;
 
-/// The most calls of one lane in flight: enough to keep a far engine busy, few enough that the
-/// last of them is not late because of the others.
+/// The maximum of calls in flight per lane: enough to keep a distant engine busy, few enough that
+/// the last one is not delayed by the others.
 pub(super) const IN_FLIGHT: usize = 4;
 
-/// After a renewal failed, the next comes this soon at the earliest.
+/// The shortest delay before retrying a failed renewal.
 const SHORTEST_RETRY: Duration = Duration::from_millis(10);
 
-/// Claims that have just been lost, to be told with no lock held.
+/// Claims that have just been lost, to be notified with no lock held.
 #[must_use = "who waits for a loss must be told"]
 #[derive(Debug, Default)]
 pub(super) struct Lost(pub(super) Vec<Arc<Validity>>);
@@ -51,15 +51,15 @@ impl Lost {
     }
 }
 
-/// Leases to be renewed with one call.
+/// Leases to renew with one call.
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// How long the call may take; it names the lane.
+    /// How long the call may take; it identifies the lane.
     pub(super) limit: Duration,
     pub(super) leases: Vec<Lease>,
 }
 
-/// A ticket to be left, and how long it is worth trying: after its ttl it is gone anyway.
+/// A ticket to leave, and for how long to retry: after its ttl it is gone anyway.
 #[derive(Debug)]
 pub(super) struct Departure {
     pub(super) ticket: Ticket,
@@ -68,30 +68,31 @@ pub(super) struct Departure {
     pub(super) give_up: BootTime,
 }
 
-/// A lease under care.
+/// A registered lease.
 #[derive(Debug)]
 struct Kept {
     armed: LeaseStart,
     due: BootTime,
-    /// One renewal is in flight per lease, because some engines' answers carry no request id.
+    /// At most one renewal per lease is in flight, because some engines' answers carry no request
+    /// id.
     renewing: bool,
-    /// Whether it is to end by itself: its one claim holds, and asked for no renewal.
+    /// Whether it is left to expire: its only claim is held and asked for no renewal.
     ending: bool,
-    /// The last failure to renew, unless one went well since.
+    /// The last failed renewal, unless a later one succeeded.
     trouble: Option<Error>,
     claims: Claims,
 }
 
-/// What hangs on a lease.
+/// The claims on a lease.
 #[derive(Debug)]
 enum Claims {
-    /// The one ticket that it belongs to.
+    /// The only ticket of its own lease.
     Own(Ticket, Arc<Validity>),
     Shared(HashMap<ClaimId, Arc<Validity>>),
 }
 
 impl Kept {
-    /// When it is to be renewed next, if at all.
+    /// When to renew it next, if at all.
     fn next_renewal(&self) -> Option<BootTime> {
         let queued = !self.renewing && !self.ending && self.due < BootTime::NEVER;
         queued.then_some(self.due)
@@ -128,7 +129,7 @@ impl Kept {
     }
 }
 
-/// Why a renewal that was given up failed.
+/// The error of a renewal that timed out.
 fn no_answer() -> Error {
     let message = "the engine did not answer in time; is it overloaded, frozen or cut off?";
     Error::new(ErrorKind::Unreachable, "renew", message).maybe_applied()
@@ -139,15 +140,15 @@ fn renewal_due(armed: LeaseStart) -> BootTime {
     armed.sent + armed.ttl / 3
 }
 
-/// How long a renewal may take: a sixth of the ttl, so that two may fail in a row. Rounded down
-/// by an eighth at most, so that there are few lanes whatever the ttls are.
+/// How long a renewal may take: a sixth of the ttl, so that two may fail in a row. It is rounded
+/// down by at most an eighth, so that there are few lanes whatever the ttls are.
 fn limit(ttl: Duration, timeout: Duration) -> Duration {
     let nanos = u64::try_from((ttl / 6).as_nanos()).unwrap_or(u64::MAX);
     let coarse = 60_u32.saturating_sub(nanos.leading_zeros());
     Duration::from_nanos(nanos >> coarse << coarse).min(timeout)
 }
 
-/// Leases that are renewed with the same limit, so that slow ones don't hold up short ones.
+/// Leases that are renewed with the same limit, so that slow calls don't delay short leases.
 #[derive(Debug, Default)]
 struct Lane {
     due: BTreeSet<(BootTime, LeaseId)>,
@@ -160,7 +161,7 @@ impl Lane {
     }
 }
 
-/// Where a lease stands in the queues.
+/// The position of a lease in the queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Queued {
     limit: Duration,
@@ -168,32 +169,32 @@ struct Queued {
     deadline: BootTime,
 }
 
-/// The keeper's books. See the module's text.
+/// The keeper's state. See the module documentation.
 #[derive(Debug)]
 pub(super) struct Ledger {
     /// How long one request may take.
     timeout: Duration,
     leases: HashMap<LeaseId, Kept>,
-    /// The leases to be renewed, by how long that may take.
+    /// The leases to renew, by the limit of their calls.
     lanes: BTreeMap<Duration, Lane>,
     /// When each lease ends.
     deadlines: BTreeSet<(BootTime, LeaseId)>,
-    /// Claims whose enter is under way: an audit must not take them for strangers.
-    /// `true` when an alarm came before the answer did.
+    /// Claims whose enter is in flight: an audit must not treat them as unknown. The value is
+    /// `true` if an alarm came before the enter was answered.
     entering: HashMap<ClaimId, bool>,
-    /// Tickets to be left in the background, by when they may be.
+    /// Tickets to leave in the background, by the earliest time for that.
     leaving: BTreeMap<(BootTime, ClaimId), Departure>,
-    /// Claims whose leave is under way, and those that were left since an audit was asked for: a
-    /// list may still have them, and they are no strangers.
+    /// Claims whose leave is in flight (`parting`), and claims that were left while an audit was in
+    /// flight (`parted`): a list may still contain them, and must not treat them as unknown.
     parting: HashSet<ClaimId>,
     parted: HashSet<ClaimId>,
-    /// How many audits are under way.
+    /// The number of audits in flight.
     auditing: usize,
-    /// How many background leaves are under way.
+    /// The number of background leaves in flight.
     departing: usize,
-    /// When the thread looks next by itself.
+    /// When the thread checks next without being woken.
     looks_at: BootTime,
-    /// When it stops looking by itself, having nothing to keep.
+    /// When the thread stops checking because there is nothing to keep.
     dozes_at: Option<BootTime>,
 }
 
@@ -215,20 +216,21 @@ impl Ledger {
         }
     }
 
-    /// Says that a claim's enter is under way.
+    /// Records that a claim's enter is in flight.
     pub(super) fn entering(&mut self, claim: ClaimId) {
         self.entering.insert(claim, false);
     }
 
-    /// Says that the engine calls a claim whose enter was under way by another id. An alarm under
-    /// either id counts.
+    /// Records that the engine assigned another id to a claim whose enter is in flight. An alarm
+    /// for either id counts.
     pub(super) fn known_as(&mut self, asked: ClaimId, known: ClaimId) {
         if let Some(alarmed) = self.entering.remove(&asked) {
             *self.entering.entry(known).or_default() |= alarmed;
         }
     }
 
-    /// Takes a claim that has a place under care. Says whether the thread would look too late.
+    /// Registers a claim that has a place. Also returns whether the thread must be woken, because
+    /// its next check would be too late.
     pub(super) fn watch_over(
         &mut self,
         ticket: &Ticket,
@@ -279,11 +281,11 @@ impl Ledger {
         (validity, too_late)
     }
 
-    /// Takes what the engine counted for a grant, so that renewals carry the incarnation; or that
-    /// there are to be no more of them.
+    /// Records the sequence of a grant, so that renewals carry the incarnation. `renewed` is
+    /// `false` for a hold that is not to be renewed.
     pub(super) fn granted(&mut self, ticket: &Ticket, renewed: bool) {
         self.update(ticket.lease, |kept| {
-            // A lease that others share is theirs too.
+            // A shared lease is still renewed for the other claims.
             if let Claims::Own(kept_ticket, _) = &mut kept.claims {
                 *kept_ticket = ticket.clone();
                 kept.ending = !renewed;
@@ -291,7 +293,7 @@ impl Ledger {
         });
     }
 
-    /// Takes a lease that its owner has made longer. Says whether it was still in force.
+    /// Records a lease that its owner extended. Returns whether it was still valid.
     pub(super) fn extended(&mut self, ticket: &Ticket, armed: LeaseStart) -> bool {
         let mut in_force = false;
         self.update(ticket.lease, |kept| {
@@ -303,7 +305,7 @@ impl Ledger {
         in_force
     }
 
-    /// Stops renewing for a claim. A shared lease goes on living.
+    /// Stops renewing for a claim. A shared lease stays alive.
     pub(super) fn forget(&mut self, ticket: &Ticket) {
         if known_bad::is(Bad::RenewalSurvivesRelease) {
             return;
@@ -322,13 +324,13 @@ impl Ledger {
         }
     }
 
-    /// Stops renewing for a claim whose place is being left from now on, until it is forgotten.
+    /// Stops renewing for a claim whose leave begins now; it stays known until it is forgotten.
     pub(super) fn part_with(&mut self, ticket: &Ticket) {
         self.forget(ticket);
         self.parting.insert(ticket.claim);
     }
 
-    /// Takes a ticket that is to be left in the background; until it may be, it is renewed.
+    /// Queues a ticket to be left in the background; until it may be left, it is renewed.
     pub(super) fn leave_later(&mut self, departure: Departure, now: BootTime) {
         if departure.not_before <= now {
             self.forget(&departure.ticket);
@@ -337,7 +339,7 @@ impl Ledger {
         self.leaving.insert(key, departure);
     }
 
-    /// Whether nothing is left to be left.
+    /// Whether no leave is pending.
     pub(super) fn is_drained(&self) -> bool {
         self.leaving.is_empty() && self.departing == 0
     }
@@ -353,7 +355,7 @@ impl Ledger {
         }
     }
 
-    /// Ends everything: nobody is going to renew or to leave any more.
+    /// Ends everything: nothing will be renewed or left any more.
     pub(super) fn end(&mut self, why: &Error, lost: &mut Lost) {
         for kept in self.leases.values() {
             kept.lose(LossReason::Expired, Some(why), lost);
@@ -365,8 +367,8 @@ impl Ledger {
         };
     }
 
-    /// The leases to renew now, the most urgent first, as many as may be in flight. What is due
-    /// soon goes along, so that leases taken one by one are renewed together after a while.
+    /// The leases to renew now, the most urgent first, as many as may be in flight. Leases that are
+    /// due soon are included, so that leases which were acquired one by one end up in one batch.
     pub(super) fn take_due(&mut self, now: BootTime) -> Vec<Batch> {
         let mut batches = Vec::new();
         for (limit, lane) in &mut self.lanes {
@@ -382,7 +384,8 @@ impl Ledger {
                 {
                     lane.due.pop_first();
                     kept.renewing = true;
-                    // An alarm while it is in flight sets this again: the answer may be older.
+                    // An alarm during the call sets this again, because the answer may be older
+                    // than the alarm.
                     kept.due = BootTime::NEVER;
                     let ticket = match &kept.claims {
                         Claims::Own(ticket, _) => Some(ticket.clone()),
@@ -404,7 +407,7 @@ impl Ledger {
         batches
     }
 
-    /// The tickets to leave now; what must be kept a little longer stays, and is renewed.
+    /// The tickets to leave now. Those that must be kept longer stay queued and are renewed.
     pub(super) fn take_leaving(&mut self, now: BootTime) -> Vec<Departure> {
         let mut departures = Vec::new();
         while let Some(first) = self.leaving.first_entry()
@@ -418,20 +421,21 @@ impl Ledger {
         departures
     }
 
-    /// Says that a background leave has come to its end.
+    /// Records that a background leave has ended.
     pub(super) fn has_left(&mut self, claim: ClaimId) {
         self.departing -= 1;
         self.has_parted(claim);
     }
 
-    /// Says that a leave has come to its end. A list that was asked for before may still have it.
+    /// Records that a leave has ended. The result of an audit in flight may still contain the
+    /// claim.
     fn has_parted(&mut self, claim: ClaimId) {
         if self.parting.remove(&claim) && self.auditing > 0 {
             self.parted.insert(claim);
         }
     }
 
-    /// Says that an audit has come to its end.
+    /// Records that an audit has ended.
     pub(super) fn has_audited(&mut self) {
         self.auditing -= 1;
         if self.auditing == 0 {
@@ -439,9 +443,9 @@ impl Ledger {
         }
     }
 
-    /// When to look again: at the next event, and once a second while there is anything to keep.
-    /// For a second after the last one it stays awake, so that locks which are taken and released
-    /// in quick succession don't wake the thread one by one.
+    /// When to check again: at the next event, and once a second while there is anything to keep.
+    /// After the last claim the thread stays awake for a second, so that locks which are taken and
+    /// released in quick succession don't wake it one by one.
     pub(super) fn next_look(&mut self, now: BootTime) -> BootTime {
         self.looks_at = if !self.leases.is_empty() || !self.leaving.is_empty() {
             self.dozes_at = None;
@@ -456,8 +460,8 @@ impl Ledger {
         self.looks_at
     }
 
-    /// The earliest moment at which a lease may be renewed or is over, or a ticket may be left.
-    /// A lane without room waits for an answer, and that is an event of its own.
+    /// The earliest time at which a lease may be renewed or expires, or a ticket may be left. A
+    /// lane without room waits for an answer, which wakes the thread anyway.
     fn next_event(&self) -> BootTime {
         let open = self.lanes.values().filter(|lane| lane.has_room());
         let renewals = open.filter_map(|lane| lane.due.first());
@@ -466,8 +470,8 @@ impl Ledger {
         ends.chain(leaving).min().unwrap_or(BootTime::NEVER)
     }
 
-    /// Renews a lease at once, or all of them. A claim is in its line, for others to see and
-    /// evict, before the answer to its enter is here: an alarm that comes in between is kept.
+    /// Renews a lease at once, or all of them. Others can see and evict a claim before its enter is
+    /// answered, so an alarm for an entering claim is remembered.
     pub(super) fn hurry(&mut self, alarm: Alarm) {
         match alarm {
             Alarm::All => {
@@ -488,8 +492,8 @@ impl Ledger {
         }
     }
 
-    /// Takes the answers to a batch that was sent at `sent`, in the order of its leases. An
-    /// engine that answers for fewer leases than asked leaves the rest unknown.
+    /// Processes the answers to a batch that was sent at `sent`, in the order of its leases. If
+    /// there are fewer answers than leases, the rest is unknown.
     pub(super) fn renewed(
         &mut self,
         limit: Duration,
@@ -520,7 +524,7 @@ impl Ledger {
         lost: &mut Lost,
     ) {
         let mut over = None;
-        // Released meanwhile: a late answer changes nothing.
+        // If it was released meanwhile, the late answer changes nothing.
         self.update(id, |kept| {
             kept.renewing = false;
             match answer {
@@ -534,8 +538,8 @@ impl Ledger {
                     }
                     kept.due = kept.due.min(renewal_due(kept.armed));
                     kept.trouble = None;
-                    // The deadline may pass between the look above and this. An own lease has
-                    // one claim; a shared one lives on for the others.
+                    // The deadline may pass between the check above and this call. An own lease
+                    // then ends with its claim; a shared lease lives on for the others.
                     for validity in kept
                         .validities()
                         .filter(|validity| !validity.extend(kept.armed))
@@ -550,8 +554,8 @@ impl Ledger {
                 Renewal::Revoked(why) => over = Some((LossReason::Taken, Some(why))),
                 Renewal::Evicted => over = Some((LossReason::Evicted, None)),
                 Renewal::Unknown(error) => {
-                    // Soon again, but not in a hot loop; the deadline ends it. One that took long
-                    // to fail has waited enough.
+                    // Retry soon, but not in a busy loop; the deadline ends it. A call that took
+                    // long to fail is retried almost at once.
                     kept.due = (sent + kept.armed.ttl / 12).max(now + SHORTEST_RETRY);
                     kept.trouble = Some(error);
                     if known_bad::gives_up_renewing(kept.armed) {
@@ -567,10 +571,10 @@ impl Ledger {
         }
     }
 
-    /// Compares what hangs on a shared lease with what is known, and has the strangers left.
+    /// Compares the tickets of a shared lease with the known claims, and leaves unknown ones.
     ///
-    /// A claim is registered before its enter is sent, so whatever the list shows was known
-    /// before the list was made: if it is not known now, it was dropped and must be left.
+    /// A claim is registered before its enter is sent, so every listed claim was known before the
+    /// list was made. A claim that is not known now was dropped and must be left.
     pub(super) fn compare(
         &mut self,
         sent: BootTime,
@@ -591,13 +595,13 @@ impl Ledger {
             .collect();
         claims.retain(|claim, validity| match listed.get(claim) {
             Some(evicted) => {
-                // Its place stays until its owner lets go.
+                // Its place stays until its owner releases it.
                 if *evicted {
                     lost.lose(validity, LossReason::Evicted, None);
                 }
                 true
             }
-            // Entered after the list was asked for.
+            // It entered after the audit was sent.
             None if validity.since() >= sent => true,
             None => {
                 lost.lose(validity, LossReason::Taken, None);
@@ -632,7 +636,7 @@ impl Ledger {
         }
     }
 
-    /// Changes a lease, and its place in the queues. Says whether there is such a lease.
+    /// Changes a lease and its position in the queues. Returns whether the lease exists.
     fn update(&mut self, id: LeaseId, change: impl FnOnce(&mut Kept)) -> bool {
         let Some(kept) = self.leases.get_mut(&id) else {
             return false;
@@ -674,7 +678,7 @@ impl Ledger {
         }
     }
 
-    /// Forgets a lane that nothing is in.
+    /// Removes an empty lane.
     fn close_lane(&mut self, limit: Duration) {
         if let Some(lane) = self.lanes.get(&limit)
             && lane.due.is_empty()

@@ -1,4 +1,4 @@
-//! The ledger beside a naive model of it: the model looks at every lease at every step.
+//! The ledger against a naive model that inspects every lease at every step.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// So far ahead that the real clock, which validities look at, never gets there.
+/// So far in the future that the real clock, which validities read, never gets there.
 fn start() -> BootTime {
     BootTime::now() + Duration::from_secs(1_000_000)
 }
@@ -50,7 +50,7 @@ fn unknown() -> Renewal {
 }
 
 impl Ledger {
-    /// Every lease stands in the queues once, where it belongs, and nothing else does.
+    /// Every lease is in the queues once, at its place, and nothing else is.
     fn check(&self) {
         let deadlines = |(id, kept): (&LeaseId, &Kept)| (kept.armed.deadline(), *id);
         let expected: BTreeSet<_> = self.leases.iter().map(deadlines).collect();
@@ -71,7 +71,7 @@ impl Ledger {
     }
 }
 
-/// What a lease is to the model.
+/// A lease in the model.
 #[derive(Debug, Clone)]
 struct Naive {
     armed: LeaseStart,
@@ -87,7 +87,7 @@ enum Step {
     Alarm(prop::sample::Index),
     AlarmAll,
     Wait(u64),
-    /// How each lease of a batch is answered, in turns.
+    /// How each lease of a batch is answered, repeating the list.
     Answer(prop::sample::Index, Vec<u8>),
 }
 
@@ -182,7 +182,7 @@ proptest! {
                 _ => {}
             }
 
-            // Then the thread looks, as it does after every event.
+            // Then the thread checks, as it does after every event.
             let mut lost = Lost::default();
             ledger.expire(now, &mut lost);
             let over = |kept: &Naive| kept.armed.deadline() <= now;
@@ -361,8 +361,8 @@ fn an_audit_leaves_strangers_and_loses_what_is_gone() {
     ledger.check();
 }
 
-/// What an idle look, an alarm for one lease and a claim that comes and goes cost, beside so many
-/// leases: the quickest of some rounds, because others use the machine too.
+/// The cost of an idle check, an alarm for one lease and a claim that comes and goes, with `count`
+/// leases: the quickest of some rounds, because the machine may be busy.
 fn cost_beside(count: u128) -> Duration {
     let now = start();
     let armed = LeaseStart {

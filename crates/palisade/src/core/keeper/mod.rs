@@ -1,14 +1,13 @@
 //! `Keeper`: the only code that renews, for every engine, and that leaves in the background.
 //!
-//! One thread per client, apart from the caller's runtime, so that a blocked or ended runtime
-//! neither costs a lease nor keeps a released place. Holds and waiting claims register here;
-//! the thread ([`task`]) renews their leases, many with one call, tells their validities when one is
-//! over, and leaves what was dropped. What is known of them is the [`ledger`]. All it asks of the
-//! other side is [`Leasing`]: the messages of queues are kept in the same way, by a keeper of
-//! their own.
+//! Each client has one keeper thread, separate from the caller's runtime, so that a blocked or
+//! ended runtime neither loses a lease nor delays a release. Holds and waiting claims register
+//! here. The thread ([`task`]) renews their leases in batches, notifies their validities of losses,
+//! and leaves places that were dropped. Its state is the [`ledger`]. The keeper only needs
+//! [`Leasing`] of its store: messages of queues have a keeper of their own.
 //!
-//! Registering and forgetting take one short mutex and wake nobody, unless something is due
-//! earlier than the thread would look by itself.
+//! Registering and forgetting take one short mutex, and wake the thread only if something is due
+//! before its next check.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,21 +29,21 @@ use super::validity::{LossReason, Validity};
 mod ledger;
 mod task;
 
-/// What a lease to be renewed is made with, so that no other code can renew.
+/// Needed to construct a lease for renewal, so that no other code can renew.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RenewalPermit(());
 
 #[doc(hidden)]
 impl Lease {
-    /// A lease that a test of an engine renews by itself.
+    /// A lease that an engine's test renews itself.
     pub fn in_a_test(ticket: &Ticket) -> Self {
         let own = ticket.has_own_lease().then(|| ticket.clone());
         Self::new(ticket.lease, own, RenewalPermit(()))
     }
 }
 
-/// The handle that clients and holds share. When the last one is dropped the thread leaves what
-/// is still to be left, and ends.
+/// The handle that clients and holds share. When the last one is dropped, the thread completes the
+/// pending leaves and ends.
 pub(crate) struct Keeper<S: Leasing + ?Sized = dyn DynEngine>(Arc<Shared<S>>);
 
 struct Shared<S: Leasing + ?Sized> {
@@ -55,9 +54,9 @@ struct Shared<S: Leasing + ?Sized> {
     state: Mutex<State>,
     /// Wakes the thread.
     wake: Notify,
-    /// Told whenever nothing is left to be left.
+    /// Notified whenever no leave is pending.
     drained: Notify,
-    /// One share for each keeper of the same connection: the last one closes it.
+    /// Shared by all keepers of one connection: the last one closes it.
     users: Mutex<Option<Arc<()>>>,
 }
 
@@ -73,7 +72,7 @@ impl Keeper {
         Self::sharing(engine, timeout, observers, Arc::default())
     }
 
-    /// A keeper of what `layer` makes of this one's engine. Claims that are here stay here.
+    /// A keeper for a layered form of this one's engine. Existing claims stay with this keeper.
     pub(crate) fn layered<E: Engine>(&self, layer: impl FnOnce(SharedEngine) -> E) -> Self {
         self.beside(Arc::new(layer(Arc::clone(&self.0.store))))
     }
@@ -84,9 +83,9 @@ impl Keeper {
 }
 
 impl<S: Leasing + ?Sized> Keeper<S> {
-    /// A keeper of something else on the same connection, with the same observers.
+    /// A keeper for another store on the same connection, with the same observers.
     pub(crate) fn beside<T: Leasing + ?Sized>(&self, store: Arc<T>) -> Keeper<T> {
-        // Only a keeper that has ended has given its share away.
+        // Only a keeper that has ended has given up its share.
         let users = self.0.users.lock().clone().unwrap_or_default();
         Keeper::sharing(store, self.0.timeout, Arc::clone(&self.0.observers), users)
     }
@@ -120,7 +119,7 @@ impl<S: Leasing + ?Sized> Keeper<S> {
         &self.0.observers
     }
 
-    /// Starts the thread unless it runs. Nothing may enter before.
+    /// Starts the thread unless it is running. No claim may enter before.
     pub(crate) fn start(&self) -> Result<()> {
         let mut state = self.0.state.lock();
         if state.running {
@@ -133,8 +132,8 @@ impl<S: Leasing + ?Sized> Keeper<S> {
         };
         let runtime = Runtime::new().map_err(failed)?;
         let shared = Arc::clone(&self.0);
-        // Listening begins before anything can enter: an alarm in between would be lost, and an
-        // eviction told only by the next renewal.
+        // Subscribe before anything can enter: an alarm in between would be lost, and an eviction
+        // would be noticed only by the next renewal.
         let alarms = runtime.enter(|| shared.store.alarms());
         let keeping = async move {
             let ended = Ended(Arc::clone(&shared));
@@ -146,22 +145,23 @@ impl<S: Leasing + ?Sized> Keeper<S> {
         Ok(())
     }
 
-    /// Says that a claim's enter is under way.
+    /// Records that a claim's enter is in flight.
     pub(crate) fn entering(&self, claim: ClaimId) {
         self.0.state.lock().ledger.entering(claim);
     }
 
-    /// Says that the engine calls a claim whose enter was under way by another id.
+    /// Records that the engine assigned another id to a claim whose enter is in flight.
     pub(crate) fn known_as(&self, asked: ClaimId, known: ClaimId) {
         self.0.state.lock().ledger.known_as(asked, known);
     }
 
-    /// Takes a claim that has a place under care, and returns its life sign.
+    /// Registers a claim that has a place, and returns its validity.
     pub(crate) fn watch_over(&self, ticket: &Ticket, armed: LeaseStart) -> Arc<Validity> {
         let mut state = self.0.state.lock();
         let now = BootTime::now();
         if !state.running {
-            // The thread has ended since the claim began: nobody would renew it, nobody tell.
+            // The thread has ended since the claim began, so nobody would renew it or report its
+            // loss.
             state.ledger.forget(ticket);
             let validity = Validity::new(ticket.name.clone(), armed, now);
             validity.lose(LossReason::Expired, Some(thread_ended()));
@@ -175,35 +175,35 @@ impl<S: Leasing + ?Sized> Keeper<S> {
         validity
     }
 
-    /// Tells the keeper what the engine counted for a grant, so that renewals carry the
-    /// incarnation; or that there are to be no more of them.
+    /// Records the sequence of a grant, so that renewals carry the incarnation. `renewed` is
+    /// `false` for a hold that is not to be renewed.
     pub(crate) fn granted(&self, ticket: &Ticket, renewed: bool) {
         self.0.state.lock().ledger.granted(ticket, renewed);
     }
 
-    /// Takes a lease that its owner has made longer. Says whether it was still in force.
+    /// Records a lease that its owner extended. Returns whether it was still valid.
     pub(crate) fn extended(&self, ticket: &Ticket, armed: LeaseStart) -> bool {
         let extended = self.0.state.lock().ledger.extended(ticket, armed);
         self.0.wake.notify_one();
         extended
     }
 
-    /// Stops renewing for a claim, before its place is left. A shared lease goes on living.
+    /// Stops renewing for a claim, before its place is left. A shared lease stays alive.
     pub(crate) fn forget(&self, ticket: &Ticket) {
         self.0.state.lock().ledger.forget(ticket);
     }
 
-    /// Stops renewing for a claim whose place is being left from now on, until it is forgotten.
+    /// Stops renewing for a claim whose leave begins now; it stays known until it is forgotten.
     pub(crate) fn part_with(&self, ticket: &Ticket) {
         self.0.state.lock().ledger.part_with(ticket);
     }
 
-    /// Leaves in the background, not before `not_before`; until then it goes on renewing.
+    /// Leaves in the background, not before `not_before`; until then the claim is still renewed.
     /// Never blocks, never spawns, needs no runtime.
     pub(crate) fn leave_later(&self, ticket: Ticket, not_before: BootTime, ttl: Duration) {
         let mut state = self.0.state.lock();
         let now = BootTime::now();
-        // Without the thread there is no one to do it, and the ttl ends it.
+        // Without the thread nobody would leave it; it ends with its ttl.
         if !state.running {
             state.ledger.forget(&ticket);
             return;
@@ -219,14 +219,14 @@ impl<S: Leasing + ?Sized> Keeper<S> {
         self.0.wake.notify_one();
     }
 
-    /// Ends a claim that was found lost before the thread has told, and tells.
+    /// Ends a claim whose loss was noticed before the thread did, and reports the loss.
     pub(crate) fn lose(&self, validity: &Arc<Validity>, reason: LossReason) {
         let mut lost = Lost::default();
         lost.lose(validity, reason, None);
         self.0.tell(lost);
     }
 
-    /// Waits until nothing is left to be left.
+    /// Waits until no leave is pending.
     pub(crate) async fn drain(&self) {
         loop {
             let drained = self.0.drained.notified();
@@ -240,8 +240,8 @@ impl<S: Leasing + ?Sized> Keeper<S> {
         }
     }
 
-    /// Ends the thread and waits for that, so that whatever the engine cleans up when it is
-    /// dropped is done when this returns.
+    /// Ends the thread and waits for it, so that the engine's own cleanup on drop is complete when
+    /// this returns.
     pub(crate) async fn end(self) {
         self.0.state.lock().closing = true;
         self.0.wake.notify_one();
@@ -252,7 +252,7 @@ impl<S: Leasing + ?Sized> Keeper<S> {
             }
             ended.await;
         }
-        // The thread has said that it is over, and drops its share next.
+        // The thread has reported its end, and drops its `Arc` next.
         while Arc::strong_count(&self.0) > 1 {
             tokio::task::yield_now().await;
         }
@@ -267,8 +267,8 @@ impl<S: Leasing + ?Sized> Drop for Keeper<S> {
 }
 
 impl<S: Leasing + ?Sized> Shared<S> {
-    /// Tells who was lost: those who wait for it, and the observers if it was a hold. No lock may
-    /// be held, since whoever is told may drop holds.
+    /// Reports losses to those who wait for them, and to the observers if it was a hold. No lock
+    /// may be held, since a callback may drop holds.
     fn tell(&self, lost: Lost) {
         for validity in lost.0 {
             validity.tell();
@@ -286,8 +286,8 @@ impl<S: Leasing + ?Sized> Shared<S> {
     }
 }
 
-/// Whatever ends the thread, a panic in an engine included, its holds are told at once: nobody
-/// renews them any more.
+/// Reports all holds as lost when the thread ends for any reason, including a panic in an engine:
+/// nobody renews them any more.
 struct Ended<S: Leasing + ?Sized>(Arc<Shared<S>>);
 
 impl<S: Leasing + ?Sized> Drop for Ended<S> {

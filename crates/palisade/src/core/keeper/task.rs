@@ -1,7 +1,7 @@
-//! The keeper's loop: what is due, what came back, what is over.
+//! The keeper's loop: what is due, what was answered, what has expired.
 //!
-//! Requests run beside the loop and never hold it up: a deadline that passes while a renewal
-//! hangs is told at that moment, not when the request gives up.
+//! Requests run beside the loop and never delay it: a deadline that passes while a renewal hangs is
+//! reported at that moment, not when the request times out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::core::sync::{sleep_until, timeout};
 use crate::core::ticket::LeaseId;
 use crate::core::wait::{Backoff, Retry};
 
-/// What a request beside the loop came back with.
+/// The result of a request.
 enum Answer {
     Renewed {
         limit: Duration,
@@ -59,7 +59,7 @@ pub(super) async fn keep<S: Leasing + ?Sized>(
             () = sleep_until(looks_at), if looks_at < BootTime::NEVER => {}
         }
     }
-    // Another keeper may still have holds on what would be given back.
+    // Another keeper may still use the connection.
     let share = shared.users.lock().take();
     if share.and_then(Arc::into_inner).is_some() {
         shared.store.close().await;
@@ -67,7 +67,7 @@ pub(super) async fn keep<S: Leasing + ?Sized>(
 }
 
 impl<S: Leasing + ?Sized> Shared<S> {
-    /// Tells what is over, sends what is due, and says when to look again; `None` at the end.
+    /// Reports losses, sends what is due, and returns when to check again; `None` at the end.
     fn look(&self, requests: &mut Requests) -> Option<BootTime> {
         let now = BootTime::now();
         let mut lost = Lost::default();
@@ -102,7 +102,8 @@ impl<S: Leasing + ?Sized> Shared<S> {
         let sent = BootTime::now();
         let store = Arc::clone(&self.store);
         Box::pin(async move {
-            // The engine gives up first, and says why; this is for one that doesn't.
+            // The engine's own timeout comes first and carries a reason. This one is for engines
+            // without.
             let answers = timeout(limit + limit / 4, store.renew(leases, limit)).await;
             let answers = answers.unwrap_or_default();
             Answer::Renewed {
@@ -135,7 +136,7 @@ impl<S: Leasing + ?Sized> Shared<S> {
         })
     }
 
-    /// Leaves, again and again until it is known to be done or the ttl has done it.
+    /// Leaves, with retries until it is known to be done or the ttl has ended the place.
     fn leave(&self, departure: Departure) -> BoxFuture<'static, Answer> {
         let store = Arc::clone(&self.store);
         let limit = self.timeout;

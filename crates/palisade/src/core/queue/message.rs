@@ -1,9 +1,9 @@
-//! `Message`: a claimed message in the user's hands.
+//! `Message`: a claimed message, owned by the user.
 //!
-//! As with a hold, loss is a signal on it, and told before another consumer can have it. It ends in
-//! one of four ways, each of which consumes it: [`Message::done`], [`Message::fail`],
-//! [`Message::bury`], [`Message::release`]. Dropped, it is as if its lease had ended: ready again,
-//! and the try counts.
+//! As with a hold, loss is a signal on it, reported before another consumer can have the message. A
+//! message ends in one of four ways, each of which consumes it: [`Message::done`],
+//! [`Message::fail`], [`Message::bury`], [`Message::release`]. Dropping it has the same effect as
+//! the end of its lease: the message is ready again, and the attempt counts.
 
 use std::any::Any;
 use std::fmt;
@@ -24,7 +24,7 @@ use crate::core::token::Token;
 use crate::core::validity::{Loss, LossReason, Validity};
 use crate::core::wait::{Backoff, Retry};
 
-/// What is told of a failure at the most: a line for people, not a log.
+/// The longest reason of a failure that is stored: a line for people, not a log.
 const LONGEST_WHY: usize = 2000;
 
 /// A claimed message: no other consumer has it while this lives and [`Message::is_valid`].
@@ -42,19 +42,19 @@ pub struct Message {
     key: Option<String>,
     attempt: u32,
     body: Vec<u8>,
-    /// Cleared when there is nothing left to leave.
+    /// Cleared when no claim needs to be left.
     taken: bool,
 }
 
-/// What became of a message that failed.
+/// The fate of a message that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failed {
     /// It is tried again.
     Again {
-        /// After so long.
+        /// The delay before the next attempt.
         after: Duration,
     },
-    /// It was its last try: it is a dead letter.
+    /// This was the last attempt: it is a dead letter.
     Dead,
 }
 
@@ -82,7 +82,7 @@ impl Message {
             keeper: Arc::clone(keeper),
             ticket,
             receipt,
-            // Replaced below; from here on a drop leaves it.
+            // Replaced below; from here on, dropping the message leaves it.
             token: Token(0),
             validity,
             ttl: queue.ttl,
@@ -103,24 +103,24 @@ impl Message {
         self
     }
 
-    /// From here on a try counts.
+    /// Marks it as seen by the user: from here on the attempt counts.
     pub(super) fn hand_out(&mut self) {
         self.receipt.seen = true;
         self.ticket.native = Some(self.receipt.native());
     }
 
-    /// The queue that it is from.
+    /// The queue that it comes from.
     pub fn queue(&self) -> &Name {
         &self.ticket.name
     }
 
-    /// What it says.
+    /// The content.
     pub fn body(&self) -> &[u8] {
         &self.body
     }
 
-    /// The sender's id for it, or `@` and its number. The same at every try: what an effect is
-    /// keyed by that must happen once.
+    /// The sender's id, or `@` and its number. It is the same at every attempt, so it can serve as
+    /// an idempotency key.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -130,34 +130,34 @@ impl Message {
         self.key.as_deref()
     }
 
-    /// The how-manieth try this is, from 1.
+    /// The number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// The fencing token of this claim: strictly greater for every later claim of the queue. Give
-    /// it to the storage with every write.
+    /// The fencing token of this claim: strictly greater for every later claim of the queue. Pass
+    /// it to the store with every write.
     pub fn token(&self) -> Token {
         self.token
     }
 
-    /// What names this claim to its store, for steps that end it together with an effect.
+    /// Identifies this claim to its store, for steps that end it together with an effect.
     pub fn receipt(&self) -> Receipt {
         self.receipt
     }
 
-    /// Whether it is ours now. Costs nanoseconds. A pause can come right after the answer; what a
-    /// late consumer writes is for the token to refuse.
+    /// Whether the claim is valid now. Costs nanoseconds. The process can be paused right after the
+    /// answer; then only a fenced store refuses its late writes.
     pub fn is_valid(&self) -> bool {
         self.validity.is_valid()
     }
 
-    /// Until when it is ours without a further renewal; in the past when it is lost.
+    /// The end of the claim's validity without a further renewal; in the past once it is lost.
     pub fn deadline(&self) -> BootTime {
         self.validity.deadline()
     }
 
-    /// How long it is ours without renewal.
+    /// How long the claim lasts without renewal.
     pub fn ttl(&self) -> Duration {
         self.ttl
     }
@@ -165,25 +165,25 @@ impl Message {
     /// Resolves when it is lost, and never otherwise.
     ///
     /// # Cancellation
-    /// Can be dropped and called again; a loss is remembered.
+    /// Can be dropped and called again; a loss is not forgotten.
     pub async fn lost(&self) -> Loss {
         self.validity.lost().await
     }
 
-    /// Does `work` while the message is ours, and drops it unfinished at the moment of a loss.
+    /// Runs `work` while the claim is valid, and drops it unfinished when the claim is lost.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] when it was lost before the work was done.
+    /// [`ErrorKind::Lost`] when the claim was lost before the work completed.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         let done = self.validity.run(work).await;
         done.ok_or_else(|| self.lost_error("run"))
     }
 
-    /// Gives it a longer ttl, counted from now: for work that may keep this process from renewing.
+    /// Extends the ttl, counted from now: for work that may prevent this process from renewing.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a ttl that the engine can't keep, or below the present
-    /// one; [`ErrorKind::Lost`] when it is lost; those of the engine.
+    /// [`ErrorKind::InvalidArgument`] for a ttl outside the engine's range, or shorter than the
+    /// current one; [`ErrorKind::Lost`] when the claim is lost; those of the engine.
     pub async fn extend(&mut self, ttl: Duration) -> Result<()> {
         let ttl = self.capability.explicit_ttl(ttl)?;
         if ttl < self.ttl {
@@ -201,21 +201,22 @@ impl Message {
         Err(self.lost_error("extend"))
     }
 
-    /// Says that the work is done: the message is removed.
+    /// Reports that the work is done: the message is removed.
     ///
     /// # Cancellation
-    /// Dropped half-way, it may be done or given back.
+    /// If it is dropped, the message may be done or ready again.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] when another consumer has had it since: the work may have been done
+    /// [`ErrorKind::Lost`] when another consumer has claimed it since: the work may have been done
     /// twice. [`ErrorKind::Unreachable`], maybe applied, when the engine did not answer while the
-    /// message was ours.
+    /// claim was valid.
     pub async fn done(self) -> Result<()> {
         self.end("done", Settlement::Done).await
     }
 
-    /// Says that this try failed, and why. It is tried again after a while, or is a dead letter if
-    /// it was the last try; see [`Queue::retries`](super::Queue::retries).
+    /// Reports that this attempt failed, and why. The message is tried again after a delay, or
+    /// becomes a dead letter if this was the last attempt; see
+    /// [`Queue::retries`](super::Queue::retries).
     ///
     /// # Errors
     /// As [`Message::done`].
@@ -229,7 +230,7 @@ impl Message {
         Ok(failed)
     }
 
-    /// Makes it a dead letter at once: no further try would help.
+    /// Makes it a dead letter at once, because no further attempt would help.
     ///
     /// # Errors
     /// As [`Message::done`].
@@ -238,7 +239,7 @@ impl Message {
         self.end("bury", Settlement::Dead { why }).await
     }
 
-    /// Gives it back untried: it is ready at once, and this claim does not count.
+    /// Returns it untried: it is ready at once, and this claim does not count as an attempt.
     ///
     /// # Errors
     /// As [`Message::done`].
@@ -246,19 +247,19 @@ impl Message {
         self.end("release", Settlement::Release).await
     }
 
-    /// Says that it was ended by a step of the user's own, as one transaction with the effect:
-    /// nothing is left to do. Without this, dropping it asks the store in vain.
+    /// Reports that the user's own step, one transaction with the effect, has ended the claim.
+    /// Without this call, dropping the message sends a needless request to the store.
     pub fn settled(mut self) {
         self.taken = false;
     }
 
-    /// The store that it is from, if it is of this kind.
+    /// The store of the message, if it has this type.
     #[allow(dead_code, reason = "each engine has its own, or none")]
     pub(crate) fn store<S: Any>(&self) -> Option<&S> {
         self.keeper.store().as_any().downcast_ref()
     }
 
-    /// Stops renewing, because a step of the user's own is about to end the claim.
+    /// Stops renewing, because the user's own step is about to end the claim.
     #[allow(dead_code, reason = "each engine has its own, or none")]
     pub(crate) fn part(&self) {
         self.keeper.part_with(&self.ticket);
@@ -274,7 +275,7 @@ impl Message {
     pub(crate) fn lost_error(&self, operation: &'static str) -> Error {
         let why = match self.validity.loss() {
             Some(loss) => loss.to_string(),
-            // Found by the clock or the store, before the keeper could tell.
+            // Noticed by the clock or the store, before the keeper reported it.
             None => LossReason::Expired.to_string(),
         };
         let message = format!("the message was lost, another consumer may have it: {why}");
@@ -285,7 +286,7 @@ impl Message {
     }
 }
 
-/// Ends messages of one queue in one way; answers with those that had been lost before.
+/// Ends messages of one queue in the same way. Returns those that had been lost before.
 pub(super) async fn settle(
     operation: &'static str,
     mut messages: Vec<Message>,
@@ -295,7 +296,7 @@ pub(super) async fn settle(
         return Ok(messages);
     };
     let (keeper, queue) = (Arc::clone(&first.keeper), first.queue().clone());
-    // Renewal stops first: a message that is gone is not renewed.
+    // Stop renewing first: a settled message must not be renewed.
     for message in &messages {
         message.keeper.part_with(&message.ticket);
     }
@@ -325,22 +326,22 @@ pub(super) async fn settle(
     messages.retain_mut(|message| {
         message.taken = false;
         let ended = settled.next() == Some(true);
-        // Nobody else can have had it while it was ours: an earlier copy of the request was
-        // applied, and its answer was lost.
+        // While the claim was valid nobody else can have had the message. So an earlier copy of the
+        // request was applied, and its answer was lost.
         let ours = ended || doubt && message.validity.is_valid();
         !ours
     });
     Ok(messages)
 }
 
-/// A line for people.
+/// Limits the reason to one short text.
 fn shortened(mut why: String) -> String {
     if why.len() > LONGEST_WHY {
         let end = (0..=LONGEST_WHY).rev().find(|at| why.is_char_boundary(*at));
         why.truncate(end.unwrap_or(0));
         why.push('…');
     }
-    // No store need bear them.
+    // Not every store can keep NUL.
     why.replace('\0', "\u{fffd}")
 }
 
@@ -356,7 +357,7 @@ impl Drop for Message {
 }
 
 impl fmt::Debug for Message {
-    /// Without the body, which may be secret.
+    /// Omits the body, which may be secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Message")
             .field("queue", self.queue())

@@ -1,51 +1,51 @@
-//! `Queue`: work for many consumers, each message in the hands of one of them at a time.
+//! `Queue`: work for many consumers, where each message has one consumer at a time.
 //!
-//! push → (ready) → claim → (claimed: a lease, a token) → done | fail → (delayed) → … → dead letter.
-//! A claim is kept alive by the keeper, as a hold is, and told when it is lost. **Delivery is at
-//! least once**: whoever is paused, cut off or killed after the effect and before `done` makes it
-//! happen again. It is exactly once where effect and `done` are one step (a transaction, a script),
-//! or where the effect is a fenced write under the message's id.
+//! push → (ready) → claim → (claimed: a lease, a token) → done | fail → (delayed) → … → dead
+//! letter. The keeper renews a claim like a hold, and reports its loss. **Delivery is at least
+//! once**: if a consumer is paused, partitioned or killed after the effect and before `done`, the
+//! effect happens again. It is exactly once where effect and `done` are one step (a transaction, a
+//! script), or where the effect is a fenced write under the message's id.
 //!
 //! # One number decides who may have a message
 //!
 //! Each message has a time from which it may be claimed, `due`, on the store's own clock. A ready
-//! one is due since it was pushed; one that is delayed, or waits for its next try, is due later; a
-//! claimed one is due when its lease ends; one that must not be claimed at all (behind another of
-//! its key, or a dead letter) is due never. So a claim is one step, "the first n that are due", and
-//! a lease that ended needs nobody to find it. A claim takes a new token, and `done`, `fail` and a
-//! renewal compare it: whoever was replaced is refused, however late and in whatever order
-//! requests arrive. Every end of a claim takes the token away.
+//! message is due since its push. A delayed message, or one that waits for its next attempt, is due
+//! later. A claimed message is due when its lease ends. A message that must not be claimed at all
+//! (behind another of its key, or a dead letter) is never due. So a claim is one step, "the first n
+//! that are due", and an ended lease needs no sweeper. Every claim takes a new token, and `done`,
+//! `fail` and renewals compare it: a consumer that was replaced is refused, however late and in
+//! whatever order its requests arrive. Every end of a claim removes its token.
 //!
-//! # What can go wrong, and what then
+//! # Failures and their consequences
 //!
-//! - *A consumer is paused past its lease.* Its message is due and goes to another with a greater
-//!   token. Its keeper tells it no later than its own deadline (counted from before the claim was
-//!   sent, on the clock that runs on in suspend), which is before the store's. Its late `done` and
-//!   its late fenced write are refused.
+//! - *A consumer is paused past its lease.* Its message is due and goes to another consumer with a
+//!   greater token. The paused consumer's keeper reports the loss no later than its own deadline
+//!   (counted from before the claim was sent, on a clock that runs during suspend), which is before
+//!   the store's. Its late `done` and its late fenced write are refused.
 //! - *The lease has ended and nobody has claimed since.* A late `done` is accepted: the token still
-//!   stands, so that nobody else has had the message.
-//! - *The reply of a claim is lost.* The claim carries a random batch id; asked again with it, the
-//!   store answers with the same messages and a new lease. A claim that is dropped or given up is
-//!   left by its batch id in the background; at the latest its lease ends.
-//! - *The reply of a `done` is lost.* It is asked again. If the message is gone and our deadline
-//!   has not passed, nobody else can have had it: it was our first request. Later than that it is
-//!   an error that says "maybe applied".
-//! - *Clocks differ.* The store's clock alone decides what is due and when a lease ends; the
-//!   consumer's boot clock alone decides what it believes. Neither is compared with the other.
+//!   stands, so nobody else has had the message.
+//! - *The reply of a claim is lost.* The claim carries a random batch id. When it is repeated with
+//!   that id, the store answers with the same messages and a new lease. A claim that is dropped or
+//!   given up is left by its batch id in the background; its lease ends at the latest.
+//! - *The reply of a `done` is lost.* The request is repeated. If the message is gone and our
+//!   deadline has not passed, nobody else can have had it, so our first request was applied. After
+//!   the deadline the result is an error with the outcome "maybe applied".
+//! - *Clocks differ.* Only the store's clock decides what is due and when a lease ends. Only the
+//!   consumer's boot clock decides how long the consumer relies on its claim. The two are never
+//!   compared.
 //! - *A message kills its consumer.* Attempts are counted by the claim and not by the failure: a
 //!   message that was claimed as often as allowed becomes a dead letter at the next claim.
-//! - *Order within a key.* Only the first of a key is ever due; the others are due never, until it
-//!   is gone. It keeps its place while it is claimed, delayed, waits for its next try, or is a dead
-//!   letter: **a failing message blocks its key** until it is done, retried or dropped by an
-//!   operator. So two messages of a key are never claimed at the same time. Pushes and ends of one
-//!   key go one after another in the store; other keys don't notice.
-//! - *The same id again.* An id that was pushed is a duplicate while its message is in the queue,
-//!   and for [`DEDUPLICATED`] after the push. Nothing is stored, and the first one's id is told.
-//! - *A message that nobody may lose.* `push` returns when the store has it as durably as it can.
+//! - *Order within a key.* Only the first message of a key is ever due; the others are not due
+//!   until it is gone. It keeps its place while it is claimed, delayed, waiting for its next
+//!   attempt, or a dead letter: **a failing message blocks its key** until it is done, retried or
+//!   dropped by an operator. So two messages of a key are never claimed at the same time. The store
+//!   serialises pushes and ends of one key; other keys are not affected.
+//! - *The same id again.* An id is a duplicate while its message is in the queue, and for
+//!   [`DEDUPLICATED`] after its push. Nothing is stored, and the first message's id is returned.
+//! - *Durability.* `push` returns when the store has the message as durably as it can.
 //!
-//! A store implements [`QueueStore`] beside its engine (`engines/…/queue.rs`); the keeper knows it
-//! as a [`Leasing`](super::leasing::Leasing). This file is the handle; `message` is one claim in
-//! the user's hands.
+//! A store implements [`QueueStore`] beside its engine (`engines/…/queue.rs`); to the keeper it is
+//! a [`Leasing`](super::leasing::Leasing). This file has the handle, `message` one claimed message.
 
 mod message;
 mod report;
@@ -78,14 +78,14 @@ use super::ticket::{LeaseStart, Ticket};
 use super::token::Era;
 use super::wait::{Backoff, Patience, Retry, recheck_at};
 
-/// How long an id is remembered after it was pushed, at least: longer than a sender goes on trying
-/// by itself, short enough that ids don't pile up.
+/// The least time for which an id is remembered after its push: longer than a sender retries
+/// automatically, short enough that ids don't accumulate.
 pub const DEDUPLICATED: Duration = Duration::from_secs(24 * 3600);
 
-/// The longest message. What is larger belongs elsewhere, and its place into the message.
+/// The largest body. Store larger content elsewhere, and push a reference to it.
 pub const MAX_BODY: usize = 16 * 1024 * 1024;
 
-/// The most messages of one claim, and of one push.
+/// The largest number of messages in one claim, and in one push.
 pub const MAX_BATCH: usize = 1024;
 
 /// The keeper of a client's messages.
@@ -118,7 +118,7 @@ pub struct Queue {
     pub(super) ttl: Duration,
     pub(super) capability: Capability,
     pub(super) retries: Retries,
-    /// The first thing that was wrong with what was asked for; told when it is used.
+    /// The first invalid argument; returned when the queue is used.
     pub(super) refused: Option<Error>,
 }
 
@@ -153,9 +153,9 @@ impl Queue {
         &self.name
     }
 
-    /// Sets how long a claimed message is kept from others without renewal: after so long the
-    /// message of a consumer that hangs or is cut off goes to another. The keeper renews it, so
-    /// that it is no limit on the work.
+    /// Sets how long a claim lasts without renewal: after that the message of a consumer that hangs
+    /// or is partitioned goes to another. The keeper renews claims, so this does not limit the
+    /// work.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         match self.capability.explicit_ttl(ttl) {
@@ -165,7 +165,7 @@ impl Queue {
         self
     }
 
-    /// Sets how often a message is tried and how long it waits in between.
+    /// Sets how often a message is tried, and the delays between attempts.
     #[must_use]
     pub fn retries(mut self, retries: Retries) -> Self {
         if let Err(error) = retries.check() {
@@ -191,19 +191,19 @@ impl Queue {
         Ok(self.keeper()?.store())
     }
 
-    /// Adds a message. It returns when the store has it as durably as it can.
+    /// Adds a message. Returns when the store has it as durably as it can.
     ///
     /// # Errors
-    /// Before any I/O: [`ErrorKind::InvalidName`] for a name, a key or an id that can't be,
-    /// [`ErrorKind::InvalidArgument`] for a body above [`MAX_BODY`],
-    /// [`ErrorKind::Unsupported`] on an engine without queues. Then those of the engine: after
-    /// one that says "maybe applied", a message with an [id](Draft::id) can be pushed again.
+    /// Before any I/O: [`ErrorKind::InvalidName`] for an invalid name, key or id,
+    /// [`ErrorKind::InvalidArgument`] for a body above [`MAX_BODY`], [`ErrorKind::Unsupported`] on
+    /// an engine without queues. Then those of the engine. After one with the outcome "maybe
+    /// applied", a message with an [id](Draft::id) can be pushed again.
     pub async fn push(&self, draft: impl Into<Draft>) -> Result<Pushed> {
         let mut pushed = self.push_all([draft.into()]).await?;
         pushed.pop().ok_or_else(|| nonsense("push"))
     }
 
-    /// Adds messages, in this order: all of them or none.
+    /// Adds messages in this order: all of them or none.
     ///
     /// # Errors
     /// As [`Queue::push`].
@@ -224,11 +224,11 @@ impl Queue {
         store.push(self.name.clone(), drafts).await
     }
 
-    /// Claims up to `count` messages that are ready now; none is no error.
+    /// Claims up to `count` messages that are ready now; the result may be empty.
     ///
     /// # Cancellation
-    /// Dropped at any await it leaves no message claimed: at once if the engine answers, by the
-    /// ttl if it doesn't.
+    /// A call that is dropped at any await leaves no message claimed. The claim is left at once if
+    /// the engine answers, and expires with its ttl if it doesn't.
     ///
     /// # Errors
     /// Those of [`Queue::push`].
@@ -238,19 +238,19 @@ impl Queue {
         Ok(messages)
     }
 
-    /// Waits for a message. An engine that can't be reached is waited for, too.
+    /// Waits for a message, even while the engine can't be reached.
     ///
     /// # Cancellation
     /// As [`Queue::claim`].
     ///
     /// # Errors
-    /// Those of [`Queue::push`], but for an engine that can't be reached.
+    /// Those of [`Queue::push`], except for an engine that can't be reached.
     pub async fn next(&self) -> Result<Message> {
         let message = self.next_within(Patience::Forever).await?;
         message.ok_or_else(|| nonsense("claim"))
     }
 
-    /// The same while patience lasts; `None` when it ended first.
+    /// Waits for a message while patience lasts; `None` if it ended first.
     ///
     /// # Errors
     /// Those of [`Queue::push`].
@@ -260,17 +260,17 @@ impl Queue {
         Ok(messages.pop())
     }
 
-    /// The messages as they come, claimed up to `ahead` at a time. Those that were claimed and not
-    /// handed out when the stream is dropped go back at once, and have not been tried.
+    /// A stream of messages, claimed up to `ahead` at a time. When the stream is dropped, claimed
+    /// messages that it has not yielded are returned at once, and their attempt does not count.
     ///
-    /// It ends after an error; an engine that can't be reached is waited for.
+    /// The stream ends after an error, but waits for an engine that can't be reached.
     pub fn messages(&self, ahead: usize) -> impl Stream<Item = Result<Message>> + Send + 'static {
         let start = Some((self.clone(), VecDeque::new()));
         stream::unfold(start, move |state| async move {
             let (queue, mut claimed): (Self, VecDeque<Message>) = state?;
             loop {
                 if let Some(mut message) = claimed.pop_front() {
-                    // It may have waited here past its lease.
+                    // Its lease may have ended while it was buffered.
                     if message.is_valid() {
                         message.hand_out();
                         return Some((Ok(message), Some((queue, claimed))));
@@ -286,8 +286,8 @@ impl Queue {
         .boxed()
     }
 
-    /// Settles several messages with one request: their work is done. Answers with the ids of those
-    /// that had been lost before, to others.
+    /// Settles several messages as done with one request. Returns the ids of those that had been
+    /// lost before.
     ///
     /// # Errors
     /// As [`Message::done`].
@@ -300,7 +300,7 @@ impl Queue {
         Ok(lost.iter().map(|lost| lost.id().to_owned()).collect())
     }
 
-    /// How many messages are in which state; `None` when there is no such queue.
+    /// The number of messages in each state; `None` if there is no such queue.
     ///
     /// # Errors
     /// Those of [`Queue::push`].
@@ -309,7 +309,7 @@ impl Queue {
         Ok(self.store()?.survey(scope).await?.pop())
     }
 
-    /// The messages, the first ones first, without their bodies; only dead letters if `dead`.
+    /// Lists messages in order, without their bodies; only dead letters if `dead`.
     ///
     /// # Errors
     /// Those of [`Queue::push`].
@@ -326,8 +326,8 @@ impl Queue {
         self.store()?.read(self.name.clone(), id.to_owned()).await
     }
 
-    /// Makes dead letters, or one message that is delayed or waits for its next try, ready now, as
-    /// if they had not been tried. Answers how many.
+    /// Makes dead letters, or one message that is delayed or waits for its next attempt, ready now
+    /// with no attempts counted. Returns how many.
     ///
     /// # Errors
     /// Those of [`Queue::push`].
@@ -335,9 +335,9 @@ impl Queue {
         self.store()?.retry(self.name.clone(), pick).await
     }
 
-    /// Removes messages unhandled. Those in the hands of a consumer are left alone unless `force`:
-    /// it is told at its next renewal, and the next of the key may be handled meanwhile. Answers
-    /// how many.
+    /// Removes messages without handling them. Claimed messages are skipped unless `force`: then
+    /// the consumer learns of it at its next renewal, and the next message of the key may be
+    /// handled meanwhile. Returns how many.
     ///
     /// # Errors
     /// Those of [`Queue::push`].
@@ -345,13 +345,13 @@ impl Queue {
         self.store()?.discard(self.name.clone(), pick, force).await
     }
 
-    /// The store that it is in, if it is of this kind.
+    /// The store of the queue, if it has this type.
     #[allow(dead_code, reason = "each engine has its own, or none")]
     pub(crate) fn store_as<S: Any>(&self) -> Result<Option<&S>> {
         Ok(self.store()?.as_any().downcast_ref())
     }
 
-    /// Claims what is ready, and waits for it as patience allows.
+    /// Claims ready messages, and waits for some as long as patience allows.
     async fn take(&self, count: usize, patience: Patience) -> Result<Vec<Message>> {
         if count == 0 || count > MAX_BATCH {
             let message = format!("a claim is for 1 to {MAX_BATCH} messages, not {count}");
@@ -373,7 +373,7 @@ impl Queue {
                 return Ok(messages);
             }
             if next == Some(Duration::ZERO) {
-                // Only dead letters were found.
+                // Only messages that became dead letters were found.
                 continue;
             }
             let Some(sleeper) = sleeper.as_ref().filter(|_| !deadline.has_passed()) else {
@@ -392,7 +392,7 @@ impl Queue {
         }
     }
 
-    /// One claim, asked again with the same batch id while nobody answers.
+    /// One claim, repeated with the same batch id while there is no answer.
     async fn take_once(
         &self,
         keeper: &Arc<QueueKeeper>,
@@ -433,7 +433,7 @@ impl Queue {
                     if !error.is_transient() || !backoff.sleep(deadline).await {
                         return Err(error.with("queue", &self.name));
                     }
-                    // From here on a drop may leave something.
+                    // From here on, a drop may have to leave a claim.
                     taking.maybe = true;
                 }
             }
@@ -447,10 +447,10 @@ impl Queue {
             .into_iter()
             .map(|delivery| Message::new(self, keeper, delivery, lease))
             .collect();
-        // From here on each message is left by itself.
+        // From here on, each message is left on its own.
         taking.maybe = false;
         let mut messages = messages.into_iter().collect::<Result<Vec<_>>>()?;
-        // A reply that took longer than the lease: dropped, they are left.
+        // If the reply took longer than the lease, dropping the messages leaves them.
         messages.retain(Message::is_valid);
         Ok((messages, taken.next))
     }
@@ -465,10 +465,10 @@ impl fmt::Debug for Queue {
     }
 }
 
-/// A claim under way; what it may have claimed is left when it is dropped.
+/// A claim in flight. When it is dropped, whatever it may have claimed is left.
 struct Taking {
     keeper: Arc<QueueKeeper>,
-    /// Named by the batch.
+    /// Its claim id is the batch id.
     ticket: Ticket,
     ttl: Duration,
     maybe: bool,
@@ -483,7 +483,7 @@ impl Drop for Taking {
     }
 }
 
-/// Somebody who waits for messages; forgotten when it is dropped.
+/// A consumer that waits for messages; its store forgets it when it is dropped.
 struct Sleeper {
     keeper: Arc<QueueKeeper>,
     id: ClaimId,
@@ -495,7 +495,7 @@ impl Drop for Sleeper {
     }
 }
 
-/// An answer that no store gives.
+/// The error for an answer that no store should give.
 fn nonsense(operation: &'static str) -> Error {
     Error::new(ErrorKind::Internal, operation, "no answer (bug)").maybe_applied()
 }

@@ -1,26 +1,26 @@
-//! What a store shows of its queues, for people and for the command.
+//! What a store reports about its queues, for people and for the command.
 
 use std::time::Duration;
 
 use crate::core::owner::Owner;
 
-/// How many messages of a queue are in which state.
+/// The number of messages of a queue in each state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueReport {
     /// The name, without the namespace.
     pub name: String,
-    /// Those that can be claimed now.
+    /// Messages that can be claimed now.
     pub ready: u64,
-    /// Those that are kept back, by their sender or after a failure.
+    /// Messages that are delayed, by their sender or after a failure.
     pub delayed: u64,
-    /// Those that a consumer has.
+    /// Messages that a consumer has claimed.
     pub claimed: u64,
-    /// Those that wait behind another of their key.
+    /// Messages that wait behind another of their key.
     pub blocked: u64,
     /// Dead letters.
     pub dead: u64,
-    /// How long the oldest ready one has been so.
+    /// How long the oldest ready message has been ready.
     pub oldest: Option<Duration>,
 }
 
@@ -33,7 +33,7 @@ impl QueueReport {
         }
     }
 
-    /// Counts messages in one state; `oldest` is for those that are ready.
+    /// Adds messages in one state; `oldest` is for ready messages.
     pub fn add(&mut self, state: MessageState, count: u64, oldest: Duration) {
         let field = match state {
             MessageState::Ready => &mut self.ready,
@@ -48,30 +48,30 @@ impl QueueReport {
         }
     }
 
-    /// All of them.
+    /// The number of all messages.
     pub fn total(&self) -> u64 {
         self.ready + self.delayed + self.claimed + self.blocked + self.dead
     }
 }
 
-/// Where a message stands.
+/// The state of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MessageState {
     /// It can be claimed.
     Ready,
-    /// It is kept back, by its sender or after a failure.
+    /// It is delayed, by its sender or after a failure.
     Delayed,
-    /// A consumer has it.
+    /// A consumer has claimed it.
     Claimed,
     /// It waits behind another of its key.
     Blocked,
-    /// It failed for good, and waits for an operator.
+    /// It has failed for good, and waits for an operator.
     Dead,
 }
 
 impl MessageState {
-    /// The stable word for it.
+    /// The stable name.
     pub const fn code(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -82,7 +82,7 @@ impl MessageState {
         }
     }
 
-    /// The state that a store calls so; ready, if it is none.
+    /// The state with this stable name; `Ready` for anything else.
     pub fn of(word: &str) -> Self {
         let mut known = [Self::Delayed, Self::Claimed, Self::Blocked, Self::Dead].into_iter();
         known
@@ -101,26 +101,26 @@ pub struct MessageReport {
     pub number: u64,
     /// Its key.
     pub key: Option<String>,
-    /// Where it stands.
+    /// Its state.
     pub state: MessageState,
     /// How often it was claimed.
     pub attempts: u32,
     /// When it was pushed, in milliseconds of Unix time.
     pub pushed: u64,
-    /// When that changes: how long it is kept back, or how long its lease runs.
+    /// The time until its state changes: the rest of its delay or of its lease.
     pub changes_in: Option<Duration>,
-    /// The token of the consumer that has it, before the era is added.
+    /// The token of the consumer that has claimed it, without the era.
     pub sequence: Option<u64>,
-    /// Who has it.
+    /// The consumer that has claimed it.
     pub owner: Option<Owner>,
-    /// What went wrong with it last.
+    /// The reason of its last failure.
     pub why: Option<String>,
-    /// How long its body is, in bytes.
+    /// The size of its body in bytes.
     pub size: u64,
 }
 
 impl MessageReport {
-    /// What a store says of message `number`, before the details.
+    /// A report on message `number`, without details.
     pub fn new(id: Option<String>, number: u64, state: MessageState) -> Self {
         Self {
             id: super::store::id_of(id, number),

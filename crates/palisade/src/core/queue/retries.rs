@@ -1,14 +1,14 @@
-//! `Retries`: how often a message is tried, and how long it waits in between.
+//! `Retries`: how often a message is tried, and the delays between attempts.
 
 use std::time::Duration;
 
 use crate::core::error::{Error, ErrorKind, Result};
 
 /// How often a message is tried, and how long it waits after a failure: a random time between half
-/// of a bound and all of it, and the bound doubles from `min` to `max`.
+/// of a bound and the bound, which doubles from `min` to `max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retries {
-    /// How often it is claimed, at the most; then it is a dead letter.
+    /// The largest number of claims; then it is a dead letter.
     pub attempts: u32,
     /// The first bound.
     pub min: Duration,
@@ -17,7 +17,7 @@ pub struct Retries {
 }
 
 impl Default for Retries {
-    /// Five tries over about 15 seconds: what fails longer is for a person to see.
+    /// Five attempts over about 15 seconds: a person should see what fails longer.
     fn default() -> Self {
         Self {
             attempts: 5,
@@ -38,7 +38,7 @@ impl Retries {
         Err(Error::new(ErrorKind::InvalidArgument, "retries", wrong))
     }
 
-    /// How long to wait after the `attempt`th try; `None` when it was the last.
+    /// How long to wait after attempt number `attempt`; `None` after the last.
     pub(super) fn after(&self, attempt: u32) -> Option<Duration> {
         if attempt >= self.attempts {
             return None;

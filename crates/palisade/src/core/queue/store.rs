@@ -1,7 +1,8 @@
-//! `QueueStore`: what palisade asks of an engine that has queues, and what it answers.
+//! `QueueStore`: what palisade requires of an engine that has queues.
 //!
-//! Every verb is one atomic step of the store. What is due, what has ended and what is free is
-//! decided by the store's clock alone; see the text of [`super`] for what each must bear.
+//! Every method is one atomic step of the store. The store's clock alone decides what is due and
+//! which leases have ended; the documentation of [`super`] lists the failures that each must
+//! tolerate.
 
 use std::any::Any;
 use std::str::FromStr;
@@ -28,10 +29,11 @@ pub type SharedQueueStore = Arc<dyn QueueStore>;
 
 /// A store of queues.
 ///
-/// Its tickets ([`Leasing`]) are claimed messages, named by a [`Receipt`], or, without one, all
-/// that was claimed under a batch id, which the keeper leaves when a claim was given up.
-/// - A message that is left is ready at once; the try counts, unless nobody saw it.
-/// - A batch that is left before it came is remembered where it can still come.
+/// Its tickets ([`Leasing`]) are claimed messages, identified by a [`Receipt`]. A ticket without
+/// one stands for everything that was claimed under a batch id; the keeper leaves it when a claim
+/// was given up.
+/// - A message that is left is ready at once; the attempt counts, unless nobody saw the message.
+/// - A batch that is left before its claim arrived is remembered if that claim can still arrive.
 pub trait QueueStore: Leasing {
     /// Adds messages in this order, all or none, durably.
     ///
@@ -52,15 +54,15 @@ pub trait QueueStore: Leasing {
     /// - With nothing to claim and a sleeper, that one is woken by the next push.
     fn take(&self, take: Take) -> BoxFuture<'_, Result<Taken>>;
 
-    /// Sleeps until something may be there for a sleeper of [`QueueStore::take`], `until` at the
-    /// longest.
+    /// Sleeps until there may be a message for a sleeper of [`QueueStore::take`], at most until
+    /// `until`.
     fn sleep(&self, sleeper: ClaimId, until: BootTime) -> BoxFuture<'_, Result<()>>;
 
     /// Forgets a sleeper. Best effort.
     fn forget(&self, sleeper: ClaimId);
 
-    /// Ends claims in one way, and says for each whether it was still in force. The next of a key
-    /// becomes due if its first is gone.
+    /// Ends claims in one way, and returns for each whether it was still valid. The next message of
+    /// a key becomes due when the first is gone.
     fn settle(
         &self,
         queue: Name,
@@ -68,7 +70,7 @@ pub trait QueueStore: Leasing {
         how: Settlement,
     ) -> BoxFuture<'_, Result<Vec<bool>>>;
 
-    /// Gives a claim another ttl from now on; `false` when it is over.
+    /// Sets another ttl for a claim from now on; `false` if the claim has ended.
     fn extend(&self, ticket: Ticket, ttl: Duration) -> BoxFuture<'_, Result<bool>>;
 
     /// The queues that were ever pushed to, sorted by name.
@@ -85,17 +87,17 @@ pub trait QueueStore: Leasing {
     /// One message by its id.
     fn read(&self, queue: Name, id: String) -> BoxFuture<'_, Result<Option<FullReport>>>;
 
-    /// Makes messages that are not claimed and not behind another ready, with no tries counted.
+    /// Makes messages ready that are neither claimed nor behind another, with no attempts counted.
     fn retry(&self, queue: Name, pick: Pick) -> BoxFuture<'_, Result<u64>>;
 
     /// Removes messages and forgets their ids; claimed ones only by force.
     fn discard(&self, queue: Name, pick: Pick, force: bool) -> BoxFuture<'_, Result<u64>>;
 
-    /// The store itself, for steps of the engine's own that end a claim together with an effect.
+    /// The store itself, for the engine's own steps that end a claim together with an effect.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A message to be pushed.
+/// A message to push.
 ///
 /// ```
 /// use palisade::queue::Draft;
@@ -104,18 +106,18 @@ pub trait QueueStore: Leasing {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Draft {
-    /// What it says.
+    /// The content.
     pub body: Vec<u8>,
     /// Messages of the same key are handled one at a time, in the order of their pushes.
     pub key: Option<String>,
-    /// The sender's own name for it: pushed twice, it is stored once.
+    /// The sender's own id: a message that is pushed twice is stored once.
     pub id: Option<String>,
-    /// How long it is kept back.
+    /// How long it is delayed.
     pub delay: Duration,
 }
 
 impl Draft {
-    /// A message that says this.
+    /// A message with this content.
     pub fn new(body: impl Into<Vec<u8>>) -> Self {
         Self {
             body: body.into(),
@@ -123,23 +125,23 @@ impl Draft {
         }
     }
 
-    /// Orders it among the messages of the same key: they are handled strictly one after another,
-    /// and one that fails blocks those behind it.
+    /// Sets its key. Messages of the same key are handled strictly one after another, and one that
+    /// fails blocks those behind it.
     #[must_use]
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.key = Some(key.into());
         self
     }
 
-    /// Names it, so that pushing it again stores it once; see
-    /// [`DEDUPLICATED`](super::DEDUPLICATED). An id does not begin with `@`.
+    /// Sets its id, so that pushing it again stores nothing; see
+    /// [`DEDUPLICATED`](super::DEDUPLICATED). An id must not start with `@`.
     #[must_use]
     pub fn id(mut self, id: impl Into<String>) -> Self {
         self.id = Some(id.into());
         self
     }
 
-    /// Keeps it back for so long. One with a key keeps those behind it back, too.
+    /// Delays it. A message with a key also delays those behind it.
     #[must_use]
     pub fn delay(mut self, delay: Duration) -> Self {
         self.delay = delay;
@@ -168,7 +170,7 @@ impl Draft {
     }
 }
 
-/// Times of stores stay far from their bounds.
+/// Keeps the stores' times far from overflow.
 const LONGEST_DELAY: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 
 impl From<&str> for Draft {
@@ -195,18 +197,18 @@ impl From<Vec<u8>> for Draft {
     }
 }
 
-/// What became of a push.
+/// The result of a push.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pushed {
     /// The message's id: the sender's, or `@` and its number.
     pub id: String,
-    /// Whether it was there before, so that nothing was stored.
+    /// Whether the id was known already, so that nothing was stored.
     pub duplicate: bool,
 }
 
 impl Pushed {
-    /// What a store answers for a draft that is message `number`.
+    /// The result for a draft that is message `number`.
     pub fn new(id: Option<String>, number: u64, duplicate: bool) -> Self {
         Self {
             id: id_of(id, number),
@@ -215,73 +217,73 @@ impl Pushed {
     }
 }
 
-/// What people call a message: the sender's id, or its number.
+/// A message's id for people: the sender's, or one made from its number.
 pub(super) fn id_of(id: Option<String>, number: u64) -> String {
     id.unwrap_or_else(|| format!("@{number}"))
 }
 
-/// What a claim asks for.
+/// The parameters of a claim.
 #[derive(Debug, Clone)]
 pub struct Take {
     /// The queue.
     pub queue: Name,
-    /// Names this claim.
+    /// The id of this claim.
     pub batch: ClaimId,
     /// Whether an earlier copy of it may have been applied.
     pub again: bool,
-    /// How many messages at the most.
+    /// The largest number of messages to claim.
     pub count: usize,
-    /// How long they are kept without renewal.
+    /// How long they are claimed without renewal.
     pub ttl: Duration,
     /// How often a message may be claimed.
     pub attempts: u32,
-    /// Who claims, for people: JSON.
+    /// The consumer's owner record as JSON, for people.
     pub owner: String,
-    /// Who sleeps if there is nothing.
+    /// The sleeper to wake later if there is no message.
     pub sleeper: Option<ClaimId>,
 }
 
-/// What a claim got.
+/// The result of a claim.
 #[derive(Debug, Clone, Default)]
 pub struct Taken {
     /// The messages.
     pub messages: Vec<Delivery>,
-    /// When something may be there next, as far as it is known: zero is now.
+    /// The time until there may be a message, if known; zero means now.
     pub next: Option<Duration>,
 }
 
-/// A claimed message, as the store has it.
+/// A claimed message, as the store returns it.
 #[derive(Debug, Clone)]
 pub struct Delivery {
-    /// Its number: greater than those of all before it in the store.
+    /// Its number: greater than that of every message pushed before it.
     pub number: u64,
-    /// The sender's name for it.
+    /// The sender's id.
     pub id: Option<String>,
     /// Its key.
     pub key: Option<String>,
-    /// What the store counted for this claim: the token before the era is added.
+    /// The sequence of this claim: the token without the era.
     pub sequence: u64,
-    /// The how-manieth claim of it this is.
+    /// How often it was claimed, including this claim.
     pub attempt: u32,
-    /// What it says.
+    /// The content.
     pub body: Vec<u8>,
 }
 
-/// What names a claim of a message to its store.
+/// Identifies a claim of a message to its store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Receipt {
     /// The message.
     pub number: u64,
-    /// What was counted for the claim.
+    /// The sequence of the claim.
     pub sequence: u64,
     /// Whether it has a key.
     pub keyed: bool,
-    /// Whether somebody has had it in hand.
+    /// Whether the user has seen it.
     pub seen: bool,
 }
 
 impl Receipt {
-    /// The receipt that a ticket carries; `None` for one that stands for a batch.
+    /// The receipt in a ticket; `None` for a ticket that stands for a batch.
     pub fn of(ticket: &Ticket) -> Option<Self> {
         let mut words = ticket.native.as_deref()?.split(' ');
         Some(Self {
@@ -292,7 +294,7 @@ impl Receipt {
         })
     }
 
-    /// As a ticket carries it.
+    /// The text form that a ticket carries.
     pub(super) fn native(&self) -> Arc<str> {
         let keyed = if self.keyed { "key" } else { "-" };
         let seen = if self.seen { "seen" } else { "-" };
@@ -305,36 +307,36 @@ impl Receipt {
 pub enum Settlement {
     /// The work is done: the message is removed.
     Done,
-    /// It is to be tried again.
+    /// It is tried again.
     Retry {
-        /// After so long.
+        /// The delay before that.
         after: Duration,
-        /// What went wrong, for people.
+        /// The reason of the failure, for people.
         why: String,
     },
-    /// It is a dead letter.
+    /// It becomes a dead letter.
     Dead {
-        /// What went wrong, for people.
+        /// The reason of the failure, for people.
         why: String,
     },
     /// Nobody has tried it: it is ready again, and the claim does not count.
     Release,
 }
 
-/// Which messages an operator means.
+/// The messages that an operator selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pick {
-    /// The one with this id.
+    /// The message with this id.
     Id(String),
     /// All dead letters.
     Dead,
-    /// All of them.
+    /// All messages.
     All,
 }
 
 impl Pick {
-    /// The number that an id which palisade gave stands for.
+    /// The number in an id that palisade assigned.
     pub fn number(id: &str) -> Option<u64> {
         id.strip_prefix('@')?.parse().ok()
     }

@@ -1,4 +1,4 @@
-//! What programs run with.
+//! The primitives of normal builds.
 
 use std::future::Future;
 use std::io;
@@ -9,7 +9,7 @@ pub(crate) use tokio::time::timeout;
 
 use crate::core::clock::BootTime;
 
-/// Reads the clock of leases.
+/// Reads the lease clock.
 pub(crate) fn nanos() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
@@ -23,7 +23,7 @@ pub(crate) fn sleep_until(until: BootTime) -> tokio::time::Sleep {
     tokio::time::sleep(until.remaining())
 }
 
-/// A runtime for one thread of its own.
+/// A single-threaded runtime for a thread of its own.
 pub(crate) struct Runtime(tokio::runtime::Runtime);
 
 impl Runtime {
@@ -34,13 +34,13 @@ impl Runtime {
         Ok(Self(runtime))
     }
 
-    /// Calls what needs a runtime around it.
+    /// Calls a function that needs a runtime context.
     pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
         let _entered = self.0.enter();
         call()
     }
 
-    /// Runs to the end of `task` on a new thread.
+    /// Runs `task` to completion on a new thread.
     pub(crate) fn spawn(
         self,
         name: &str,

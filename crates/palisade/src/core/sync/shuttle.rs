@@ -1,4 +1,4 @@
-//! What `tests/orderings.rs` runs with: shuttle's threads, locks and atomics, and a clock that
+//! The primitives of `tests/orderings.rs`: shuttle's threads, locks and atomics, and a clock that
 //! stands still until the test advances it.
 
 use std::future::Future;
@@ -15,7 +15,7 @@ pub(crate) use ::shuttle::sync::atomic::AtomicU64;
 
 use crate::core::clock::BootTime;
 
-/// A mutex with the face of the real one.
+/// A mutex with the interface of the real one.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(::shuttle::sync::Mutex<T>);
 
@@ -32,13 +32,13 @@ impl<T> Mutex<T> {
 }
 
 ::shuttle::lazy_static! {
-    /// Starts anew with every execution, and not at the deadline that has always passed.
+    /// Reset for every execution. It does not start at zero, which is `BootTime::PAST`.
     static ref CLOCK: AtomicU64 = AtomicU64::new(1_000_000_000);
-    /// Never held while another thread could go on, so it need not be shuttle's.
+    /// Never held across a scheduling point, so it need not be shuttle's.
     static ref SLEEPERS: parking_lot::Mutex<Vec<Waker>> = parking_lot::Mutex::default();
 }
 
-/// Reads the clock, which is a point at which another thread may go on.
+/// Reads the clock, which is a scheduling point.
 pub(crate) fn nanos() -> u64 {
     CLOCK.load(Ordering::SeqCst)
 }
@@ -59,7 +59,7 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        // In line for the next advance before the look, or it could be missed.
+        // Register before checking the time; otherwise an advance in between would be missed.
         SLEEPERS.lock().push(context.waker().clone());
         if self.0.has_passed() {
             Poll::Ready(())
@@ -76,7 +76,7 @@ pub(crate) async fn timeout<T>(limit: Duration, task: impl Future<Output = T>) -
     }
 }
 
-/// Stands for the runtime, of which nothing is needed.
+/// A substitute for the runtime, without any state.
 pub(crate) struct Runtime;
 
 impl Runtime {

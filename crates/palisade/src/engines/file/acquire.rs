@@ -33,12 +33,12 @@ pub(super) async fn enter(engine: &FileEngine, claim: Arc<Claim>) -> Result<Ente
     let (name, timeout) = (&claim.name, engine.timeout);
     let mut tx = tx::begin(engine, "enter", name, Missing::Make, timeout).await?;
     let known = tx.state.line.seat(claim.id).is_some_and(|seat| {
-        // What the line says may have been renewed since.
+        // It may have been renewed since the line was written.
         let renewed = store.leases.expires(claim.id);
         seat.expires.max(renewed.unwrap_or(BootTime::PAST)) > tx.now
     });
     if known {
-        // Whether others can be granted is not asked by whoever has a place.
+        // A claim that has a place already does not care whether others can be granted.
         let _ = tx.settle(Suspects::Before(claim.id));
     } else {
         tx.state.line.remove(claim.id, 0);
@@ -62,7 +62,7 @@ pub(super) async fn enter(engine: &FileEngine, claim: Arc<Claim>) -> Result<Ente
             },
         };
         if let Err(error) = tx.state.line.push(seat.clone()) {
-            // Only the living may keep a line at their capacity.
+            // Only claims of live processes may determine the capacity of a line.
             tx.settle(Suspects::Everyone)?;
             tx.state.line.push(seat).map_err(|_| error)?;
         }
@@ -87,7 +87,7 @@ pub(super) async fn enter(engine: &FileEngine, claim: Arc<Claim>) -> Result<Ente
         seat.extra.slot =
             slot.map_err(|errno| file_failed("enter", &store.leases.path(), errno))?;
     }
-    // When it was last armed, if it was known.
+    // When it was last renewed, if it was known.
     let ttl = u64::try_from(seat.ttl.as_nanos()).unwrap_or(u64::MAX);
     let armed = BootTime::from_nanos(seat.expires.as_nanos().saturating_sub(ttl));
     let entered = Entered::In {
@@ -110,7 +110,7 @@ pub(super) async fn enter(engine: &FileEngine, claim: Arc<Claim>) -> Result<Ente
 
 pub(super) async fn wait(engine: &FileEngine, ticket: Ticket, until: BootTime) -> Result<Place> {
     let (store, claim) = (&engine.store, ticket.claim);
-    // Before the first look, so that no hint is missed between the two.
+    // Registered before the first read, so that no hint in between is missed.
     let sleeper = store.watcher.sleeper(claim.0);
     loop {
         let (place, sleep) = {
@@ -132,10 +132,10 @@ pub(super) async fn wait(engine: &FileEngine, ticket: Ticket, until: BootTime) -
     }
 }
 
-/// Sleeps until a hint comes, a process that matters dies, a lease that matters ends, or `until`.
+/// Sleeps until a hint arrives, a process that matters dies, a lease that matters ends, or `until`.
 pub(super) async fn sleep_on(sleeper: &Sleeper, sleep: &Sleep, until: BootTime) {
     sleeper.mind(&sleep.processes);
     let longest = until.min(sleep.earliest).remaining();
-    // Timers are a millisecond coarse and may be early by the rest of it.
+    // Timers have millisecond resolution and may fire early by a fraction of one.
     let _ = tokio::time::timeout(longest, sleeper.rung()).await;
 }

@@ -1,7 +1,7 @@
-//! The raw operations beside `file:`: `flock` on files of their own in the store's directory.
+//! The raw operations to compare with `file:`: `flock` on separate files in the store's directory.
 //!
-//! A file that nobody has locked is the baton lying there. A blocking `flock` sleeps on a thread,
-//! as it must in an async program. The files are removed when the baseline is dropped.
+//! A file that nobody has locked is an available baton. A blocking `flock` runs on a blocking
+//! thread, as an async program requires. The files are removed when the baseline is dropped.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -102,7 +102,7 @@ impl Baseline for Flock {
     fn give(&self, key: String) -> BoxFuture<Result<()>> {
         let files = Arc::clone(&self.0);
         Box::pin(async move {
-            // Closed, and so unlocked, where it is dropped: after the map's own lock.
+            // Dropping it closes the file and so unlocks it, after the map's own lock is released.
             let lock = files.known.lock().get_mut(&key).and_then(Option::take);
             drop(lock);
             Ok(())
@@ -116,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    /// Two of them are two open files: what one has, the other waits for.
+    /// Two baselines are two open files: one waits for what the other has locked.
     #[tokio::test]
     async fn a_baton_is_had_by_one_at_a_time_and_leaves_no_file() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
 //! `Home`: a directory that is a store of this boot.
 //!
-//! The file `boot` says of which layout, boot and time namespace the lines are, since absolute
-//! times of CLOCK_BOOTTIME and files that were never synced mean nothing in another. Making a
-//! store, taking over one of an earlier boot and joining it are one critical section: whoever
-//! comes out of it has its sign of life in a store of this boot.
+//! The file `boot` records the layout, boot and time namespace of the lines, since absolute times
+//! of CLOCK_BOOTTIME and files that were never synced mean nothing in another boot. Creating a
+//! store, taking over one of an earlier boot and joining it are one critical section: a process
+//! that leaves it has its FIFO in a store of this boot.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ use crate::core::error::{Error, ErrorKind, Result};
 
 /// Layout 1 was a database in one file.
 const LAYOUT: u32 = 2;
-/// What says that a directory is a store.
+/// The file that marks a directory as a store.
 pub(super) const BOOT: &str = "boot";
 const NEW: &str = "boot.new";
 
@@ -33,40 +33,40 @@ pub(super) const LEASES: &str = "leases";
 /// Kept across boots.
 pub(super) const QUEUES: &str = "queues";
 
-/// See the module's text.
+/// See the module documentation.
 #[derive(Debug)]
 pub(super) struct Home {
     pub(super) dir: Dir,
     /// A file per line.
     pub(super) lines: OwnedFd,
     pub(super) lines_identity: Identity,
-    /// A sign of life per process.
+    /// One FIFO per process, which shows that it is alive.
     pub(super) procs: OwnedFd,
-    /// A file of renewed leases per process.
+    /// One file of renewed leases per process.
     pub(super) leases: OwnedFd,
     pub(super) tokens: Tokens,
     pub(super) promised: Promised,
 }
 
 impl Home {
-    /// Whether the store's path still leads to the folder of lines that was joined.
+    /// Whether the store's path still leads to the directory of lines that was joined.
     pub(super) fn lines_are_in_place(&self) -> bool {
         rustix::fs::lstat(self.dir.path.join(LINES))
             .is_ok_and(|stat| identity(&stat) == self.lines_identity)
     }
 }
 
-/// Makes `dir` a store of this boot where it is none, and joins it. Blocks for about `timeout` at
-/// the longest.
+/// Makes `dir` a store of this boot if it is none, and joins it. Blocks for at most about
+/// `timeout`.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for a directory with foreign files or another layout, or one that processes of
-/// another time namespace use; [`ErrorKind::Unusable`] for files that can't be read;
-/// [`ErrorKind::Unreachable`] when a process that is stopped in it keeps its lock.
+/// [`ErrorKind::Config`] for a directory with foreign files or another layout, or one that
+/// processes of another time namespace use; [`ErrorKind::Unusable`] for unreadable files;
+/// [`ErrorKind::Unreachable`] when a stopped process holds its lock.
 pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
     if read(&dir, BOOT)?.is_none()
         && let Err(foreign) = refuse_foreign(&dir)
-        // Somebody may have made it since: it is one before anything else is in it.
+        // Another process may have created it since: `boot` is written before anything else.
         && read(&dir, BOOT)?.is_none()
     {
         return Err(foreign);
@@ -116,19 +116,19 @@ pub(super) fn join(dir: Dir, timeout: Duration) -> Result<Liveness> {
     let liveness = Liveness::create(home, alone)?;
     drop(locked);
     for name in old {
-        // What belongs to others may stay: it is in nobody's way.
+        // Files of other users may stay, since they do no harm.
         let _ = std::fs::remove_dir_all(liveness.home.dir.path.join(name));
     }
     Ok(liveness)
 }
 
-/// Refuses a directory with files of somebody else.
+/// Refuses a directory with foreign files.
 fn refuse_foreign(dir: &Dir) -> Result<()> {
     for name in dir.entries()? {
         let ours = match name.as_str() {
             "lock" | "fences" | QUEUES | CEILING | PROMISED | BOOT | NEW => true,
             LINES | PROCS | LEASES => {
-                // Empty ones are what a process that was killed here left.
+                // Empty directories are left by a process that was killed here.
                 dir::names(dir.folder(&name)?).is_ok_and(|names| names.is_empty())
             }
             other => other.starts_with("raw-"),
@@ -144,8 +144,8 @@ fn refuse_foreign(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-/// Signs of life of another boot are dead by definition; but a container may have a boot id or a
-/// clock of its own, and then those of its processes are held.
+/// FIFOs of another boot belong to dead processes. But a container may have its own boot id or
+/// clock, and then the FIFOs of its live processes are locked.
 fn refuse_living(dir: &Dir, found: &Boot, now: &Boot) -> Result<()> {
     let Ok(procs) = dir.folder(PROCS) else {
         return Ok(());
@@ -164,10 +164,10 @@ fn refuse_living(dir: &Dir, found: &Boot, now: &Boot) -> Result<()> {
     )))
 }
 
-/// Moves what is of another boot out of the way; returns where to, to be removed.
+/// Renames the data of another boot, and returns the new names, which the caller removes.
 fn put_away(dir: &Dir) -> Result<Vec<String>> {
     let mut old: Vec<String> = dir.entries()?;
-    // What an earlier process could not finish.
+    // Leftovers that an earlier process did not remove.
     old.retain(|name| name.starts_with("old-"));
     for folder in [LINES, PROCS, LEASES] {
         let to = format!("old-{folder}-{:016x}", rand::random::<u64>());
@@ -186,8 +186,8 @@ struct Boot {
     time_namespace: u64,
     /// What the token clock adds to the time since the boot.
     base: u64,
-    /// Before this time of the boot nothing is granted, in nanoseconds: what was promised in an
-    /// earlier one may still be believed.
+    /// Nothing is granted before this time of the boot, in nanoseconds, because holders may still
+    /// rely on promises of an earlier boot.
     grants_from: u64,
 }
 
@@ -198,7 +198,7 @@ impl Boot {
         })?;
         Ok(Self {
             id: id.trim().to_owned(),
-            // Kernels without time namespaces have no such file.
+            // Kernels without time namespaces don't have this file.
             time_namespace: std::fs::metadata("/proc/self/ns/time").map_or(0, |file| file.ino()),
             base: 0,
             grants_from: 0,
@@ -233,7 +233,7 @@ impl Boot {
                 id: id.to_owned(),
                 time_namespace,
                 base,
-                // Stores that were made before there were such promises have no such line.
+                // Stores that were created before promises existed don't have this line.
                 grants_from: number().unwrap_or_default(),
             }),
             _ => Err(garbled(dir)),
@@ -270,7 +270,7 @@ fn write(dir: &Dir, boot: &Boot) -> Result<()> {
         boot.id, boot.time_namespace, boot.base, boot.grants_from
     );
     let write = || -> std::io::Result<()> {
-        // A leftover, or somebody's link.
+        // A leftover, or a link that someone placed.
         let _ = rustix::fs::unlinkat(&dir.fd, NEW, AtFlags::empty());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
         let mut out = File::from(dir.open_file(&dir.fd, NEW, flags)?);

@@ -1,4 +1,4 @@
-//! What `connect` knows of this engine before it is opened, and what its URL says.
+//! The engine's registry entry, its options and its typed configuration.
 
 use std::path::PathBuf;
 
@@ -13,14 +13,14 @@ use crate::engines::kit::typed_config;
 const OPTIONS: &[&str] = &["allow_network_fs", "ends_with", "shared"];
 
 pub(super) const CAPABILITY: Capability = Capability {
-    // A hold lives with the process that has it.
+    // A hold ends with the process that has it.
     detached: false,
     ends_with: EndsWith::Process,
     queue: cfg!(feature = "file-queue"),
     ..Capability::FULL
 };
 
-/// What `connect` knows of it.
+/// The engine's entry in the registry.
 pub(crate) const FACTORY: EngineFactory = EngineFactory {
     info: EngineInfo {
         name: "file",
@@ -36,39 +36,39 @@ pub(crate) const FACTORY: EngineFactory = EngineFactory {
 };
 
 typed_config! {
-    /// An embedded store, as [`connect`](crate::connect()) takes it.
+    /// An embedded store, for [`connect`](crate::connect()).
     File
 }
 
 impl File {
-    /// The store in this directory, which is made where it is missing.
+    /// The store in this directory, which is created if it does not exist.
     pub fn new(directory: impl Into<String>) -> Self {
         let mut url = Url::new("file", Vec::new());
         url.path = directory.into();
         Self(url)
     }
 
-    /// Lets the group of the directory take part, and not this user alone.
+    /// Shares the store with the group of the directory, instead of this user alone.
     pub fn shared_by_group(mut self) -> Self {
         self.0.set("shared", "group");
         self
     }
 
-    /// Keeps what this process holds until its lease ends, though the process dies: for a process
-    /// that promises its holds to others, as a gateway does.
+    /// Keeps the holds of this process until their leases end, even if the process dies: for a
+    /// process that passes its holds on to others, such as a gateway.
     pub fn ends_with_lease(mut self) -> Self {
         self.0.set("ends_with", "lease");
         self
     }
 
-    /// Takes a network file system, where locks can't be relied on.
+    /// Accepts a network file system, where locks can't be relied on.
     pub fn allow_network_fs(mut self) -> Self {
         self.0.set("allow_network_fs", true);
         self
     }
 }
 
-/// Who may take part in a store.
+/// Who may use a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Audience {
     /// The user who made it.
@@ -77,21 +77,21 @@ pub(super) enum Audience {
     Group,
 }
 
-/// What a URL says.
+/// The content of a URL.
 #[derive(Debug, Clone)]
 pub(super) struct Config {
     pub(super) path: PathBuf,
     pub(super) audience: Audience,
     pub(super) allow_network_fs: bool,
-    /// Whether what this process holds outlives it, until its lease ends.
+    /// Whether holds of this process outlive it, until their leases end.
     pub(super) by_lease: bool,
 }
 
 impl Config {
-    /// Takes everything out of a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for what can't be used.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for invalid options.
     pub(super) fn from_url(mut url: Url) -> Result<Self> {
         let allow_network_fs = url.take_flag("allow_network_fs")?;
         let audience = match url.take("shared").as_deref() {
@@ -114,7 +114,7 @@ impl Config {
     }
 }
 
-/// Where the URL says that the store is.
+/// The directory of the store.
 fn locate(url: &Url) -> Result<PathBuf> {
     if !url.hosts.is_empty() {
         return Err(config(

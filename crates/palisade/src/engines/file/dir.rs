@@ -1,8 +1,8 @@
 //! The directory of a store: whether it can be used, by whom, and how files in it are opened.
 //!
-//! Whoever can write to the directory can take locks away, so that it must belong to the user (or
-//! root) alone, or be shared by its group on purpose. Nothing in it is opened through a symbolic
-//! link, and nothing but plain files is read or written.
+//! Anyone who can write to the directory can remove locks. So it must belong to the user (or root)
+//! alone, or be shared by its group on purpose. Nothing in it is opened through a symbolic link,
+//! and only plain files are read or written.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
@@ -34,7 +34,7 @@ impl Audience {
         }
     }
 
-    /// Whether nobody outside of the audience can have made or changed it.
+    /// Whether nobody outside of the audience can have created or changed it.
     pub(super) fn trusts(self, stat: &Stat) -> bool {
         match self {
             Self::User => {
@@ -53,18 +53,18 @@ pub(super) fn identity(stat: &Stat) -> Identity {
     (stat.st_dev, stat.st_ino)
 }
 
-/// An existing directory that a store can be in.
+/// An existing directory that can contain a store.
 #[derive(Debug)]
 pub(super) struct Dir {
     pub(super) path: PathBuf,
     pub(super) fd: OwnedFd,
     pub(super) audience: Audience,
-    /// The same directory under another name is the same store.
+    /// The same directory under another path is the same store.
     pub(super) identity: Identity,
 }
 
 impl Dir {
-    /// Makes the directory where it is missing, and checks whom it belongs to and what it is on.
+    /// Creates the directory if it does not exist, and checks its owner, mode and file system.
     ///
     /// # Errors
     /// [`ErrorKind::Config`](crate::ErrorKind::Config) when it can't be used.
@@ -92,11 +92,12 @@ impl Dir {
         })
     }
 
-    /// Takes the lock under which the store is made and processes join it, waiting `timeout` at
-    /// the longest. Closing the file lets go of it.
+    /// Takes the lock under which the store is created and joined, within `timeout`. Closing the
+    /// file releases it.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`](crate::ErrorKind::Unreachable) when it can't be had in time.
+    /// [`ErrorKind::Unreachable`](crate::ErrorKind::Unreachable) when the lock can't be acquired in
+    /// time.
     pub(super) fn lock(&self, timeout: Duration) -> Result<OwnedFd> {
         let fail = |errno: Errno| unusable_dir(&self.path, errno);
         let deadline = BootTime::now() + timeout;
@@ -104,7 +105,7 @@ impl Dir {
         loop {
             let flags = OFlags::RDWR | OFlags::CREATE;
             let file = self.open_file(&self.fd, LOCK, flags).map_err(fail)?;
-            // Polled, so that a thread is never stuck behind a stopped process.
+            // Polled, so that a stopped process never blocks this thread.
             while let Err(errno) =
                 rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
             {
@@ -117,7 +118,7 @@ impl Dir {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(Duration::from_millis(5));
             }
-            // The file that was locked may have been replaced before the lock was had.
+            // The locked file may have been replaced before the lock was acquired.
             let mine = rustix::fs::fstat(&file).map_err(fail)?;
             match rustix::fs::statat(&self.fd, LOCK, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(named) if named.st_ino == mine.st_ino => return Ok(file),
@@ -129,8 +130,8 @@ impl Dir {
         }
     }
 
-    /// Opens a plain file of the store's audience, and makes it if the flags say so. Neither
-    /// follows a link nor hangs on a FIFO.
+    /// Opens a plain file of the store's audience, and creates it if the flags say so. It neither
+    /// follows a link nor blocks on a FIFO.
     pub(super) fn open_file(
         &self,
         folder: impl AsFd,
@@ -149,13 +150,13 @@ impl Dir {
         }
         let created = flags.contains(OFlags::CREATE) && stat.st_size == 0;
         if created && stat.st_mode & 0o777 != mode.as_raw_mode() {
-            // The umask took what the group needs.
+            // The umask removed permissions that the group needs.
             let _ = rustix::fs::fchmod(&file, mode);
         }
         Ok(file)
     }
 
-    /// Opens a folder of the store, and makes it where it is missing.
+    /// Opens a directory of the store, and creates it if it does not exist.
     pub(super) fn folder(&self, name: &str) -> Result<OwnedFd> {
         let fail = |errno: Errno| unusable_dir(&self.path.join(name), errno);
         let mode = self.audience.dir_mode();
@@ -185,7 +186,7 @@ impl Dir {
     }
 }
 
-/// The names in a folder, without the two that every folder has.
+/// The names in a directory, without `.` and `..`.
 pub(super) fn names(folder: impl AsFd) -> std::result::Result<Vec<String>, Errno> {
     let mut names = Vec::new();
     for entry in rustix::fs::Dir::read_from(folder)? {
@@ -197,7 +198,7 @@ pub(super) fn names(folder: impl AsFd) -> std::result::Result<Vec<String>, Errno
     Ok(names)
 }
 
-/// Makes a directory and its parents.
+/// Creates a directory and its parents.
 fn make(path: &Path, audience: Audience) -> std::io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -212,7 +213,7 @@ fn make(path: &Path, audience: Audience) -> std::io::Result<()> {
         std::fs::create_dir_all(parent)?;
     }
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
-        // Before it is opened: the umask took what the group needs.
+        // The umask removed permissions that the group needs; restore them before it is opened.
         Ok(()) => {
             use std::os::unix::fs::PermissionsExt;
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o2770))
@@ -250,7 +251,7 @@ fn check_audience(path: &Path, stat: &Stat, audience: Audience) -> Result<()> {
     Err(config(message))
 }
 
-/// What the file system is, if it is not one of this machine alone.
+/// The kind of file system, if it is a network file system.
 pub(super) fn remote_fs(fd: &OwnedFd) -> Option<&'static str> {
     let found = rustix::fs::fstatfs(fd).ok()?.f_type as u64 & 0xffff_ffff;
     REMOTE
@@ -259,8 +260,8 @@ pub(super) fn remote_fs(fd: &OwnedFd) -> Option<&'static str> {
         .map(|(_, name)| *name)
 }
 
-/// Overlay is not among them: files made at run time live in its upper layer, where locks and
-/// FIFOs work as on any local file system; only other containers don't see them.
+/// Overlay is not among them: files created at run time are in its upper layer, where locks and
+/// FIFOs work as on any local file system. Other containers just don't see them.
 const REMOTE: &[(u64, &str)] = &[
     (0x6969, "NFS"),
     (0x517b, "SMB"),

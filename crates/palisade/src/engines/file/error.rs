@@ -1,4 +1,4 @@
-//! What goes wrong in a directory of files, as errors that say what to do.
+//! The errors of a store of files, each with a remedy.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use rustix::io::Errno;
 
 use crate::core::error::{Error, ErrorKind};
 
-/// The error for a URL or a directory that can't be used.
+/// The error for an invalid URL or directory.
 pub(super) fn config(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, "connect", message)
 }
 
-/// The error for a directory that can't be made or used.
+/// The error for a directory that can't be created or used.
 pub(super) fn unusable_dir(path: &Path, cause: impl Into<std::io::Error>) -> Error {
     let cause = cause.into();
     let (kind, what) = short_of(&cause).unwrap_or((
@@ -58,7 +58,7 @@ pub(super) fn file_failed(
         .because(cause)
 }
 
-/// What the machine or the process has too little of.
+/// Describes an exhausted resource of the machine or the process.
 fn short_of(cause: &std::io::Error) -> Option<(ErrorKind, &'static str)> {
     Some(match Errno::from_io_error(cause)? {
         Errno::NOSPC | Errno::DQUOT => (ErrorKind::Unusable, "its disk is full; free some space"),
@@ -74,7 +74,7 @@ fn short_of(cause: &std::io::Error) -> Option<(ErrorKind, &'static str)> {
     })
 }
 
-/// The error for a lock inside the store that can't be had: a process is stopped in it.
+/// The error for a lock inside the store that can't be acquired, because a stopped process has it.
 pub(super) fn busy(operation: &'static str, timeout: Duration, path: &Path) -> Error {
     let message = format!(
         "the store did not answer within {timeout:?}: another process is stopped or hangs in it; \
@@ -83,14 +83,14 @@ pub(super) fn busy(operation: &'static str, timeout: Duration, path: &Path) -> E
     Error::new(ErrorKind::Unreachable, operation, message).with("file", path.display())
 }
 
-/// The error for a file whose content is not what palisade wrote.
+/// The error for a file whose content palisade did not write.
 pub(super) fn damaged(operation: &'static str, path: &Path) -> Error {
     let message = "the file of this lock is damaged and nobody can be granted; stop who uses the \
                    lock, then remove the file: tokens go on above those before";
     Error::new(ErrorKind::Unusable, operation, message).with("file", path.display())
 }
 
-/// The error for a directory that is no longer the one that was opened.
+/// The error for a directory that was replaced since it was opened.
 pub(super) fn moved(operation: &'static str, path: &Path) -> Error {
     let message = "the store's directory was moved, deleted or replaced while in use, so that its \
                    locks exclude nobody any more; connect again";
@@ -103,7 +103,7 @@ pub(super) fn forked(operation: &'static str) -> Error {
     Error::new(ErrorKind::Config, operation, message)
 }
 
-/// The error for a lock whose file is no longer the one that it was granted in.
+/// The error for a lock whose file was replaced since it was granted.
 pub(super) fn file_gone(operation: &'static str, path: &Path) -> Error {
     let message = "the file of this lock was deleted, replaced or emptied by something else than \
                    palisade; another may have been granted";

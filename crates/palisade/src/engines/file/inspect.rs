@@ -46,7 +46,7 @@ pub(super) async fn survey(
         };
         let deadline = BootTime::now() + timeout;
         let tx = loop {
-            // An empty line has a file to be removed.
+            // The file of an empty line must be removed, which needs the lock.
             let peeked = tx::peek(store, "survey", Arc::clone(&file), Suspects::Everyone);
             if let Some(tx) = peeked.filter(|tx| !tx.state.line.seats.is_empty()) {
                 break Some(tx);
@@ -54,7 +54,7 @@ pub(super) async fn survey(
             match file.lock("survey")? {
                 Lock::Had(state) => {
                     let mut tx = Tx::new(store, "survey", Some(Arc::clone(&file)), state);
-                    // Whether somebody can be granted is not asked here.
+                    // A survey does not care whether anyone can be granted.
                     let _ = tx.settle(Suspects::Everyone);
                     file.remove_if_empty(home, &tx.state);
                     break Some(tx);
@@ -79,14 +79,14 @@ pub(super) async fn survey(
     Ok((reports, Sleep::on(seats.iter())))
 }
 
-/// Shows leases as they were last renewed, which is not told to their lines.
+/// Shows leases with their last renewal, which is not recorded in their lines.
 fn show_renewals(store: &Store, seats: &[Seat<Extra>], reports: &mut [LineReport]) {
     use super::leases::{Found, look_up};
     let now = BootTime::now();
     let lines = reports.iter_mut();
     let claims = lines.flat_map(|line| line.holders.iter_mut().chain(&mut line.waiters));
     let mut claims: HashMap<_, _> = claims.map(|claim| (claim.id.clone(), claim)).collect();
-    // A renewal comes after a third of the ttl: until then there is none to look for.
+    // Renewal is due after a third of the ttl; before that there is none to look up.
     let due = |seat: &&Seat<_>| seat.expires.saturating_since(now) < seat.ttl * 2 / 3;
     for seat in seats.iter().filter(due) {
         let (process, slot) = (seat.extra.process, seat.extra.slot);
@@ -106,11 +106,11 @@ pub(super) struct Watch {
     pub(super) namespace: Arc<str>,
     pub(super) timeout: Duration,
     pub(super) scope: Scope,
-    /// Who sleeps, and whether it hears of changes; if not it has to look.
+    /// The sleeper, and whether it is notified of changes; if not, it must poll.
     pub(super) sleeper: Option<(Sleeper, bool)>,
 }
 
-/// How often a watch looks that can't hear of changes.
+/// How often a watch polls if it is not notified of changes.
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Watch {
@@ -121,7 +121,7 @@ impl Watch {
             let sleeper = watcher.sleeper(self.id);
             let hears = watcher.watch_lines(self.id, &self.namespace, &self.scope);
             self.sleeper = Some((sleeper, hears));
-            // What changed before would be missed otherwise.
+            // Report a change at once, since earlier changes would be missed otherwise.
             return Ok(());
         };
         let survey = survey(&self.store, &self.namespace, &self.scope, self.timeout);

@@ -1,12 +1,12 @@
-//! The names of the files in `lines/`: namespace and name, encoded so that a prefix of a name is
-//! a prefix of its file's name. What would be too long for a file ends in a hash.
+//! The names of the files in `lines/`: namespace and name, encoded so that a prefix of a name is a
+//! prefix of its file's name. A name that is too long for a file is truncated and ends in a hash.
 
 use super::line_file::checksum;
 use crate::core::report::Scope;
 
-/// The longest name of a file that is not cut; most file systems take 255 bytes.
+/// The longest file name that is not truncated; most file systems allow 255 bytes.
 const LONGEST: usize = 230;
-/// How much of a name that is cut is kept before its hash.
+/// How much of a truncated name precedes its hash.
 const KEPT: usize = LONGEST - 17;
 
 /// The file of a line: `namespace,name`, with `%xx` for what is neither letter, digit, `-` nor `_`.
@@ -33,7 +33,7 @@ pub(super) fn file_name(namespace: &str, name: &str) -> String {
     file
 }
 
-/// Whether the file may be one of a line in the scope; one that was cut has to be opened to know.
+/// Whether the file may belong to a line in the scope; a truncated name must be opened to know.
 pub(super) fn may_include(namespace: &str, scope: &Scope, file: &str) -> bool {
     match scope {
         Scope::Line(name) => file == file_name(namespace, name.as_str()),

@@ -1,12 +1,12 @@
-//! `Leases`: what this process has renewed, in a file of its own; and how others read it.
+//! `Leases`: the renewals of this process, in a file of its own, and how others read it.
 //!
-//! A line says until when a claim lasts as it was entered. Renewals don't touch the line: they go
-//! to the slot of the claim in the file of its process, so that many are renewed by one write. A
-//! slot is read by others only when what the line says has passed.
+//! A line records the expiry that a claim had when it entered. Renewals don't touch the line: they
+//! go to the claim's slot in the file of its process, so that one write renews many. Others read a
+//! slot only when the expiry in the line has passed.
 //!
 //! **An ended lease is never revived.** A process renews under an exclusive `flock` on its file,
-//! and only what has not ended by then; others look under a shared one. So what has ended when
-//! they look stays ended, and the owner is told at its next renewal.
+//! and only leases that have not ended by then; others read under a shared one. So a lease that has
+//! ended when they read it stays ended, and its owner learns of that at its next renewal.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,30 +24,31 @@ use super::liveness::{Liveness, file_name};
 use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 
-/// A claim id (its lower half), when its lease ends, and whether it is marked for eviction.
+/// A claim id (its lower half), the expiry, and whether it is marked for eviction.
 pub(super) const SLOT: usize = 24;
 
-/// How far ahead the first word of the file is moved: until when claims of this process may last.
+/// How far ahead the first word of the file is set. It bounds the expiry of all claims of this
+/// process.
 const AHEAD: Duration = Duration::from_secs(60);
 
-/// How often to try for a lock that others have for some microseconds.
+/// How often to try for a lock that others hold for microseconds.
 pub(super) const TRIES: u32 = 200;
 
-/// See the module's text.
+/// See the module documentation.
 pub(super) struct Leases {
     liveness: Arc<Liveness>,
     pub(super) table: Mutex<Table>,
 }
 
-/// What this process knows of its own claims.
+/// The claims of this process.
 #[derive(Default)]
 pub(super) struct Table {
     pub(super) claims: HashMap<ClaimId, Mine>,
     free: Vec<u32>,
     slots: u32,
-    /// How long the file is.
+    /// The length of the file.
     reserved: u64,
-    /// What its first word says, in nanoseconds.
+    /// The value of its first word, in nanoseconds.
     until: u64,
 }
 
@@ -63,7 +64,7 @@ pub(super) struct Mine {
     pub(super) sequence: u64,
 }
 
-/// What a slot says.
+/// The content of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Slot {
     tag: u64,
@@ -104,7 +105,7 @@ impl Slot {
     }
 }
 
-/// Where a slot is in the file.
+/// The offset of a slot in the file.
 pub(super) fn offset(slot: u32) -> u64 {
     (u64::from(slot) + 1) * SLOT as u64
 }
@@ -114,18 +115,18 @@ fn open(home: &Home, process: u64, flags: OFlags) -> Result<OwnedFd, Errno> {
     dir.open_file(folder, &file_name(process), flags)
 }
 
-/// Makes the file of a process, with room for its first claims.
+/// Creates the file of a process, with room for its first claims.
 pub(super) fn create(home: &Home, process: u64) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
     let file = open(home, process, flags)?;
-    // A block is taken with its first byte.
+    // Writing the first byte allocates a block.
     match rustix::io::pwrite(&file, &[0; SLOT], 0)? {
         SLOT => Ok(file),
         _ => Err(Errno::NOSPC),
     }
 }
 
-/// Whether all claims of a process have ended, as far as its file says.
+/// Whether all claims of a process have ended, according to its file.
 pub(super) fn all_ended(home: &Home, process: u64) -> bool {
     let mut until = [0; 8];
     let file = open(home, process, OFlags::RDONLY);
@@ -135,7 +136,7 @@ pub(super) fn all_ended(home: &Home, process: u64) -> bool {
     }
 }
 
-/// Takes a `flock` that others have for microseconds at a time. Says whether it was had.
+/// Takes a `flock` that others hold for microseconds at a time. Returns whether it was acquired.
 pub(super) fn lock_soon(file: impl AsFd, exclusive: bool) -> bool {
     let how = if exclusive {
         FlockOperation::NonBlockingLockExclusive
@@ -151,19 +152,20 @@ pub(super) fn lock_soon(file: impl AsFd, exclusive: bool) -> bool {
     })
 }
 
-/// What the file of another process says of a claim.
+/// What the file of another process says about a claim.
 pub(super) enum Found {
     /// It was renewed until then.
     Until(BootTime),
     /// It was not renewed.
     Nothing,
-    /// Its process is at it just now, or is stopped in the middle of it; what it said before.
+    /// Its process holds the lock, or was stopped while holding it; the value is the last one
+    /// written.
     Busy(BootTime),
-    /// The file is not there, or can't be read.
+    /// The file does not exist, or can't be read.
     Missing,
 }
 
-/// Looks a claim of another process up.
+/// Looks up a claim of another process.
 pub(super) fn look_up(home: &Home, process: u64, slot: u32, id: ClaimId) -> Found {
     let Ok(file) = open(home, process, OFlags::RDONLY) else {
         return Found::Missing;
@@ -182,12 +184,12 @@ pub(super) fn look_up(home: &Home, process: u64, slot: u32, id: ClaimId) -> Foun
     }
 }
 
-/// Tells the process of a claim that an operator takes it away: its renewals see it. `until` is
-/// what the line says. Answers `false` when its file can't be written now: a process that is
-/// stopped in the middle of a renewal would go on renewing what was taken away.
+/// Marks a claim as evicted in the file of its process, so that its renewals see it. `until` is the
+/// expiry in the line. Returns `false` if the file can't be locked or written now: a process that
+/// was stopped during a renewal would later renew what was taken away.
 #[must_use]
 pub(super) fn mark(home: &Home, process: u64, slot: u32, id: ClaimId, until: BootTime) -> bool {
-    // Whose file is gone is told so at its next renewal.
+    // A process whose file is gone learns that at its next renewal.
     let Ok(file) = open(home, process, OFlags::RDWR) else {
         return true;
     };
@@ -221,7 +223,7 @@ impl Leases {
         folder.join(file_name(self.liveness.process))
     }
 
-    /// Whether the file is where it was made, in the directory that has the store's path.
+    /// Whether the file is still at the store's path.
     pub(super) fn is_in_place(&self) -> bool {
         let named = rustix::fs::lstat(self.path());
         match (named, rustix::fs::fstat(self.file())) {
@@ -232,7 +234,7 @@ impl Leases {
         }
     }
 
-    /// Remembers a claim that is about to get its place, and takes a slot for it.
+    /// Registers a claim that is about to get its place, and assigns a slot to it.
     pub(super) fn add(&self, id: ClaimId, mine: Mine) -> Result<u32, Errno> {
         let table = &mut *self.table.lock();
         self.reach(table, mine.expires)?;
@@ -250,7 +252,7 @@ impl Leases {
         Ok(slot)
     }
 
-    /// Moves the first word of the file, so that claims of this process may last until then.
+    /// Raises the first word of the file, so that claims of this process may last until then.
     fn reach(&self, table: &mut Table, expires: BootTime) -> Result<(), Errno> {
         if expires.as_nanos() > table.until {
             let until = expires + AHEAD;
@@ -261,29 +263,29 @@ impl Leases {
         Ok(())
     }
 
-    /// Says that something else of this process than claims of lines lasts until then, so that its
-    /// sign of life is kept for whoever must see that it is dead.
+    /// Records that something other than a claim of a line lasts until then. So the FIFO of this
+    /// process is kept for those that must notice its death.
     #[cfg(feature = "file-queue")]
     pub(super) fn cover(&self, expires: BootTime) -> Result<(), Errno> {
         self.reach(&mut self.table.lock(), expires)
     }
 
-    /// Forgets a claim that is in no line any more.
+    /// Forgets a claim that is no longer in any line.
     pub(super) fn forget(&self, id: ClaimId) {
         self.table.lock().forget(id);
     }
 
-    /// Until when a claim of this process lasts.
+    /// The expiry of a claim of this process.
     pub(super) fn expires(&self, id: ClaimId) -> Option<BootTime> {
         self.table.lock().claims.get(&id).map(|mine| mine.expires)
     }
 
-    /// What a claim of this process was counted as; 0 until it is known to be granted.
+    /// The sequence of a claim of this process; 0 until it is known to be granted.
     pub(super) fn sequence(&self, id: ClaimId) -> Option<u64> {
         self.table.lock().claims.get(&id).map(|mine| mine.sequence)
     }
 
-    /// Learns of a grant.
+    /// Records a grant.
     pub(super) fn granted(&self, id: ClaimId, sequence: u64) {
         if let Some(mine) = self.table.lock().claims.get_mut(&id) {
             mine.sequence = sequence;

@@ -1,12 +1,12 @@
-//! `LineFile`: one line in one small file of text, changed only under its own `flock`.
+//! `LineFile`: one line in one small text file, changed only under its own `flock`.
 //!
-//! A header of fixed length says where the body is, how long it is and what its checksum is; the
-//! body has the claims, one on each line. A change writes the new body beside the old one, then
-//! the header over the old header: a process that is killed in between, or a write that fails,
-//! leaves the line as it was. Nothing is synced: files of another boot are thrown away.
+//! A header of fixed length has the offset, length and checksum of the body; the body has one claim
+//! per line of text. A change writes the new body beside the old one, then overwrites the header.
+//! So a process that is killed in between, or a failed write, leaves the line as it was. Nothing is
+//! synced: files of another boot are discarded.
 //!
-//! Room for the next body is taken when a line grows, so that a full disk stops nobody from
-//! leaving. Bytes that are not what was written are `damaged`, never a free line.
+//! Space for the next body is reserved when a line grows, so that a full disk prevents nobody from
+//! leaving. Unexpected bytes are `damaged`, never a free line.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -30,34 +30,34 @@ use crate::core::error::Result;
 use crate::core::line::{Line, Seat};
 use crate::core::owner::Owner;
 
-/// How long the header is.
+/// The length of the header.
 pub(super) const HEADER: usize = 128;
 const MAGIC: &str = "palisade line 1 seq ";
-/// What the name of a file begins with that is not a whole line yet.
+/// The prefix of the name of a file that is not a complete line yet.
 pub(super) const UNFINISHED: &str = ".new-";
-/// What every local file system gives to the first byte of a file.
+/// What every local file system allocates for the first byte of a file.
 const BLOCK: u64 = 4096;
-/// Some changes of others: longer would only burn what the holder needs to run.
+/// The time of a few changes by others: spinning longer would only take CPU time from the holder.
 const SPIN: Duration = Duration::from_micros(40);
-/// How many files are kept open, at the most.
+/// The maximum number of files kept open.
 const OPEN_FILES: usize = 256;
 
-/// What the engine keeps beside a seat.
+/// The engine's own data of a seat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Extra {
-    /// Whose it is.
+    /// The process that it belongs to.
     pub(super) process: u64,
-    /// Where its renewals are, in the file of that process.
+    /// The slot of its renewals in the file of that process.
     pub(super) slot: u32,
-    /// Until when it lasts, as the file says: a renewal is not told to the line.
+    /// The expiry in the file: renewals are not recorded in the line.
     pub(super) until: BootTime,
-    /// Whether its renewals could not be found, so that it ends by the ttl from then on.
+    /// Whether its renewals were not found, so that it ends one ttl after that.
     pub(super) orphan: bool,
-    /// Whether it is kept, once it holds, until its lease ends though its process dies.
+    /// Whether a hold is kept until its lease ends even if its process dies.
     pub(super) by_lease: bool,
-    /// Owner and value, each as JSON, with a tab between.
+    /// Owner and value, each as JSON, separated by a tab.
     pub(super) who: Arc<str>,
-    /// Its line in the file, until something changes that it says.
+    /// Its text in the file, unless it has changed since.
     pub(super) text: Option<Arc<str>>,
 }
 
@@ -77,16 +77,16 @@ impl Extra {
     }
 }
 
-/// What a file says.
+/// The content of a file.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// Counts the changes; 0 when nothing was read yet.
+    /// The number of changes; 0 if nothing was read yet.
     seq: u64,
-    /// Where the body is, and how long.
+    /// The offset and the length of the body.
     at: u64,
     size: u64,
     sum: u64,
-    /// How long the file is, as far as that is known.
+    /// The length of the file, as far as it is known.
     reserved: u64,
     pub(super) namespace: String,
     pub(super) name: String,
@@ -106,7 +106,7 @@ impl State {
         }
     }
 
-    /// Makes the next look read the file.
+    /// Forces the next load to read the file.
     pub(super) fn forget(&mut self) {
         self.seq = 0;
     }
@@ -159,7 +159,7 @@ fn read_seat(line: &str) -> Option<Seat<Extra>> {
     })
 }
 
-/// Sequence, place, length and checksum of the body.
+/// Sequence, offset, length and checksum of the body.
 fn read_header(bytes: &[u8]) -> Option<(u64, u64, u64, u64)> {
     let text = std::str::from_utf8(bytes.get(..HEADER)?).ok()?;
     let (said, check) = text.trim_end().split_once("check ")?;
@@ -171,14 +171,14 @@ fn read_header(bytes: &[u8]) -> Option<(u64, u64, u64, u64)> {
     Some((number()?, number()?, number()?, number()?))
 }
 
-/// The checksum of a body goes on from line to line.
+/// The checksum of a body continues from line to line, so that lines can be appended.
 fn sum(before: u64, body: &str) -> u64 {
     body.split_inclusive('\n').fold(before, |sum, line| {
         (sum.rotate_left(7) ^ checksum(line.as_bytes())).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// FNV-1a by words: tells a torn or edited file from a whole one.
+/// FNV-1a by words: detects a torn or edited file.
 pub(super) fn checksum(bytes: &[u8]) -> u64 {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325 ^ bytes.len() as u64;
     let mut mix = |word: u64| {
@@ -191,29 +191,29 @@ pub(super) fn checksum(bytes: &[u8]) -> u64 {
     hash
 }
 
-/// See the module's text.
+/// See the module documentation.
 pub(super) struct LineFile {
-    /// Its name in the folder.
+    /// Its name in the directory.
     pub(super) name: Arc<str>,
     pub(super) path: PathBuf,
     file: File,
     pub(super) identity: Identity,
-    /// What it says; `None` while somebody in this process has the lock.
+    /// Its content; `None` while a task of this process has the lock.
     state: Mutex<Option<State>>,
 }
 
-/// What became of asking for a line's lock.
+/// The result of trying to lock a line.
 pub(super) enum Lock {
-    /// It is had, and this is what the file says.
+    /// It is locked, with this content.
     Had(State),
-    /// Another has it.
+    /// Another has the lock.
     Taken,
-    /// The file is not the one with its name any more.
+    /// The name now belongs to another file, or to none.
     Gone,
 }
 
 impl LineFile {
-    /// Opens a line's file; `None` when there is none.
+    /// Opens a line's file; `None` if there is none.
     pub(super) fn open(home: &Home, name: &str) -> rustix::io::Result<Option<Self>> {
         match home.dir.open_file(&home.lines, name, OFlags::RDWR) {
             Err(Errno::NOENT) => Ok(None),
@@ -221,9 +221,9 @@ impl LineFile {
         }
     }
 
-    /// Makes the file of an empty line, whole: an empty file is never seen under its name. One
-    /// that another has made meanwhile is as good. It is to be opened by its name: whoever watches
-    /// the folder is told the name that a file was opened by.
+    /// Creates the file of an empty line, complete: an incomplete file is never visible under its
+    /// name. A file that another process has created meanwhile will do. Open it by its name
+    /// afterwards, because inotify reports the name that a file was opened by.
     fn create(home: &Home, name: &str, line: (&str, &str)) -> rustix::io::Result<()> {
         let new = format!("{UNFINISHED}{:016x}", rand::random::<u64>());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
@@ -254,7 +254,7 @@ impl LineFile {
         })
     }
 
-    /// Removes what processes that were killed have left half made. Nobody else may be in the
+    /// Removes incomplete files of processes that were killed. No other process may be in the
     /// store.
     pub(super) fn remove_unfinished(home: &Home) {
         for name in dir::names(&home.lines).unwrap_or_default() {
@@ -264,11 +264,12 @@ impl LineFile {
         }
     }
 
-    /// Takes the lock if it can be had at once, or nearly so, and reads what has changed.
+    /// Takes the lock if it is available at once, or after a short spin, and reads what has
+    /// changed.
     pub(super) fn lock(&self, operation: &'static str) -> Result<Lock> {
         let mut spinning_since: Option<Instant> = None;
         let mut state = loop {
-            // First the lock of this process, then that of all.
+            // First the lock within this process, then the flock.
             let free = self.state.lock().take();
             if let Some(state) = free {
                 let tried = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive);
@@ -288,7 +289,7 @@ impl LineFile {
             std::hint::spin_loop();
         };
         let loaded = self.load(operation, &mut state);
-        // The last one may leave wherever it is: nobody is granted after it.
+        // The last claim may leave even a replaced file, since nobody is granted after it.
         let last_leaves = operation == "leave" && state.line.seats.len() == 1;
         match loaded {
             Ok(()) if last_leaves || self.is_in_place() => Ok(Lock::Had(state)),
@@ -299,10 +300,9 @@ impl LineFile {
         }
     }
 
-    /// Reads what has changed without the lock, to be given back by [`LineFile::unlock`]. `None` when
-    /// it can't be told: somebody in this process is at it, a change is under way, or the file is
-    /// not the one with its name any more. A body that is overwritten while it is read has another
-    /// checksum.
+    /// Reads what has changed without the lock; [`LineFile::unlock`] returns the state. `None` if
+    /// that is not possible: another task of this process uses it, a change is in progress, or the
+    /// file was replaced. A body that is overwritten while it is read fails the checksum.
     pub(super) fn peek(&self, operation: &'static str) -> Option<State> {
         let mut state = self.state.lock().take()?;
         let whole = self.load(operation, &mut state).is_ok() && self.is_in_place();
@@ -319,14 +319,14 @@ impl LineFile {
         named.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.identity)
     }
 
-    /// Lets go of the lock.
+    /// Releases the lock.
     pub(super) fn unlock(&self, state: State) {
-        // Unlocking an open file of ours can't fail.
+        // Unlocking our own open file can't fail.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
         *self.state.lock() = Some(state);
     }
 
-    /// Reads what has changed since the last look. The caller holds the lock.
+    /// Reads what has changed since the last load. The caller holds the lock.
     fn load(&self, operation: &'static str, state: &mut State) -> Result<()> {
         let fail = |error| file_failed(operation, &self.path, error);
         let damaged = || damaged(operation, &self.path);
@@ -352,11 +352,11 @@ impl LineFile {
         Ok(())
     }
 
-    /// Writes the line as it is in `state`, of which the file has the first `kept` seats already
-    /// if only others were added. The caller holds the lock.
+    /// Writes the line in `state`. If seats were only appended, `kept` is the number of seats that
+    /// the file already has. The caller holds the lock.
     ///
     /// # Errors
-    /// When it can't be written: the file says what it said before.
+    /// When it can't be written: the file then has its previous content.
     pub(super) fn store(&self, state: &mut State, kept: usize) -> rustix::io::Result<()> {
         let mut text = String::new();
         if kept == 0 {
@@ -390,7 +390,7 @@ impl LineFile {
             text.push_str(&line);
             extra.text = Some(line.into());
         }
-        // Whoever takes the last place adds a line; every other change writes the body anew,
+        // Taking the last place appends a line of text. Every other change writes the whole body
         // beside the old one.
         let (length, end) = (text.len() as u64, state.at + state.size);
         let (at, size, write_at, before) = match kept {
@@ -404,7 +404,7 @@ impl LineFile {
         let check = checksum(head.as_bytes());
         let _ = write!(head, "check {check:016x}");
         let head = format!("{head:<width$}\n", width = HEADER - 1);
-        // As long as the longest body three times, there is room for one beside another.
+        // Three times the length of the body leaves room for a new one beside the old one.
         let room = HEADER as u64 + 3 * size;
         if room > BLOCK && room > state.reserved {
             let length = (2 * room).next_multiple_of(BLOCK);
@@ -421,17 +421,17 @@ impl LineFile {
         Ok(())
     }
 
-    /// Removes the file if nobody is in the line. The caller has the lock.
+    /// Removes the file if the line is empty. The caller holds the lock.
     pub(super) fn remove_if_empty(&self, home: &Home, state: &State) {
         if state.seq != 0 && state.line.seats.is_empty() {
-            // Left behind, it is an empty line.
+            // If the file stays, it is just an empty line.
             let _ = rustix::fs::unlinkat(&home.lines, &*self.name, AtFlags::empty());
         }
     }
 
-    /// Removes the file of a line that nobody is in.
+    /// Removes the file if the line is empty.
     pub(super) fn remove_if_idle(&self, home: &Home) {
-        // Whoever has it locked is in the line.
+        // If another holds the lock, it is in the line.
         if let Ok(Lock::Had(state)) = self.lock("close") {
             self.remove_if_empty(home, &state);
             self.unlock(state);
@@ -452,20 +452,20 @@ pub(super) struct OpenFiles(Mutex<Open>);
 
 #[derive(Default)]
 struct Open {
-    /// Each with when it was used last.
+    /// Each with the time of its last use.
     files: HashMap<Arc<str>, (Arc<LineFile>, u64)>,
     /// Counts the uses.
     clock: u64,
 }
 
-/// Opens the file of a line, and makes it first where it is missing and to be made.
+/// Opens the file of a line, and creates it first if it is missing and `missing` says so.
 fn open(
     home: &Home,
     name: &str,
     line: (&str, &str),
     missing: Missing,
 ) -> rustix::io::Result<Option<LineFile>> {
-    // Another may make or remove it at the same moment; nobody is that quick many times.
+    // Another process may create or remove it at the same time, but not 100 times in a row.
     for _ in 0..100 {
         let opened = LineFile::open(home, name)?;
         if opened.is_some() || missing == Missing::IsEmpty {
@@ -477,7 +477,7 @@ fn open(
 }
 
 impl OpenFiles {
-    /// The file `name` of a line; `None` when there is none and it is not to be made.
+    /// The file `name` of a line; `None` if it does not exist and is not to be created.
     pub(super) fn get(
         &self,
         operation: &'static str,
@@ -504,7 +504,7 @@ impl OpenFiles {
         let file = match opened {
             Ok(Some(file)) => Arc::new(file),
             Ok(None) => return Ok(None),
-            // There is no folder to make it in.
+            // The directory does not exist.
             Err(Errno::NOENT) => return Err(moved(operation, &home.dir.path)),
             Err(errno) => {
                 let path = home.dir.path.join(LINES).join(name);
@@ -515,7 +515,7 @@ impl OpenFiles {
         let most = OPEN_FILES.min(usize::try_from(limit / 4).unwrap_or(OPEN_FILES));
         let (file, full) = {
             let Open { files, clock } = &mut *self.0.lock();
-            // Another caller may have been quicker: everyone here takes the same one.
+            // Another caller may have been faster: all of them must use the same one.
             let kept = files.entry(name.into()).or_insert((file, *clock));
             (Arc::clone(&kept.0), files.len() > most)
         };
@@ -525,13 +525,12 @@ impl OpenFiles {
         Ok(Some(file))
     }
 
-    /// Forgets a file that is not the one with its name any more.
+    /// Forgets a file that was replaced or removed.
     pub(super) fn forget(&self, name: &str) {
         self.0.lock().files.remove(name);
     }
 
-    /// Closes the files that were not used for longest, down to `keep`, and removes those of
-    /// lines that nobody is in.
+    /// Closes the least recently used files, down to `keep`, and removes those of empty lines.
     pub(super) fn close(&self, home: &Home, keep: usize) {
         let mut open = self.0.lock();
         let files = &mut open.files;

@@ -1,10 +1,10 @@
-//! `Liveness`: a process's sign of life, and the way to wake it.
+//! `Liveness`: how others see that a process is alive, and how they wake it.
 //!
 //! Each process has a FIFO in the store that it alone keeps open for reading, with an exclusive
-//! `flock` on it. Both hang on one open file description, also across a fork, so that the kernel
-//! drops them together when the last process that has it is gone. **The flock decides** who is
-//! dead; a write end that reports an error only tells whoever sleeps to look. A FIFO that is not
-//! there proves nothing. Bytes in it are hints: a lost one is made up for by the next look.
+//! `flock` on it. Both belong to one open file description, also across a fork, so the kernel drops
+//! them together when the last process that has it is gone. **The flock decides** whether a process
+//! is dead; an error on a write end only tells sleepers to check. A missing FIFO proves nothing.
+//! Bytes in it are hints: if one is lost, the next re-check makes up for it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,16 +18,16 @@ use super::{dir, leases};
 use crate::core::claim::ClaimId;
 use crate::core::error::Result;
 
-/// What a hint is about.
+/// A message to another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hint {
-    /// This waiting claim should look at its place.
+    /// This waiting claim should read its place.
     Look(ClaimId),
     /// This claim's keeper should renew it now.
     Alarm(ClaimId),
 }
 
-/// The length of a hint. Shorter than PIPE_BUF, so that writes are never torn.
+/// The length of a hint: shorter than PIPE_BUF, so that writes are atomic.
 pub(super) const HINT: usize = 17;
 
 impl Hint {
@@ -41,7 +41,7 @@ impl Hint {
         bytes
     }
 
-    /// Reads a hint; `None` when it is none of ours.
+    /// Parses a hint; `None` for anything else.
     pub(super) fn from_bytes(bytes: &[u8; HINT]) -> Option<Self> {
         let mut id = [0; 16];
         id.copy_from_slice(&bytes[1..]);
@@ -54,29 +54,31 @@ impl Hint {
     }
 }
 
-/// The sign of life of this process in one store. It lasts until the last copy of its file
-/// descriptor is closed: made before a fork, until both processes are gone.
+/// The FIFO of this process in one store, which proves that it is alive. It lasts until the last
+/// copy of its file descriptor is closed: if it was created before a fork, until both processes are
+/// gone.
 #[derive(Debug)]
 pub struct Liveness {
-    /// What tickets of this process carry.
+    /// The id of this process in its seats.
     pub(super) process: u64,
-    /// Where hints arrive.
+    /// The FIFO where hints arrive.
     pub(super) fifo: OwnedFd,
-    /// The leases that this process has renewed.
+    /// The file of leases that this process has renewed.
     pub(super) leases: OwnedFd,
     pub(super) home: Home,
-    /// Whether nobody else was in the store when it was joined.
+    /// Whether no other process was in the store when this one joined.
     pub(super) alone: bool,
     maker: rustix::process::Pid,
-    /// Whether claims may be left behind: then it must be seen that their process is gone.
+    /// Whether claims may be left behind: then others must be able to see that their process is
+    /// gone.
     stays: AtomicBool,
 }
 
 impl Liveness {
-    /// Makes a FIFO and a file of leases. The caller holds the lock of the directory, since others
-    /// sweep what is not flocked yet.
+    /// Creates a FIFO and a file of leases. The caller holds the directory's lock, because others
+    /// sweep FIFOs that are not locked yet.
     pub(super) fn create(home: Home, alone: bool) -> Result<Self> {
-        // 0 and the greatest are the watcher's own keys.
+        // 0 and the two greatest values are the watcher's own epoll keys.
         let process = rand::random_range(1..u64::MAX - 1);
         let name = file_name(process);
         let make = || {
@@ -84,7 +86,7 @@ impl Liveness {
             rustix::fs::mknodat(&home.procs, &name, FileType::Fifo, mode, 0)?;
             let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             let fifo = rustix::fs::openat(&home.procs, &name, flags, Mode::empty())?;
-            // The umask may have taken what the group needs.
+            // The umask may have removed permissions that the group needs.
             rustix::fs::fchmod(&fifo, mode)?;
             rustix::fs::flock(&fifo, FlockOperation::NonBlockingLockExclusive)?;
             let (procs, leases) = (&home.procs, &home.leases);
@@ -106,15 +108,17 @@ impl Liveness {
         })
     }
 
-    /// Opens the FIFO anew, to hear hints with: no sign of life.
+    /// Opens the FIFO again, only to receive hints: this descriptor does not prove that the process
+    /// is alive.
     pub(super) fn open_to_hear(&self) -> std::result::Result<OwnedFd, Errno> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let name = file_name(self.process);
         rustix::fs::openat(&self.home.procs, name, flags, Mode::empty())
     }
 
-    /// Puts the FIFO back if it was deleted, by a cleaner of old files, say. Without it nobody can
-    /// see that this process lives or dies, or wake it, and all goes by the ttl.
+    /// Restores the FIFO if it was deleted, for example by a cleaner of old files. Without it
+    /// nobody could see whether this process is alive, or wake it, and everything would depend on
+    /// the ttl.
     pub(super) fn restore(&self) {
         let (procs, leases) = (&self.home.procs, &self.home.leases);
         let name = file_name(self.process);
@@ -125,8 +129,8 @@ impl Liveness {
         }
     }
 
-    /// Leaves the sign, which is that of a dead process then, when this is dropped: whoever waits
-    /// behind claims that were left behind is served at once.
+    /// Keeps the FIFO when this is dropped. Others then see a dead process, and waiters behind its
+    /// remaining claims are served at once.
     pub(super) fn stay(&self) {
         self.stays.store(true, Ordering::Release);
     }
@@ -134,7 +138,7 @@ impl Liveness {
 
 impl Drop for Liveness {
     fn drop(&mut self) {
-        // A forked child closes its copy, which ends nothing.
+        // A forked child closes only its own copy.
         if rustix::process::getpid() == self.maker && !self.stays.load(Ordering::Acquire) {
             remove(&self.home, self.process);
         }
@@ -145,7 +149,7 @@ pub(super) fn file_name(process: u64) -> String {
     format!("{process:016x}")
 }
 
-/// Another name of the FIFO, in the folder of leases, to put it back from.
+/// A second link to the FIFO, in the directory of leases, to restore it from.
 fn spare_name(process: u64) -> String {
     format!("{process:016x}.sign")
 }
@@ -153,25 +157,25 @@ fn spare_name(process: u64) -> String {
 /// Removes the files of a process that is gone.
 fn remove(home: &Home, process: u64) {
     let name = file_name(process);
-    // Left behind, they are swept by whoever joins the store next.
+    // If they remain, the next process that joins the store sweeps them.
     let _ = rustix::fs::unlinkat(&home.procs, &name, AtFlags::empty());
     let _ = rustix::fs::unlinkat(&home.leases, &name, AtFlags::empty());
     let _ = rustix::fs::unlinkat(&home.leases, spare_name(process), AtFlags::empty());
 }
 
-/// What became of opening a process's FIFO.
+/// The state of another process.
 #[derive(Debug)]
 pub(super) enum Peer {
     /// It is gone.
     Dead,
-    /// It lives; the write end reports an error when that ends.
+    /// It is alive; the write end reports an error when it dies.
     Alive(OwnedFd),
-    /// It can't be told: the FIFO was deleted, or there are no file descriptors left. It counts as
-    /// alive, and its leases end by their ttl.
+    /// Unknown: the FIFO was deleted, or no file descriptors are left. The process counts as alive,
+    /// and its leases end by their ttl.
     Unknown,
 }
 
-/// Opens a write end that nothing is ever written to.
+/// Opens a write end that is only watched, never written to.
 pub(super) fn open_to_watch(procs: impl AsFd, process: u64) -> Peer {
     open(procs, process, OFlags::WRONLY)
 }
@@ -181,7 +185,7 @@ fn open(procs: impl AsFd, process: u64, access: OFlags) -> Peer {
     match rustix::fs::openat(procs, file_name(process), flags, Mode::empty()) {
         Err(Errno::NXIO) => Peer::Dead,
         Err(_) => Peer::Unknown,
-        // A stray reader may keep the FIFO open; the flock decides.
+        // Another reader may keep the FIFO open; the flock decides.
         Ok(end) => match rustix::fs::flock(&end, FlockOperation::NonBlockingLockShared) {
             Ok(()) => Peer::Dead,
             Err(Errno::WOULDBLOCK) => Peer::Alive(end),
@@ -190,20 +194,21 @@ fn open(procs: impl AsFd, process: u64, access: OFlags) -> Peer {
     }
 }
 
-/// Opens an end to send hints to, for the moment.
+/// Opens an end to send hints to, for a short time.
 ///
-/// It is open for reading too: a write could otherwise raise SIGPIPE if the process died just
-/// now. Meanwhile write ends elsewhere report no error, which the flock makes up for.
+/// It is also open for reading: otherwise a write could raise SIGPIPE if the process died just now.
+/// Meanwhile write ends elsewhere report no error, but the flock still decides.
 pub(super) fn open_to_wake(procs: impl AsFd, process: u64) -> Peer {
     open(procs, process, OFlags::RDWR)
 }
 
-/// Sends a hint to another process. A full FIFO loses it; the sleeper's own look makes up for it.
+/// Sends a hint to another process. If the FIFO is full the hint is lost; the sleeper re-checks
+/// anyway.
 pub(super) fn send(end: &OwnedFd, hint: Hint) {
     let _ = rustix::io::write(end, &hint.to_bytes());
 }
 
-/// Reads what has arrived and hands each hint on.
+/// Reads what has arrived and passes each hint on.
 pub(super) fn receive(
     mut read: impl FnMut(&mut [u8]) -> std::io::Result<usize>,
     mut hand: impl FnMut(Hint),
@@ -222,20 +227,20 @@ pub(super) fn receive(
     }
 }
 
-/// The processes that have a sign of life in this folder, dead or alive.
+/// The processes that have a FIFO in this directory, dead or alive.
 fn processes(procs: impl AsFd) -> impl Iterator<Item = u64> {
     let names = dir::names(procs).unwrap_or_default().into_iter();
     let hex = names.filter(|name| name.len() == 16);
     hex.filter_map(|name| u64::from_str_radix(&name, 16).ok())
 }
 
-/// Whether any process that can be asked lives.
+/// Whether any process is known to be alive.
 pub(super) fn any_alive(procs: impl AsFd + Copy) -> bool {
     processes(procs).any(|process| matches!(open_to_watch(procs, process), Peer::Alive(_)))
 }
 
-/// Removes the files of processes that are dead and whose claims have all ended; says whether all
-/// are dead. The caller holds the lock of the directory.
+/// Removes the files of dead processes whose claims have all ended; returns whether all processes
+/// are dead. The caller holds the directory's lock.
 pub(super) fn sweep(home: &Home) -> bool {
     let mut alone = true;
     for process in processes(&home.procs) {

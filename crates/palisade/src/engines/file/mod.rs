@@ -1,11 +1,11 @@
 //! `file:DIR`: the embedded engine, for the processes of one machine.
 //!
-//! Each line is a small file of its own (`line_file`), changed under its own `flock` (`tx`) and
-//! never synced: after a reboot lines start empty, while tokens go on above a synced
-//! ceiling (`tokens`). The death of a holder is noticed by the kernel (`liveness`), not by its
-//! ttl; a holder that lives but does not renew (`leases`) ends by its ttl. `boot` makes and joins
-//! a store, `dir` says who may, `notify` wakes the sleepers. Work queues (`queue`) are databases of
-//! their own, synced and kept across boots.
+//! Each line is a small file (`line_file`), changed under its own `flock` (`tx`) and never synced:
+//! after a reboot lines start empty, while tokens continue above a synced ceiling (`tokens`). The
+//! kernel notices the death of a holder (`liveness`), before its ttl ends. A holder that is alive
+//! but does not renew (`leases`) ends by its ttl. `boot` creates and joins a store, `dir` checks
+//! who may use it, `notify` wakes sleepers. Work queues (`queue`) are separate databases, synced
+//! and kept across boots.
 
 mod acquire;
 #[cfg(feature = "baseline")]
@@ -56,13 +56,13 @@ use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::core::url::{Settings, Url};
 use crate::engines::kit::alarms::alarms;
 
-/// Where fences are kept: not among the lines, which end with a boot.
+/// The directory of fences, apart from the lines, which end with a boot.
 const FENCES: &str = "fences";
 
-/// Whether there is a store where `url` says. Makes nothing.
+/// Whether there is a store at `url`. Creates nothing.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for a URL or a directory that can't be used.
+/// [`ErrorKind::Config`] for an invalid URL or directory.
 pub fn exists(url: Url) -> Result<bool> {
     let path = Config::from_url(url)?.path;
     match path.join(boot::BOOT).symlink_metadata() {
@@ -72,16 +72,16 @@ pub fn exists(url: Url) -> Result<bool> {
     }
 }
 
-/// Opens, and creates where it is missing, the store that `url` names.
+/// Opens the store at `url`, and creates it if it does not exist.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for a directory that can't be used, [`ErrorKind::Unusable`] for a damaged store or
-/// a full disk, [`ErrorKind::Unreachable`] when a process that is stopped in the store keeps it.
+/// [`ErrorKind::Config`] for an unusable directory, [`ErrorKind::Unusable`] for a damaged store or
+/// a full disk, [`ErrorKind::Unreachable`] when a stopped process holds the store's lock.
 pub async fn open(url: Url, settings: &Settings) -> Result<SharedEngine> {
     open_with(url, settings, None).await
 }
 
-/// As [`open`], with a sign of life that was made before, by [`sign_of_life`].
+/// As [`open`], with the result of an earlier [`sign_of_life`].
 ///
 /// # Errors
 /// As [`open`].
@@ -93,7 +93,7 @@ pub async fn open_with(
     let config = Config::from_url(url)?;
     let (timeout, by_lease) = (settings.connect_timeout, config.by_lease);
     let (done, opened) = tokio::sync::oneshot::channel();
-    // Opening reads, syncs and may wait for the lock: not on the caller's thread.
+    // Opening reads, syncs and may wait for the lock, so it does not run on the caller's thread.
     std::thread::Builder::new()
         .name("palisade-open".into())
         .spawn(move || {
@@ -101,7 +101,7 @@ pub async fn open_with(
                 Some(liveness) => Store::open_joined(liveness),
                 None => Dir::open(&config).and_then(|dir| Store::open(dir, timeout)),
             };
-            // Nobody waits any more: the store closes again.
+            // If nobody waits any more, the store is closed again.
             let _ = done.send(store);
         })
         .map_err(|error| {
@@ -124,9 +124,9 @@ pub async fn open_with(
     }))
 }
 
-/// Joins the store that `url` names, before it is opened and before any thread exists: a child
-/// that is forked afterwards keeps the holds of this process alive until both are gone. Blocks
-/// for `settings.connect_timeout` at the longest.
+/// Joins the store at `url` before it is opened and before any thread exists. A child that is
+/// forked afterwards keeps the holds of this process alive until both are gone. Blocks for at most
+/// `settings.connect_timeout`.
 ///
 /// # Errors
 /// As [`open`].
@@ -135,11 +135,10 @@ pub fn sign_of_life(url: Url, settings: &Settings) -> Result<Liveness> {
     boot::join(dir, settings.connect_timeout)
 }
 
-/// The folder of fences in the directory of the store that `url` names, which is created if it is
-/// missing.
+/// The directory of fences in the store at `url`, which is created if it does not exist.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for a directory that can't be used.
+/// [`ErrorKind::Config`] for an unusable directory.
 pub fn fences(url: Url) -> Result<PathBuf> {
     let dir = Dir::open(&Config::from_url(url)?)?;
     Ok(dir.path.join(FENCES))
@@ -149,9 +148,9 @@ struct FileEngine {
     store: Arc<Store>,
     namespace: Arc<str>,
     timeout: Duration,
-    /// Whether what it holds outlives the process.
+    /// Whether its holds outlive the process.
     by_lease: bool,
-    /// How long a claim that was left before it came is remembered.
+    /// How long a claim that was left before it arrived is remembered.
     remembered: Duration,
 }
 
@@ -235,7 +234,7 @@ impl Engine for FileEngine {
 
     #[cfg(feature = "file-queue")]
     fn queues(&self) -> Option<SharedQueueStore> {
-        // A message is ready when its consumer's process is dead, and nobody is promised more.
+        // A message is ready again when its consumer's process dies, which contradicts `by_lease`.
         (!self.by_lease).then(|| Arc::new(queue::FileQueues::new(self)) as _)
     }
 
@@ -257,6 +256,6 @@ impl Engine for FileEngine {
         Some(path.display().to_string())
     }
 
-    /// What is shared is given back when the last engine of the directory is dropped.
+    /// Shared state is released when the last engine of the directory is dropped.
     async fn close(&self) {}
 }

@@ -1,9 +1,9 @@
-//! `Watcher`: who sleeps in this process, and the thread that wakes them.
+//! `Watcher`: the sleepers of this process, and the thread that wakes them.
 //!
-//! The thread sits in epoll on this process's FIFO, where hints of others arrive, and on write
-//! ends of the FIFOs of processes that someone sleeps on, which report an error when those die.
-//! It is deaf to hints while somebody sleeps in a runtime that hears them itself (see [`Ears`]).
-//! It starts with the first sleeper. It decides nothing: whoever is woken looks for itself.
+//! The thread waits in epoll for hints on this process's FIFO, and for errors on write ends of
+//! other processes' FIFOs, which report their death to those who sleep on them. It ignores hints
+//! while someone sleeps in a runtime that receives them itself (see [`Ears`]). It starts with the
+//! first sleeper. It decides nothing: whoever is woken checks for itself.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,14 +25,14 @@ use super::liveness::{self, Hint, Liveness, Peer};
 use crate::core::engine::Alarm;
 use crate::core::report::Scope;
 
-/// The epoll key of this process's own FIFO; no process has it as its id.
+/// The epoll key of this process's own FIFO; no process has this id.
 const OWN: u64 = 0;
-/// The epoll key of the bell; no process has it as its id.
+/// The epoll key of the eventfd that stops the thread; no process has this id.
 const BELL: u64 = u64::MAX;
-/// The epoll key of what tells of changed lines; no process has it as its id.
+/// The epoll key of the inotify watch on the lines; no process has this id.
 const LINES_CHANGED: u64 = u64::MAX - 1;
 
-/// See the module's text.
+/// See the module documentation.
 pub(super) struct Watcher {
     inner: Arc<Inner>,
     ears: Ears,
@@ -43,24 +43,24 @@ struct Inner {
     liveness: Arc<Liveness>,
     sleepers: Mutex<HashMap<u128, Vec<Arc<Notify>>>>,
     alarms: broadcast::Sender<Alarm>,
-    /// Who wants to hear of changes of which lines.
+    /// The scopes that watches subscribed to.
     scopes: Mutex<HashMap<u128, (Arc<str>, Scope)>>,
     poll: Mutex<Option<Poll>>,
     stopping: AtomicBool,
 }
 
-/// What the thread looks at.
+/// What the thread waits for.
 struct Poll {
     epoll: Arc<OwnedFd>,
     bell: Arc<OwnedFd>,
-    /// How many sleep where hints are heard without the thread.
+    /// How many sleepers receive hints without the thread.
     hearing: usize,
     peers: HashMap<u64, PeerEnd>,
-    /// Tells of changes in the folder of lines, once somebody wants to hear of them.
+    /// The inotify watch on the directory of lines, once a watch needs it.
     lines: Option<Arc<OwnedFd>>,
 }
 
-/// A write end of another process's FIFO and who sleeps on it.
+/// A write end of another process's FIFO, and those who sleep on it.
 struct PeerEnd {
     end: OwnedFd,
     sleepers: Vec<Arc<Notify>>,
@@ -82,8 +82,8 @@ impl Watcher {
         }
     }
 
-    /// Somebody who sleeps under `id`, a claim or a watch, in the runtime of this call. Hints from
-    /// now on wake it, also those that come before it sleeps.
+    /// Registers a sleeper under `id`, a claim or a watch, in the current runtime. Hints wake it
+    /// from now on, including those that arrive before it sleeps.
     pub(super) fn sleeper(&self, id: u128) -> Sleeper {
         self.start();
         let hears = self.ears.listen_here(&self.inner);
@@ -101,7 +101,8 @@ impl Watcher {
         }
     }
 
-    /// Rings whoever sleeps under `id` when a line in the scope changes. Says whether it can.
+    /// Wakes the sleeper under `id` when a line in the scope changes. Returns whether that is
+    /// possible.
     pub(super) fn watch_lines(&self, id: u128, namespace: &Arc<str>, scope: &Scope) -> bool {
         let watched = (Arc::clone(namespace), scope.clone());
         self.inner.scopes.lock().insert(id, watched);
@@ -126,18 +127,18 @@ impl Watcher {
         }
     }
 
-    /// Hands a hint to whom it concerns in this process.
+    /// Passes a hint to its receiver in this process.
     pub(super) fn hand(&self, hint: Hint) {
         self.inner.hand(hint);
     }
 
-    /// Where alarms go from now on.
+    /// Subscribes to alarms.
     pub(super) fn alarms(&self) -> broadcast::Receiver<Alarm> {
         self.inner.alarms.subscribe()
     }
 
-    /// Starts the thread unless it runs. Without it everything works by looking again now and
-    /// then, so that a failure is not an error.
+    /// Starts the thread unless it is running. Without it everything still works by periodic
+    /// re-checks, so a failure is no error.
     pub(super) fn start(&self) {
         let mut thread = self.thread.lock();
         if thread.is_some() || self.inner.stopping.load(Ordering::Acquire) {
@@ -155,17 +156,17 @@ impl Watcher {
             .ok();
     }
 
-    /// Ends the thread and waits for that.
+    /// Stops the thread and waits for its end.
     pub(super) fn stop(&self) {
         self.inner.stopping.store(true, Ordering::Release);
         self.ears.stop();
         let bell = self.inner.poll.lock().as_ref().map(|p| Arc::clone(&p.bell));
         if let Some(bell) = bell {
-            // An eventfd that was rung already rings.
+            // If the eventfd is already set, the thread wakes anyway.
             let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
         }
         if let Some(thread) = self.thread.lock().take() {
-            // It does not panic; and there is nothing to be done about it here.
+            // It does not panic, and nothing could be done about it here.
             let _ = thread.join();
         }
     }
@@ -196,14 +197,14 @@ impl Poll {
         let Some(peer) = self.peers.remove(&process) else {
             return Vec::new();
         };
-        // Closing it would do, were it not for a copy in a child that is being forked.
+        // Closing it is not enough while a child that is being forked has a copy.
         let _ = epoll::delete(&self.epoll, &peer.end);
         peer.sleepers
     }
 }
 
 impl Inner {
-    /// Lets the thread hear of every change in the folder of lines.
+    /// Subscribes the thread to every change in the directory of lines.
     fn watch_folder(&self, epoll: &OwnedFd) -> rustix::io::Result<OwnedFd> {
         let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
         let lines = inotify::init(flags)?;
@@ -232,7 +233,7 @@ impl Inner {
         }
     }
 
-    /// Rings whoever wants to hear of the lines that have changed.
+    /// Wakes the watches of lines that have changed.
     fn lines_changed(&self) {
         let lines = self
             .poll
@@ -246,15 +247,16 @@ impl Inner {
             let name = event.file_name().and_then(|name| name.to_str().ok());
             let scopes = self.scopes.lock();
             let concerned = scopes.iter().filter(|(_, (namespace, scope))| {
-                // Without a name, some were missed.
+                // An event without a name means that some were missed.
                 name.is_none_or(|name| keys::may_include(namespace, scope, name))
             });
             concerned.for_each(|(id, _)| self.ring(*id));
         }
     }
 
-    /// Counts who hears without the thread, which is deaf meanwhile: a hint would wake both, on
-    /// two cores. What nobody has read when the last one is gone, the thread hears at once.
+    /// Counts the sleepers that receive hints without the thread. Meanwhile the thread ignores
+    /// them, because a hint would wake both, on two cores. When the last such sleeper is gone, the
+    /// thread receives what is still unread.
     fn hearing(&self, step: isize) {
         let mut poll = self.poll.lock();
         let Some(poll) = poll.as_mut() else { return };
@@ -265,7 +267,7 @@ impl Inner {
             _ => return,
         };
         let own = epoll::EventData::new_u64(OWN);
-        // What is not heard is found by looking again now and then.
+        // A hint that nobody receives is made up for by a re-check.
         let _ = epoll::modify(&poll.epoll, &self.liveness.fifo, own, flags);
     }
 
@@ -273,7 +275,7 @@ impl Inner {
         let mut events = Vec::with_capacity(64);
         while !self.stopping.load(Ordering::Acquire) {
             events.clear();
-            // EINTR is the only error that can come here, and means to look again.
+            // EINTR is the only possible error, and means to try again.
             let _ = epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), None);
             for event in &events {
                 match event.data.u64() {
@@ -299,22 +301,22 @@ impl Inner {
     }
 }
 
-/// Somebody who sleeps; dropped, it is forgotten.
+/// A registered sleeper; dropping it removes it.
 pub(super) struct Sleeper {
     id: u128,
     bell: Arc<Notify>,
-    /// Whether its runtime hears hints.
+    /// Whether its runtime receives hints.
     hears: bool,
     inner: Arc<Inner>,
 }
 
 impl Sleeper {
-    /// Sleeps until a hint comes, or one has come since the last time.
+    /// Sleeps until a hint arrives, or returns at once if one arrived since the last call.
     pub(super) async fn rung(&self) {
         self.bell.notified().await;
     }
 
-    /// Also wakes it when one of these processes dies. One that is dead already wakes it now.
+    /// Also wakes it when one of these processes dies, or now if one is already dead.
     pub(super) fn mind(&self, processes: &[u64]) {
         let mut poll = self.inner.poll.lock();
         let Some(poll) = poll.as_mut() else { return };
@@ -350,7 +352,7 @@ impl Sleeper {
         }
     }
 
-    /// Stops minding all processes but these.
+    /// Stops watching all processes except these.
     fn unmind(&self, poll: &mut Poll, but: &[u64]) {
         let mut lonely = Vec::new();
         for (process, peer) in &mut poll.peers {
@@ -385,19 +387,19 @@ impl Drop for Sleeper {
     }
 }
 
-/// Hears hints in the runtimes where somebody sleeps.
+/// Receives hints in the runtimes where someone sleeps.
 ///
-/// The watcher's thread could hear them, but to wake a runtime from another thread is to wake a
-/// second core, which takes as long as the rest of a hand-over. So each runtime that sleeps
-/// listens to the FIFO itself, by a task of its own. Whoever reads a hint first hands it on.
+/// The watcher's thread could receive them, but waking a runtime from another thread wakes a second
+/// core, which takes as long as the rest of a hand-over. So each such runtime listens to the FIFO
+/// itself, with a task of its own. Whichever reads a hint first passes it on.
 ///
-/// A runtime opens the FIFO anew and does not copy the descriptor, which is the sign of life: a
-/// task that has not ended yet when the store is closed must not keep that.
+/// A runtime opens the FIFO again instead of copying the descriptor, because that descriptor proves
+/// that the process is alive: a task that outlives the store must not keep it.
 #[derive(Default)]
 struct Ears(Mutex<HashMap<Id, Option<JoinHandle<()>>>>);
 
 impl Ears {
-    /// Lets the runtime of this call listen. Says whether it does.
+    /// Makes the current runtime listen. Returns whether it does.
     fn listen_here(&self, inner: &Arc<Inner>) -> bool {
         let runtime = Handle::current();
         let mut ears = self.0.lock();
@@ -406,7 +408,7 @@ impl Ears {
             Some(Some(task)) if task.is_finished() => {}
             Some(task) => return task.is_some(),
         }
-        // Forgets runtimes that have ended.
+        // Forget runtimes that have ended.
         ears.retain(|_, task| !task.as_ref().is_some_and(JoinHandle::is_finished));
         let task = open_ear(inner).map(|ear| runtime.spawn(listen(ear, Arc::downgrade(inner))));
         let listens = task.is_some();
@@ -414,7 +416,7 @@ impl Ears {
         listens
     }
 
-    /// Ends all tasks, when their runtimes get to it.
+    /// Ends all tasks, as soon as their runtimes run them.
     fn stop(&self) {
         for task in self.0.lock().drain().filter_map(|(_, task)| task) {
             task.abort();
@@ -423,7 +425,7 @@ impl Ears {
 }
 
 fn open_ear(inner: &Inner) -> Option<Receiver> {
-    // That a runtime has no I/O can only be told by the panic that it answers with.
+    // A runtime without I/O can only be detected by the panic that it raises.
     if cfg!(panic = "abort") {
         return None;
     }

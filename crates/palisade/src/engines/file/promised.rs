@@ -1,8 +1,8 @@
-//! `Promised`: how long claims may be believed in that are kept by their lease alone.
+//! `Promised`: how long holders may rely on claims that end only with their lease.
 //!
-//! A gateway passes its holds on to clients elsewhere, which a reboot of this machine does not
-//! stop from believing in them, while the lines are thrown away. So the longest ttl of such a
-//! claim is synced before the claim enters, and in a new boot nothing is granted for that long.
+//! A gateway passes its holds on to clients elsewhere. A reboot of this machine discards the lines,
+//! but these clients still rely on their holds. So the longest ttl of such a claim is synced before
+//! the claim enters, and after a boot nothing is granted for that long.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -19,10 +19,10 @@ use crate::core::error::{Error, ErrorKind, Result};
 
 pub(super) const PROMISED: &str = "promised";
 const NEW: &str = "boot.new";
-/// How long to wait for others that open the store.
+/// How long to wait for processes that are opening the store.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// See the module's text.
+/// See the module documentation.
 #[derive(Debug)]
 pub(super) struct Promised {
     /// The longest ttl that is synced, in nanoseconds.
@@ -30,7 +30,7 @@ pub(super) struct Promised {
     grants_from: BootTime,
 }
 
-/// When everything that was promised before this boot is over, in nanoseconds of this boot.
+/// When all promises of earlier boots are over, in nanoseconds of this boot.
 pub(super) fn over_at(dir: &Dir) -> Result<u64> {
     match read(dir)? {
         0 => Ok(0),
@@ -46,7 +46,7 @@ impl Promised {
         })
     }
 
-    /// Refuses to grant while a promise of an earlier boot may be believed in.
+    /// Refuses to grant while a client may still rely on a promise of an earlier boot.
     pub(super) fn all_over(&self, operation: &'static str) -> Result<()> {
         let left = self.grants_from.remaining();
         if left.is_zero() {
@@ -60,7 +60,7 @@ impl Promised {
         Err(Error::new(ErrorKind::Unreachable, operation, message))
     }
 
-    /// Syncs that a claim of this ttl may be promised, unless one as long was before.
+    /// Syncs this ttl as promised, unless one at least as long already is.
     pub(super) fn raise(&self, dir: &Dir, ttl: Duration) -> Result<()> {
         let asked = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
         if self.longest.load(Ordering::Acquire) >= asked {
@@ -84,7 +84,7 @@ impl Promised {
     }
 }
 
-/// The longest ttl that was promised, in nanoseconds; 0 when none was.
+/// The longest promised ttl in nanoseconds; 0 if there is none.
 fn read(dir: &Dir) -> Result<u64> {
     let mut text = String::new();
     match dir.open_file(&dir.fd, PROMISED, OFlags::RDONLY) {

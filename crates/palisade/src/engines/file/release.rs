@@ -20,7 +20,7 @@ pub(super) async fn leave(engine: &FileEngine, ticket: Ticket) -> Result<Left> {
     let now = tx.now;
     let known = tx.state.line.seat(claim).is_some();
     let left = tx.state.line.remove(claim, ticket.sequence);
-    // Whether the next in line can be granted is the next one's business.
+    // If the next in line can't be granted now, it will find out itself.
     let _ = tx.settle(Suspects::Nobody);
     tx.commit(Some(claim))?;
     if !known || ticket.in_doubt {
@@ -56,7 +56,7 @@ pub(super) async fn amend(
             };
             let mut amended = tx.state.line.reweigh(claim, sequence, ask);
             if amended == Amended::Busy {
-                // Perhaps only the dead hold beside it.
+                // Perhaps only claims of dead processes hold beside it.
                 tx.settle(Suspects::Everyone)?;
                 amended = tx.state.line.reweigh(claim, sequence, ask);
             }
@@ -93,7 +93,7 @@ pub(super) async fn evict(
         Eviction::Remove => BootTime::PAST,
     };
     let home = engine.store.home();
-    // Before the line says so: whoever finds one without the other ends it all the same.
+    // Mark the lease before the line: if only one of the two is written, the claim still ends.
     if !leases::mark(home, process, slot, id, until) {
         let file = home.dir.path.join(LEASES).join(file_name(process));
         return Err(busy("evict", engine.timeout, &file));

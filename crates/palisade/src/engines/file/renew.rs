@@ -1,8 +1,8 @@
-//! `renew`: many leases with one write to the file of this process, which no line is locked for.
+//! `renew`: renews many leases with one write to the file of this process, without locking any
+//! line.
 //!
-//! What a lease rests on is looked at each time: that the store is still in its directory, and
-//! the line in its file. Both are compared by inode, so that one that was put in its place is
-//! noticed.
+//! Each renewal checks that the store is still in its directory, and the line in its file. Both are
+//! compared by inode, so that a replacement is noticed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::core::clock::BootTime;
 use crate::core::engine::Renewal;
 use crate::core::ticket::{Lease, LeaseStart, Ticket};
 
-/// Slots so near to each other are written together with what lies between.
+/// Slots at most this far apart are written together with those between them.
 const GAP: u32 = 64;
 
 pub(super) async fn renew(
@@ -44,7 +44,7 @@ pub(super) async fn renew(
             learn_count(engine, ticket, within).await;
         }
     }
-    // Outside of the lock: this takes longest.
+    // Before the lock is taken, because this takes longest.
     let mut renewals: Vec<Option<Renewal>> =
         leases.iter().map(|lease| refuse(store, lease)).collect();
     let deadline = BootTime::now() + within;
@@ -71,11 +71,11 @@ pub(super) async fn renew(
         .collect()
 }
 
-/// Reads from the line what a claim was counted as that was granted while nobody here looked, so
-/// that another incarnation is not taken for it.
+/// Reads the sequence of a claim from its line, if it was granted while this process did not look.
+/// So another incarnation is not mistaken for it.
 async fn learn_count(engine: &FileEngine, ticket: &Ticket, within: Duration) {
     let begun = tx::begin(engine, "renew", &ticket.name, Missing::IsEmpty, within).await;
-    // Where the line can't be read, the lease is all there is to go by.
+    // If the line can't be read, only the lease can be checked.
     if let Ok(tx) = begun {
         let seat = tx.state.line.seat(ticket.claim);
         let sequence = seat.map_or(0, |seat| seat.sequence);
@@ -84,10 +84,10 @@ async fn learn_count(engine: &FileEngine, ticket: &Ticket, within: Duration) {
     }
 }
 
-/// Why a lease can't be renewed, as far as that can be told without the lock.
+/// Why a lease can't be renewed, as far as that is known without the lock.
 fn refuse(store: &Store, lease: &Lease) -> Option<Renewal> {
     let Some(ticket) = &lease.ticket else {
-        // Tickets of this engine have their own leases: there is no such lease.
+        // Every ticket of this engine has its own lease, so there is no such lease.
         return Some(Renewal::Lost);
     };
     let (file, inode) = {
@@ -110,24 +110,24 @@ fn refuse(store: &Store, lease: &Lease) -> Option<Renewal> {
             let path = home.dir.path.join(LINES).join(&*file);
             Some(Renewal::Revoked(file_gone("renew", &path)))
         }
-        // It can't be told, which is no reason to give up what lasts.
+        // Unknown, which is no reason to give up a valid lease.
         Err(_) => None,
     }
 }
 
-/// Renews what is not refused; `None` when the lock of the file can't be had.
+/// Renews the leases that are not refused; `None` if the file's lock is not available.
 fn try_renew(
     store: &Store,
     leases: &[Lease],
     renewals: &mut [Option<Renewal>],
 ) -> Option<Result<(), Errno>> {
-    // Before the lock of the file, which all threads of this process share.
+    // Taken before the file's lock, which all threads of this process share.
     let mut table = store.leases.table.lock();
     if !lock_soon(store.leases.file(), true) {
         return None;
     }
     let done = renew_locked(store, leases, &mut table, renewals);
-    // Unlocking an open file of ours can't fail.
+    // Unlocking our own open file can't fail.
     let _ = rustix::fs::flock(store.leases.file(), FlockOperation::Unlock);
     Some(done)
 }
@@ -154,7 +154,7 @@ fn renew_locked(
     Ok(())
 }
 
-/// Renews the leases of slots that are near to each other: one read, one write.
+/// Renews the leases of adjacent slots with one read and one write.
 fn renew_run(
     store: &Store,
     leases: &[Lease],
@@ -168,7 +168,7 @@ fn renew_run(
     };
     let mut bytes = vec![[0; SLOT]; (last.0 - first.0 + 1) as usize];
     let file = store.leases.file();
-    // Beyond the end of the file nothing was written yet: zeros.
+    // Beyond the end of the file nothing was written yet, so these bytes stay zero.
     rustix::io::pread(file, bytes.as_flattened_mut(), offset(first.0))?;
     for (slot, at) in run {
         let Some(ticket) = &leases[*at].ticket else {
@@ -198,7 +198,7 @@ fn renew_run(
     if rustix::io::pwrite(file, bytes, offset(first.0))? != bytes.len() {
         return Err(Errno::NOSPC);
     }
-    // Only what others can read counts.
+    // Only a renewal that others can read counts.
     for (_, at) in run {
         if let (Some(Renewal::Held(armed)), Some(ticket)) = (&renewals[*at], &leases[*at].ticket)
             && let Some(mine) = table.claims.get_mut(&ticket.claim)

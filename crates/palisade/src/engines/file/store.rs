@@ -1,4 +1,4 @@
-//! `Store`: one directory, opened once per process and shared by all engines of it.
+//! `Store`: one directory, opened once per process and shared by all its engines.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -20,38 +20,38 @@ use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::error::Result;
 
-/// How many lines are looked at when a store is opened, at the most: some milliseconds.
+/// The maximum number of lines to check when a store is opened, which takes some milliseconds.
 const SWEPT: usize = 200;
 
-/// See the module's text.
+/// See the module documentation.
 pub(super) struct Store {
     pub(super) liveness: Arc<Liveness>,
     pub(super) leases: Leases,
     pub(super) watcher: Watcher,
-    /// Claims that were left before they came, and until when that is remembered. Only this
-    /// process can still have an enter of them under way.
+    /// Claims that were left before they arrived, and until when each is remembered. Only this
+    /// process can still have their enter in flight.
     pub(super) left: Mutex<HashMap<ClaimId, BootTime>>,
     pub(super) files: OpenFiles,
-    /// How many messages of queues this process has claimed.
+    /// The number of messages that this process has claimed.
     pub(super) messages: AtomicI64,
-    /// Who opened it: a forked child would share locks with its parent.
+    /// The process that opened it: a forked child would share locks with its parent.
     pub(super) pid: Pid,
 }
 
-/// The stores of this process by the identity of their directory.
+/// The open stores of this process, by the identity of their directory.
 static STORES: LazyLock<Mutex<HashMap<Identity, Slot>>> = LazyLock::new(Mutex::default);
 
 /// Locked while its directory is being opened.
 type Slot = Arc<Mutex<Weak<Store>>>;
 
 impl Store {
-    /// The store in `dir`: the one that this process has open, or a newly opened one. Blocks for
-    /// about `timeout` at the longest.
+    /// The store in `dir`: the one that this process has open, or a newly opened one. Blocks for at
+    /// most about `timeout`.
     pub(super) fn open(dir: Dir, timeout: Duration) -> Result<Arc<Self>> {
         Self::in_slot(dir.identity, || boot::join(dir, timeout).map(Arc::new))
     }
 
-    /// The store that `liveness` was made in.
+    /// The store that `liveness` belongs to.
     pub(super) fn open_joined(liveness: Arc<Liveness>) -> Result<Arc<Self>> {
         let dir = &liveness.home.dir;
         if !dir.is_in_place() {
@@ -66,7 +66,7 @@ impl Store {
     ) -> Result<Arc<Self>> {
         let slot = {
             let mut stores = STORES.lock();
-            // Forgets stores that are closed and that nobody is opening.
+            // Forget stores that are closed and that nobody is opening.
             stores.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.lock().strong_count() > 0);
             Arc::clone(stores.entry(identity).or_default())
         };
@@ -93,18 +93,18 @@ impl Store {
         Ok(store)
     }
 
-    /// Removes what processes that were killed have left in lines that nobody has asked for since.
+    /// Removes claims of killed processes from lines that nobody has used since.
     fn sweep(&self) {
         let home = self.home();
         let names = names(&home.lines).unwrap_or_default().into_iter();
-        // Somebody who has come meanwhile may be about to finish one.
+        // A process that has joined meanwhile may be about to complete one.
         let whole = names.filter(|name| !name.starts_with(UNFINISHED));
         for name in whole.take(SWEPT) {
             let Ok(Some(file)) = LineFile::open(home, &name) else {
                 continue;
             };
             let file = Arc::new(file);
-            // One that can't be read is left to whoever asks for it.
+            // An unreadable line is left to whoever uses it next.
             if let Ok(Lock::Had(state)) = file.lock("connect") {
                 let mut tx = Tx::new(self, "connect", Some(Arc::clone(&file)), state);
                 let settled = tx.settle(Suspects::Everyone);
@@ -118,7 +118,7 @@ impl Store {
         &self.liveness.home
     }
 
-    /// What tickets of this process carry.
+    /// The id of this process in its seats.
     pub(super) fn process(&self) -> u64 {
         self.liveness.process
     }

@@ -1,10 +1,11 @@
-//! `Tokens`: the clock that tokens are taken from, and the synced bound that they stay below.
+//! `Tokens`: the clock that tokens are taken from, and the synced ceiling that they stay below.
 //!
-//! A token is the greater of the line's last one plus 1 and the token clock: microseconds since
-//! the boot plus a base that is fixed once per boot, so that nobody can step it. The base puts the
-//! first token of a boot above the ceiling, and every token stays below it. The ceiling is
-//! overwritten in place, in two slots by turns, so that a full disk does not matter and a torn
-//! write leaves the other; a store without a readable one is not used.
+//! A token is the greater of the line's last one plus 1 and the token clock: microseconds since the
+//! boot plus a base that is fixed once per boot, so that nobody can step it. The base puts the
+//! first token of a boot above the ceiling, and every token of that boot stays below the raised
+//! ceiling. The ceiling is overwritten in place, alternating between two slots. So a full disk does
+//! not matter, and a torn write leaves the other slot intact. A store without a readable ceiling is
+//! not used.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,14 +22,14 @@ use crate::core::error::{Error, ErrorKind, Result};
 
 pub(super) const CEILING: &str = "ceiling";
 
-/// How far the ceiling is raised above the clock: tokens start so far ahead after a boot.
+/// How far the ceiling is raised above the clock: after a boot tokens start this far ahead.
 const STEP: u64 = 10 * 60 * 1_000_000;
-/// How near to the ceiling it is raised.
+/// The ceiling is raised when the clock is this near to it.
 const NEAR: u64 = STEP / 10;
-/// Where the second slot is: in another sector.
+/// The offset of the second slot, in another sector.
 const SLOT: u64 = 512;
 
-/// See the module's text.
+/// See the module documentation.
 #[derive(Debug)]
 pub(super) struct Tokens {
     base: u64,
@@ -36,10 +37,10 @@ pub(super) struct Tokens {
     file: Mutex<OwnedFd>,
 }
 
-/// Makes the ceiling of a new store; returns the ceiling of one that was there.
+/// Creates the ceiling of a new store, or returns the ceiling of an existing one.
 ///
 /// # Errors
-/// [`ErrorKind::Unusable`] when a store that was there has none that can be read.
+/// [`ErrorKind::Unusable`] when an existing store has no readable ceiling.
 pub(super) fn prepare(dir: &Dir, existed: bool) -> Result<u64> {
     match dir.open_file(&dir.fd, CEILING, OFlags::RDWR) {
         Ok(file) => read(&file).ok_or_else(|| unreadable(dir)),
@@ -59,7 +60,7 @@ pub(super) fn prepare(dir: &Dir, existed: bool) -> Result<u64> {
     }
 }
 
-/// The base of a boot: the clock starts above the ceiling, and at the time of day.
+/// The base of a boot: the clock starts above the ceiling, and not before the time of day.
 pub(super) fn base(ceiling: u64) -> u64 {
     let today = SystemTime::now().duration_since(UNIX_EPOCH);
     let micros = today.map_or(0, |since| since.as_micros() as u64);
@@ -81,16 +82,16 @@ impl Tokens {
         })
     }
 
-    /// What the clock adds to the time since the boot: another one in each boot.
+    /// What the clock adds to the time since the boot: different in each boot.
     #[cfg(feature = "file-queue")]
     pub(super) fn base(&self) -> u64 {
         self.base
     }
 
-    /// The token clock, sure to stay below the ceiling for the next grants.
+    /// The token clock, after ensuring that the next grants stay below the ceiling.
     ///
     /// # Errors
-    /// [`ErrorKind::Unusable`] when the ceiling can't be raised: nobody can be granted then.
+    /// [`ErrorKind::Unusable`] when the ceiling can't be raised: then nobody can be granted.
     pub(super) fn clock(&self, operation: &'static str, dir: &Dir) -> Result<u64> {
         let now = self.base.saturating_add(BootTime::now().as_nanos() / 1000);
         if now + NEAR > self.ceiling.load(Ordering::Acquire) {
@@ -110,7 +111,7 @@ impl Tokens {
         })?;
         let raised = match read(&file) {
             None => Err(unreadable(dir)),
-            // Another process was quicker.
+            // Another process was faster.
             Some(found) if now + NEAR <= found => Ok(found),
             Some(found) => {
                 let at = if slot(&file, 0) == Some(found) {
@@ -122,13 +123,13 @@ impl Tokens {
                 written.map(|()| now + STEP)
             }
         };
-        // Unlocking an open file of ours can't fail.
+        // Unlocking our own open file can't fail.
         let _ = rustix::fs::flock(&*file, FlockOperation::Unlock);
         raised
     }
 }
 
-/// Raising takes a sync; one that takes longer hangs.
+/// Raising takes a sync; if it takes longer than this, it hangs.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 fn lock(file: &OwnedFd) -> std::result::Result<(), Errno> {
@@ -165,7 +166,7 @@ fn write(file: &OwnedFd, at: u64, ceiling: u64) -> std::result::Result<(), Errno
     rustix::fs::fsync(file)
 }
 
-/// FNV-1a: tells a torn or edited line from a whole one.
+/// FNV-1a: detects a torn or edited line.
 fn checksum(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,17 +1,16 @@
 //! `Tx`: one change of one line, under the line's lock.
 //!
-//! It takes microseconds, so that it runs on the spot, after a short spin. Where the lock stays
-//! taken, it is tried again until the timeout: a process that is stopped inside a change makes
-//! others fail on that one name, and never hang. No await lies between `begin` and `commit`.
+//! It takes microseconds, so it runs directly, after a short spin. If the lock stays taken, it is
+//! retried until the timeout: a process that is stopped inside a change makes others fail on that
+//! one name, but never hang. There is no await between `begin` and `commit`.
 //!
-//! Who only looks takes no lock (`peek`) as long as there is nothing to change: hundreds of
-//! processes that wait in one line look every second, and would keep whoever leaves it from its
-//! lock.
+//! A caller that only reads takes no lock (`peek`) as long as there is nothing to change. Hundreds
+//! of processes that wait in one line read it every second, and would delay the one that leaves it.
 //!
-//! It settles the line by `core::line`. Before it lets a claim of another process hold, it looks
-//! whether that process lives; the dead lose their seats. What the line says has ended is looked
-//! up among the renewals first. Hints are gathered and sent only after the write: a hint is never
-//! a grant.
+//! A transaction settles the line by `core::line`. Before it grants a claim of another process, it
+//! checks whether that process is alive; claims of dead processes are removed. If a lease has ended
+//! according to the line, its renewals are looked up first. Hints are collected and sent only after
+//! the write: a hint is never a grant.
 
 use std::iter::zip;
 use std::sync::Arc;
@@ -32,35 +31,35 @@ use crate::core::error::Result;
 use crate::core::line::Seat;
 use crate::core::name::Name;
 
-/// How long to sleep where spinning did not help, at first and at the longest: a crowd that tries
-/// every millisecond leaves the holder of the lock no time to run.
+/// How long to sleep when spinning did not help, at first and at most: if many processes tried
+/// every millisecond, the holder of the lock would get no time to run.
 const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(16);
-/// When to look again at a process that renews just now.
+/// When to check again a process that is renewing just now.
 const SOON: Duration = Duration::from_millis(10);
 
-/// See the module's text. Dropped without a commit, it has changed nothing.
+/// See the module documentation. Dropping it without a commit changes nothing.
 pub(super) struct Tx<'a> {
     store: &'a Store,
     operation: &'static str,
-    /// An empty line may have none.
+    /// `None` for an empty line without a file.
     pub(super) file: Option<Arc<LineFile>>,
     pub(super) state: State,
-    /// Read after the lock was had.
+    /// Read after the lock was acquired.
     pub(super) now: BootTime,
-    /// The last token and the seats as the file has them.
+    /// The last token and the seats as they are in the file.
     before: (u64, Vec<Told>),
-    /// Whether something changed that [`Told`] does not say.
+    /// Whether something changed that [`Told`] does not contain.
     pub(super) touched: bool,
-    /// Whether an end in memory is not the one to go by next time.
+    /// Whether an expiry in memory is provisional and must be read again next time.
     read_again: bool,
-    /// Whom to tell what after the write.
+    /// The hints to send after the write.
     hints: Vec<(u64, Hint)>,
-    /// The processes that were looked at.
+    /// The processes that were checked.
     peers: Vec<(u64, Peer)>,
 }
 
-/// What the file tells of a seat that may change.
+/// The fields of a seat in the file that may change.
 #[derive(Clone, Copy, PartialEq)]
 struct Told {
     id: ClaimId,
@@ -82,11 +81,11 @@ impl Told {
     }
 }
 
-/// Whose processes are looked at besides those of the newly granted: the dead lose their seats.
+/// The processes to check besides those of new holders; claims of dead ones are removed.
 #[derive(Clone, Copy)]
 pub(super) enum Suspects {
     Nobody,
-    /// Those whom this claim waits for.
+    /// Those that this claim waits for.
     Before(ClaimId),
     Everyone,
 }
@@ -102,7 +101,7 @@ pub(super) fn refuse_fork(store: &Store, operation: &'static str) -> Result<()> 
 /// Begins a change of a line.
 ///
 /// # Errors
-/// [`ErrorKind::Unreachable`](crate::ErrorKind::Unreachable) when the line's lock can't be had
+/// [`ErrorKind::Unreachable`](crate::ErrorKind::Unreachable) when the line's lock is not available
 /// within `timeout`.
 pub(super) async fn begin<'a>(
     engine: &'a FileEngine,
@@ -134,7 +133,7 @@ pub(super) async fn begin<'a>(
                 return Err(damaged(operation, &file.path));
             }
             Lock::Taken => {}
-            // It was removed because nobody was in the line, or the whole store is gone.
+            // It was removed because the line was empty, or the whole store is gone.
             Lock::Gone => {
                 store.files.forget(&file_name);
                 if !home.lines_are_in_place() {
@@ -150,7 +149,7 @@ pub(super) async fn begin<'a>(
     }
 }
 
-/// A settled line for whoever only looks: without the lock if nothing is to be changed.
+/// A settled line for a caller that only reads: without the lock if there is nothing to change.
 ///
 /// # Errors
 /// As [`begin`] and [`Tx::settle`].
@@ -176,8 +175,8 @@ pub(super) async fn look<'a>(
     Ok(tx)
 }
 
-/// A settled line that is to be looked at only, without its lock; `None` when something is to be
-/// changed, or it is being changed just now.
+/// A settled line, read without its lock; `None` if something must be changed, or a change is in
+/// progress.
 pub(super) fn peek<'a>(
     store: &'a Store,
     operation: &'static str,
@@ -190,7 +189,7 @@ pub(super) fn peek<'a>(
 }
 
 impl<'a> Tx<'a> {
-    /// The caller has the lock of the file.
+    /// The caller holds the file's lock.
     pub(super) fn new(
         store: &'a Store,
         operation: &'static str,
@@ -216,8 +215,8 @@ impl<'a> Tx<'a> {
         self.touched || self.before.0 != self.state.last || !after.eq(self.before.1.iter().copied())
     }
 
-    /// Writes what was changed, if anything was, and sends hints to whom it concerns. `me` is the
-    /// claim on whose behalf this happens: it needs none.
+    /// Writes what was changed, if anything, and sends hints. `me` is the claim that this change is
+    /// made for: it needs no hint.
     pub(super) fn commit(mut self, me: Option<ClaimId>) -> Result<()> {
         let Some(file) = &self.file else {
             return Ok(());
@@ -251,14 +250,14 @@ impl<'a> Tx<'a> {
         if let Some(file) = self.file.take() {
             file.unlock(std::mem::take(&mut self.state));
         }
-        // Not under the line's lock: whoever is woken wants it.
+        // Sent after the line's lock is released, because those who are woken need it.
         for (process, hint) in std::mem::take(&mut self.hints) {
             self.send(process, hint);
         }
         Ok(())
     }
 
-    /// Sends a hint after the write.
+    /// Queues a hint to send after the write.
     pub(super) fn hint(&mut self, process: u64, hint: Hint) {
         self.hints.push((process, hint));
     }
@@ -271,7 +270,7 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// Another process, as of this transaction.
+    /// The state of another process, read once per transaction.
     fn peer(&mut self, process: u64) -> &Peer {
         let known = self.peers.iter().position(|(known, _)| *known == process);
         let at = known.unwrap_or_else(|| {
@@ -282,10 +281,9 @@ impl<'a> Tx<'a> {
         &self.peers[at].1
     }
 
-    /// Removes what has ended and grants what has come to the front, until no process that
-    /// matters is found dead: a claim of a dead process is never granted. Where tokens can't be
-    /// had, or promises of an earlier boot are not over, nobody is granted.
-    ///
+    /// Removes claims that have ended and grants those that have come to the front, until no
+    /// process that matters is found dead: a claim of a dead process is never granted. If the token
+    /// clock fails, or promises of an earlier boot are not over, nobody is granted.
     /// # Errors
     /// Why nobody can be granted.
     pub(super) fn settle(&mut self, suspects: Suspects) -> Result<()> {
@@ -315,8 +313,8 @@ impl<'a> Tx<'a> {
             if suspected.is_empty() {
                 return clock.map(drop);
             }
-            // What is kept by its lease alone stays if it held before this change: its process may
-            // have told somebody.
+            // A claim that ends only with its lease stays if it was held before this change: its
+            // process may have passed the hold on.
             let (seats, before) = (&mut self.state.line.seats, &self.before.1);
             let held = |id| before.iter().any(|old| old.id == id && old.sequence != 0);
             let count = seats.len();
@@ -329,12 +327,12 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// Removes what has ended and, if there is a `clock`, grants what has come to the front. Returns
-    /// the new holders.
+    /// Removes claims that have ended and, if there is a `clock`, grants those that have come to
+    /// the front. Returns the new holders.
     ///
-    /// In a line that is older than a ttl nearly all seem to have ended until their renewals are
-    /// looked up. Only those are on whom a grant hangs: the holders, and the first who wait. To look
-    /// up everyone at every look would be quadratic in a crowd.
+    /// In a line that is older than a ttl nearly all claims seem to have ended until their renewals
+    /// are looked up. Only those that a grant depends on are: the holders, and the first waiters.
+    /// Looking up every claim each time would be quadratic in the number of waiters.
     fn settle_front(&mut self, clock: Option<u64>, suspects: Suspects) -> Vec<ClaimId> {
         let mut granted = Vec::new();
         let mut waiting = match suspects {
@@ -359,7 +357,7 @@ impl<'a> Tx<'a> {
                 })),
                 None => line.seats.retain(|seat| seat.expires > self.now),
             }
-            // Who still waits in front keeps everyone behind it waiting.
+            // A claim that still waits at the front blocks everyone behind it.
             let decided = behind.is_empty() || !line.seats.iter().all(Seat::is_held);
             line.seats.extend(behind);
             if decided {
@@ -369,7 +367,7 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// Removes a claim, and those whom it waits for, if they have ended.
+    /// Removes a claim, and those that it waits for, if they have ended.
     fn remove_ended_before(&mut self, id: ClaimId) {
         let now = self.now;
         loop {
@@ -386,7 +384,7 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// Looks up whether what the line says has ended was renewed.
+    /// Looks up whether claims that have ended according to the line were renewed.
     fn look_up_renewals(&mut self, which: impl Fn(usize, &Seat<Extra>) -> bool) {
         let (now, mine) = (self.now, self.store.process());
         for (at, seat) in self.state.line.seats.iter_mut().enumerate() {
@@ -401,8 +399,8 @@ impl<'a> Tx<'a> {
             match leases::look_up(self.store.home(), process, slot, seat.id) {
                 Found::Until(expires) => seat.expires = expires,
                 Found::Nothing => {}
-                // A process that is stopped in the middle of a renewal can't believe in it when a
-                // further ttl has passed.
+                // A process that is stopped during a renewal can't rely on it once another ttl has
+                // passed.
                 Found::Busy(said) if seat.expires.max(said) + seat.ttl > now => {
                     seat.expires = now + SOON;
                     self.read_again = true;
@@ -418,8 +416,8 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// Gathers whom to wake: who is gone, who is granted, and who waits behind another claim than
-    /// before, since each sleeps on the one just ahead or, at the front, on all holders.
+    /// Collects hints for claims that are gone, are granted, or wait behind another claim than
+    /// before, since each waiter sleeps on the claim just ahead or, at the front, on all holders.
     fn gather(&mut self, me: Option<ClaimId>) {
         let before = std::mem::take(&mut self.before.1);
         let mut old = before.iter().enumerate().peekable();
@@ -450,9 +448,9 @@ impl<'a> Tx<'a> {
                 let was_ahead = before[..was_at].last();
                 let slept_on_holders = was_ahead.is_none_or(|ahead| ahead.sequence != 0);
                 let still = match &seats[..at] {
-                    // Holders only went away.
+                    // Holders only left.
                     [.., ahead] if ahead.is_held() && slept_on_holders => !granted,
-                    // One claim ahead, then as now.
+                    // One claim is ahead, as before.
                     [.., ahead] if !ahead.is_held() || at == 1 => {
                         was_ahead.is_some_and(|was| was.id == ahead.id)
                     }
@@ -483,11 +481,11 @@ impl Drop for Tx<'_> {
     }
 }
 
-/// What sleepers wait for besides a hint.
+/// What a sleeper waits for besides a hint.
 pub(super) struct Sleep {
     /// The processes whose death may change the place.
     pub(super) processes: Vec<u64>,
-    /// When the first lease that matters ends.
+    /// When the first relevant lease ends.
     pub(super) earliest: BootTime,
 }
 
@@ -499,7 +497,8 @@ impl Sleep {
         };
         for seat in seats {
             sleep.earliest = sleep.earliest.min(seat.expires);
-            // Such a seat outlives its process: a dead one would wake the sleeper for ever.
+            // Such a seat outlives its process: a dead process would wake the sleeper again and
+            // again.
             let outlives = seat.extra.by_lease && seat.is_held();
             if !outlives && !sleep.processes.contains(&seat.extra.process) {
                 sleep.processes.push(seat.extra.process);

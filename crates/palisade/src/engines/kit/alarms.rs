@@ -1,4 +1,4 @@
-//! Streams of hints made from a broadcast: alarms for the keeper, changes for a watch.
+//! Streams of hints from a broadcast channel: alarms for the keeper, changes for a watch.
 
 use futures_util::{StreamExt, stream};
 use tokio::sync::broadcast;
@@ -6,12 +6,12 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::core::engine::{Alarm, BoxStream};
 
-/// The alarms that are broadcast; one for everything when some were missed.
+/// A stream of the broadcast alarms; `Alarm::All` if some were missed.
 pub(crate) fn alarms(heard: broadcast::Receiver<Alarm>) -> BoxStream<Alarm> {
     hints(heard, |alarm| Some(alarm.unwrap_or(Alarm::All)))
 }
 
-/// What `pick` makes of each message; it is given `None` when some were missed.
+/// A stream of what `pick` makes of each message; `pick` receives `None` if some were missed.
 pub(crate) fn hints<T: Clone + Send + 'static, U: Send + 'static>(
     heard: broadcast::Receiver<T>,
     pick: impl Fn(Option<T>) -> Option<U> + Send + 'static,

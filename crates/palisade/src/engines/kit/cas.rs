@@ -1,8 +1,8 @@
-//! `Retry`: how often a compare-and-set is tried again because others wrote between the read and
-//! the write.
+//! `Retry`: how often a compare-and-swap is retried because others wrote between the read and the
+//! write.
 //!
-//! The first further try is at once, since most conflicts are over by then; before each later one
-//! is a random pause that grows, so that many writers don't refuse each other for ever.
+//! The first retry is immediate, since most conflicts are over by then. Before each later one is a
+//! random pause that grows, so that many writers don't conflict for ever.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::core::error::{Error, ErrorKind, Result};
 const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 
-/// Enough for any crowd that leaves the server time to answer at all.
+/// Enough for any number of writers that still leaves the server time to answer.
 const MANY: u32 = 64;
 
-/// See the module's text.
+/// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Retry {
     left: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Retry {
 }
 
 impl Retry {
-    /// So many further tries.
+    /// Allows `left` retries.
     pub(crate) fn times(left: u32) -> Self {
         Self {
             left,
@@ -34,12 +34,12 @@ impl Retry {
         }
     }
 
-    /// For a change that is to succeed unless the line is never quiet.
+    /// For a change that must succeed unless the line is changed incessantly.
     pub(crate) fn many() -> Self {
         Self::times(MANY)
     }
 
-    /// Further tries until then.
+    /// Allows retries until then.
     pub(crate) fn until(until: BootTime) -> Self {
         Self {
             until,
@@ -47,7 +47,7 @@ impl Retry {
         }
     }
 
-    /// Pauses before a further try; `false` when there is none.
+    /// Pauses before a retry; `false` if no retry is left.
     pub(crate) async fn again(&mut self) -> bool {
         if self.left == 0 || self.until.has_passed() {
             return false;
@@ -62,10 +62,10 @@ impl Retry {
         true
     }
 
-    /// Pauses before a further try.
+    /// Pauses before a retry.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`] when there is none.
+    /// [`ErrorKind::Unreachable`] when no retry is left.
     pub(crate) async fn or_busy(&mut self, operation: &'static str) -> Result<()> {
         if self.again().await {
             return Ok(());

@@ -1,11 +1,11 @@
-//! Findings that hold for every engine behind a network.
+//! Findings that apply to every engine behind a network.
 
 use std::time::Duration;
 
 use super::host::Host;
 use crate::core::report::{Finding, Severity};
 
-/// Warns of a connection that others can read and change on its way.
+/// Warns about a connection that others on the network can read and change.
 pub(crate) fn plain_text(hosts: &[Host], encrypted: bool) -> Option<Finding> {
     let remote = hosts.iter().find(|host| !host.is_local())?;
     (!encrypted).then(|| Finding {
@@ -16,8 +16,8 @@ pub(crate) fn plain_text(hosts: &[Host], encrypted: bool) -> Option<Finding> {
     })
 }
 
-/// Warns of a server whose clock is far from ours: ages and times shown would be off by it, and
-/// one of the two clocks will be set right, perhaps with a step.
+/// Warns about a server whose clock differs much from ours. Ages and times shown would be wrong by
+/// that much, and one of the clocks will be corrected, perhaps by a step.
 pub(crate) fn clock_off(ahead_us: i64) -> Option<Finding> {
     const TOLERATED: Duration = Duration::from_secs(1);
     let off = Duration::from_micros(ahead_us.unsigned_abs());

@@ -1,8 +1,8 @@
-//! `finish`: a future that goes on in the background when its caller is dropped.
+//! `finish`: a future that continues in the background when its caller is dropped.
 //!
-//! It runs where it is awaited, so that an answer wakes nobody else in between. Only when it is
-//! dropped unfinished does it become a task of the runtime, so that the table that it writes its
-//! outcome into learns it.
+//! It runs where it is awaited, so that an answer needs no extra wake-up. Only if it is dropped
+//! unfinished does it become a task of the runtime, so that the table that records its outcome is
+//! still updated.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 
 use crate::core::engine::BoxFuture;
 
-/// Runs a future to its end, whether or not the caller goes on waiting for it.
+/// Runs a future to its end, whether or not the caller keeps waiting for it.
 pub(crate) fn finish<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
 ) -> impl Future<Output = T> {
@@ -26,7 +26,7 @@ impl<T: Send + 'static> Future for Finish<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
         let Some(future) = &mut self.0 else {
-            // Polled after its end, which no await does.
+            // Polled again after its end, which no await does.
             return Poll::Pending;
         };
         let done = future.as_mut().poll(context);
@@ -39,7 +39,7 @@ impl<T: Send + 'static> Future for Finish<T> {
 
 impl<T: Send + 'static> Drop for Finish<T> {
     fn drop(&mut self) {
-        // Without a runtime there is nobody to finish it.
+        // Without a runtime nothing can finish it.
         if let Some(future) = self.0.take()
             && let Ok(runtime) = Handle::try_current()
         {

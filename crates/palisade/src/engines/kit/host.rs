@@ -1,4 +1,4 @@
-//! `Host`: where a server is. `name`, `name:port`, `1.2.3.4:port`, `[::1]:port`.
+//! `Host`: the address of a server: `name`, `name:port`, `1.2.3.4:port`, `[::1]:port`.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,10 +15,10 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// The hosts of a URL, with `port` where they name none.
+    /// The hosts of a URL, with `port` as the default port.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when there is none, or a port is no port.
+    /// [`ErrorKind::Config`] when there is no host, or a port is invalid.
     pub(crate) fn all(url: &Url, port: u16) -> Result<Vec<Self>> {
         if url.hosts.is_empty() {
             let message = format!("{0}: needs a host, as in {0}://localhost", url.scheme);
@@ -41,7 +41,7 @@ impl Host {
                 (address, port.strip_prefix(':'))
             }
             None => match text.split_once(':') {
-                // Which of the colons is before the port nobody can tell.
+                // With several colons it is ambiguous which one precedes the port.
                 Some((_, port)) if port.contains(':') => {
                     let message = "an IPv6 address is written in brackets, as in [::1]:6379";
                     return Err(Error::new(ErrorKind::Config, "connect", message));
@@ -64,7 +64,7 @@ impl Host {
         }
     }
 
-    /// Whether it is this machine, so that nobody can listen on the way.
+    /// Whether it is this machine, so that nobody can eavesdrop on the network.
     pub(crate) fn is_local(&self) -> bool {
         match self.name.parse::<IpAddr>() {
             Ok(address) => address.is_loopback(),

@@ -1,4 +1,4 @@
-//! The HTTP client of engines that speak it: HTTP/1.1, without proxies, redirects and retries,
+//! The HTTP client of engines that use HTTP: HTTP/1.1, without proxies, redirects and retries,
 //! because the caller decides what an unknown outcome means.
 
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use rustls::{ClientConfig, RootCertStore};
 use super::Tls;
 use crate::core::error::{Error, ErrorKind, Result};
 
-/// A client to be built, with this configuration for TLS; without one, for connections without.
+/// A client builder with this TLS configuration; without one, for unencrypted connections.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] when TLS can't be set up.
 pub(crate) fn http_client(tls: Option<ClientConfig>) -> Result<ClientBuilder> {
-    // Without a configuration of ours reqwest would make its own, and panic where no provider is
-    // set. One that trusts nobody is for connections without TLS.
+    // Without a configuration reqwest would make its own, and panic if no crypto provider is set.
+    // For unencrypted connections this one, which trusts no authority, is enough.
     let tls = match tls {
         Some(tls) => tls,
         None => {
@@ -38,8 +38,8 @@ pub(crate) fn http_client(tls: Option<ClientConfig>) -> Result<ClientBuilder> {
         .tls_backend_preconfigured(tls))
 }
 
-/// A client to be built for what is no engine, with these certificates where it is to be
-/// `encrypted`, or with those of the system.
+/// A client builder for servers that are no engines. If `encrypted`, it uses the given
+/// certificates, or those of the system.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] when TLS can't be set up.

@@ -1,5 +1,5 @@
-//! `Login`: who asks. From the URL, from options, or from files, so that a secret need not be in
-//! a URL. Never shown.
+//! `Login`: user and password, from the URL, from options, or from a file, so that a secret need
+//! not be in a URL. Never shown.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::url::Url;
 
-/// A user and a password, as far as they are given.
+/// A user and a password, each optional.
 #[derive(Clone, Default)]
 pub(crate) struct Login {
     pub(crate) user: Option<String>,
     /// A secret.
     pub(crate) password: Option<String>,
-    /// Where the password is, if it is in a file.
+    /// The file of the password, if it is in one.
     file: Option<SecretFile>,
 }
 
@@ -44,7 +44,7 @@ impl Login {
         login.fresh()
     }
 
-    /// Takes a login out of options of other names, for servers beside those that the URL is about.
+    /// Takes a login out of other options, for servers other than those of the URL.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when the file can't be read.
@@ -61,8 +61,8 @@ impl Login {
         login.fresh()
     }
 
-    /// The same login with the password as its file has it now: passwords are rotated, so that
-    /// each connect asks.
+    /// The same login with the current content of the password file: passwords are rotated, so each
+    /// connect reads it again.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when the file can't be read or is empty.
@@ -89,13 +89,13 @@ pub(crate) struct SecretFile {
 }
 
 impl SecretFile {
-    /// Takes an option that names such a file out.
+    /// Takes out an option that names such a file.
     pub(crate) fn take(url: &mut Url, option: &'static str) -> Option<Self> {
         let path = url.take(option)?.into();
         Some(Self { option, path })
     }
 
-    /// Reads the secret, without the end of its line.
+    /// Reads the secret, without a trailing newline.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] when the file can't be read or is empty.

@@ -1,6 +1,6 @@
-//! The engine kit: what engines share, one noun each, so that an engine is only what is its own.
+//! The engine kit: what engines share, one concept per file.
 
-// Each engine uses its part of this, and a build may have only one of them.
+// Each engine uses some of this, and a build may have only one engine.
 #![allow(dead_code, unused_imports)]
 
 pub(crate) mod alarms;
@@ -47,6 +47,6 @@ pub(crate) use self::{
     tls_error::{Asked, about_tls, cause, refuses_ours},
 };
 
-/// The options that every engine behind a network takes beside the common ones.
+/// The options of every engine behind a network, in addition to the common ones.
 #[cfg(feature = "remote")]
 pub(crate) const OPTIONS: &[&str] = &["password_file", "tls_ca", "tls_cert", "tls_key", "user"];

@@ -1,16 +1,17 @@
-//! `PerRuntime`: one connection per runtime, which fails fast while the server is down and comes back.
+//! `PerRuntime`: one connection per runtime, which fails fast while the server is down and
+//! reconnects.
 //!
-//! Client libraries drive a connection by a task of the runtime that made it. The keeper renews
-//! from its own thread, so that a blocked or ended runtime of the caller costs no lock: it must
-//! have its own connection. A caller's connection lives in the caller's runtime, so that an
-//! answer or a push wakes the caller without another thread in between.
+//! Client libraries drive a connection by a task of the runtime that opened it. The keeper renews
+//! from its own thread, so that a blocked or ended runtime of the caller costs no lock; it needs
+//! its own connection. A caller's connection lives in the caller's runtime, so that an answer or a
+//! notification wakes the caller without another thread in between.
 //!
-//! Invariant: at most one attempt to connect per runtime at once; between attempts every call
-//! fails at once with what the last one found. An attempt is a task of its own: a caller with
-//! little time leaves it to go on for the next one. A connection is given up when a call says that
-//! it broke, or when two answers in a row did not come in time: a frozen server looks alive. An
-//! engine gives it up ([`PerRuntime::broken`]) at the first renewal that is late: there is time for one
-//! more on another connection. A runtime that ends takes its connection with it.
+//! Invariant: each runtime has at most one attempt to connect at a time; between attempts every
+//! call fails at once with the last error. An attempt is a separate task: if a caller runs out of
+//! time, the attempt continues for the next one. A connection is given up when a call reports that
+//! it broke, or when two answers in a row were late, because a frozen server looks alive. At the
+//! first late renewal the engine gives it up itself ([`PerRuntime::broken`]), so that there is time
+//! for another try on a new connection. A runtime that ends takes its connection with it.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -33,14 +34,14 @@ use crate::core::error::{Error, ErrorKind, Result};
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// How many answers in a row may fail to come before the connection is given up.
+/// How many late answers in a row end a connection.
 const LATE: u32 = 2;
 
 /// The connections of one engine.
 pub(crate) struct PerRuntime<C> {
     connect: Box<dyn Fn() -> BoxFuture<Result<C>> + Send + Sync>,
     connect_timeout: Duration,
-    /// Whom it connects to, for messages.
+    /// The server's name, for messages.
     server: String,
     slots: Arc<Slots<C>>,
     generations: AtomicU64,
@@ -51,7 +52,7 @@ type Slots<C> = Mutex<HashMap<Id, Arc<Slot<C>>>>;
 /// The connection of one runtime.
 struct Slot<C> {
     state: Mutex<State<C>>,
-    /// Dropped, it ends the task that looks out for the end of the runtime.
+    /// Dropping it ends the task that detects the end of the runtime.
     _watch: oneshot::Sender<()>,
 }
 
@@ -67,10 +68,10 @@ enum State<C> {
     },
 }
 
-/// What an attempt to connect comes to, for all who wait for it.
+/// An attempt to connect, shared by all who wait for it.
 type Attempt<C> = Shared<BoxFuture<Result<Link<C>>>>;
 
-/// A connection, and which one it is.
+/// A connection and its generation.
 #[derive(Clone)]
 pub(crate) struct Link<C> {
     pub(crate) connection: C,
@@ -78,20 +79,20 @@ pub(crate) struct Link<C> {
 }
 
 impl<C> Link<C> {
-    /// Which connection it is: another number after every connect.
+    /// A number that is unique to each connection.
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 }
 
-/// Takes the slot of a runtime away when the runtime drops its tasks.
+/// Removes the slot of a runtime when the runtime drops its tasks.
 struct RuntimeEnd<C> {
     runtime: Id,
     slots: Weak<Slots<C>>,
 }
 
 impl<C> RuntimeEnd<C> {
-    /// The slot went first, and the runtime may have another by now.
+    /// Called when the slot was removed first, since the runtime may have another by now.
     fn disarm(&mut self) {
         self.slots = Weak::new();
     }
@@ -100,13 +101,13 @@ impl<C> RuntimeEnd<C> {
 impl<C> Drop for RuntimeEnd<C> {
     fn drop(&mut self) {
         let slots = self.slots.upgrade();
-        // Dropped after the lock: a connection may have its own idea of how to end.
+        // Dropped after the lock is released: dropping a connection may run arbitrary code.
         let _ended = slots.and_then(|slots| slots.lock().remove(&self.runtime));
     }
 }
 
 impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
-    /// Connects when it is asked to, with `connect`, for `connect_timeout` at the longest.
+    /// Connects on demand, with `connect`, within `connect_timeout`.
     pub(crate) fn new(
         connect_timeout: Duration,
         connect: impl Fn() -> BoxFuture<Result<C>> + Send + Sync + 'static,
@@ -120,7 +121,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
         }
     }
 
-    /// Says whom it connects to.
+    /// Sets the server's name for messages.
     pub(crate) fn to(mut self, server: impl ToString) -> Self {
         self.server = server.to_string();
         self
@@ -155,13 +156,13 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
         Arc::clone(slot)
     }
 
-    /// The connection of this runtime, made anew when it is down.
+    /// The connection of this runtime; reconnects if it is down.
     ///
     /// # Cancellation
-    /// Dropped while it connects, the attempt goes on, and the next call finds what it came to.
+    /// If it is dropped while connecting, the attempt continues, and the next call gets its result.
     ///
     /// # Errors
-    /// What `connect` answers; between attempts what the last one answered.
+    /// The error of `connect`; between attempts the error of the last one.
     pub(crate) async fn get(&self) -> Result<Link<C>> {
         match self.look() {
             ControlFlow::Break(known) => known,
@@ -169,7 +170,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
         }
     }
 
-    /// What is known, or the attempt that will tell.
+    /// The known state, or the attempt that will determine it.
     fn look(&self) -> ControlFlow<Result<Link<C>>, Attempt<C>> {
         let slot = self.slot();
         let mut state = slot.state.lock();
@@ -183,7 +184,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
             State::Connecting(attempt) if attempt.peek().is_none() => {
                 return ControlFlow::Continue(attempt.clone());
             }
-            // It is over and has left no other state behind: it panicked.
+            // It has ended without setting another state, so it panicked.
             State::Connecting(_) => 0,
         };
         let attempt = self.attempt(Arc::clone(&slot), failures);
@@ -191,7 +192,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
         ControlFlow::Continue(attempt)
     }
 
-    /// Begins to connect.
+    /// Starts an attempt to connect.
     fn attempt(&self, slot: Arc<Slot<C>>, failures: u32) -> Attempt<C> {
         let generation = self.generations.fetch_add(1, Ordering::Relaxed);
         let (limit, server) = (self.connect_timeout, self.server.clone());
@@ -217,7 +218,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
                     let not_before = (Instant::now() + pause, error.clone());
                     State::Down {
                         failures: failures + 1,
-                        // Only an unreachable server is worth a pause: other errors are for people.
+                        // Only an unreachable server warrants a pause: other errors need a person.
                         not_before: error.is_transient().then_some(not_before),
                     }
                 }
@@ -233,13 +234,12 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
             .shared()
     }
 
-    /// Gives `link` up, unless another has taken its place already: the next call connects anew,
-    /// without a pause.
+    /// Gives `link` up, unless it was replaced already: the next call reconnects without a pause.
     pub(crate) async fn broken(&self, link: &Link<C>) {
         self.judge(link, |_| true);
     }
 
-    /// Says that an answer on `link` did not come in time.
+    /// Records that an answer on `link` was late.
     pub(crate) async fn late(&self, link: &Link<C>) {
         self.judge(link, |late| {
             *late += 1;
@@ -247,7 +247,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
         });
     }
 
-    /// Says that an answer came on `link`.
+    /// Records that an answer came on `link`.
     pub(crate) fn answered(&self, link: &Link<C>) {
         self.judge(link, |late| {
             *late = 0;
@@ -275,7 +275,7 @@ impl<C: Clone + Send + Sync + 'static> PerRuntime<C> {
     }
 }
 
-/// Waits for the answer to a request that may be applied even if it does not come in time.
+/// Waits for the answer to a request that may be applied even if the answer is late.
 ///
 /// # Errors
 /// [`ErrorKind::Unreachable`], maybe applied.
@@ -312,7 +312,7 @@ mod tests {
         links.broken(&first).await;
         let second = links.get().await.unwrap();
         assert_ne!(second.connection, first.connection);
-        // A late verdict on the first one leaves the second alone.
+        // A late report about the first one does not affect the second.
         links.broken(&first).await;
         links.get().await.unwrap();
         assert_eq!(made.load(Ordering::Relaxed), 2);

@@ -1,8 +1,9 @@
-//! `PushHub`: hands each push to the claim that waits for it, and alarms to the keeper.
+//! `PushHub`: dispatches each notification to the claim that waits for it, and alarms to the
+//! keeper.
 //!
-//! A push whose token is above the line's last, as it was when the claim was told that it waits, is
-//! its grant; every other push is a hint, and whoever is woken looks. When a connection ends,
-//! everybody is woken, because messages of the gap are lost.
+//! When a claim is told to wait, it also learns the line's last token. A notification with a
+//! greater token is its grant; any other is a hint to read its place. When a connection ends, all
+//! waiters are woken, because notifications may have been lost.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use crate::core::claim::ClaimId;
 use crate::core::clock::BootTime;
 use crate::core::engine::Alarm;
 
-/// The receivers of the pushes of one client.
+/// The receivers of one client's notifications.
 pub(crate) struct PushHub {
     /// A random name of this client, for the channels that only it listens to.
     pub(crate) channel: String,
@@ -22,7 +23,7 @@ pub(crate) struct PushHub {
     alarms: broadcast::Sender<Alarm>,
 }
 
-/// What wakes one waiting claim.
+/// Wakes one waiting claim.
 pub(crate) struct Bell {
     pub(crate) rung: Notify,
     told: Mutex<Told>,
@@ -30,16 +31,16 @@ pub(crate) struct Bell {
 
 /// What a waiting claim was told.
 struct Told {
-    /// When it should look by itself.
+    /// When it should read its place without a notification.
     due: BootTime,
-    /// The line's last token, when it was told that it waits.
+    /// The line's last token at the time when it was told to wait.
     last: u64,
-    /// The greatest token that was pushed.
+    /// The greatest token in a notification.
     pushed: u64,
 }
 
 impl Bell {
-    /// A new one says that its claim should look at once.
+    /// A new bell tells its claim to read at once.
     fn new() -> Self {
         let told = Told {
             due: BootTime::PAST,
@@ -56,14 +57,14 @@ impl Bell {
         self.told.lock().due
     }
 
-    /// The claim waits, in a line whose last token was `last`.
+    /// Records that the claim waits in a line whose last token was `last`.
     pub(crate) fn waits(&self, last: u64, due: BootTime) {
         let mut told = self.told.lock();
         (told.last, told.due) = (last, due);
     }
 
-    /// The token of the claim's grant, if one was pushed. A push of an earlier stay of the same
-    /// claim, late on another connection, has a token that the line had given before.
+    /// The token of the claim's grant, if a notification brought it. A late notification for an
+    /// earlier stay of the same claim has a token that the line had assigned before.
     pub(crate) fn granted(&self) -> Option<u64> {
         let told = self.told.lock();
         (told.pushed > told.last).then_some(told.pushed)
@@ -81,7 +82,7 @@ impl PushHub {
         Self::named(format!("{:032x}", rand::random::<u128>()))
     }
 
-    /// One of several hubs of a client, which share a name.
+    /// One of several hubs of a client that share a name.
     pub(crate) fn named(channel: String) -> Self {
         Self {
             channel,
@@ -97,7 +98,7 @@ impl PushHub {
         Arc::clone(bell.or_insert_with(|| Arc::new(Bell::new())))
     }
 
-    /// The bell of a claim that enters; it is taken away again unless it is kept.
+    /// The bell of an entering claim; it is removed when this is dropped, unless it is kept.
     pub(crate) fn enter(&self, claim: ClaimId) -> Entering<'_> {
         Entering {
             hub: self,
@@ -106,7 +107,7 @@ impl PushHub {
         }
     }
 
-    /// Takes the bell of a claim that waits no longer away.
+    /// Removes the bell of a claim that no longer waits.
     pub(crate) fn forget(&self, claim: ClaimId) {
         self.bells.lock().remove(&claim);
     }
@@ -115,24 +116,24 @@ impl PushHub {
         self.alarms.subscribe()
     }
 
-    /// Tells the keeper to look after the lease of a claim. Nobody listening is no error.
+    /// Tells the keeper to check the lease of a claim. It is no error if nobody listens.
     pub(crate) fn alarm(&self, claim: ClaimId) {
         let _ = self.alarms.send(Alarm::Lease(claim.into()));
     }
 
-    /// Tells the keeper to look after all leases.
+    /// Tells the keeper to check all leases.
     pub(crate) fn alarm_all(&self) {
         let _ = self.alarms.send(Alarm::All);
     }
 
-    /// Wakes a claim that waits: granted with `token`, or 0 when the push does not say.
+    /// Wakes a waiting claim: granted with `token`, or 0 if the notification has none.
     pub(crate) fn wake(&self, claim: ClaimId, token: u64) {
         if let Some(bell) = self.bells.lock().get(&claim) {
             bell.ring(token);
         }
     }
 
-    /// Wakes everyone, because pushes may have been lost.
+    /// Wakes all waiters, because notifications may have been lost.
     pub(crate) fn wake_all(&self) {
         self.bells
             .lock()
@@ -141,7 +142,7 @@ impl PushHub {
     }
 }
 
-/// The bell of a claim that may come to wait.
+/// The bell of a claim that may have to wait.
 pub(crate) struct Entering<'a> {
     hub: &'a PushHub,
     claim: ClaimId,
@@ -149,7 +150,7 @@ pub(crate) struct Entering<'a> {
 }
 
 impl Entering<'_> {
-    /// The claim waits.
+    /// Keeps the bell, because the claim waits.
     pub(crate) fn keep(mut self) -> Arc<Bell> {
         self.bell
             .take()
@@ -177,7 +178,7 @@ mod tests {
         for _ in 0..100 {
             let entering = hub.enter(ClaimId::random());
             assert_eq!(bells(), 1, "a push must find it");
-            // Busy, an error, or dropped on the way.
+            // The claim was busy, failed or was dropped.
             drop(entering);
             assert_eq!(bells(), 0);
         }

@@ -1,4 +1,4 @@
-//! Renewal of claimed messages where a request is for those of one queue.
+//! Renewal of claimed messages for stores where one request concerns one queue.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::core::name::Name;
 use crate::core::queue::Receipt;
 use crate::core::ticket::{Lease, LeaseStart};
 
-/// Asks `renew` once for each queue, side by side; it answers the ttl of each claim that goes on.
+/// Calls `renew` once per queue, concurrently; it returns the ttl of each claim that was renewed.
 pub(crate) async fn renew_by_queue<F>(
     leases: &[Lease],
     renew: impl Fn(Name, Vec<Receipt>) -> F,
@@ -20,7 +20,7 @@ pub(crate) async fn renew_by_queue<F>(
 where
     F: Future<Output = Result<Vec<Option<Duration>>>>,
 {
-    // Without a receipt it was never given out by a store of queues.
+    // A lease without a receipt does not come from a queue store.
     let mut renewals: Vec<Renewal> = leases.iter().map(|_| Renewal::Lost).collect();
     let mut queues: HashMap<&Name, (Vec<usize>, Vec<Receipt>)> = HashMap::new();
     for (at, lease) in leases.iter().enumerate() {
@@ -32,7 +32,7 @@ where
             receipts.push(receipt);
         }
     }
-    // Before any of them is sent.
+    // Read before any request is sent.
     let sent = BootTime::now();
     let asked = queues.into_iter().map(|(queue, (places, receipts))| {
         let renewed = renew(queue.clone(), receipts);

@@ -1,7 +1,7 @@
-//! `Maker`: one shared session or lease for all claims that can use it, made by one claim.
+//! `Maker`: creates one shared session or lease for all claims that can use it.
 //!
-//! Claims that come together find none and would make one each. The first makes it, bounded in
-//! time, and the others find it.
+//! Without it, claims that arrive together would find none and create one each. The first one
+//! creates it, within a time limit, and the others find it.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,15 +10,16 @@ use tokio::sync::Mutex;
 
 use crate::core::error::{Error, ErrorKind, Result};
 
-/// See the module's text.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Maker(Mutex<()>);
 
 impl Maker {
-    /// What `find` finds, or what `make` makes while nobody else makes one.
+    /// Returns what `find` finds, or else what `make` creates while nobody else is creating one.
     ///
     /// # Errors
-    /// Those of `make`; [`ErrorKind::Unreachable`] when another is still at it after `timeout`.
+    /// Those of `make`; [`ErrorKind::Unreachable`] if another claim is still creating one after
+    /// `timeout`.
     pub(crate) async fn find_or_make<T>(
         &self,
         timeout: Duration,

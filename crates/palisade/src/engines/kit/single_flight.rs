@@ -1,10 +1,10 @@
-//! `SingleFlight`: of all claims of this process that wait for one line, one at a time asks the
-//! engine.
+//! `SingleFlight`: among all claims of this process that wait for one line, only one at a time
+//! queries the engine.
 //!
-//! For engines whose waiters ask by themselves: a blocking query occupies a connection, and every
-//! write that comes too late costs the servers an entry in their log. One waiter per process and
-//! line is enough, and the next takes over when it holds or leaves. Whoever asks says so, so that
-//! one that stands still with its runtime holds nobody up for long.
+//! For engines whose waiters poll: a blocking query occupies a connection, and every write that
+//! comes too late costs the servers a log entry. One waiter per process and line is enough; the
+//! next one takes over when it holds or leaves. Each query is recorded with its time, so that a
+//! waiter whose runtime is stalled delays the others only briefly.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use crate::core::clock::BootTime;
 
-/// Longer than one query takes, unless its runtime stands still.
+/// Longer than one query takes, unless its runtime is stalled.
 const STALLED: Duration = Duration::from_secs(4);
 
 /// The turns of all lines.
@@ -26,7 +26,7 @@ pub(crate) struct SingleFlight(Mutex<HashMap<String, Arc<Line>>>);
 #[derive(Default)]
 struct Line {
     turn: Arc<AsyncMutex<()>>,
-    /// When somebody last began to ask.
+    /// When a waiter last began a query.
     asked: AtomicU64,
 }
 
@@ -39,10 +39,10 @@ pub(crate) struct Turn<'a> {
 }
 
 impl SingleFlight {
-    /// Waits for a turn, so long at the most; `None` when another claim asks meanwhile.
+    /// Waits for a turn, at most for `limit`; `None` if another claim is querying.
     pub(crate) async fn turn(&self, key: &str, limit: Duration) -> Option<Turn<'_>> {
         let line = Arc::clone(self.0.lock().entry(key.to_owned()).or_default());
-        // Cleans up also when it is dropped here.
+        // Created before the wait, so that a drop during it cleans up.
         let mut turn = Turn {
             flight: self,
             key: key.to_owned(),
@@ -66,10 +66,10 @@ impl SingleFlight {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // The guard first, so that the next one has its turn.
+        // Release the guard first, so that the next waiter gets its turn.
         drop(self.guard.take());
         let mut lines = self.flight.0.lock();
-        // Nobody else is at it: the map's and ours.
+        // Two references mean that only the map and this turn use the line.
         if Arc::strong_count(&self.line) == 2 {
             lines.remove(&self.key);
         }

@@ -1,6 +1,6 @@
-//! `Tls`: certificates for connections to a server: `tls_ca`, `tls_cert` and `tls_key` name PEM
-//! files; without `tls_ca` the system's authorities are trusted. One crypto provider (ring),
-//! given by hand, because two in one program panic at the first handshake.
+//! `Tls`: certificates for connections to a server. `tls_ca`, `tls_cert` and `tls_key` name PEM
+//! files; without `tls_ca` the system's authorities are trusted. The crypto provider (ring) is set
+//! explicitly, because with two in one program the first handshake panics.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::core::url::Url;
 #[derive(Clone, Default)]
 pub(crate) struct Tls {
     pub(crate) ca: Option<Vec<u8>>,
-    /// Our own certificate and its key: both or none.
+    /// The client's certificate and its key: both or none.
     pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
     files: Files,
-    /// The program's own configuration, instead of all that.
+    /// The program's own configuration, which replaces all of the above.
     given: Option<ClientConfig>,
 }
 
-/// Where the PEM files are.
+/// The paths of the PEM files.
 #[derive(Clone, Default)]
 struct Files {
     ca: Option<String>,
@@ -35,10 +35,10 @@ fn config(message: impl Into<String>) -> Error {
 }
 
 impl Tls {
-    /// Takes the options out; `None` when the scheme is one without TLS.
+    /// Takes the options out; `None` if the scheme has no TLS.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for a file that can't be read, half an identity, or options without TLS.
+    /// [`ErrorKind::Config`] for an unreadable file, half an identity, or TLS options without TLS.
     pub(crate) fn take(url: &mut Url, encrypted: bool) -> Result<Option<Self>> {
         let files = Files {
             ca: url.take("tls_ca"),
@@ -64,7 +64,7 @@ impl Tls {
         Ok(Some(Self { given, ..read }))
     }
 
-    /// With certificates that come from elsewhere than a URL's options.
+    /// Uses certificates that don't come from a URL's options.
     pub(crate) fn of(ca: Option<Vec<u8>>, identity: Option<(Vec<u8>, Vec<u8>)>) -> Self {
         Self {
             ca,
@@ -73,8 +73,8 @@ impl Tls {
         }
     }
 
-    /// The same with the contents as the files have them now: certificates are rotated, so that
-    /// each connect asks.
+    /// The same with the current contents of the files: certificates are rotated, so each connect
+    /// reads them again.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for a file that can't be read.
@@ -86,10 +86,10 @@ impl Tls {
         })
     }
 
-    /// A configuration for rustls.
+    /// The configuration for rustls.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] when a file is no PEM of the right kind.
+    /// [`ErrorKind::Config`] when a file is not PEM of the right kind.
     pub(crate) fn client_config(&self) -> Result<ClientConfig> {
         if let Some(given) = &self.given {
             return Ok(given.clone());

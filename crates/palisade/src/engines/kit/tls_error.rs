@@ -1,5 +1,5 @@
-//! What a TLS connection that failed means, in our own words: whose certificate is refused, and
-//! what to give. For people to mend, so the engines make a configuration error of it.
+//! Explains why a TLS connection failed: whose certificate was refused, and which option to set.
+//! Only a person can fix that, so the engines report it as a configuration error.
 
 use std::error::Error as Cause;
 use std::io;
@@ -10,10 +10,12 @@ use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
 use rustls::{AlertDescription, ClientConfig, SignatureScheme};
 
-/// Whether a server asks for a certificate that we don't have, and has not served us without.
+/// Whether a server asks for a client certificate that we don't have, and has never answered
+/// without one.
 ///
-/// In TLS 1.3 our side is through before the server refuses it, and the server's alert is lost
-/// when the close of the connection overtakes it: a bare break then means the same.
+/// In TLS 1.3 the client's handshake completes before the server refuses it, and the server's alert
+/// is lost if the close of the connection overtakes it. Then a plain disconnect has the same
+/// meaning.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Asked(Arc<State>);
 
@@ -24,14 +26,14 @@ struct State {
 }
 
 impl Asked {
-    /// Listens to connections that are made with `config`.
+    /// Observes connections that are made with `config`.
     pub(crate) fn watch(&self, config: &mut ClientConfig) {
         if !config.client_auth_cert_resolver.has_certs() {
             config.client_auth_cert_resolver = Arc::new(self.clone());
         }
     }
 
-    /// A server answered: it can do without.
+    /// Records that a server answered, so it does not require a certificate.
     pub(crate) fn served(&self) {
         self.0.served.store(true, Ordering::Relaxed);
     }
@@ -52,7 +54,7 @@ impl ResolvesClientCert for Asked {
     }
 }
 
-/// What a server that is called `who` and has `plain` as its scheme without TLS means by `error`.
+/// Explains `error` of a server called `who`, whose scheme without TLS is `plain`.
 pub(crate) fn about_tls(who: &str, plain: &str, error: &rustls::Error) -> String {
     use rustls::CertificateError as Bad;
     match error {
@@ -88,14 +90,15 @@ pub(crate) fn about_tls(who: &str, plain: &str, error: &rustls::Error) -> String
     }
 }
 
-/// A server closed the connection over what we showed it, or did not.
+/// The message for a server that closed the connection because of our certificate or the lack of
+/// one.
 pub(crate) fn refuses_ours(who: &str) -> String {
     format!(
         "{who} refuses our side of TLS; does it ask for a certificate of ours? Give tls_cert and tls_key"
     )
 }
 
-/// The first cause of this type. An I/O error, and one that is shared, hides what it was made of.
+/// The first cause of this type. I/O errors and shared errors hide the error inside them.
 pub(crate) fn cause<'a, T: Cause + 'static>(error: &'a (dyn Cause + 'static)) -> Option<&'a T> {
     let mut next = Some(error);
     while let Some(error) = next {

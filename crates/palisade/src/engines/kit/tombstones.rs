@@ -1,4 +1,5 @@
-//! `Tombstones`: claims that were left before their enter arrived, for as long as it may still come.
+//! `Tombstones`: claims that were left before their enter arrived, for as long as it may still
+//! arrive.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use crate::core::clock::BootTime;
 pub(crate) struct Tombstones(HashMap<ClaimId, BootTime>);
 
 impl Tombstones {
-    /// Remembers a claim for `lasts`, and forgets those whose time is over.
+    /// Remembers a claim for `lasts`, and removes expired ones.
     pub(crate) fn add(&mut self, claim: ClaimId, now: BootTime, lasts: Duration) {
         self.0.retain(|_, until| *until > now);
         self.0.insert(claim, now + lasts);

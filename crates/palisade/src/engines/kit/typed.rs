@@ -1,10 +1,10 @@
-//! `typed_config!`: an engine's configuration in Rust. Each setter puts into a [`Url`] what the
-//! option of its name says there, so that both ways to connect go through the same checks.
+//! `typed_config!`: an engine's configuration in Rust. Each setter sets the option of its name in a
+//! [`Url`], so that both ways to connect go through the same checks.
 //!
 //! [`Url`]: crate::core::url::Url
 
-/// Declares a typed configuration: its setters, those that all engines have, and where there are
-/// any those of a login and of TLS. `$encrypt` changes a URL so that its connections are encrypted.
+/// Declares a typed configuration: its own setters, the common ones, and optionally those of a
+/// login and of TLS. `$encrypt` changes a URL so that its connections are encrypted.
 macro_rules! typed_config {
     (
         $(#[$about:meta])* $name:ident
@@ -38,13 +38,13 @@ macro_rules! typed_config {
                 self
             })*)?
 
-            /// Whose locks these are: the same name in another namespace is another lock.
+            /// The namespace of the locks: the same name in another namespace is another lock.
             pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
                 self.0.set("namespace", namespace.into());
                 self
             }
 
-            /// How long a lock outlives a holder that is gone or cut off.
+            /// How long a lock outlives a holder that died or is partitioned.
             pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
                 self.0.set_duration("ttl", ttl);
                 self
@@ -56,26 +56,26 @@ macro_rules! typed_config {
                 self
             }
 
-            /// How long a connection may take to be made.
+            /// How long connecting may take.
             pub fn connect_timeout(mut self, timeout: std::time::Duration) -> Self {
                 self.0.set_duration("connect_timeout", timeout);
                 self
             }
 
-            /// Which history of tokens this is, 0 to 127.
+            /// The era of the tokens, 0 to 127.
             pub fn era(mut self, era: u64) -> Self {
                 self.0.set("era", era);
                 self
             }
 
-            /// What this client is, for people who look.
+            /// A description of this client, for people.
             pub fn label(mut self, label: impl Into<String>) -> Self {
                 self.0.set("label", label.into());
                 self
             }
 
             $(
-            /// Who asks.
+            /// The user to log in as.
             pub fn $user(mut self, user: impl Into<String>) -> Self {
                 self.0.user = Some(user.into());
                 self
@@ -87,7 +87,7 @@ macro_rules! typed_config {
                 self
             }
 
-            /// A file with the password in it, which is read at each connect.
+            /// A file with the password, which is read at each connect.
             pub fn password_file(mut self, path: impl Into<String>) -> Self {
                 self.0.set("password_file", path.into());
                 self
@@ -107,7 +107,7 @@ macro_rules! typed_config {
                 self.tls()
             }
 
-            /// Encrypts connections, and shows the server this certificate: two PEM files.
+            /// Encrypts connections, and presents this certificate to the server: two PEM files.
             pub fn tls_identity(mut self, cert: impl Into<String>, key: impl Into<String>) -> Self {
                 self.0.set("tls_cert", cert.into());
                 self.0.set("tls_key", key.into());

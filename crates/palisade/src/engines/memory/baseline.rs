@@ -1,5 +1,5 @@
-//! The raw operations beside `memory:`: a set of keys under a mutex, and one permit of a tokio
-//! semaphore per key as the baton. Batons are shared by the whole process, as the lines are.
+//! The raw operations to compare with `memory:`: a set of keys under a mutex, and one permit of a
+//! tokio semaphore per key as the baton. Batons are shared by the whole process, like the lines.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock};
@@ -13,7 +13,7 @@ use crate::core::error::{Error, ErrorKind, Result};
 
 static BATONS: LazyLock<Mutex<HashMap<String, Arc<Semaphore>>>> = LazyLock::new(Default::default);
 
-/// Keys that are taken.
+/// The locked keys.
 #[derive(Default)]
 pub(super) struct Keys(Arc<Mutex<HashSet<String>>>);
 

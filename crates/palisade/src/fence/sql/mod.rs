@@ -1,9 +1,9 @@
-//! Fenced rows of your own tables, in PostgreSQL and SQLite: the SQL that adds two columns, a table
-//! of marks and the triggers that refuse stale writes, also those of code that forgets the token.
+//! Fenced rows of your own tables, in PostgreSQL and SQLite: SQL that adds two columns, a table of
+//! tokens and the triggers that refuse stale writes, including those of code that omits the token.
 //! `palisade schema postgres|sqlite --fence TABLE` prints it.
 //!
-//! Invariant: what the triggers accept for a row is never lower than what they accepted for it
-//! before, whether the row was there all the time or was deleted in between.
+//! Invariant: the tokens that the triggers accept for a row never decrease, even if the row was
+//! deleted in between.
 
 use crate::core::error::{Error, ErrorKind, Result};
 
@@ -16,14 +16,14 @@ use crate::core::token::Token;
 /// The SQLSTATE of a stale token.
 pub const STALE: &str = "PFT01";
 
-/// The SQLSTATE of a token that is missing, or none.
+/// The SQLSTATE of a missing or invalid token.
 pub const MISSING: &str = "PFT02";
 
-/// The setting that presents a token for a whole transaction of PostgreSQL:
-/// `SELECT set_config('palisade.fence', $1, true)`. DELETE and TRUNCATE have no other way.
+/// The statement that presents a token for a whole transaction of PostgreSQL. DELETE and
+/// TRUNCATE have no other way.
 pub const PRESENT: &str = "SELECT set_config('palisade.fence', $1, true)";
 
-/// What the server's refusal means: stale, with the highest token from the details.
+/// Decodes the server's refusal: stale, with the highest token from the details.
 #[cfg(feature = "postgres")]
 pub(crate) fn refused(state: &str, detail: Option<&str>) -> Option<Verdict> {
     let number = |text: &str| {
@@ -52,8 +52,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table, as the database spells it, with its schema if it is not the usual one (`public`,
-    /// `main`). Its rows are known by their column `id`.
+    /// A table, as the database spells it, with its schema if it is not the default one (`public`,
+    /// `main`). Its key is the column `id`.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for a name that is not made of letters, digits and `_`.
@@ -70,7 +70,7 @@ impl Table {
         })
     }
 
-    /// The columns of its primary key.
+    /// Sets the columns of its primary key.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for none, and for a name as in [`Table::new`].
@@ -86,7 +86,7 @@ impl Table {
         })
     }
 
-    /// Takes each token once for each row.
+    /// Accepts each token only once for each row.
     #[must_use]
     pub fn strict(self) -> Self {
         Self {
@@ -95,7 +95,7 @@ impl Table {
         }
     }
 
-    /// What fences it in PostgreSQL, 12 or newer. It can be run again, and changes no data.
+    /// The SQL that fences it in PostgreSQL 12 or newer. It can be run again, and changes no data.
     pub fn postgres(&self) -> String {
         let schema = self.schema.as_deref().unwrap_or("public");
         let named = |suffix: &str| format!("\"{schema}\".\"{}{suffix}\"", self.name);
@@ -123,17 +123,18 @@ impl Table {
         sql
     }
 
-    /// The rights on the marks that a user of the table needs in PostgreSQL.
+    /// The grants on the table of tokens that a user of the table needs in PostgreSQL.
     pub fn postgres_grants(&self, user: &str) -> String {
         let schema = self.schema.as_deref().unwrap_or("public");
         let (table, user) = (&self.name, user.replace('"', "\"\""));
         format!("GRANT SELECT, INSERT, UPDATE ON \"{schema}\".\"{table}_fence\" TO \"{user}\";\n")
     }
 
-    /// What fences it in SQLite, 3.38 or newer. It is to be run once, and changes no data.
+    /// The SQL that fences it in SQLite 3.38 or newer. Run it once; it changes no data.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for a table in another database than `main`: a trigger can't refer to it.
+    /// [`ErrorKind::Config`] for a table in a database other than `main`: a trigger can't refer to
+    /// it.
     pub fn sqlite(&self) -> Result<String> {
         if self.schema.as_deref().is_some_and(|it| it != "main") {
             let message = "triggers of SQLite stay in one database: name the table alone";
@@ -170,7 +171,7 @@ impl Table {
         Ok(sql)
     }
 
-    /// How a presented token compares with the highest when it is stale.
+    /// The operator that compares a stale token with the highest one.
     fn older(&self) -> &'static str {
         match self.rule {
             Rule::NotOlder => "<",
@@ -194,7 +195,7 @@ impl Table {
     }
 }
 
-/// A name that is safe in quotes, and short enough for what is named after it.
+/// A name that is safe in quotes, and short enough for the suffixes of derived names.
 fn identifier(name: &str) -> Result<String> {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
     if (1..=45).contains(&name.len()) && name.chars().all(fits) {

@@ -1,4 +1,4 @@
-//! What can be made to go wrong with a request to the stand-in API server.
+//! The faults that can be injected into requests to the fake API server.
 
 use std::time::Duration;
 
@@ -11,22 +11,22 @@ pub enum Fault {
     ReplyLost,
     /// The connection ends, and nothing is applied.
     RequestLost,
-    /// The server gives up on etcd: 504 (or 500, as 1.20 has it), applied or not.
+    /// The server times out on etcd: 504 (or 500, as in 1.20), applied or not.
     Ambiguous {
         /// 504 or 500.
         code: u16,
-        /// Whether it comes true all the same.
+        /// Whether it is applied nevertheless.
         applied: bool,
     },
-    /// It is answered with 504 at once, and applied after this time: a proposal that etcd took up
+    /// It is answered with 504 at once, and applied after this time: a proposal that etcd committed
     /// late.
     AppliedLate(Duration),
     /// Priority and fairness: 429 as plain text, not executed.
     TooMany {
-        /// What the header `Retry-After` says.
+        /// The value of the header `Retry-After`.
         retry_after: u64,
     },
-    /// Refused with this code.
+    /// It is refused with this code.
     Refused(u16),
     /// It is executed after this time.
     Delayed(Duration),
@@ -62,13 +62,13 @@ impl Rule {
         }
     }
 
-    /// So many of them.
+    /// Limits it to this many requests.
     #[must_use]
     pub fn times(self, left: usize) -> Self {
         Self { left, ..self }
     }
 
-    /// Only requests whose body or path has this in it.
+    /// Limits it to requests whose body or path contains this text.
     #[must_use]
     pub fn containing(self, text: &str) -> Self {
         let containing = text.to_owned();
@@ -83,14 +83,14 @@ impl Rule {
     }
 }
 
-/// Who may do what.
+/// A permission.
 #[derive(Debug, Clone)]
 pub struct Grant {
-    /// The bearer's token.
+    /// The bearer token.
     pub token: String,
     /// `get`, `create`, `update`, …
     pub verbs: Vec<String>,
-    /// The names that the rule is for; none for all.
+    /// The names that it covers; empty for all.
     pub names: Vec<String>,
 }
 

@@ -1,8 +1,8 @@
-//! `ApiServer`: a stand-in for kube-apiserver, as far as Leases go, on a port of loopback.
+//! `ApiServer`: a fake kube-apiserver that supports Leases, on a loopback port.
 //!
-//! It answers as real ones do (`store` has the rules, which were measured), over HTTP, to this
-//! and to other processes, and can be made to fail as they do: an update that is applied and not
-//! answered, 429, silence, watches that end. It lives in a thread of the test and ends with its
+//! It answers as real ones do (`store` has the rules, which were measured), over HTTP, to this and
+//! to other processes. It can be made to fail as they do: an update that is applied and not
+//! answered, 429, silence, watches that end. It runs in a thread of the test and ends with its
 //! handle.
 
 mod fault;
@@ -36,23 +36,23 @@ use crate::engine::{CutOff, Outage, Outages};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Serving,
-    /// Connections stay, and nothing is answered.
+    /// Connections stay open, and nothing is answered.
     Frozen,
     /// Nobody listens.
     Down,
-    /// For good.
+    /// Ended for good.
     Ended,
 }
 
 struct State {
     store: Mutex<Store>,
-    /// Rung at every request that may have changed something.
+    /// Notified at every request that may have changed something.
     changed: Notify,
     mode: watch::Sender<Mode>,
     rules: Mutex<Vec<Rule>>,
     grants: Mutex<Vec<Grant>>,
     counts: Mutex<HashMap<String, u64>>,
-    /// Watches of an older one end.
+    /// Incremented to end the watches of an earlier epoch.
     epoch: AtomicU64,
     /// How far its clock is ahead, in seconds.
     ahead: Mutex<i64>,
@@ -89,7 +89,7 @@ impl State {
     }
 }
 
-/// See the module's text.
+/// See the module documentation.
 pub struct ApiServer {
     state: Arc<State>,
     address: SocketAddr,
@@ -104,16 +104,17 @@ impl ApiServer {
     /// Starts it on a free port.
     ///
     /// # Errors
-    /// A sentence when there is no port or no folder to be had.
+    /// A message if there is no port or no directory available.
     pub fn start() -> Result<Self, String> {
         Self::serving(None)
     }
 
-    /// The same with TLS, by certificates of [`certificates`](crate::lab::trial::certificates) in
-    /// this folder. Whoever shows one of that authority has the token [`CERTIFICATE`].
+    /// As [`ApiServer::start`], with TLS by certificates of
+    /// [`certificates`](crate::lab::trial::certificates) in this directory. A client with a
+    /// certificate of that authority has the token [`CERTIFICATE`].
     ///
     /// # Errors
-    /// As [`ApiServer::start`], and when the certificates can't be used.
+    /// As [`ApiServer::start`], and if the certificates can't be used.
     pub fn start_tls(certificates: &Path) -> Result<Self, String> {
         let server = Self::serving(Some(acceptor(certificates)?))?;
         let ca = certificates.join("ca.pem");
@@ -174,7 +175,7 @@ impl ApiServer {
         self.address
     }
 
-    /// Its URL, as palisade takes it.
+    /// Its URL for palisade.
     pub fn url(&self) -> String {
         self.url_with(&self.kubeconfig())
     }
@@ -192,7 +193,7 @@ impl ApiServer {
         self.folder.path().join("config")
     }
 
-    /// A folder that lives as long as the server.
+    /// A directory that lives as long as the server.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -200,7 +201,7 @@ impl ApiServer {
     /// Writes a kubeconfig whose user is `user`, as YAML on one line (`{token: x}`).
     ///
     /// # Panics
-    /// When it can't be written.
+    /// If it can't be written.
     pub fn write_kubeconfig(&self, name: &str, user: &str) -> PathBuf {
         let path = self.folder.path().join(name);
         let user = if user.is_empty() { "{}" } else { user };
@@ -214,34 +215,34 @@ impl ApiServer {
         path
     }
 
-    /// Makes requests fail from now on, until [`ApiServer::heal`].
+    /// Injects a fault from now on, until [`ApiServer::heal`].
     pub fn inject(&self, rule: Rule) {
         self.state.rules.lock().push(rule);
     }
 
-    /// Ends all faults, and how many of them were left to come.
+    /// Ends all faults; returns how many injections were still pending.
     pub fn heal(&self) -> usize {
         let rules = std::mem::take(&mut *self.state.rules.lock());
         let left = rules.iter().filter(|rule| rule.left < usize::MAX);
         left.map(|rule| rule.left).sum()
     }
 
-    /// Lets in only those who have a token; nobody is asked for one when there is none.
+    /// Requires one of these tokens; with an empty list everything is allowed.
     pub fn grant(&self, grants: Vec<Grant>) {
         *self.state.grants.lock() = grants;
     }
 
-    /// Its clock is ahead by so many seconds.
+    /// Sets how many seconds its clock is ahead.
     pub fn set_clock_ahead(&self, seconds: i64) {
         *self.state.ahead.lock() = seconds;
     }
 
-    /// The namespace is being deleted.
+    /// Marks the namespace as being deleted.
     pub fn terminate_namespace(&self) {
         self.state.store.lock().terminating = true;
     }
 
-    /// Answers nothing from here on, or again.
+    /// Stops answering, or answers again.
     pub fn freeze(&self, frozen: bool) {
         let mode = if frozen { Mode::Frozen } else { Mode::Serving };
         self.state.mode.send_replace(mode);
@@ -254,23 +255,23 @@ impl ApiServer {
         self.state.changed.notify_waiters();
     }
 
-    /// As after a restart: watches end, and no version from before can be watched from.
+    /// As after a restart: watches end, and no earlier version can be watched from.
     pub fn forget_history(&self) {
         let mut store = self.state.store.lock();
         store.oldest = store.version + 2;
-        // The cache begins later than the last write.
+        // The watch cache begins later than the last write.
         store.tick();
         store.tick();
         drop(store);
         self.end_watches();
     }
 
-    /// How many requests of this method came.
+    /// How many requests of this method were received.
     pub fn requests(&self, method: &str) -> u64 {
         self.state.counts.lock().get(method).copied().unwrap_or(0)
     }
 
-    /// The Lease of that name, as it is.
+    /// The current Lease of that name.
     pub fn lease(&self, name: &str) -> Option<Value> {
         let answer = self.state.store.lock().get(name);
         (answer.code == 200).then_some(answer.body)
@@ -285,10 +286,10 @@ impl ApiServer {
         names.map(str::to_owned).collect()
     }
 
-    /// Changes a Lease behind everybody's back, as `kubectl edit` does.
+    /// Changes a Lease directly, as `kubectl edit` does.
     ///
     /// # Panics
-    /// When there is none, or it becomes none.
+    /// If there is no such Lease, or the result is invalid.
     pub fn edit(&self, name: &str, edit: impl FnOnce(&mut Value)) {
         let mut store = self.state.store.lock();
         let mut lease = store.get(name).body;
@@ -306,7 +307,7 @@ impl ApiServer {
         self.state.changed.notify_waiters();
     }
 
-    /// One request, by hand: status, headers and body.
+    /// Sends one request by hand: returns status, headers and body.
     ///
     /// # Panics
     /// When there is no answer.
@@ -372,8 +373,8 @@ impl CutOff for ApiServer {
     }
 }
 
-/// A server that is stopped or swallowed looks the same to its clients, and so does one that is
-/// killed or cut off: what it has stored is in etcd, and stays.
+/// Clients can't tell a stopped server from a partitioned one, nor a killed one from one that
+/// refuses connections. Its data is in etcd in reality, and is kept.
 impl Outages for ApiServer {
     fn can(&self, _: Outage) -> bool {
         true
@@ -395,7 +396,7 @@ impl Outages for ApiServer {
     }
 }
 
-/// Listens while it is not down.
+/// Listens unless it is down.
 async fn listen(state: Arc<State>, address: SocketAddr) {
     let mut mode = state.mode.subscribe();
     loop {
@@ -408,7 +409,7 @@ async fn listen(state: Arc<State>, address: SocketAddr) {
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
-        // Dropped with all connections when it goes down.
+        // Dropped with all connections when the server goes down.
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {
@@ -442,11 +443,11 @@ where
 {
     let service = service_fn(move |request| serve::serve(Arc::clone(&state), request, certified));
     let served = hyper::server::conn::http1::Builder::new();
-    // A connection that breaks is its client's affair.
+    // A broken connection only concerns its client.
     let _ = served.serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// The token of whoever shows a certificate.
+/// The token of a client with a certificate.
 pub const CERTIFICATE: &str = "by certificate";
 
 fn acceptor(folder: &Path) -> Result<TlsAcceptor, String> {

@@ -1,4 +1,4 @@
-//! The HTTP side of the stand-in: authentication, routes, watches, faults.
+//! The HTTP side of the fake API server: authentication, routes, watches, faults.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -33,10 +33,10 @@ impl std::fmt::Display for Hangup {
 
 impl std::error::Error for Hangup {}
 
-/// How often a quiet watch is told how far things are.
+/// How often an idle watch receives a bookmark with the current version.
 const BOOKMARK: Duration = Duration::from_secs(60);
 
-/// One request, taken apart.
+/// A parsed request.
 struct Asked {
     method: Method,
     path: String,
@@ -78,7 +78,7 @@ pub(super) async fn serve(state: Arc<State>, request: Request<Incoming>, certifi
         body,
     };
     state.count(&asked.method);
-    // A frozen server takes a request up when it goes on, if its client is still there.
+    // A frozen server processes a request when it is continued, if its client is still there.
     let mut mode = state.mode.subscribe();
     let _ = mode.wait_for(|mode| *mode != Mode::Frozen).await;
     let fault = state.fault(&asked.method, &asked.path, &asked.body);
@@ -94,7 +94,7 @@ pub(super) async fn serve(state: Arc<State>, request: Request<Incoming>, certifi
             if applied {
                 let _ = answer(&state, &asked).await;
             }
-            // Of this form on 1.36: neither kind nor apiVersion.
+            // 1.36 answers like this: with neither kind nor apiVersion.
             plain(
                 code,
                 &json!({ "metadata": {}, "status": "Failure", "code": code }),
@@ -176,7 +176,7 @@ async fn answer(state: &Arc<State>, asked: &Asked) -> Response<Body> {
         .iter()
         .find(|grant| Some(grant.token.as_str()) == bearer);
     if grants.is_empty() {
-        // Anybody may do anything.
+        // Everything is allowed.
     } else if bearer.is_some() && known.is_none() {
         return whole(&Answer::status(401, "Unauthorized", "Unauthorized"));
     }
@@ -231,7 +231,7 @@ async fn answer(state: &Arc<State>, asked: &Asked) -> Response<Body> {
     if verb == "watch" {
         return watch_from(state, asked, namespace);
     }
-    // A version that is not reached yet is waited for, and then it is too late.
+    // A version in the future is waited for, and then the request times out.
     let version = asked
         .query
         .get("resourceVersion")
@@ -253,7 +253,7 @@ async fn answer(state: &Arc<State>, asked: &Asked) -> Response<Body> {
         "get" => store.get(name),
         "create" => store.create(namespace, &asked.body),
         "update" => {
-            // A PUT that creates needs the right to that too, by name.
+            // A PUT that creates also needs the permission to create, by name.
             let creates = store.get(name).code == 404;
             if creates && !may("create", name) {
                 return forbidden("create");
@@ -268,7 +268,7 @@ async fn answer(state: &Arc<State>, asked: &Asked) -> Response<Body> {
     whole(&answer)
 }
 
-/// What a selector lets through.
+/// Whether an object matches the selectors.
 fn selects(asked: &Asked, lease: &Value) -> Result<bool, Answer> {
     let mut through = true;
     if let Some(field) = asked
@@ -326,7 +326,7 @@ fn list(store: &super::store::Store, asked: &Asked, namespace: &str) -> Answer {
             break;
         }
         let mut item = lease.clone();
-        // Items say neither what they are.
+        // Items of a list have neither kind nor apiVersion.
         if let Some(item) = item.as_object_mut() {
             item.remove("kind");
             item.remove("apiVersion");
@@ -341,12 +341,12 @@ fn list(store: &super::store::Store, asked: &Asked, namespace: &str) -> Answer {
     Answer { code: 200, body }
 }
 
-/// A watch under way.
+/// A watch in progress.
 struct Watching {
     state: Arc<State>,
     asked: Asked,
     namespace: String,
-    /// What was told last.
+    /// The last version that was sent.
     at: u64,
     pending: std::collections::VecDeque<String>,
     ends: Instant,
@@ -390,7 +390,7 @@ fn watch_from(state: &Arc<State>, asked: &Asked, namespace: &str) -> Response<Bo
         over: false,
     };
     match from {
-        // As an event, after a 200.
+        // Sent as an event, after a 200.
         Some(from) if from < store.oldest => {
             let gone = Answer::status(410, "Expired", "too old resource version");
             watching.pending.push_back(line("ERROR", &gone.body));
@@ -427,7 +427,7 @@ impl Watching {
             tokio::pin!(changed);
             changed.as_mut().enable();
             let mut mode = state.mode.subscribe();
-            // Frozen, nothing at all is said.
+            // A frozen server sends nothing at all.
             let _ = mode.wait_for(|mode| *mode != Mode::Frozen).await;
             if let Some(text) = self.pending.pop_front() {
                 return Some(text);
@@ -464,7 +464,8 @@ impl Watching {
         line("BOOKMARK", &object)
     }
 
-    /// Events since the last; those below a version from the future are dropped without notice.
+    /// Collects events since the last one; those below a version from the future are dropped
+    /// silently.
     fn take_in(&mut self) {
         let store = self.state.store.lock();
         if self.namespace != store.namespace {
@@ -472,7 +473,8 @@ impl Watching {
         }
         for event in store.log.iter().filter(|event| event.version > self.at) {
             let fits = |object: &Value| selects(&self.asked, object).unwrap_or(false);
-            // What begins or ceases to fit the selector comes and goes, for this watch.
+            // To this watch, an object that starts or stops matching the selector is added or
+            // deleted.
             let before = event.before.as_ref().is_some_and(fits);
             let kind = match (before, event.kind != "DELETED" && fits(&event.object)) {
                 (false, false) => continue,

@@ -1,11 +1,11 @@
-//! `Store`: Leases as kube-apiserver keeps them. Every rule here was measured on a real one
-//! (v1.36.4, the main ones on v1.20.2 too); `tests/kubernetes/status.rs` has a test for each.
+//! `Store`: Leases as kube-apiserver stores them. Every rule here was measured on a real one
+//! (v1.36.4, the main ones also on v1.20.2); `tests/kubernetes/status.rs` has a test for each.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Map, Value, json};
 
-/// How many events are kept: whoever wants older ones is told 410.
+/// How many events are kept: a watch from before them is answered with 410.
 const LOG: usize = 4096;
 
 /// An answer.
@@ -52,7 +52,7 @@ impl Answer {
         Self::status(404, "NotFound", &message)
     }
 
-    /// A 500 has no reason: the client is wrong, and a retry would not help.
+    /// This 500 has no reason: the client is wrong, and a retry would not help.
     fn client_bug(message: &str) -> Self {
         let mut answer = Self::status(500, "", message);
         if let Some(body) = answer.body.as_object_mut() {
@@ -64,24 +64,24 @@ impl Answer {
 
 type Answered = Result<Answer, Answer>;
 
-/// A change, as a watch tells it.
+/// A change, as a watch reports it.
 #[derive(Debug, Clone)]
 pub(super) struct Event {
     pub(super) version: u64,
     pub(super) kind: &'static str,
     pub(super) object: Value,
-    /// The object before, if there was one.
+    /// The previous object, if there was one.
     pub(super) before: Option<Value>,
 }
 
 /// The Leases of one namespace.
 #[derive(Debug)]
 pub(super) struct Store {
-    /// One counter for everything, as etcd has it.
+    /// One counter for all objects, as in etcd.
     pub(super) version: u64,
     leases: BTreeMap<String, Value>,
     pub(super) log: VecDeque<Event>,
-    /// A watch from before this version is told 410.
+    /// A watch from before this version is answered with 410.
     pub(super) oldest: u64,
     uids: u64,
     pub(super) namespace: String,
@@ -123,7 +123,7 @@ impl Store {
         self.leases.values()
     }
 
-    /// What any request in a namespace that is not there comes to.
+    /// The answer to a request in a namespace that does not exist.
     pub(super) fn elsewhere(&self, verb: &str, namespace: &str, name: &str) -> Answer {
         match self.may_create(namespace) {
             Err(refused) if matches!(verb, "create" | "update") => refused,
@@ -131,7 +131,7 @@ impl Store {
         }
     }
 
-    /// Another write somewhere in the cluster: the counter jumps.
+    /// Simulates another write in the cluster, which increments the counter.
     pub(super) fn tick(&mut self) {
         self.version += 1;
     }
@@ -189,13 +189,13 @@ impl Store {
         Answer::ok(201, self.leases[name].clone())
     }
 
-    /// Writes an object under the next version, and tells the watches.
+    /// Writes an object with the next version, and notifies the watches.
     fn store(&mut self, name: &str, mut lease: Value, kind: &'static str) {
         self.version += 1;
         lease["metadata"]["resourceVersion"] = self.version.to_string().into();
         lease["apiVersion"] = "coordination.k8s.io/v1".into();
         lease["kind"] = "Lease".into();
-        // Comes back with every object.
+        // Returned with every object.
         lease["metadata"]["managedFields"] =
             json!([{ "manager": "palisade", "operation": "Update" }]);
         let before = if kind == "DELETED" {
@@ -238,7 +238,7 @@ impl Store {
                 let message = "Precondition failed: UID in precondition: …, UID in object meta: ";
                 return Err(Answer::conflict(message));
             }
-            // A PUT creates, and brings back what was deleted, whatever version it says.
+            // A PUT creates, and re-creates a deleted object, whatever version it names.
             self.may_create(namespace)?;
             return Ok(self.insert(name, lease));
         };
@@ -261,7 +261,7 @@ impl Store {
         Ok(self.update(name, lease))
     }
 
-    /// Stores a changed object; one that is not changed is not written.
+    /// Stores a changed object; an unchanged one is not written.
     fn update(&mut self, name: &str, mut lease: Value) -> Answer {
         let old = &self.leases[name];
         keep(old, &mut lease, &["resourceVersion", "managedFields"]);
@@ -402,8 +402,7 @@ fn merge(into: &mut Value, patch: &Value) {
     }
 }
 
-/// Reads a Lease from a body: what is no Lease is a 400, and what a Lease does not have is
-/// dropped.
+/// Parses a Lease from a body: anything else is a 400, and unknown fields are dropped.
 fn parse(body: &[u8]) -> Result<Value, Answer> {
     let mut lease: Value =
         serde_json::from_slice(body).map_err(|_| Answer::bad_request("no JSON"))?;
@@ -423,7 +422,7 @@ fn parse(body: &[u8]) -> Result<Value, Answer> {
     }
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("managedFields");
-        // As Go leaves empty maps out.
+        // Go omits empty maps.
         metadata.retain(|_, value| value.as_object().is_none_or(|map| !map.is_empty()));
     }
     let spec = object.entry("spec").or_insert(json!({}));
@@ -464,7 +463,7 @@ fn parse(body: &[u8]) -> Result<Value, Answer> {
     Ok(lease)
 }
 
-/// What the validation of Leases refuses, as 422.
+/// The validation of Leases, which refuses with 422.
 fn check(lease: &Value) -> Result<(), Answer> {
     let name = text(lease, "/metadata/name");
     if !is_subdomain(name) {
@@ -507,7 +506,7 @@ fn is_subdomain(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(label)
 }
 
-/// `2026-01-02T03:04:05.123456Z`: exactly six digits; an offset is taken and stored as UTC.
+/// `2026-01-02T03:04:05.123456Z`: exactly six digits; an offset is accepted and converted to UTC.
 fn micro_time(time: &str) -> Option<String> {
     let form = |text: &str, form: &str| {
         text.len() == form.len()
@@ -526,7 +525,7 @@ fn micro_time(time: &str) -> Option<String> {
     if !form(time, "0000-00-00T00:00:00.000000+00:00") {
         return None;
     }
-    // Whole hours, by a day at the most, are enough to see that they are taken.
+    // Whole hours of at most a day are enough to test that offsets are accepted.
     let hours: i32 = time[26..29].parse().ok()?;
     let hour: i32 = time[11..13].parse().ok()?;
     let utc = (hour - hours).rem_euclid(24);

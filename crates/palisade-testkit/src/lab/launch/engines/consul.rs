@@ -1,4 +1,4 @@
-//! Consul, one server or three, with elections as quick as they come and short sessions.
+//! Consul, one server or three, with the quickest elections and short sessions.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ pub(in super::super) fn start(
             "server": true,
             "bootstrap_expect": count,
             "node_name": format!("n{index}"),
-            // The same after a wipe: a name belongs to an id.
+            // The id is the same after a wipe, because a node name is bound to its id.
             "node_id": format!("00000000-0000-4000-8000-{index:012}"),
             "data_dir": "data",
             "bind_addr": "127.0.0.1",
@@ -76,7 +76,7 @@ pub(in super::super) fn start(
     })
 }
 
-/// The leader's port for servers, as one server sees it.
+/// The port for servers of the leader that one server reports.
 fn leader_of(port: u16) -> Result<Option<u16>, String> {
     match wire::http(port, "GET", "/v1/status/leader", "")? {
         (200, body) => Ok(body
@@ -89,18 +89,18 @@ fn leader_of(port: u16) -> Result<Option<u16>, String> {
     }
 }
 
-/// Whether a write through this server is accepted, and its sessions will be.
+/// Whether a write through this server is accepted, and sessions will be.
 fn writes(port: u16) -> Result<(), String> {
     match wire::http(port, "PUT", "/v1/kv/palisade-testkit-ready", "1")? {
         (200, body) if body.trim() == "true" => registered(port),
-        // One that knows who may write, and that we may not.
+        // This server enforces ACLs, and we may not write.
         (403, body) if body.contains("Permission denied") => Ok(()),
         (status, body) => Err(format!("port {port}: write {status} {body}")),
     }
 }
 
 /// Whether the agent has registered its node, which it does some time after a leader accepts
-/// writes. Until then it gives no session.
+/// writes. Until then it creates no session.
 fn registered(port: u16) -> Result<(), String> {
     match wire::http(port, "GET", "/v1/catalog/nodes", "")? {
         (200, body) if body.contains("\"Node\"") => Ok(()),

@@ -50,7 +50,7 @@ pub(in super::super) fn start(
             "new",
         ]);
         arguments.extend(owned(settings));
-        // Without a majority a member listens, and answers nothing.
+        // Without a majority a member accepts connections but answers nothing.
         let answers = Box::new(move || wire::connect(client).map(drop));
         let others: Vec<u16> = clients
             .iter()
@@ -80,8 +80,8 @@ fn healthy(port: u16) -> Result<(), String> {
     }
 }
 
-/// The member that takes itself for the leader, in the latest term: one that was stopped may do
-/// so for a while after it goes on.
+/// The member that considers itself the leader, in the latest term: a member that was stopped may
+/// do so for a while after it is continued.
 fn leader(nodes: &[Node]) -> Option<usize> {
     let claims = alive(nodes).filter_map(|(index, node)| {
         let (_, body) = wire::http(node.port(), "POST", "/v3/maintenance/status", "{}").ok()?;
@@ -93,7 +93,7 @@ fn leader(nodes: &[Node]) -> Option<usize> {
     claims.max().map(|(_, index)| index)
 }
 
-/// Removes the member with this peer URL and adds it anew, through one of the others.
+/// Removes the member with this peer URL and adds it again, through one of the others.
 fn replace_member(others: &[u16], peer: &str) -> Result<Vec<String>, String> {
     let call = |port: u16, verb: &str, body: String| match wire::http(
         port,
@@ -104,7 +104,7 @@ fn replace_member(others: &[u16], peer: &str) -> Result<Vec<String>, String> {
         (200, body) => serde_json::from_str(&body).map_err(|error| error.to_string()),
         (status, body) => Err(format!("member {verb}: {status} {body}")),
     };
-    // A member is added only when the others have been connected for five seconds.
+    // A member can be added only when the others have been connected for five seconds.
     until(START, || {
         let mut refused = "no other member runs".to_owned();
         for &port in others {

@@ -1,5 +1,5 @@
-//! How each engine is started. One file per product; each gives nodes that are started, and how
-//! to see that the whole of them is ready and who leads.
+//! How each engine is started, one file per product. Each returns started nodes, and functions to
+//! check that they are ready and who leads.
 
 pub(super) mod consul;
 pub(super) mod etcd;
@@ -13,7 +13,7 @@ fn owned(settings: &[&str]) -> Vec<String> {
     settings.iter().map(|&setting| setting.to_owned()).collect()
 }
 
-/// What most of those that were asked answer; `None` when nobody does.
+/// The most common answer; `None` if there is none.
 fn most(answers: impl Iterator<Item = usize>) -> Option<usize> {
     let mut votes = std::collections::BTreeMap::<usize, usize>::new();
     for answer in answers {

@@ -1,5 +1,6 @@
-//! PostgreSQL, alone, with a standby, or behind pgbouncer in transaction mode. All refuse to run as root: then
-//! they run as the user `postgres`, which the packages make, or as `nobody`.
+//! PostgreSQL, alone, with a standby, or behind pgbouncer in transaction mode. These programs
+//! refuse to run as root: then they run as the user `postgres`, which the packages create, or as
+//! `nobody`.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -11,7 +12,7 @@ use super::super::running::{Parts, alive};
 use super::super::{ports, wire};
 use super::owned;
 
-/// Who owns the databases; no password is asked for.
+/// The owner of the databases; no password is required.
 const OWNER: &str = "palisade";
 
 /// One server.
@@ -43,8 +44,8 @@ pub(in super::super) fn pair(folder: &Path, settings: &[&str]) -> Result<Parts, 
     Ok(parts(vec![primary, standby]))
 }
 
-/// What begins like this is for the pooler, as in `pooler.pool_mode = session`; the rest is for the
-/// server behind it.
+/// The prefix of settings for the pooler, as in `pooler.pool_mode = session`; all others are for
+/// the server behind it.
 const FOR_THE_POOLER: &str = "pooler.";
 
 /// A pooler, and the server behind it.
@@ -73,7 +74,7 @@ pub(in super::super) fn pooled(folder: &Path, settings: &[&str]) -> Result<Parts
         ..Spec::new(&PGBOUNCER.get()?, Box::new(move || selects(port)))
     };
     let pooler = Node::new(folder, "n0", port, spec)?;
-    // It does not ask the server again at once if it finds none at its start.
+    // The pooler does not reconnect at once if it finds no server at its start.
     server.answers()?;
     pooler.spawn()?;
     Ok(parts(vec![pooler, server]))
@@ -92,7 +93,7 @@ fn server(folder: &Path, name: &str, settings: &[&str]) -> Result<Node, String> 
     started(folder, name, settings, Box::new(make_databases))
 }
 
-/// Makes a server's data: with its programs, as a user, in its folder.
+/// Creates a server's data: from its programs' directory, the user, and the node's directory.
 type Make = Box<dyn Fn(&Path, Option<User>, &Path) -> Result<(), String> + Send + Sync>;
 
 fn started(folder: &Path, name: &str, settings: &[&str], make: Make) -> Result<Node, String> {
@@ -104,7 +105,7 @@ fn started(folder: &Path, name: &str, settings: &[&str], make: Make) -> Result<N
     for setting in [
         "listen_addresses=127.0.0.1",
         "unix_socket_directories=",
-        // Files in its own folder, where a killed server's go away as well.
+        // Uses files in its own directory, so that those of a killed server are removed as well.
         "dynamic_shared_memory_type=mmap",
         "max_connections=200",
         "shared_buffers=32MB",
@@ -116,7 +117,7 @@ fn started(folder: &Path, name: &str, settings: &[&str], make: Make) -> Result<N
         arguments,
         user,
         prepare: Box::new(move |folder| make(&programs, user, folder)),
-        // An immediate shutdown: a killed one leaves a segment of shared memory behind.
+        // An immediate shutdown, because a killed server leaves a shared memory segment behind.
         end: "QUIT",
         after_kill: Some(remove_segment),
         ..Spec::new(&bin.join("postgres"), Box::new(move || selects(port)))
@@ -156,7 +157,7 @@ fn run(mut command: Command, user: Option<User>, folder: &Path) -> Result<(), St
     }
 }
 
-/// Removes the segment that marks the data as used: its number is in the seventh line.
+/// Removes the segment that marks the data as in use: its id is in the seventh line.
 fn remove_segment(folder: &Path) {
     let file = std::fs::read_to_string(folder.join("data/postmaster.pid")).unwrap_or_default();
     let line = file.lines().nth(6).unwrap_or_default();
@@ -172,7 +173,7 @@ fn selects(port: u16) -> Result<(), String> {
     }
 }
 
-/// Whom to be instead of root; `None` when we are not root.
+/// The user to run as instead of root; `None` if we are not root.
 fn other_user() -> Result<Option<User>, String> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);

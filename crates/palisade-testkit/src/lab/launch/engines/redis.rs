@@ -1,5 +1,5 @@
 //! Redis and Valkey: independent servers. Every write is in the append-only file before it is
-//! answered, so that a killed server comes back with its data.
+//! answered, so a killed server restarts with its data.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ pub(in super::super) fn one(
     Ok(independent(url, nodes))
 }
 
-/// Five servers that know nothing of each other.
+/// Five independent servers.
 pub(in super::super) fn five(folder: &Path, settings: &[&str]) -> Result<Parts, String> {
     let names = ["n0", "n1", "n2", "n3", "n4"];
     let nodes = names.map(|name| server(&REDIS, folder, name, settings));
@@ -42,7 +42,7 @@ fn independent(url: String, nodes: Vec<Node>) -> Parts {
     }
 }
 
-/// Starts one server with the settings of all of them.
+/// Starts one server with these settings.
 pub(super) fn server(
     part: &Part,
     folder: &Path,
@@ -53,14 +53,14 @@ pub(super) fn server(
     Node::started(folder, name, port, spec(part, port, settings)?)
 }
 
-/// A server that keeps its configuration in a file, where Sentinel's changes to it survive.
+/// A server that keeps its configuration in a file, so that Sentinel's changes to it survive.
 pub(super) fn spec(part: &Part, port: u16, settings: &[&str]) -> Result<Spec, String> {
     let mut configuration = format!(
         "port {port}\nbind 127.0.0.1\nprotected-mode no\nsave \"\"\nappendonly yes\n\
          appendfsync no\nrepl-diskless-sync-delay 0\n"
     );
     let (mut words, mut tls_port) = (settings.iter(), None);
-    // As on the command line: `--maxmemory 3mb`.
+    // The same form as on the command line: `--maxmemory 3mb`.
     while let Some(word) = words.next() {
         configuration += &match word.strip_prefix("--") {
             Some("tls") => encrypted(
@@ -84,8 +84,8 @@ pub(super) fn spec(part: &Part, port: u16, settings: &[&str]) -> Result<Spec, St
     })
 }
 
-/// What `--tls FOLDER` stands for: TLS on a port beside the plain one, and among the servers
-/// themselves, with what `trial::certificates` has put into the folder.
+/// The meaning of `--tls FOLDER`: TLS on a second port, and among the servers themselves, with the
+/// files that `trial::certificates` has created in that directory.
 pub(super) fn encrypted(folder: &str, port: u16) -> String {
     format!(
         "tls-port {port}\ntls-cert-file {folder}/server.pem\ntls-key-file {folder}/server.key\n\

@@ -9,10 +9,10 @@ use super::super::{ports, until, wire};
 use super::most;
 use super::redis::{encrypted, ping, server, spec};
 
-/// What sentinels call the master.
+/// The sentinels' name of the master.
 const MASTER: &str = "main";
 
-/// Where sentinels begin among the nodes: after the master and its replica.
+/// The index of the first sentinel among the nodes: after the master and its replica.
 const SENTINELS: usize = 2;
 
 /// Master, replica, three sentinels.
@@ -23,7 +23,7 @@ pub(in super::super) fn sentinel(folder: &Path, settings: &[&str]) -> Result<Par
     let tls = settings.iter().position(|word| *word == "--tls");
     let tls = tls.and_then(|at| settings.get(at + 1));
     let replica = server(&REDIS, folder, "n1", &[settings, &[&follow]].concat())?;
-    // A sentinel looks for replicas when it starts, and then every ten seconds.
+    // A sentinel discovers replicas when it starts, and then every ten seconds.
     until(START, || linked(replica.port()))?;
     let mut nodes = vec![master, replica];
     for index in 0..3 {
@@ -160,7 +160,8 @@ pub(in super::super) fn cluster(
     Ok(Parts {
         url: format!("{}+cluster://{}", scheme(&nodes), addresses(&nodes)),
         ready: Box::new(move |nodes| {
-            // New and wiped nodes know nobody; those that do refuse what they know already.
+            // New and wiped nodes know no others; commands that repeat known facts fail and are
+            // ignored.
             for (index, node) in alive(nodes) {
                 introduce(index, node.port(), nodes, &buses);
             }
@@ -180,7 +181,7 @@ pub(in super::super) fn cluster(
     })
 }
 
-/// Makes the others forget the node that had this port: it comes back as another.
+/// Makes the others forget the node that had this port: it comes back with another id.
 fn forget(all: &[u16], gone: u16) -> Result<Vec<String>, String> {
     for &port in all.iter().filter(|port| **port != gone) {
         let known = wire::redis(port, &["CLUSTER", "NODES"])?;
@@ -194,7 +195,7 @@ fn forget(all: &[u16], gone: u16) -> Result<Vec<String>, String> {
     Ok(Vec::new())
 }
 
-/// Makes a node a replica of the master, and sees that it has caught up.
+/// Makes a node a replica of the master, and waits until it has caught up.
 fn follow(port: u16, master: u16) -> Result<(), String> {
     if is_master(port).is_ok() {
         let id = wire::redis(master, &["CLUSTER", "MYID"])?;
@@ -204,7 +205,7 @@ fn follow(port: u16, master: u16) -> Result<(), String> {
 }
 
 fn introduce(index: usize, port: u16, nodes: &[Node], buses: &[u16]) {
-    // One that was not up yet may know the others by now, and still have no slots.
+    // A node that was not up before may know the others by now, and still have no slots.
     let is = |line: &str| expect(port, &["CLUSTER", "INFO"], line).is_ok();
     let all = format!("cluster_known_nodes:{}", nodes.len());
     if is(&all) && is("cluster_slots_assigned:16384") {

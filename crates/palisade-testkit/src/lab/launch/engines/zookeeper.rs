@@ -43,7 +43,7 @@ pub(in super::super) fn start(
                 "-XX:TieredStopAtLevel=1",
                 "-XX:-UsePerfData",
                 "-Dznode.container.checkIntervalMs=1000",
-                // In kilobytes; its own choice of 64 MB takes as much memory here.
+                // In kilobytes; the default of 64 MB would take that much memory here.
                 "-Dzookeeper.preAllocSize=1024",
                 "-cp",
                 &classpath,
@@ -73,7 +73,7 @@ pub(in super::super) fn start(
     })
 }
 
-/// Whether the server answers, in a majority or not.
+/// Whether the server answers, with or without a majority.
 fn alone(port: u16) -> Result<(), String> {
     match wire::four_letters(port, "ruok")?.as_str() {
         "imok" => Ok(()),

@@ -1,9 +1,9 @@
-//! The database of one queue: its tables, how it is made, opened and locked, and what its failures
+//! The database of one queue: its tables, how it is created, opened and locked, and what its errors
 //! mean.
 //!
-//! Times are microseconds of the store's token clock; [`NEVER`] stands for a message that must not be
-//! claimed. The connection has locks of POSIX on its files, which closing any other descriptor of them
-//! would drop: nothing here opens them by itself.
+//! Times are microseconds of the store's token clock; [`NEVER`] stands for a message that must not
+//! be claimed. The connection holds POSIX locks on its files, which would be dropped by closing any
+//! other descriptor of them: so nothing here opens these files itself.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -24,10 +24,10 @@ use crate::engines::file::store::Store;
 
 const LAYOUT: i64 = 1;
 
-/// What is due then must not be claimed.
+/// The `due` of a message that must not be claimed.
 pub(super) const NEVER: i64 = i64::MAX;
 
-/// What the name of a file begins with that is not a whole database yet.
+/// The prefix of the name of a file that is not a complete database yet.
 const UNFINISHED: &str = ".new-";
 
 const SCHEMA: &str = "
@@ -62,7 +62,7 @@ const SCHEMA: &str = "
     CREATE TABLE sleeper (id TEXT PRIMARY KEY, process INTEGER NOT NULL, since INTEGER NOT NULL);
     ";
 
-/// Whether what was asked for must have reached the disk when it is answered.
+/// Whether the operation must be on disk before it is answered.
 pub(super) fn is_durable(operation: &str) -> bool {
     matches!(operation, "push" | "retry" | "drop")
 }
@@ -72,14 +72,14 @@ pub(super) struct Opened {
     pub(super) connection: Connection,
     pub(super) path: PathBuf,
     identity: Identity,
-    /// What tells this boot from others: the base of its token clock.
+    /// The base of the token clock, which identifies the boot.
     pub(super) boot: i64,
     durable: Cell<bool>,
-    /// When the dead were last looked for.
+    /// When dead consumers were last looked for.
     pub(super) reaped: Cell<i64>,
 }
 
-/// Opens the database of a queue, and makes it if it is missing.
+/// Opens the database of a queue, and creates it if it does not exist.
 pub(super) fn open(
     store: &Arc<Store>,
     (namespace, name): &(Arc<str>, Name),
@@ -93,7 +93,7 @@ pub(super) fn open(
     }
     let folder = home.dir.folder(QUEUES)?;
     if let Err(Errno::NOENT) = rustix::fs::statat(&folder, file, AtFlags::SYMLINK_NOFOLLOW) {
-        // One at a time makes it: the others find it then.
+        // Only one process creates it; the others then find it.
         let _locked = home.dir.lock(until.remaining())?;
         if let Err(Errno::NOENT) = rustix::fs::statat(&folder, file, AtFlags::SYMLINK_NOFOLLOW) {
             create(store, &folder, file, namespace, name)?;
@@ -121,7 +121,7 @@ pub(super) fn open(
             );
         }
     }
-    // Whoever claimed in an earlier boot is gone.
+    // Every consumer of an earlier boot is gone.
     opened.begin(operation, false, until)?;
     let freed = opened.connection.execute_batch(&format!(
         "UPDATE message SET due = 0 WHERE token > 0 AND boot <> {}; COMMIT",
@@ -142,7 +142,7 @@ fn connect(
 ) -> Result<Opened> {
     let home = store.home();
     let shown = home.dir.path.join(QUEUES).join(file);
-    // Its own parts may be links; nothing in the store is.
+    // The store's own path may contain links; nothing inside the store is a link.
     let real = std::fs::canonicalize(&home.dir.path);
     let real = real.map_err(|error| file_failed(operation, &home.dir.path, error))?;
     let path = real.join(QUEUES).join(file);
@@ -158,9 +158,9 @@ fn connect(
     let connection = Connection::open_with_flags(&path, flags);
     let connection = connection.map_err(|error| failed(operation, &shown, &error))?;
     connection.set_prepared_statement_cache_capacity(64);
-    // Whoever closes a database last keeps it from others for a moment.
+    // A process that closes a database as the last one blocks others for a moment.
     patiently(operation, until, &shown, || {
-        // Waiting is ours, and bounded.
+        // `patiently` waits instead, with a limit.
         connection.busy_timeout(Duration::ZERO)?;
         connection.execute_batch("PRAGMA synchronous = NORMAL; PRAGMA temp_store = MEMORY")
     })?;
@@ -174,8 +174,8 @@ fn connect(
     })
 }
 
-/// Makes the database under another name and puts it in its place whole. The caller holds the lock
-/// of the directory.
+/// Creates the database under another name, and renames it when it is complete. The caller holds
+/// the directory's lock.
 fn create(
     store: &Arc<Store>,
     folder: &rustix::fd::OwnedFd,
@@ -187,7 +187,7 @@ fn create(
     let home_dir = &home.dir;
     let failed_dir = |errno: Errno| unusable_dir(&home_dir.path.join(QUEUES), errno);
     for left in dir::names(folder).map_err(failed_dir)? {
-        // What somebody who was killed has left.
+        // A leftover of a process that was killed.
         if left.starts_with(UNFINISHED) {
             let _ = rustix::fs::unlinkat(folder, left, AtFlags::empty());
         }
@@ -208,7 +208,7 @@ fn create(
         opened.connection.execute_batch("COMMIT")
     };
     write().map_err(|error| failed("connect", &path, &error))?;
-    // The last one to close it writes all of it into the one file.
+    // Closing the last connection writes the whole WAL into the one file.
     let closed = opened.connection.close();
     closed.map_err(|(_, error)| failed("connect", &path, &error))?;
     let place = || {
@@ -219,7 +219,7 @@ fn create(
     place().map_err(failed_dir)
 }
 
-/// Namespace and name of the queue in a file; `None` when it is gone.
+/// Namespace and name of the queue in a file; `None` if the file is gone.
 pub(super) fn name_of(store: &Arc<Store>, file: &str) -> Result<Option<(String, Name)>> {
     let until = BootTime::now() + Duration::from_secs(1);
     let opened = match connect(store, file, "survey", until) {
@@ -236,7 +236,7 @@ pub(super) fn name_of(store: &Arc<Store>, file: &str) -> Result<Option<(String, 
     Ok(Some((said.0, Name::new(said.1)?)))
 }
 
-/// Tries again while others keep the database, until then.
+/// Retries while others have the database locked, until `until`.
 fn patiently<T>(
     operation: &'static str,
     until: BootTime,
@@ -268,12 +268,12 @@ fn is_busy(error: &rusqlite::Error) -> bool {
 }
 
 impl Opened {
-    /// Whether its file still is the one with its name.
+    /// Whether its path still leads to the file that was opened.
     pub(super) fn is_in_place(&self) -> bool {
         rustix::fs::lstat(&self.path).is_ok_and(|stat| identity(&stat) == self.identity)
     }
 
-    /// Begins a transaction, alone, as soon as the others let it, and before `until`.
+    /// Begins an exclusive transaction as soon as others allow it, before `until`.
     pub(super) fn begin(
         &self,
         operation: &'static str,
@@ -296,7 +296,7 @@ impl Opened {
         Ok(())
     }
 
-    /// Takes back what was not committed.
+    /// Rolls back an open transaction.
     pub(super) fn roll_back(&self) {
         if !self.connection.is_autocommit() {
             let _ = self.connection.execute_batch("ROLLBACK");
@@ -304,7 +304,7 @@ impl Opened {
     }
 }
 
-/// What a failure of SQLite means. Nothing was changed.
+/// Converts an error of SQLite. Nothing was changed.
 pub(super) fn failed(operation: &'static str, path: &Path, error: &rusqlite::Error) -> Error {
     let cause = match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
@@ -313,7 +313,7 @@ pub(super) fn failed(operation: &'static str, path: &Path, error: &rusqlite::Err
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             return damaged(operation, path);
         }
-        // A table is missing: the file was emptied, or is somebody else's.
+        // A table is missing: the file was emptied, or is not palisade's.
         Some(ErrorCode::Unknown) => return damaged(operation, path),
         Some(ErrorCode::DiskFull) => Errno::NOSPC,
         Some(
@@ -325,14 +325,14 @@ pub(super) fn failed(operation: &'static str, path: &Path, error: &rusqlite::Err
         _ => Errno::IO,
     };
     let failed = file_failed(operation, path, cause);
-    // The text of SQLite says more than its number, and nothing of the messages.
+    // SQLite's description of the code says more than the number, and contains no message data.
     match error {
         rusqlite::Error::SqliteFailure(code, _) => failed.because(code.to_string()),
         _ => failed,
     }
 }
 
-/// The error for a database that is not what palisade wrote.
+/// The error for a database that palisade did not write.
 pub(super) fn damaged(operation: &'static str, path: &Path) -> Error {
     let message = "the file of this queue is damaged; stop who uses it, save what `sqlite3 FILE \
                    .recover` shows, then remove it and what lies beside it";

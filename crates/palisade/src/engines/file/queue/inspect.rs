@@ -1,4 +1,4 @@
-//! What operators see of a queue, and what they do to its messages.
+//! How operators inspect a queue and change its messages.
 
 use rusqlite::{Row, params};
 
@@ -8,7 +8,7 @@ use crate::core::error::Result;
 use crate::core::owner::Owner;
 use crate::core::queue::{FullReport, MessageReport, MessageState, Pick, QueueReport};
 
-/// What SQL says of where a message stands, as [`MessageState::code`] does; `?1` is now.
+/// The state of a message in SQL, as in [`MessageState::code`]; `?1` is now.
 const STATE: &str = "CASE WHEN dead THEN 'dead' WHEN behind THEN 'blocked' WHEN due <= ?1 THEN 'ready' \
      WHEN token > 0 THEN 'claimed' ELSE 'delayed' END";
 
@@ -54,7 +54,7 @@ impl Tx<'_> {
         Ok(Some((report, body)))
     }
 
-    /// The number that an id stands for.
+    /// The message number of an id.
     fn numbered(&self, id: &str) -> Result<Option<i64>> {
         if let Some(number) = Pick::number(id) {
             return Ok(i64::try_from(number).ok());
@@ -66,7 +66,7 @@ impl Tx<'_> {
         )
     }
 
-    /// What chooses the messages that are meant, as `?2`.
+    /// The condition that selects the messages; its parameter is `?2`.
     fn picked(&self, pick: &Pick) -> Result<(&'static str, i64)> {
         Ok(match pick {
             Pick::All => ("?2 = 0", 0),

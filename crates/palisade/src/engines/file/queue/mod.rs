@@ -1,14 +1,14 @@
 //! Work queues of the embedded store: each a SQLite database in `queues/`, kept across boots.
 //!
-//! A push is synced before it returns; nothing else is, so that after a power cut the last claims
-//! and the last `done`s may be forgotten: messages come again, none is lost. Times, tokens and the
-//! numbers of messages are from the store's token clock (`tokens`), which nobody steps and which
-//! goes on above its former values after a boot. A consumer that dies is noticed by the kernel, as
-//! a holder is.
+//! A push is synced before it returns; claims and `done`s are not. After a power failure the last
+//! of these may be forgotten: messages are delivered again, but none is lost. Times, tokens and
+//! message numbers come from the store's token clock (`tokens`), which cannot be stepped and which
+//! continues above its former values after a boot. The kernel notices the death of a consumer, as
+//! it does for a holder.
 //!
-//! `database` is the file and its tables, `tx` the verbs of producers and consumers, `inspect` those of
-//! operators, `worker` the thread that has it open: what several tasks ask for at once is one
-//! transaction. This file is the store's side of the core.
+//! `database` is the file and its tables, `tx` has the operations of producers and consumers,
+//! `inspect` those of operators, `worker` is the thread that has the database open: concurrent
+//! requests share one transaction. This file implements the traits of the core.
 
 mod database;
 mod inspect;
@@ -47,7 +47,7 @@ use crate::core::report::Scope;
 use crate::core::ticket::{Lease, LeaseId, Ticket};
 use crate::engines::kit::renew_by_queue;
 
-/// What the names of databases end with.
+/// The suffix of database files.
 const DATABASE: &str = ".db";
 
 /// The queues of one namespace.
@@ -59,10 +59,10 @@ pub(super) struct FileQueues {
     sleepers: Mutex<HashMap<ClaimId, Arc<Asleep>>>,
 }
 
-/// Somebody who waits for messages.
+/// A consumer that waits for messages.
 struct Asleep {
     sleeper: Sleeper,
-    /// Who has messages: their deaths matter.
+    /// The processes that have claimed messages: their death makes messages ready.
     processes: Mutex<Vec<u64>>,
 }
 
@@ -77,7 +77,8 @@ impl FileQueues {
         }
     }
 
-    /// Does `verb` in one transaction of the queue's database, which is made if it is missing.
+    /// Runs `verb` in one transaction of the queue's database, which is created if it does not
+    /// exist.
     async fn ask<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -121,7 +122,7 @@ impl FileQueues {
         Ok(worker)
     }
 
-    /// The queues of the scope that there are.
+    /// The files of existing queues in the scope.
     fn existing(&self, scope: &Scope) -> Result<Vec<String>> {
         let home = self.store.home();
         let failed = |errno| file_failed("survey", &home.dir.path.join(QUEUES), errno);
@@ -142,7 +143,7 @@ impl FileQueues {
         Ok(files.map(|file| file.to_owned() + DATABASE).collect())
     }
 
-    /// Counts the messages that this process has.
+    /// Counts the messages that this process has claimed.
     fn count(&self, step: i64) {
         self.store.messages.fetch_add(step, Ordering::AcqRel);
     }
@@ -187,7 +188,8 @@ impl Leasing for FileQueues {
                     self.count(-1);
                     left.iter().filter(|left| **left).count()
                 }
-                // What was asked for is answered in order: it can't come any more.
+                // Requests are processed in order, so the claim of this batch can't arrive any
+                // more.
                 None => {
                     let batch = ticket.claim;
                     let leave = move |tx: &mut Tx<'_>| tx.leave(batch);
@@ -211,7 +213,7 @@ impl Leasing for FileQueues {
     }
 }
 
-/// How a message that its consumer let go of ends.
+/// How a message ends that its consumer dropped.
 fn abandoned(receipt: Receipt) -> Settlement {
     if receipt.seen {
         Settlement::Retry {
@@ -230,7 +232,7 @@ impl QueueStore for FileQueues {
 
     fn take(&self, take: Take) -> BoxFuture<'_, Result<Taken>> {
         Box::pin(async move {
-            // Before it is known to sleep, so that no hint is missed.
+            // Registered before the claim records it as asleep, so that no hint is missed.
             let asleep = take.sleeper.map(|sleeper| self.asleep(sleeper));
             let covered = self.store.leases.cover(BootTime::now() + take.ttl);
             covered.map_err(|errno| file_failed("claim", &self.store.leases.path(), errno))?;
@@ -357,7 +359,7 @@ impl QueueStore for FileQueues {
     }
 }
 
-/// A thread that has ended without an answer.
+/// The error for a thread that ended without an answer.
 fn ended(operation: &'static str) -> Error {
     let message = "the thread of the queue has ended (bug)";
     Error::new(ErrorKind::Internal, operation, message).maybe_applied()

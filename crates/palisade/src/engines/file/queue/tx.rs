@@ -1,6 +1,6 @@
-//! `Tx`: the verbs of producers and consumers, in one transaction on the database of a queue.
+//! `Tx`: the operations of producers and consumers, in one transaction on a queue's database.
 //!
-//! The rules are those of `core::queue`. There is one writer at a time, so that each verb is plain
+//! The rules are those of `core::queue`. There is one writer at a time, so each operation is plain
 //! reading and writing.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,13 +14,13 @@ use crate::core::queue::{DEDUPLICATED, Delivery, Draft, Pushed, Receipt, Settlem
 use crate::engines::file::liveness::{self, Hint, Peer};
 use crate::engines::file::store::Store;
 
-/// Who fell asleep longer ago has said so again, or is gone.
+/// A sleeper that was registered longer ago has registered again since, or is gone.
 const ASLEEP: i64 = 3_000_000;
 
-/// How often the dead are looked for while there is enough to do.
+/// How often dead consumers are looked for while there are enough messages.
 const REAPED: i64 = 1_000_000;
 
-/// Whom to wake after the commit.
+/// The sleepers to wake after the commit.
 #[derive(Default)]
 pub(super) struct Hints(Vec<(u64, ClaimId)>);
 
@@ -43,14 +43,14 @@ pub(super) struct Tx<'a> {
     database: &'a Opened,
     operation: &'static str,
     pub(super) now: i64,
-    /// The last number or token that was given.
+    /// The last number or token that was assigned.
     last: i64,
     gave: bool,
     hints: Hints,
 }
 
 impl<'a> Tx<'a> {
-    /// In a transaction that has begun.
+    /// Creates it within a transaction that has begun.
     pub(super) fn new(
         store: &'a Store,
         database: &'a Opened,
@@ -76,13 +76,14 @@ impl<'a> Tx<'a> {
         done.map_err(|error| self.failed(&error))
     }
 
-    /// Commits; answers whom to wake.
+    /// Commits; returns the sleepers to wake.
     pub(super) fn commit(self) -> Result<Hints> {
         if self.gave {
             self.run("UPDATE queue SET last = ?1", params![self.last])?;
         }
         self.execute("COMMIT").map_err(|error| {
-            // A full disk takes all back; what failed otherwise may stand after a restart.
+            // A full disk rolls everything back; after any other failure the change may survive a
+            // restart.
             let full = error.message().contains("full");
             if full { error } else { error.maybe_applied() }
         })?;
@@ -135,8 +136,8 @@ impl<'a> Tx<'a> {
         found.ok_or_else(|| damaged(self.operation, &self.database.path))
     }
 
-    /// A number or token that was never given before, also not in a transaction that a power cut
-    /// took back.
+    /// A number or token that was never assigned before, even in a transaction that a power failure
+    /// rolled back.
     fn give(&mut self) -> i64 {
         self.last = (self.last + 1).max(self.now);
         self.gave = true;
@@ -190,7 +191,7 @@ impl<'a> Tx<'a> {
         Ok(pushed)
     }
 
-    /// Claims; answers also whose deaths matter to whoever waits.
+    /// Claims messages; also returns the processes whose death matters to a waiting consumer.
     pub(super) fn take(&mut self, take: &Take) -> Result<(Taken, Vec<u64>)> {
         let mut taken = Taken::default();
         if take.again {
@@ -242,7 +243,7 @@ impl<'a> Tx<'a> {
                             why = coalesce(why || '; ', '') || 'its last consumer was lost' \
                             WHERE number = ?1";
                 self.run(bury, params![number, NEVER])?;
-                // There may be more behind it.
+                // There may be more messages behind it.
                 taken.next = Some(Duration::ZERO);
                 continue;
             }
@@ -259,7 +260,7 @@ impl<'a> Tx<'a> {
         Ok(())
     }
 
-    /// Lets go of what the dead have; answers how much that was, and who else has something.
+    /// Frees the messages of dead processes; returns how many, and the other processes with claims.
     pub(super) fn reap(&mut self) -> Result<(usize, Vec<u64>)> {
         self.database.reaped.set(self.now);
         let having = "SELECT DISTINCT process FROM message WHERE token > 0 AND due > ?1";
@@ -280,7 +281,7 @@ impl<'a> Tx<'a> {
         Ok((freed, others))
     }
 
-    /// The ttl of each that was renewed.
+    /// The ttl of each claim that was renewed.
     pub(super) fn renew(&mut self, receipts: &[Receipt]) -> Result<Vec<Option<Duration>>> {
         let renew = "UPDATE message SET due = ?3 + ttl \
                      WHERE number = ?1 AND token = ?2 AND due > ?3 RETURNING ttl";
@@ -315,7 +316,7 @@ impl<'a> Tx<'a> {
         Ok(done)
     }
 
-    /// Lets the next of a key come first.
+    /// Makes the next message of a key the first.
     pub(super) fn promote(&mut self, key: &str) -> Result<()> {
         let next = "UPDATE message SET behind = 0, due = max(after, ?2) WHERE behind AND number = \
                     (SELECT min(number) FROM message WHERE key = ?1) RETURNING due";
@@ -323,9 +324,9 @@ impl<'a> Tx<'a> {
         self.wake(usize::from(due.is_some_and(|due| due <= self.now)))
     }
 
-    /// Ends claims whose messages stay.
+    /// Ends claims whose messages stay in the queue.
     pub(super) fn put_back(&mut self, receipts: &[Receipt], how: &Settlement) -> Result<Vec<bool>> {
-        // When it is due; as its sender said if it has not been tried.
+        // When it is due; if it was not tried, the time that its sender set.
         let (due, dead, untried, why) = match how {
             Settlement::Retry { after, why } => (Some(self.now + micros(*after)), false, 0, why),
             Settlement::Dead { why } => (Some(NEVER), true, 0, why),
@@ -347,7 +348,7 @@ impl<'a> Tx<'a> {
         Ok(back)
     }
 
-    /// Gives back what a claim took that was given up.
+    /// Returns the messages of a claim that was given up.
     pub(super) fn leave(&mut self, batch: ClaimId) -> Result<usize> {
         let leave = "UPDATE message SET token = 0, batch = NULL, process = NULL, owner = NULL, \
                      due = after, attempts = attempts - 1 WHERE token > 0 AND batch = ?1";
@@ -356,7 +357,7 @@ impl<'a> Tx<'a> {
         Ok(left)
     }
 
-    /// Wakes as many as there are messages for: those first that fell asleep last.
+    /// Wakes as many sleepers as there are messages, those that fell asleep last first.
     pub(super) fn wake(&mut self, count: usize) -> Result<()> {
         let mut woken = 0;
         while woken < count {
@@ -394,7 +395,7 @@ fn delivery(row: &Row<'_>) -> rusqlite::Result<Delivery> {
     })
 }
 
-/// Number and token, as the database has them.
+/// Number and token, as the database stores them.
 fn names(receipt: &Receipt) -> (i64, i64) {
     (receipt.number.cast_signed(), receipt.sequence.cast_signed())
 }

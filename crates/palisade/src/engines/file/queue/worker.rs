@@ -1,9 +1,9 @@
 //! `Worker`: the thread that has a queue's database open.
 //!
-//! It takes all that is asked for at the moment into one transaction, so that the pushes of many
-//! tasks cost one sync, and answers when that is committed. A request that failed is taken back
-//! by itself. What is asked for in some order is done in that order. The database is opened when it
-//! is first needed, and again when its file is not the one with its name any more.
+//! It runs all pending requests in one transaction, so that the pushes of many tasks cost one sync,
+//! and answers when that is committed. A request that failed is rolled back alone. Requests are
+//! processed in order. The database is opened when it is first needed, and again when its file was
+//! replaced.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -19,11 +19,11 @@ use crate::core::error::{Error, ErrorKind, Result};
 use crate::core::name::Name;
 use crate::engines::file::store::Store;
 
-/// How many requests are one transaction at the most: a queue is not kept from others for long.
+/// The maximum number of requests in one transaction, so that others are not blocked for long.
 const BATCH: usize = 256;
 
-/// See the module's text. Dropped, the thread finishes what was asked for, closes the database and
-/// ends, and that is waited for: it takes some milliseconds.
+/// See the module documentation. Dropping it waits, for some milliseconds, until the thread has
+/// finished pending requests, closed the database and ended.
 pub(super) struct Worker {
     /// `None` at the end.
     requests: Option<Sender<Box<dyn Request>>>,
@@ -59,7 +59,8 @@ impl Worker {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Does `verb` in a transaction that begins before `until`. Dropped, it is done all the same.
+    /// Runs `verb` in a transaction that begins before `until`. It runs even if this future is
+    /// dropped.
     pub(super) async fn ask<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -80,14 +81,14 @@ impl Worker {
     }
 }
 
-/// Something that is asked for.
+/// A pending request.
 trait Request: Send {
     fn operation(&self) -> &'static str;
-    /// Until when its transaction must have begun.
+    /// The time by which its transaction must have begun.
     fn until(&self) -> BootTime;
-    /// Does it; `false` when it failed and is to be taken back.
+    /// Runs it; `false` if it failed and must be rolled back.
     fn run(&mut self, tx: &mut Tx<'_>) -> bool;
-    /// Tells whoever asked what came of it and of the transaction.
+    /// Sends the result, given that of the transaction.
     fn answer(self: Box<Self>, committed: Result<()>);
 }
 
@@ -119,7 +120,7 @@ impl<T: Send, F: FnOnce(&mut Tx<'_>) -> Result<T> + Send> Request for Verb<T, F>
             (Ok(done), Ok(())) => Ok(done),
             (Err(error), Ok(())) | (_, Err(error)) => Err(error),
         };
-        // Nobody may wait for it any more.
+        // The caller may no longer wait for it.
         let _ = self.answer.send(answer);
     }
 }
@@ -145,7 +146,7 @@ fn work(
             Err(error) => Err(error),
             Ok(mut database) => {
                 let committed = transact(store, &mut database, until, &mut requests);
-                // One that failed may be damaged or gone.
+                // A database that failed may be damaged or gone.
                 opened = committed.is_ok().then_some(database);
                 committed
             }
@@ -156,7 +157,7 @@ fn work(
     }
 }
 
-/// Does all requests in one transaction.
+/// Runs all requests in one transaction.
 fn transact(
     store: &Arc<Store>,
     database: &mut Opened,
@@ -181,7 +182,7 @@ fn transact(
             (true, true) => tx.execute("RELEASE request")?,
             (true, false) => {}
             (false, true) => tx.execute("ROLLBACK TO request; RELEASE request")?,
-            // It tells its own failure; nothing is left to commit.
+            // The request reports its own failure; nothing is left to commit.
             (false, false) => return Ok(()),
         }
     }
@@ -191,7 +192,7 @@ fn transact(
     Ok(())
 }
 
-/// A transaction that is taken back unless it was committed.
+/// Rolls the transaction back on drop unless it was committed.
 struct Open<'a>(&'a Opened);
 
 impl Drop for Open<'_> {

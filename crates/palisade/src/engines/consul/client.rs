@@ -87,7 +87,7 @@ impl Access {
         let mut headers = HeaderMap::new();
         if let Some(token) = token {
             let value = HeaderValue::from_str(token);
-            let unfit = "the ACL token holds characters that no header can";
+            let unfit = "the ACL token contains characters that are not allowed in a header";
             let mut value = value.map_err(|_| config(unfit))?;
             value.set_sensitive(true);
             headers.insert(HeaderName::from_static("x-consul-token"), value);

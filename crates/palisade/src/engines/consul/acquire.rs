@@ -23,7 +23,7 @@ use crate::engines::kit::cas::Retry;
 use crate::engines::kit::finish::finish;
 
 /// A claim that does not wait retries for this fraction of the request timeout: 50 ms by default.
-/// The time of its first read is not counted.
+/// Its first read is not counted.
 const NO_WAIT: u32 = 40;
 
 /// How many other claims one write includes; Consul takes 64 operations.

@@ -22,7 +22,7 @@ use crate::core::name::Name;
 use crate::core::report::{Checkup, ClaimReport, Finding, LineReport, Scope, Severity};
 use crate::engines::kit::plain_text;
 
-/// The most lines that one survey sweeps.
+/// The most lines that one sweep cleans up.
 const LINES_SWEPT: usize = 64;
 
 /// Consul's own default for `session_ttl_min`.

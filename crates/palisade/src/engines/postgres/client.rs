@@ -23,7 +23,7 @@ use crate::core::url::Settings;
 use crate::engines::kit::push::PushHub;
 use crate::engines::kit::{Link, PerRuntime, timed};
 
-/// How often a statement that the server rolled back is retried, because it conflicted with others.
+/// How often a statement is retried that the server rolled back because of a conflict.
 const TRIES: u32 = 10;
 
 type Sessions = PerRuntime<Arc<Session>>;

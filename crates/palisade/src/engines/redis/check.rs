@@ -132,7 +132,7 @@ impl Client {
         let mut get = redis::cmd("CONFIG");
         get.arg("GET").arg("save");
         let save: RedisResult<HashMap<String, String>> = self.ask("check", link, &get).await?;
-        // Hosted servers often refuse CONFIG; then there is nothing to warn of.
+        // Hosted servers often refuse CONFIG; then snapshots are assumed.
         let snapshots = save.map_or(true, |save| save.values().any(|save| !save.is_empty()));
         let found = match (aof, snapshots) {
             (true, _) => return Ok(None),
@@ -184,7 +184,7 @@ async fn clock_ahead(connection: &mut MultiplexedConnection) -> RedisResult<i64>
 /// With clocks further apart than this, tokens or leases are unsafe.
 const APART: Duration = Duration::from_secs(1);
 
-/// Warns if the servers' clocks differ: after a failover a lock depends on another clock.
+/// Warns if the servers' clocks differ: a lock that moves between servers depends on both.
 pub(in crate::engines) fn clocks_apart(ahead_us: &[i64]) -> Option<Finding> {
     let (least, most) = (ahead_us.iter().min()?, ahead_us.iter().max()?);
     let apart = Duration::from_micros((most - least).unsigned_abs());

@@ -46,7 +46,7 @@ impl Client {
         Ok(reports)
     }
 
-    /// The lines whose names begin with `prefix`, in order of name.
+    /// The lines that have a state key and whose names begin with `prefix`, in order of name.
     async fn lines(&self, link: &Link<Connection>, prefix: &str) -> Result<Vec<(Name, LineKeys)>> {
         let mut found = BTreeMap::new();
         let mut cursor = 0u64;

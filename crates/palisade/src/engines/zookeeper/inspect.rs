@@ -27,7 +27,7 @@ const MOST_NODES: usize = 10_000;
 /// The most lines that are checked for sequences close to their wrap.
 const LINES_CHECKED: usize = 64;
 
-/// The sequence from which a line is close to its wrap: twenty million locks before it.
+/// The cversion from which a line is close to its wrap: some ten million locks before it.
 const NEAR_WRAP: i32 = i32::MAX - 20_000_000;
 
 /// Reads after a `sync` with the leader.

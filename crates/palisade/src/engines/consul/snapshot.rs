@@ -311,7 +311,7 @@ impl Snapshot {
     }
 
     /// Waits from the newest index that was read. Earlier deletes have a newer index and cause one
-    /// superfluous wake-up, from which the query learns it.
+    /// superfluous wake-up, with which the query returns that index.
     fn behind(&self, tree: bool) -> Decision {
         let below = self.tree.iter().map(|pair| pair.modify_index);
         let index = if tree {
